@@ -1,0 +1,186 @@
+"""Reads gin: files, includes, macros and single bindings become a list of settings.
+
+The grammar is gin's own parser (https://github.com/google/gin-config); what it finds stays in the
+returned list, and nothing is left in gin's global configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import tokenize
+from collections.abc import Sequence
+from typing import Any
+
+from gin import config_parser
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@module.Class` on the right of a binding; `evaluate` if written with `()`."""
+
+    name: str
+    evaluate: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+    """`%name` on the right of a binding, before the macro's value takes its place."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One binding `name = value`, and where it stands.
+
+    A name without a dot is a macro to gin; `used` says whether a value mentions it. `in_file` tells
+    a binding read from a file from one given by itself.
+    """
+
+    name: str
+    value: Any
+    where: str
+    in_file: bool
+    used: bool = False
+
+
+def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
+    """Returns the settings of `files`, then those of `bindings`, in the order written.
+
+    Macros are replaced by their values wherever they stand; as in gin, the last definition holds.
+
+    Raises ValueError with file and line (or the binding) for what cannot be read: a missing file,
+    an include that includes itself, a syntax error, a scope, an import, an unknown macro.
+    """
+    reader = _Reader()
+    for name in files:
+        reader.read_file(name, including="", flag="--gin_file")
+    for binding in bindings:
+        reader.read_text(binding)
+    return _resolve_macros(reader.settings)
+
+
+def refers(value: Any) -> bool:
+    """Whether a value is a Reference or a list with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(refers(element) for element in value)
+    return isinstance(value, Reference)
+
+
+class _Delegate(config_parser.ParserDelegate):
+    """Builds the values that are not literals."""
+
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        return Reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name):
+        return Macro(macro_name)
+
+
+class _Reader:
+    """Collects settings; remembers which files are open, so that an include cannot be endless."""
+
+    def __init__(self):
+        self.settings: list[Setting] = []
+        self._open_files: list[str] = []
+
+    def read_file(self, name: str, including: str, flag: str) -> None:
+        """Reads a file named by `flag`, or by a statement of the file `including`."""
+        path = _find(name, including)
+        if path is None:
+            raise ValueError(f"{flag}: there is no file {name!r}")
+        identity = os.path.realpath(path)
+        if identity in self._open_files:
+            raise ValueError(f"{flag}: {name!r} includes itself")
+        self._open_files.append(identity)
+        try:
+            with open(path, encoding="utf-8") as file:
+                self._read(file, path)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8: {error}") from None
+        self._open_files.pop()
+
+    def read_text(self, binding: str) -> None:
+        """Reads one binding given by itself."""
+        self._read(binding, None)
+
+    def _read(self, text: Any, path: str | None) -> None:
+        flag = "" if path else f"--gin_param {text!r}"
+        try:
+            for statement in config_parser.ConfigParser(text, _Delegate()):
+                where = f"{path}:{statement.location.line_num}" if path else flag
+                self._take(statement, path, where)
+        except SyntaxError as error:
+            where = f"{path}:{error.lineno}" if path else flag
+            reason = error.msg.splitlines()[-1].strip()
+            raise ValueError(f"{where}: {reason}{_hint(error.text)}") from None
+        except tokenize.TokenError as error:
+            message, (line, _) = error.args
+            raise ValueError(f"{f'{path}:{line}' if path else flag}: {message}") from None
+
+    def _take(self, statement: Any, path: str | None, where: str) -> None:
+        if isinstance(statement, config_parser.IncludeStatement):
+            self.read_file(statement.filename, including=path or "", flag=where)
+        elif isinstance(statement, config_parser.ImportStatement):
+            raise ValueError(
+                f"{where}: {statement.format()!r}: there is nothing to import; "
+                "a class is named in full, as in x = @package.module.Class"
+            )
+        elif isinstance(statement, config_parser.BindingStatement):
+            if statement.scope and statement.arg_name:
+                raise ValueError(f"{where}: gin's scopes ({statement.scope}/) have no meaning here")
+            prefix = f"{statement.scope}/" if statement.scope else ""
+            name = f"{statement.selector}.{statement.arg_name}".rstrip(".")
+            self.settings.append(Setting(prefix + name, statement.value, where, path is not None))
+
+
+def _find(name: str, including: str) -> str | None:
+    """Looks from here, then beside the including file, then, as gin does, among packages."""
+    candidates = [name, os.path.join(os.path.dirname(including), name)]
+    folder, file = os.path.split(name)
+    package = folder.replace("/", ".")
+    if all(part.isidentifier() for part in package.split(".")):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ImportError:
+            spec = None
+        roots = spec.submodule_search_locations if spec else None
+        candidates.extend(os.path.join(root, file) for root in roots or ())
+    return next((path for path in candidates if os.path.isfile(path)), None)
+
+
+def _hint(line: str | None) -> str:
+    """What the commonest mistakes look like."""
+    key, _, value = (line or "").partition("=")
+    if "[" in key:
+        return ". An element of a list is written layers_0, not layers[0]"
+    if value.strip().isidentifier():
+        return f'. A string is written in quotes: "{value.strip()}"'
+    return ""
+
+
+def _resolve_macros(settings: list[Setting]) -> list[Setting]:
+    macros = {s.name: s for s in settings if "." not in s.name}
+    used: set[str] = set()
+
+    def resolve(value: Any, where: str, within: tuple[str, ...]) -> Any:
+        if isinstance(value, Macro):
+            if value.name not in macros:
+                raise ValueError(f"{where}: the macro %{value.name} is defined nowhere")
+            if value.name in within:
+                raise ValueError(f"{where}: the macro %{value.name} is defined by itself")
+            used.add(value.name)
+            macro = macros[value.name]
+            return resolve(macro.value, macro.where, (*within, value.name))
+        if isinstance(value, dict):
+            return {k: resolve(v, where, within) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(resolve(v, where, within) for v in value)
+        return value
+
+    resolved = [
+        dataclasses.replace(s, value=resolve(s.value, s.where, (s.name,))) for s in settings
+    ]
+    return [dataclasses.replace(s, used=s.name in used) for s in resolved]

@@ -1,0 +1,151 @@
+"""Layer: the unit of a model; a tree of children and of weights declared by letters."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Configurable, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableSpec:
+    """A weight: where it stands, its layout letters, and how it begins."""
+
+    path: str
+    layout: str
+    shape: tuple[int, ...]
+    dtype: str
+    initializer: Initializer
+
+    def init(self, seed: tf.Tensor) -> tf.Tensor:
+        """Returns the initial weight; it depends on the int32 [2] seed and the path alone."""
+        key = random_numbers.fold_in(seed, self.path)
+        return self.initializer(self.shape, tf.as_dtype(self.dtype), key)
+
+
+class Layer(Configurable):
+    """A function of (theta, inputs) with named children and weights.
+
+    A subclass declares both in __init__, which fixes their paths, and computes in fprop:
+
+        class Dense(Layer):
+            def __init__(self, params, path=""):
+                super().__init__(params, path)
+                sizes = {"M": self.p.input_dim, "H": self.p.output_dim}
+                self.create_variable("w", "MH", sizes, initializers.fan_in(self.p.input_dim))
+
+            def fprop(self, theta, x_BLM):
+                return einsum("BLM,MH->BLH", x_BLM, theta.w)
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("dtype", "float32", "Type of the weights.")
+        p.define("fprop_dtype", "float32", "Type of the activations.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params)
+        self.path = path
+        self._children: dict[str, Layer | list[Layer]] = {}
+        self._variables: dict[str, VariableSpec] = {}
+
+    @property
+    def children(self) -> dict[str, Layer | list[Layer]]:
+        """Name -> child layer, or list of them, in the order of creation."""
+        return dict(self._children)
+
+    @property
+    def fprop_dtype(self) -> tf.DType:
+        """Type of the activations."""
+        return tf.as_dtype(self.p.fprop_dtype)
+
+    def create_child(self, name: str, params: Params) -> None:
+        """Builds a child layer, reachable as `self.<name>` and as `theta.<name>`."""
+        self._check_new(name)
+        self._children[name] = params.instantiate(path=self._join(name))
+
+    def create_children(self, name: str, params: list[Params]) -> None:
+        """Builds a list of child layers, reachable as `self.<name>[i]` and `theta.<name>[i]`."""
+        self._check_new(name)
+        self._children[name] = [
+            p.instantiate(path=f"{self._join(name)}[{index}]") for index, p in enumerate(params)
+        ]
+
+    def create_variable(
+        self, name: str, layout: str, sizes: dict[str, int], initializer: Initializer
+    ) -> None:
+        """Declares a weight whose shape is `sizes` of the letters of `layout`.
+
+        Raises ValueError if a letter has no size or a size is not positive.
+        """
+        self._check_new(name)
+        path = self._join(name)
+        for letter in layout:
+            if sizes.get(letter, 0) < 1:
+                raise ValueError(
+                    f"{path}: dimension {letter!r} of layout {layout!r} has size "
+                    f"{sizes.get(letter)}; a positive size was expected"
+                )
+        shape = tuple(sizes[letter] for letter in layout)
+        self._variables[name] = VariableSpec(path, layout, shape, self.p.dtype, initializer)
+
+    def variable_specs(self) -> NestedMap:
+        """Returns the tree of VariableSpec, of the same structure as theta."""
+        specs = NestedMap(self._variables)
+        for name, child in self._children.items():
+            if isinstance(child, list):
+                specs[name] = [c.variable_specs() for c in child]
+            else:
+                specs[name] = child.variable_specs()
+        return specs
+
+    def init(self, seed: int | tf.Tensor) -> NestedMap:
+        """Returns theta, a function of the seed and the weights' paths alone."""
+        if isinstance(seed, int):
+            seed = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
+        return self.variable_specs().transform(lambda spec: spec.init(seed))
+
+    def fprop(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
+        """Computes the layer's output; a pure function of theta, inputs and context."""
+        raise NotImplementedError(f"{type(self).__name__} defines no fprop")
+
+    def observe(self, output: tf.Tensor) -> tf.Tensor:
+        """Shows the layer's output to the context and returns it."""
+        context.current().observe(self.path, output)
+        return output
+
+    def random_seed(self, purpose: str) -> tf.Tensor:
+        """Returns this layer's int32 [2] key for one purpose in the pass under way."""
+        return context.current().random_seed(f"{self._join(purpose)}")
+
+    def add_loss(self, name: str, value: tf.Tensor) -> None:
+        """Adds a scalar to the training loss under this layer's path."""
+        context.current().add_loss(self._join_metric(name), value)
+
+    def add_metric(self, name: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
+        """Reports a scalar under this layer's path."""
+        context.current().add_metric(self._join_metric(name), value, weight)
+
+    def __getattr__(self, name: str) -> Any:
+        children = self.__dict__.get("_children", {})
+        if name in children:
+            return children[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute or child {name!r}")
+
+    def _join(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def _join_metric(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    def _check_new(self, name: str) -> None:
+        if name in self._children or name in self._variables:
+            raise ValueError(f"{self._join(name)} is already a child or weight of this layer")

@@ -1,0 +1,1 @@
+"""From text to batches: readers, cleaning, vocabulary, mixing, packing, the embedded corpus."""

@@ -1,0 +1,75 @@
+"""Divides one heap of rows into train, dev and test so that nothing of the answers leaks.
+
+Many languages share one target sentence, and messages come in near copies. So the split is by a
+hash of the target's words alone, the same in all languages, case, digits and punctuation folded
+away; dev and test then lose the rows whose source also stands in train (same language, folded the
+same way) and those whose target shares half or more of its word 4-grams with train. What is lost
+so is counted.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import re
+from collections.abc import Sequence
+
+from lingvo_gshard.data.row import Row
+
+_WORD = re.compile(r"[^\W\d_]+")
+_GRAM = 4
+
+SOURCE_IN_TRAIN = "held out, but its source is in train"
+TARGET_OVERLAPS = "held out, but half of its target's 4-grams are in train"
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The rows of each split, and how many were dropped from it, by reason."""
+
+    rows: dict[str, list[Row]]
+    dropped: dict[str, collections.Counter[str]]
+
+
+def fold(text: str) -> str:
+    """Returns the words of a text in lower case, without digits and punctuation."""
+    return " ".join(_WORD.findall(text.casefold())) or text.casefold().strip()
+
+
+def split_of(target: str, per_mille: int) -> str:
+    """Returns the split a target sentence belongs to, by its folded words alone."""
+    digest = hashlib.sha256(fold(target).encode("utf-8")).digest()
+    bucket = int.from_bytes(digest[:8], "big") % 1000
+    return "test" if bucket < per_mille else "dev" if bucket < 2 * per_mille else "train"
+
+
+def divide(rows: Sequence[Row], per_mille: int) -> Split:
+    """Divides rows; dev and test get `per_mille` thousandths of the targets each."""
+    divided: dict[str, list[Row]] = {"train": [], "dev": [], "test": []}
+    splits = {target: split_of(target, per_mille) for target in {row.target for row in rows}}
+    for row in rows:
+        divided[splits[row.target]].append(row)
+    sources = {(row.language, fold(row.source)) for row in divided["train"]}
+    grams = set().union(*(_grams(target) for target in {r.target for r in divided["train"]}))
+    dropped = {split: collections.Counter() for split in divided}
+    for split in ("dev", "test"):
+        overlaps = {t: _overlaps(t, grams) for t in {row.target for row in divided[split]}}
+        kept = []
+        for row in divided[split]:
+            if (row.language, fold(row.source)) in sources:
+                dropped[split][SOURCE_IN_TRAIN] += 1
+            elif overlaps[row.target]:
+                dropped[split][TARGET_OVERLAPS] += 1
+            else:
+                kept.append(row)
+        divided[split] = kept
+    return Split(divided, dropped)
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = fold(text).split()
+    return {tuple(words[i : i + _GRAM]) for i in range(len(words) - _GRAM + 1)}
+
+
+def _overlaps(text: str, seen: set[tuple[str, ...]]) -> bool:
+    grams = _grams(text)
+    return bool(grams) and 2 * len(grams & seen) >= len(grams)

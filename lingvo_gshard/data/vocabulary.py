@@ -1,0 +1,97 @@
+"""Vocabulary: pieces of words, by SentencePiece (Kudo and Richardson 2018, arXiv 1808.06226)."""
+
+import os
+from collections.abc import Sequence
+
+import sentencepiece
+
+from lingvo_gshard.data import files
+from lingvo_gshard.data.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+
+class Vocabulary:
+    """A trained SentencePiece model with ids pad 0, bos 1, eos 2, unk 3."""
+
+    pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+
+    def __init__(self, model: bytes):
+        """Takes a serialised SentencePiece model; ValueError if it is none or has other ids."""
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"This is no SentencePiece model: {error}") from None
+        processor = self._processor
+        ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
+        if ids != (PAD_ID, BOS_ID, EOS_ID, UNK_ID):
+            raise ValueError(
+                f"A vocabulary needs pad, bos, eos, unk as ids 0, 1, 2, 3; this one has {ids}"
+            )
+        self.model = model
+
+    @property
+    def size(self) -> int:
+        """The number of ids."""
+        return self._processor.vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of one line, without BOS and EOS."""
+        return self._processor.encode(text)
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[list[int]]:
+        """Returns the ids of many lines, each as `encode` does."""
+        return self._processor.encode(list(texts), num_threads=num_threads)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, up to the first EOS; padding and BOS say nothing."""
+        kept = []
+        for piece in map(int, ids):
+            if piece == EOS_ID:
+                break
+            if piece not in (PAD_ID, BOS_ID):
+                kept.append(piece)
+        return self._processor.decode(kept)
+
+    def piece(self, index: int) -> str:
+        """Returns the text of one piece, `▁` for a space."""
+        return self._processor.id_to_piece(int(index))
+
+    def save(self, directory: str, name: str = "vocabulary") -> str:
+        """Writes `directory/name.model`, whole or not at all, and returns its path."""
+        path = os.path.join(directory, f"{name}.model")
+        files.write_atomically(path, self.model)
+        return path
+
+    @classmethod
+    def load(cls, directory: str, name: str = "vocabulary") -> "Vocabulary":
+        """Reads what `save` wrote; ValueError if it is missing or damaged."""
+        path = os.path.join(directory, f"{name}.model")
+        try:
+            with open(path, "rb") as file:
+                return cls(file.read())
+        except FileNotFoundError:
+            raise ValueError(f"{path}: there is no vocabulary here") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.model == other.model
+
+    def __hash__(self) -> int:
+        return hash(self.model)
+
+
+def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
+    """Writes both sides' vocabularies; one file if they are the same."""
+    if source is target:
+        source.save(directory, "joint")
+    else:
+        source.save(directory, "source")
+        target.save(directory, "target")
+
+
+def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
+    """Reads what `save_pair` wrote; a joint vocabulary is one object on both sides."""
+    if os.path.exists(os.path.join(directory, "joint.model")):
+        joint = Vocabulary.load(directory, "joint")
+        return joint, joint
+    return Vocabulary.load(directory, "source"), Vocabulary.load(directory, "target")

@@ -1,0 +1,165 @@
+"""Trains the vocabularies of a corpus on first use and keeps them in a cache by content."""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import sentencepiece
+from absl import logging
+
+from lingvo_gshard.core import names
+from lingvo_gshard.core.params import Configurable, Params
+from lingvo_gshard.data import mixing
+from lingvo_gshard.data.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+_MODEL_TYPES = ("unigram", "bpe")
+# Part of the result: sums of floats are taken thread by thread.
+_TRAINING_THREADS = 2
+
+
+class VocabularyTrainer(Configurable):
+    """Makes (source, target) vocabularies from training rows, or finds them in the cache."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("joint", True, "One vocabulary for both sides, or one each.")
+        p.define("size", 8000, "Ids of the joint vocabulary, or of the source's.")
+        p.define("target_size", 0, "Ids of the target's; 0: `size`. Only when not joint.")
+        p.define("model_type", "unigram", "'unigram' or 'bpe'.")
+        p.define("character_coverage", 0.9999, "Share of the text's characters to have pieces for.")
+        p.define("byte_fallback", True, "Spell other characters as UTF-8 bytes (256 ids).")
+        p.define(
+            "max_sentences",
+            200_000,
+            "Most different sentences to train on; above that, languages are sampled with the "
+            "input's temperature.",
+        )
+        p.define(
+            "cache_directory",
+            "",
+            "Where trained vocabularies are kept; '': lingvo_gshard in $XDG_CACHE_HOME or "
+            "~/.cache.",
+        )
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        p = self.p
+        if p.model_type not in _MODEL_TYPES:
+            raise ValueError(
+                f"vocabulary.model_type cannot be {p.model_type!r}. "
+                f"{names.nearest(p.model_type, _MODEL_TYPES)}"
+            )
+        if p.joint and p.target_size:
+            raise ValueError("vocabulary.target_size needs vocabulary.joint = False")
+        if not 0 < p.character_coverage <= 1:
+            raise ValueError(
+                "vocabulary.character_coverage must be above 0 and at most 1, not "
+                f"{p.character_coverage}"
+            )
+
+    def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]:
+        """Returns the vocabularies of these rows, the same object twice when joint.
+
+        The same rows and Params give the same vocabularies. Raises ValueError when the text is too
+        small for the size.
+        """
+        p = self.p
+        sources = _by_language(rows)
+        targets = {"": sorted({row.target for row in rows})}
+        if p.joint:
+            sources |= targets
+            joint = self._train_or_load("vocabulary.size", sources, p.size, temperature)
+            return joint, joint
+        return (
+            self._train_or_load("vocabulary.size", sources, p.size, temperature),
+            self._train_or_load(
+                "vocabulary.target_size", targets, p.target_size or p.size, temperature
+            ),
+        )
+
+    def _train_or_load(
+        self, path: str, sentences: Mapping[str, Sequence[str]], size: int, temperature: float
+    ) -> Vocabulary:
+        chosen = _sample(sentences, self.p.max_sentences, temperature)
+        options = self._options(size)
+        key = _content_key(chosen, options)
+        directory = cache_directory(self.p.cache_directory)
+        try:
+            return Vocabulary.load(directory, key)
+        except ValueError:
+            logging.info("Training a vocabulary of %d on %d sentences", size, len(chosen))
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(chosen), model_writer=model, minloglevel=2, **options
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"input.{path} = {size} does not suit the training text of {len(chosen)} "
+                f"sentences: {error}"
+            ) from None
+        vocabulary = Vocabulary(model.getvalue())
+        try:
+            vocabulary.save(directory, key)
+        except OSError as error:
+            logging.warning("The vocabulary is not cached in %s: %s", directory, error)
+        return vocabulary
+
+    def _options(self, size: int) -> dict[str, object]:
+        return {
+            "vocab_size": size,
+            "model_type": self.p.model_type,
+            "character_coverage": self.p.character_coverage,
+            "byte_fallback": self.p.byte_fallback,
+            # Text comes normalised from cleaning; a lossless vocabulary adds nothing to it.
+            "normalization_rule_name": "identity",
+            "num_threads": _TRAINING_THREADS,
+            "pad_id": PAD_ID,
+            "bos_id": BOS_ID,
+            "eos_id": EOS_ID,
+            "unk_id": UNK_ID,
+        }
+
+
+def cache_directory(given: str = "") -> str:
+    """Returns the cache directory: as given, or lingvo_gshard under the user's cache."""
+    if given:
+        return os.path.expanduser(given)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(home, "lingvo_gshard", "vocabularies")
+
+
+def _by_language(rows: Sequence[Row]) -> dict[str, list[str]]:
+    unique: dict[str, set[str]] = {}
+    for row in rows:
+        unique.setdefault(row.language, set()).add(row.source)
+    return {language: sorted(unique[language]) for language in sorted(unique)}
+
+
+def _sample(sentences: Mapping[str, Sequence[str]], most: int, temperature: float) -> list[str]:
+    """Takes at most `most` sentences, languages by temperature, none twice."""
+    counts = [len(lines) for lines in sentences.values()]
+    if sum(counts) <= most:
+        return [line for lines in sentences.values() for line in lines]
+    shares = mixing.temperature_probabilities(counts, temperature)
+    chosen = []
+    for index, lines in enumerate(sentences.values()):
+        quota = min(len(lines), int(shares[index] * most))
+        order = mixing.permutation(len(lines), index)[:quota]
+        chosen += [lines[i] for i in np.sort(order)]
+    return chosen
+
+
+def _content_key(sentences: Sequence[str], options: Mapping[str, object]) -> str:
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    digest.update(sentencepiece.__version__.encode())
+    for sentence in sentences:
+        digest.update(sentence.encode("utf-8") + b"\n")
+    return digest.hexdigest()[:32]

@@ -1,0 +1,48 @@
+"""Greedy decoding: the likeliest token at every step, with key/value caches."""
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tasks.translation import TranslationTask
+
+
+def greedy_decode(
+    task: TranslationTask,
+    theta: NestedMap,
+    source_ids_BK: tf.Tensor,
+    max_length: int,
+    bos_id: int,
+    eos_id: int,
+) -> tf.Tensor:
+    """Returns int32 [B, max_length] target ids, eos_id at and after the end of each sentence.
+
+    source_ids hold one sentence a row, 0 where there is none. The loop ends when every row has.
+    """
+    segments_BK = tf.cast(tf.not_equal(source_ids_BK, 0), tf.int32)
+    batch, source_length = source_ids_BK.shape.as_list()
+    positions_BK = tf.broadcast_to(tf.range(source_length)[None], (batch, source_length))
+    memory = task.encode(theta, source_ids_BK, segments_BK, positions_BK)
+
+    def is_under_way(step, ids_B, active_B, output_BL, cache):
+        del ids_B, output_BL, cache
+        return (step < max_length) & tf.reduce_any(active_B > 0)
+
+    def extend(step, ids_B, active_B, output_BL, cache):
+        logits_BV, cache = task.decode_step(theta, ids_B, active_B, step, cache)
+        ids_B = tf.argmax(logits_BV, -1, output_type=tf.int32)
+        ids_B = tf.where(active_B > 0, ids_B, eos_id)
+        at_step = tf.equal(tf.range(max_length), step)[None, :]
+        output_BL = tf.where(at_step, ids_B[:, None], output_BL)
+        active_B = tf.where(tf.equal(ids_B, eos_id), 0, active_B)
+        return step + 1, ids_B, active_B, output_BL, cache
+
+    has_source_B = tf.reduce_max(segments_BK, axis=1)
+    state = (
+        tf.constant(0),
+        tf.fill([batch], bos_id),
+        has_source_B,
+        tf.fill([batch, max_length], eos_id),
+        task.init_cache(theta, memory, max_length),
+    )
+    _, _, _, output_BL, _ = tf.while_loop(is_under_way, extend, state)
+    return output_BL

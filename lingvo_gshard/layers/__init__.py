@@ -1,0 +1,1 @@
+"""Layers of Transformers: attention, feed-forward, mixtures of experts, embeddings, norms, losses."""

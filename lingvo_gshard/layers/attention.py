@@ -1,0 +1,116 @@
+"""Multi-head attention: self, causal and cross, over packed rows, and one step at a time."""
+
+import math
+
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.sharding import einsum
+
+_MASKED = -1e9
+
+
+def segment_bias(
+    query_segments_BL: tf.Tensor, memory_segments_BK: tf.Tensor, causal: bool = False
+) -> tf.Tensor:
+    """Returns float32 [B,1,L,K]: 0 where a query may see a key, else a large negative number.
+
+    A query sees the keys of its own segment; segment 0 is padding, and a causal query sees no key
+    that stands after it in the row.
+    """
+    query_BL1 = query_segments_BL[:, :, None]
+    visible_BLK = tf.equal(query_BL1, memory_segments_BK[:, None, :]) & (query_BL1 > 0)
+    if causal:
+        length = query_segments_BL.shape[1]
+        visible_BLK &= tf.range(length)[:, None] >= tf.range(length)[None, :]
+    return tf.where(visible_BLK, 0.0, _MASKED)[:, None]
+
+
+class MultiHeadAttention(Layer):
+    """softmax(q k / sqrt(D) + bias) v over N heads. Vaswani et al. 2017, arXiv 1706.03762, 3.2."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("num_heads", 0, "Size of N.")
+        p.define("head_dim", 0, "Size of D; 0 for M / N.")
+        p.define("dropout_rate", 0.0, "Share of attention weights dropped in training.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.num_heads < 1 or (not p.head_dim and p.model_dim % p.num_heads):
+            raise ValueError(
+                f"{path}.num_heads: {p.num_heads} heads do not divide model_dim {p.model_dim}"
+            )
+        self.head_dim = p.head_dim or p.model_dim // p.num_heads
+        sizes = {"M": p.model_dim, "N": p.num_heads, "D": self.head_dim}
+        inner = p.num_heads * self.head_dim
+        project = initializers.glorot_uniform(p.model_dim, inner)
+        for name in ("w_query", "w_key", "w_value"):
+            self.create_variable(name, "MND", sizes, project)
+        self.create_variable("w_out", "NDM", sizes, project)
+        self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
+
+    def fprop(
+        self, theta: NestedMap, x_BLM: tf.Tensor, memory_BKM: tf.Tensor, bias_B1LK: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns [B,L,M]: x attends to memory (x itself for self-attention)."""
+        keys, values = self.project_memory(theta, memory_BKM)
+        return self.attend(theta, x_BLM, keys, values, bias_B1LK)
+
+    def project_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> tuple:
+        """Returns keys and values, each [B,K,N,D]."""
+        dtype = memory_BKM.dtype
+        keys_BKND = einsum("BKM,MND->BKND", memory_BKM, tf.cast(theta.w_key, dtype))
+        values_BKND = einsum("BKM,MND->BKND", memory_BKM, tf.cast(theta.w_value, dtype))
+        return keys_BKND, values_BKND
+
+    def attend(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        keys_BKND: tf.Tensor,
+        values_BKND: tf.Tensor,
+        bias_B1LK: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns [B,L,M] for given keys and values; the softmax is float32."""
+        dtype = x_BLM.dtype
+        scale = 1.0 / math.sqrt(self.head_dim)
+        query_BLND = einsum("BLM,MND->BLND", x_BLM, tf.cast(theta.w_query * scale, dtype))
+        logits_BNLK = einsum("BLND,BKND->BNLK", query_BLND, keys_BKND)
+        weights_BNLK = tf.nn.softmax(tf.cast(logits_BNLK, tf.float32) + bias_B1LK)
+        weights_BNLK = self.dropout.fprop(theta.dropout, tf.cast(weights_BNLK, dtype))
+        mixed_BLND = einsum("BNLK,BKND->BLND", weights_BNLK, values_BKND)
+        y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, dtype))
+        return self.observe(y_BLM)
+
+    def init_cache(self, batch: int, length: int) -> NestedMap:
+        """Returns empty keys and values [B,K,N,D] for `length` steps of self-attention."""
+        shape = [batch, length, self.p.num_heads, self.head_dim]
+        zeros = tf.zeros(shape, self.fprop_dtype)
+        return NestedMap(key=zeros, value=zeros)
+
+    def extend_step(
+        self, theta: NestedMap, x_B1M: tf.Tensor, step: tf.Tensor, cache: NestedMap
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns ([B,1,M], cache): position `step` attends to itself and those before it."""
+        key_B1ND, value_B1ND = self.project_memory(theta, x_B1M)
+        cache = NestedMap(
+            key=_write_step(cache.key, key_B1ND, step),
+            value=_write_step(cache.value, value_B1ND, step),
+        )
+        length = cache.key.shape[1]
+        bias = tf.where(tf.range(length) <= step, 0.0, _MASKED)[None, None, None, :]
+        return self.attend(theta, x_B1M, cache.key, cache.value, bias), cache
+
+
+def _write_step(cache_BKND: tf.Tensor, new_B1ND: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    at_step = tf.equal(tf.range(cache_BKND.shape[1]), step)[None, :, None, None]
+    return tf.where(at_step, new_B1ND, cache_BKND)

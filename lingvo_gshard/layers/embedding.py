@@ -1,0 +1,113 @@
+"""Token embeddings, positions, and the softmax that may share the embedding's table."""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.sharding import annotate, einsum
+
+
+class TokenEmbedding(Layer):
+    """A table of vectors by token id, scaled by sqrt(M); tied, it is the softmax's weight too.
+
+    Vaswani et al. 2017, arXiv 1706.03762, section 3.4.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("vocabulary_size", 0, "Size of V.")
+        p.define("model_dim", 0, "Size of M.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        sizes = {"V": p.vocabulary_size, "M": p.model_dim}
+        self.create_variable("table", "VM", sizes, initializers.fan_in(p.model_dim))
+
+    def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,M] for ids in [0, V)."""
+        scale = math.sqrt(self.p.model_dim)
+        x_BLM = annotate(tf.gather(theta.table, ids_BL), "BLM")
+        return tf.cast(x_BLM * scale, self.fprop_dtype)
+
+    def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,V]: the softmax tied to this table."""
+        return einsum("BLM,VM->BLV", x_BLM, tf.cast(theta.table, x_BLM.dtype))
+
+
+class Softmax(Layer):
+    """Logits over the vocabulary from a weight of its own."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("vocabulary_size", 0, "Size of V.")
+        p.define("model_dim", 0, "Size of M.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        sizes = {"V": p.vocabulary_size, "M": p.model_dim}
+        self.create_variable("w", "MV", sizes, initializers.fan_in(p.model_dim))
+
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns logits [B,L,V]."""
+        return einsum("BLM,MV->BLV", x_BLM, tf.cast(theta.w, x_BLM.dtype))
+
+
+class SinusoidalPositions(Layer):
+    """sin and cos of position / 10000^(2i/M). Vaswani et al. 2017, arXiv 1706.03762, section 3.5."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M; even.")
+        p.define("max_length", 1024, "Positions are in [0, max_length).")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        if self.p.model_dim % 2:
+            raise ValueError(f"{path}.model_dim: {self.p.model_dim} is odd; even was expected")
+
+    def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,M] for integer positions."""
+        table = sinusoids(self.p.max_length, self.p.model_dim)
+        x_BLM = tf.gather(tf.constant(table), positions_BL)
+        return annotate(tf.cast(x_BLM, self.fprop_dtype), "BLM")
+
+
+class LearnedPositions(Layer):
+    """A table of vectors by position."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("max_length", 1024, "Positions are in [0, max_length).")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        sizes = {"L": self.p.max_length, "M": self.p.model_dim}
+        self.create_variable("table", "LM", sizes, initializers.normal(0.02))
+
+    def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,M] for integer positions."""
+        x_BLM = tf.gather(theta.table, positions_BL)
+        return annotate(tf.cast(x_BLM, self.fprop_dtype), "BLM")
+
+
+def sinusoids(length: int, model_dim: int) -> np.ndarray:
+    """Returns float32 [length, M]: sines in the first half of M, cosines in the second."""
+    timescales = 10000.0 ** (np.arange(model_dim // 2) / (model_dim // 2))
+    angles = np.arange(length)[:, None] / timescales[None, :]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

@@ -1,0 +1,145 @@
+"""Dispatch and combine: tokens into the experts' buffers and back, in two ways of equal result.
+
+`einsum` is the paper's (arXiv 2006.16668, Algorithm 2): one-hot products through a [G,S,E,C] tensor.
+`gather` moves rows only. A slot holds at most one token and a token fills at most one slot per
+choice, so the gradient of a gather is again a gather: no scatter of activations, no [G,S,E,C].
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core import names
+from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.sharding import annotate, einsum
+
+
+class EinsumDispatch:
+    """The paper's one-hot einsums."""
+
+    def __init__(self, routing: Routing, dtype: tf.DType):
+        self._dtype = dtype
+        self._combine_GSEC = tf.add_n(
+            [
+                einsum(
+                    "GSE,GSC->GSEC",
+                    tf.one_hot(c.expert_GS, routing.num_experts) * c.gate_GS[..., None],
+                    tf.one_hot(c.position_GS, routing.capacity),
+                )
+                for c in routing.choices
+            ]
+        )
+        self._dispatch_GSEC = tf.add_n(
+            [
+                einsum(
+                    "GSE,GSC->GSEC",
+                    tf.one_hot(c.expert_GS, routing.num_experts)
+                    * tf.cast(c.kept_GS, tf.float32)[..., None],
+                    tf.one_hot(c.position_GS, routing.capacity),
+                )
+                for c in routing.choices
+            ]
+        )
+
+    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns the experts' inputs [E,G,C,M]; empty slots are zero."""
+        return einsum("GSEC,GSM->EGCM", tf.cast(self._dispatch_GSEC, self._dtype), x_GSM)
+
+    def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+        """Returns [G,S,M]: each token's sum of expert outputs times gates."""
+        y_GECM = annotate(tf.transpose(y_EGCM, (1, 0, 2, 3)), "GECM")
+        return einsum("GSEC,GECM->GSM", tf.cast(self._combine_GSEC, self._dtype), y_GECM)
+
+
+class GatherDispatch:
+    """Rows moved by index, forward and backward."""
+
+    def __init__(self, routing: Routing, dtype: tf.DType):
+        self._dtype = dtype
+        self._experts, self._capacity = routing.num_experts, routing.capacity
+        self._groups, self._tokens = routing.choices[0].expert_GS.shape.as_list()
+        self._slots = routing.num_experts * routing.capacity
+        self._gates = [c.gate_GS for c in routing.choices]
+        self._slot_of_token = [
+            tf.where(c.kept_GS, c.expert_GS * routing.capacity + c.position_GS, self._slots)
+            for c in routing.choices
+        ]
+        self._token_of_slot, self._choice_of_slot = self._invert()
+
+    def _invert(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Token [G,E*C] in each slot (S where it is empty), and by which choice it came."""
+        choices = len(self._slot_of_token)
+        entries = self._tokens * choices
+        slots_GX = tf.reshape(tf.stack(self._slot_of_token, -1), (self._groups, entries))
+        group_GX = tf.broadcast_to(tf.range(self._groups)[:, None], (self._groups, entries))
+        entry_GX = tf.broadcast_to(tf.range(entries)[None], (self._groups, entries))
+        empty = tf.fill((self._groups, self._slots + 1), entries)
+        entry_of_slot = tf.tensor_scatter_nd_update(
+            empty, tf.stack([group_GX, slots_GX], -1), entry_GX
+        )[:, : self._slots]
+        return entry_of_slot // choices, entry_of_slot % choices
+
+    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns the experts' inputs [E,G,C,M]; empty slots are zero."""
+
+        @tf.custom_gradient
+        def move(x_GSM: tf.Tensor):
+            def gradient(d_rows: tf.Tensor) -> tf.Tensor:
+                padded = _append_zero_row(d_rows)
+                return tf.add_n([_take(padded, slot) for slot in self._slot_of_token])
+
+            return _take(_append_zero_row(x_GSM), self._token_of_slot), gradient
+
+        shape = (self._groups, self._experts, self._capacity, x_GSM.shape[-1])
+        x_GECM = annotate(tf.reshape(move(x_GSM), shape), "GECM")
+        return annotate(tf.transpose(x_GECM, (1, 0, 2, 3)), "EGCM")
+
+    def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+        """Returns [G,S,M]: each token's sum of expert outputs times gates."""
+        y_GECM = annotate(tf.transpose(y_EGCM, (1, 0, 2, 3)), "GECM")
+        y_rows = tf.reshape(y_GECM, (self._groups, self._slots, y_EGCM.shape[-1]))
+
+        @tf.custom_gradient
+        def move(y_rows: tf.Tensor, *gates: tf.Tensor):
+            padded = _append_zero_row(y_rows)
+            picked = [_take(padded, slot) for slot in self._slot_of_token]
+            scaled = [p * tf.cast(g, self._dtype)[..., None] for p, g in zip(picked, gates, strict=True)]
+
+            def gradient(d_out: tf.Tensor):
+                d_gates = [
+                    tf.reduce_sum(tf.cast(d_out * p, tf.float32), -1) for p in picked
+                ]
+                d_rows = _take(_append_zero_row(d_out), self._token_of_slot)
+                return d_rows * tf.cast(self._gate_of_slot(gates), self._dtype)[..., None], *d_gates
+
+            return tf.add_n(scaled), gradient
+
+        return annotate(move(y_rows, *self._gates), "GSM")
+
+    def _gate_of_slot(self, gates: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """The gate [G,E*C] of the token in each slot; 0 where it is empty."""
+        flat = tf.reshape(tf.stack(gates, -1), (self._groups, -1))
+        flat = tf.pad(flat, [[0, 0], [0, len(gates)]])
+        index = self._token_of_slot * len(gates) + self._choice_of_slot
+        return tf.gather(flat, index, batch_dims=1)
+
+
+DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch}
+
+
+def get(name: str, path: str) -> type[GatherDispatch] | type[EinsumDispatch]:
+    """Returns the dispatch of that name; ValueError naming the layer's path if there is none."""
+    if name not in DISPATCHES:
+        raise ValueError(
+            f"{path}.dispatch: unknown dispatch {name!r}. {names.nearest(name, DISPATCHES)}"
+        )
+    return DISPATCHES[name]
+
+
+def _append_zero_row(x_GSM: tf.Tensor) -> tf.Tensor:
+    """The row that 'no token' and 'no slot' point at."""
+    return tf.pad(x_GSM, [[0, 0], [0, 1], [0, 0]])
+
+
+def _take(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    return tf.gather(rows, index, batch_dims=1)

@@ -1,0 +1,226 @@
+"""Transformer layers and stacks of them, with a mixture of experts in every n-th layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.norm import LayerNorm
+
+
+def inherit(params: Params, **values: object) -> Params:
+    """Returns a copy in which every hyperparameter named here that is unset (0, '') has this value."""
+    result = params.copy()
+    for name, value in values.items():
+        if not result.get(name):
+            setattr(result, name, value)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a decoder attends to: the encoder's output [B,K,M] and the segments [B,K] it came from."""
+
+    output_BKM: tf.Tensor
+    segments_BK: tf.Tensor
+
+
+class TransformerLayer(Layer):
+    """Self-attention, cross-attention if asked for, and feed-forward, each normalised on its input.
+
+    x + dropout(sublayer(norm(x))): the order of Wang et al. 2019, arXiv 1906.01787.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("norm", LayerNorm.params(), "Params of the norms.")
+        p.define("attention", MultiHeadAttention.params(), "Params of the attentions.")
+        p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
+        p.define("has_cross_attention", False, "Whether the layer attends to a memory as well.")
+        p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        self._sublayer("self_attention", inherit(p.attention, model_dim=p.model_dim))
+        if p.has_cross_attention:
+            self._sublayer("cross_attention", inherit(p.attention, model_dim=p.model_dim))
+        self._sublayer("feed_forward", inherit(p.feed_forward, model_dim=p.model_dim))
+
+    def _sublayer(self, name: str, params: Params) -> None:
+        p = self.p
+        self.create_child(f"{name}_norm", inherit(p.norm, model_dim=p.model_dim))
+        self.create_child(name, params)
+        dropout = Dropout.params().set(rate=p.residual_dropout_rate)
+        self.create_child(f"{name}_dropout", dropout)
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        mask_BL: tf.Tensor,
+        bias_B1LL: tf.Tensor,
+        memory_BKM: tf.Tensor | None = None,
+        memory_bias_B1LK: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns [B,L,M]."""
+        h_BLM = self._normalise("self_attention", theta, x_BLM)
+        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, h_BLM, bias_B1LL)
+        x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
+        if self.p.has_cross_attention:
+            h_BLM = self._normalise("cross_attention", theta, x_BLM)
+            h_BLM = self.cross_attention.fprop(
+                theta.cross_attention, h_BLM, memory_BKM, memory_bias_B1LK
+            )
+            x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
+        return self._feed_forward(theta, x_BLM, mask_BL)
+
+    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
+        """Returns the cache of a decoder layer: room for `length` steps, and the memory projected."""
+        batch = memory.output_BKM.shape[0]
+        keys, values = self.cross_attention.project_memory(
+            theta.cross_attention, memory.output_BKM
+        )
+        self_cache = self.self_attention.init_cache(batch, length)
+        return NestedMap(self_attention=self_cache, memory_key=keys, memory_value=values)
+
+    def extend_step(
+        self,
+        theta: NestedMap,
+        x_B1M: tf.Tensor,
+        mask_B1: tf.Tensor,
+        step: tf.Tensor,
+        cache: NestedMap,
+        memory_bias_B11K: tf.Tensor,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns ([B,1,M], cache): `fprop` at position `step` of a decoder layer."""
+        h_B1M = self._normalise("self_attention", theta, x_B1M)
+        h_B1M, self_cache = self.self_attention.extend_step(
+            theta.self_attention, h_B1M, step, cache.self_attention
+        )
+        x_B1M = self._add("self_attention", theta, x_B1M, h_B1M)
+        h_B1M = self._normalise("cross_attention", theta, x_B1M)
+        h_B1M = self.cross_attention.attend(
+            theta.cross_attention, h_B1M, cache.memory_key, cache.memory_value, memory_bias_B11K
+        )
+        x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
+        cache = NestedMap(cache, self_attention=self_cache)
+        return self._feed_forward(theta, x_B1M, mask_B1), cache
+
+    def _feed_forward(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
+        h_BLM = self._normalise("feed_forward", theta, x_BLM)
+        h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, mask_BL)
+        return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
+
+    def _normalise(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x)
+
+    def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
+        return x + self.children[f"{name}_dropout"].fprop(theta[f"{name}_dropout"], h)
+
+
+class TransformerStack(Layer):
+    """An encoder, or a decoder when it is causal and has a memory, over packed rows.
+
+    Every `moe_every`-th layer has a mixture of experts in place of its feed-forward layer, as in
+    arXiv 2006.16668, section 2.2, where it is every other one.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("num_layers", 0, "How many layers.")
+        p.define("model_dim", 0, "Size of M.")
+        p.define("num_heads", 0, "Size of N.")
+        p.define("hidden_dim", 0, "Size of H, in feed-forward layers and in experts.")
+        p.define("is_decoder", False, "Whether it is causal and attends to a memory.")
+        p.define("moe_every", 2, "Layers moe_every, 2 * moe_every, ... have experts; 0: none has.")
+        p.define("layer", TransformerLayer.params(), "Params of every layer.")
+        p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
+        p.define("input_dropout_rate", 0.0, "Share of the stack's input dropped in training.")
+        p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
+        p.define("attention_dropout_rate", 0.0, "Share of attention weights dropped.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
+        self.create_children("layers", [self._layer_params(i) for i in range(p.num_layers)])
+        self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
+
+    def _layer_params(self, index: int) -> Params:
+        p = self.p
+        layer = inherit(
+            p.layer, model_dim=p.model_dim, residual_dropout_rate=p.residual_dropout_rate
+        )
+        layer.attention = inherit(
+            layer.attention, num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
+        )
+        has_experts = p.moe_every and (index + 1) % p.moe_every == 0
+        feed_forward = p.moe if has_experts else layer.feed_forward
+        layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
+        layer.has_cross_attention = p.is_decoder
+        return layer
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        segments_BL: tf.Tensor,
+        memory: Memory | None = None,
+    ) -> tf.Tensor:
+        """Returns [B,L,M], normalised; a position sees its own segment only."""
+        bias_B1LL = segment_bias(segments_BL, segments_BL, causal=self.p.is_decoder)
+        memory_BKM = memory_bias_B1LK = None
+        if self.p.is_decoder:
+            memory_BKM = memory.output_BKM
+            memory_bias_B1LK = segment_bias(segments_BL, memory.segments_BK)
+        x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
+        for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
+            x_BLM = layer.fprop(
+                layer_theta, x_BLM, segments_BL, bias_B1LL, memory_BKM, memory_bias_B1LK
+            )
+        return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
+
+    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
+        """Returns the cache for decoding up to `length` positions against one-segment memories."""
+        ones_B1 = tf.ones_like(memory.segments_BK[:, :1])
+        return NestedMap(
+            memory_bias=segment_bias(ones_B1, memory.segments_BK),
+            layers=[
+                layer.init_cache(layer_theta, memory, length)
+                for layer, layer_theta in zip(self.layers, theta.layers, strict=True)
+            ],
+        )
+
+    def extend_step(
+        self,
+        theta: NestedMap,
+        x_B1M: tf.Tensor,
+        mask_B1: tf.Tensor,
+        step: tf.Tensor,
+        cache: NestedMap,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns ([B,1,M], cache): `fprop` at position `step`."""
+        caches = []
+        for layer, layer_theta, layer_cache in zip(
+            self.layers, theta.layers, cache.layers, strict=True
+        ):
+            x_B1M, layer_cache = layer.extend_step(
+                layer_theta, x_B1M, mask_B1, step, layer_cache, cache.memory_bias
+            )
+            caches.append(layer_cache)
+        x_B1M = self.final_norm.fprop(theta.final_norm, x_B1M)
+        return x_B1M, NestedMap(memory_bias=cache.memory_bias, layers=caches)

@@ -1,0 +1,1 @@
+"""Runtimes: where a step runs, and who holds its state."""

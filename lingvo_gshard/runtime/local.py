@@ -1,0 +1,138 @@
+"""The local runtime: one device, the state in tf.Variables, every step one XLA computation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.trainer import Trainer
+
+NumpyBatch = dict[str, np.ndarray]
+
+
+class Metrics:
+    """Scalars of a step that may still be running; reading them waits for it."""
+
+    def __init__(self, names: list[str], values: tf.Tensor):
+        self._names = names
+        self._values = values
+
+    def read(self) -> dict[str, float]:
+        """Returns name -> value, exactly the float32 that the step computed."""
+        return dict(zip(self._names, self._values.numpy().tolist(), strict=True))
+
+
+class LocalRuntime:
+    """Runs a trainer's functions on the first device, GPU or CPU.
+
+    The weights and slots are updated in place. A step compiles once per shape of batch;
+    `compile_seconds` grows by the time that each first step of a shape took.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        self._variables: NestedMap | None = None
+        self._train = _Compiled(self._train_step)
+        self._evaluate = _Compiled(self._eval_step)
+
+    @property
+    def devices(self) -> str:
+        """The device in words, such as `1 CPU`."""
+        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+        return f"1 {kind}"
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent so far in first steps: tracing, compiling, and the step itself."""
+        return self._train.seconds + self._evaluate.seconds
+
+    @property
+    def compile_count(self) -> int:
+        """The number of train and eval computations compiled so far."""
+        return self._train.count + self._evaluate.count
+
+    def init_state(self) -> None:
+        """Draws the initial weights."""
+        self.load_state(self._trainer.init_state())
+
+    def load_state(self, state: NestedMap) -> None:
+        """Takes over a state of tensors or NumPy arrays."""
+        if self._variables is None:
+            self._variables = state.transform(lambda value: tf.Variable(value, trainable=False))
+            return
+        for variable, value in zip(self._variables.flatten(), state.flatten(), strict=True):
+            variable.assign(value)
+
+    def state(self) -> NestedMap:
+        """Returns a copy of the state as NumPy arrays, when the steps under way are done."""
+        return self._variables.transform(lambda variable: variable.numpy())
+
+    @property
+    def step(self) -> int:
+        """The number of steps taken."""
+        return int(self._variables.step.numpy())
+
+    def train_step(self, batch: NumpyBatch) -> Metrics:
+        """Takes one step; does not wait for it where the device runs by itself."""
+        return self._train(batch)
+
+    def eval_step(self, batch: NumpyBatch) -> dict[str, tuple[float, float]]:
+        """Returns name -> (value, weight) of one batch without training."""
+        values = self._evaluate(batch).read()
+        return {
+            name: (value, values[f"{name} weight"])
+            for name, value in values.items()
+            if not name.endswith(" weight")
+        }
+
+    def _train_step(self, batch: NumpyBatch) -> NestedMap:
+        state = self._variables.transform(lambda variable: variable.read_value())
+        new_state, metrics = self._trainer.train_step(state, batch)
+        for variable, value in zip(self._variables.flatten(), new_state.flatten(), strict=True):
+            variable.assign(value, read_value=False)
+        return metrics
+
+    def _eval_step(self, batch: NumpyBatch) -> NestedMap:
+        theta = self._variables.theta.transform(lambda variable: variable.read_value())
+        pairs = self._trainer.eval_step(theta, batch)
+        values = NestedMap({name: value for name, (value, _) in pairs.items()})
+        values.update({f"{name} weight": weight for name, (_, weight) in pairs.items()})
+        return values
+
+
+class _Compiled:
+    """A function of a batch, compiled by XLA once per shape, whose scalars leave as one vector."""
+
+    def __init__(self, function: Callable[[NumpyBatch], NestedMap]):
+        self._function = function
+        self._names: dict[tuple, list[str]] = {}
+        self._compiled = tf.function(self._trace, jit_compile=True, autograph=False)
+        self.seconds = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of shapes compiled so far."""
+        return self._compiled.experimental_get_tracing_count()
+
+    def __call__(self, batch: NumpyBatch) -> Metrics:
+        key = _shapes(batch)
+        started = time.monotonic()
+        first = key not in self._names
+        values = self._compiled({name: tf.convert_to_tensor(x) for name, x in batch.items()})
+        if first:
+            values.numpy()
+            self.seconds += time.monotonic() - started
+        return Metrics(self._names[key], values)
+
+    def _trace(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        metrics = self._function(batch)
+        self._names[_shapes(batch)] = list(metrics)
+        return tf.stack(list(metrics.values()))
+
+
+def _shapes(batch: dict) -> tuple:
+    return tuple((name, tuple(batch[name].shape)) for name in sorted(batch))

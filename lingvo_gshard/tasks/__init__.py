@@ -1,0 +1,5 @@
+"""Tasks: a model with its loss, its metrics and its decoding."""
+
+from lingvo_gshard.tasks.translation import TranslationTask
+
+__all__ = ["TranslationTask"]

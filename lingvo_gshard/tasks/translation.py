@@ -1,0 +1,142 @@
+"""Translation with an encoder-decoder Transformer."""
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
+from lingvo_gshard.layers.losses import cross_entropy
+from lingvo_gshard.layers.transformer import Memory, TransformerStack, inherit
+
+
+class TranslationTask(Layer):
+    """Source ids to target ids: embeddings, encoder, decoder, softmax and label-smoothed loss.
+
+    The model of arXiv 2006.16668, section 2: a Transformer with a mixture of experts in every other
+    layer of the encoder and of the decoder.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("source_vocabulary_size", 0, "V of the source; 0: taken from the input.")
+        p.define("target_vocabulary_size", 0, "V of the target; 0: taken from the input.")
+        p.define("model_dim", 0, "Size of M.")
+        p.define("encoder", TransformerStack.params(), "Params of the encoder.")
+        decoder = TransformerStack.params().set(is_decoder=True)
+        p.define("decoder", decoder, "Params of the decoder.")
+        p.define("positions", SinusoidalPositions.params(), "Params of the positions.")
+        p.define("share_embeddings", False, "Whether source and target ids share one table.")
+        p.define("tie_softmax", True, "Whether the softmax's weight is the target embedding.")
+        p.define("label_smoothing", 0.1, "Share of the target distribution spread evenly.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.share_embeddings and p.source_vocabulary_size != p.target_vocabulary_size:
+            raise ValueError(
+                f"task.share_embeddings needs one vocabulary for both sides, but the source has "
+                f"{p.source_vocabulary_size} entries and the target {p.target_vocabulary_size}"
+            )
+        self._create_embedding("target_embedding", p.target_vocabulary_size)
+        if not p.share_embeddings:
+            self._create_embedding("source_embedding", p.source_vocabulary_size)
+        self.create_child("positions", inherit(p.positions, model_dim=p.model_dim))
+        self.create_child("encoder", inherit(p.encoder, model_dim=p.model_dim))
+        self.create_child("decoder", inherit(p.decoder, model_dim=p.model_dim))
+        if not p.tie_softmax:
+            softmax = Softmax.params()
+            softmax.set(vocabulary_size=p.target_vocabulary_size, model_dim=p.model_dim)
+            self.create_child("softmax", softmax)
+
+    def _create_embedding(self, name: str, vocabulary_size: int) -> None:
+        p = self.p
+        embedding = TokenEmbedding.params()
+        embedding.set(vocabulary_size=vocabulary_size, model_dim=p.model_dim)
+        self.create_child(name, embedding)
+
+    def loss(self, theta: NestedMap, batch: NestedMap) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the scalar training loss and metrics, name -> (value, weight), of a packed batch.
+
+        The loss is the label-smoothed cross-entropy per target token plus the layers' own losses.
+        """
+        logits_BLV = self.logits(theta, batch)
+        sums = cross_entropy(
+            logits_BLV, batch["target_labels"], batch["target_segments"], self.p.label_smoothing
+        )
+        tokens = tf.maximum(sums.tokens, 1.0)
+        pass_under_way = context.current()
+        loss = sums.smoothed / tokens + tf.add_n([0.0, *pass_under_way.losses.values()])
+        metrics = NestedMap(pass_under_way.metrics)
+        metrics.update(
+            loss=(loss, tokens),
+            cross_entropy=(sums.exact / tokens, tokens),
+            accuracy=(sums.correct / tokens, tokens),
+            tokens=(_count_tokens(batch), tf.ones([])),
+        )
+        return loss, metrics
+
+    def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
+        """Returns logits [B,L,V] for every target position given those before it."""
+        memory = self.encode(
+            theta, batch["source_ids"], batch["source_segments"], batch["source_positions"]
+        )
+        x_BLM = self._embed_target(theta, batch["target_inputs"], batch["target_positions"])
+        x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
+        return self._softmax(theta, x_BLM)
+
+    def encode(
+        self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
+    ) -> Memory:
+        """Returns what the decoder attends to."""
+        name = "target_embedding" if self.p.share_embeddings else "source_embedding"
+        x_BKM = self.children[name].fprop(theta[name], ids_BK)
+        x_BKM += self.positions.fprop(theta.positions, positions_BK)
+        output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
+        return Memory(output_BKM, segments_BK)
+
+    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
+        """Returns the cache for decoding up to `length` tokens of each memory's one sentence."""
+        return self.decoder.init_cache(theta.decoder, memory, length)
+
+    def decode_step(
+        self,
+        theta: NestedMap,
+        ids_B: tf.Tensor,
+        active_B: tf.Tensor,
+        step: tf.Tensor,
+        cache: NestedMap,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns (logits float32 [B,V] of position step + 1, cache) given the ids at `step`.
+
+        Rows whose `active` is 0 have ended: they take no place in any expert.
+        """
+        positions_B1 = tf.fill([ids_B.shape[0], 1], step)
+        x_B1M = self._embed_target(theta, ids_B[:, None], positions_B1)
+        x_B1M, cache = self.decoder.extend_step(
+            theta.decoder, x_B1M, active_B[:, None], step, cache
+        )
+        logits_B1V = self._softmax(theta, x_B1M)
+        return tf.cast(logits_B1V[:, 0], tf.float32), cache
+
+    def _embed_target(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+        x_BLM = self.target_embedding.fprop(theta.target_embedding, ids)
+        return x_BLM + self.positions.fprop(theta.positions, positions)
+
+    def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        if self.p.tie_softmax:
+            return self.target_embedding.logits(theta.target_embedding, x_BLM)
+        return self.softmax.fprop(theta.softmax, x_BLM)
+
+
+def _count_tokens(batch: NestedMap) -> tf.Tensor:
+    """Real tokens of both sides."""
+    return tf.add_n(
+        [
+            tf.reduce_sum(tf.cast(tf.not_equal(batch[name], 0), tf.float32))
+            for name in ("source_segments", "target_segments")
+        ]
+    )

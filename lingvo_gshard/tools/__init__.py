@@ -1,0 +1,1 @@
+"""Command-line programs: each an absl main program, also reachable as `python -m`."""

@@ -1,0 +1,89 @@
+"""What a run is, in a few lines before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import rich.console
+import rich.table
+
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.training.trainer import Trainer
+
+
+def print_summary(
+    console: rich.console.Console, params: Params, input_: object, trainer: Trainer, runtime: object
+) -> None:
+    """Prints the experiment, the model's size, the device and what the input made of its corpus."""
+    total, active = count_parameters(trainer.task)
+    table = rich.table.Table.grid(padding=(0, 2))
+    table.add_row("experiment", params.name)
+    table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
+    table.add_row("devices", runtime.devices)
+    sizes = [getattr(input_, f"{side}_vocabulary").size for side in ("source", "target")]
+    table.add_row("vocabulary", "source {:,}, target {:,}".format(*sizes))
+    filled = share_filled(next_batch(input_, trainer.p.seed))
+    if filled is not None:
+        table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
+    table.add_row("steps", f"{trainer.p.steps:,}")
+    console.print(table, highlight=False)
+    report = getattr(input_, "report", None)
+    if report is not None:
+        print_report(console, report)
+
+
+def print_report(console: rich.console.Console, report: object) -> None:
+    """Prints what cleaning did to the training rows, and the first rows that were unreadable."""
+    table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
+    for what, count in report.to_table():
+        table.add_row(what, f"{count:,}")
+    console.print(table, highlight=False)
+    for example in report.examples:
+        console.print(f"skipped: {example}", markup=False, highlight=False, soft_wrap=True)
+
+
+def next_batch(input_: object, seed: int) -> dict[str, np.ndarray]:
+    """Returns the first training batch, from an iterator of its own."""
+    batches = input_.train_batches(seed)
+    try:
+        return next(batches)
+    finally:
+        batches.close()
+
+
+def share_filled(batch: dict[str, np.ndarray]) -> float | None:
+    """Returns the share of positions that belong to a sentence; None for a batch without any."""
+    segments = [value for name, value in batch.items() if name.endswith("_segments")]
+    if not segments:
+        return None
+    filled = sum(np.count_nonzero(value) for value in segments)
+    return filled / sum(value.size for value in segments)
+
+
+def count_parameters(task: Layer) -> tuple[int, int]:
+    """Returns the number of weights in all, and of those that one token uses.
+
+    Of a layer's E experts a token uses as many as the layer's router chooses.
+    """
+    total = active = 0
+    chosen = dict(_experts_per_token(task))
+    for path, spec in task.variable_specs().flatten_items():
+        count = math.prod(spec.shape)
+        total += count
+        layer = path.rpartition(".")[0]
+        if layer in chosen and "E" in spec.layout:
+            count = count * chosen[layer] // spec.shape[spec.layout.index("E")]
+        active += count
+    return total, active
+
+
+def _experts_per_token(layer: Layer) -> Iterator[tuple[str, int]]:
+    """Yields (path of a layer with a router, how many experts that chooses for a token)."""
+    for child in layer.children.values():
+        for one in child if isinstance(child, list) else [child]:
+            if hasattr(type(one), "experts_per_token"):
+                yield layer.path, one.experts_per_token
+            yield from _experts_per_token(one)

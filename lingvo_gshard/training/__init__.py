@@ -1,0 +1,1 @@
+"""Training: optimizers, schedules, the train step, checkpoints, metrics and the loop."""

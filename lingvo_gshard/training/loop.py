@@ -1,0 +1,271 @@
+"""The training loop: feeds a runtime, writes metrics and checkpoints, and ends in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import rich.console
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore, unflatten
+from lingvo_gshard.training.diagnosis import NonFiniteError, diagnose
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.metrics import MetricsWriter, Row, WeightedMeans, perplexity
+from lingvo_gshard.training.progress import Progress
+from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.trainer import Trainer
+
+Batch = dict[str, np.ndarray]
+
+
+class Metrics(Protocol):
+    """Scalars of a step that may still be running."""
+
+    def read(self) -> dict[str, float]:
+        """Waits for the step and returns name -> value."""
+
+
+class Runtime(Protocol):
+    """What the loop needs of a runtime."""
+
+    def init_state(self) -> None:
+        """Draws the initial weights."""
+
+    def load_state(self, state: NestedMap) -> None:
+        """Takes over a state of NumPy arrays."""
+
+    def state(self) -> NestedMap:
+        """Returns a copy of the state as NumPy arrays."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent compiling so far."""
+
+    def train_step(self, batch: Batch) -> Metrics:
+        """Takes one step."""
+
+    def eval_step(self, batch: Batch) -> dict[str, tuple[float, float]]:
+        """Returns name -> (value, weight) of one batch."""
+
+
+class TrainBatches(Protocol):
+    """An endless iterator over batches that can go back to a position."""
+
+    def __next__(self) -> Batch:
+        """Returns the next batch."""
+
+    def get_state(self) -> Any:
+        """Returns the position after the last batch, as JSON values."""
+
+    def set_state(self, state: Any) -> None:
+        """Goes to a position."""
+
+    def close(self) -> None:
+        """Ends whatever makes batches in the background."""
+
+
+class Input(Protocol):
+    """What the loop needs of an input."""
+
+    def train_batches(self, seed: int) -> TrainBatches:
+        """The endless iterator of training batches."""
+
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        """The batches of one split, in order, once."""
+
+    def save_vocabularies(self, directory: pathlib.Path) -> None:
+        """Writes what a reader of the checkpoint needs of the input."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a run ended: the last step, whether that is all of them, and the signal if one came."""
+
+    step: int
+    finished: bool
+    signal: str | None
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A step whose metrics have not been read; its batch is kept for a diagnosis."""
+
+    step: int
+    metrics: Metrics
+    batch: Batch
+
+
+class Loop:
+    """Trains to `trainer.steps` in a logdir that has been claimed for these Params.
+
+    Metrics are read one step late, so that the device need not wait for the host.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        trainer: Trainer,
+        runtime: Runtime,
+        input_: Input,
+        logdir: Logdir,
+        store: CheckpointStore,
+        stop: StopRequest,
+        console: rich.console.Console,
+    ):
+        self._params = params
+        self._trainer = trainer
+        self._runtime = runtime
+        self._input = input_
+        self._logdir = logdir
+        self._store = store
+        self._stop = stop
+        self._console = console
+        self._pending: _Pending | None = None
+        self.step = 0
+
+    def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
+        """Trains from a checkpoint, or else from the start; returns how it ended.
+
+        Raises NonFiniteError, naming the step and the layer, if a loss or gradient is not finite,
+        and OSError if the last checkpoint cannot be saved. Checkpoints saved before stay.
+        """
+        p = self._trainer.p
+        self.step = checkpoint.step if checkpoint else 0
+        if self.step >= p.steps:
+            return Outcome(self.step, True, None)
+        with contextlib.ExitStack() as stack:
+            self._batches = self._input.train_batches(p.seed)
+            stack.callback(self._batches.close)
+            self._begin(checkpoint)
+            self._progress = stack.enter_context(
+                Progress(self._console, self.step, p.steps, p.log_every_steps)
+            )
+            self._writer = MetricsWriter(self._logdir.path, self.step, self._progress.say)
+            stack.callback(self._writer.close)
+            self._store.say = self._progress.say
+            self._stop.finishing = True
+            self._train()
+            self._finish_saving()
+        return Outcome(self.step, self.step >= p.steps, self._stop.requested)
+
+    def _begin(self, checkpoint: Checkpoint | None) -> None:
+        """Brings weights and input to where the checkpoint left them, or to the start."""
+        if checkpoint is None:
+            self._runtime.init_state()
+        else:
+            self._runtime.load_state(restored_state(self._trainer, checkpoint))
+            self._batches.set_state(checkpoint.position)
+            # The runtime has its own copy now; a second one may not fit beside it.
+            checkpoint.theta.clear()
+            checkpoint.slots.clear()
+
+    def _train(self) -> None:
+        p = self._trainer.p
+        saved = self.step
+        while self.step < p.steps and not self._stop.requested:
+            batch = next(self._batches)
+            self._take_step(batch)
+            if self._due(p.evaluate_every_steps) or self.step == p.steps:
+                self._record(evaluate=True)
+            if self._due(p.checkpoint_every_steps) and self.step < p.steps:
+                self._record()
+                self._save()
+                saved = self.step
+        self._record()
+        if self.step > saved:
+            self._save()
+
+    def _take_step(self, batch: Batch) -> None:
+        """Starts a step, and then looks at the metrics of the one before."""
+        compiled = self._runtime.compile_seconds
+        metrics = self._runtime.train_step(batch)
+        self._record()
+        self.step += 1
+        self._pending = _Pending(self.step, metrics, batch)
+        seconds = self._runtime.compile_seconds - compiled
+        if seconds:
+            self._progress.say(f"step {self.step:,}  compiled in {seconds:.1f} s")
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _record(self, evaluate: bool = False) -> None:
+        """Reads, checks, shows and writes the metrics of the step before, if not yet done."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        row = pending.metrics.read()
+        if not (np.isfinite(row["loss"]) and np.isfinite(row["gradient_norm"])):
+            raise self._not_finite(pending, row)
+        if "cross_entropy" in row:
+            row["perplexity"] = perplexity(row["cross_entropy"])
+        self._progress.count(row.get("tokens", 0.0))
+        if self._progress.tokens_per_second:
+            row["tokens_per_second"] = self._progress.tokens_per_second
+        self._progress.update(pending.step, row)
+        if evaluate:
+            row.update(self._evaluate(pending.step))
+        self._writer.write(pending.step, row)
+        if evaluate or pending.step % self._trainer.p.log_every_steps == 0:
+            self._writer.curves(pending.step, row)
+            self._store.poll()
+
+    def _evaluate(self, step: int) -> Row:
+        """Returns the metrics of the dev split; nothing if the run is asked to stop meanwhile."""
+        means = WeightedMeans()
+        for batch in self._input.evaluation_batches("dev"):
+            if self._stop.requested:
+                return {}
+            means.add(self._runtime.eval_step(batch))
+        self._progress.pause()
+        row = {f"dev/{name}": value for name, value in means.means().items()}
+        if "dev/cross_entropy" in row:
+            row["dev/perplexity"] = perplexity(row["dev/cross_entropy"])
+        if row:
+            shown = ("loss", "perplexity", "accuracy")
+            parts = [f"{name} {row[f'dev/{name}']:.4f}" for name in shown if f"dev/{name}" in row]
+            self._progress.say(f"step {step:,}  dev: {'  '.join(parts)}")
+        return row
+
+    def _save(self) -> None:
+        self._store.save(
+            self.step,
+            self._runtime.state(),
+            self._batches.get_state(),
+            self._params.to_text(),
+            self._input.save_vocabularies,
+        )
+
+    def _finish_saving(self) -> None:
+        if not self._store.finish() or max(self._store.steps, default=0) != self.step:
+            raise OSError(
+                f"step {self.step:,} could not be saved; the run can go on from step "
+                f"{max(self._store.steps, default=0):,} when there is room"
+            )
+
+    def _not_finite(self, pending: _Pending, row: Row) -> NonFiniteError:
+        where = diagnose(self._trainer, self._runtime.state().theta, pending.batch, pending.step)
+        self._store.finish()
+        good = self._store.steps
+        kept = f"the last good checkpoint is step {good[-1]:,}" if good else "none was saved yet"
+        return NonFiniteError(
+            f"step {pending.step:,}: loss {row['loss']}, gradient norm {row['gradient_norm']}: "
+            f"{where}; {kept}"
+        )
+
+
+def restored_state(trainer: Trainer, checkpoint: Checkpoint) -> NestedMap:
+    """Returns a checkpoint as a trainer's state; ValueError naming the arrays that do not fit."""
+    specs = trainer.state_specs()
+    return NestedMap(
+        step=np.int32(checkpoint.step),
+        stopped=np.bool_(False),
+        theta=unflatten(specs.theta, checkpoint.theta, "weights"),
+        slots=unflatten(specs.slots, checkpoint.slots, "optimizer slots"),
+    )

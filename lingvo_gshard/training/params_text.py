@@ -1,0 +1,77 @@
+"""Params from their text dump, so that a log directory says by itself what it holds."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from typing import Any
+
+from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.params import Params
+
+
+def experiment_from_text(text: str) -> Params:
+    """Returns the experiment's Params whose `to_text` gave `text`.
+
+    Hyperparameters that the text does not have keep their defaults. Raises ValueError with the line
+    number for a line that is no `path : value`, or whose path, class or value is unknown.
+    """
+    root = Experiment.params()
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        path, separator, value = line.partition(" : ")
+        if not separator:
+            raise ValueError(f"line {number}: {line!r} is not 'path : value'")
+        lines.append((path, value, number))
+    # A class makes its node with default children, which deeper lines then replace or fill.
+    for path, value, number in sorted(lines, key=_classes_first):
+        try:
+            _apply(root, path, value)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise ValueError(f"line {number}: {path}: {error}") from None
+    return root
+
+
+def _classes_first(line: tuple[str, str, int]) -> tuple:
+    path, _, number = line
+    return (not path.endswith(".cls"), path.count("."), number)
+
+
+def _apply(root: Params, path: str, value: str) -> None:
+    if not path.endswith(".cls"):
+        root.set_path(path, _parse(value))
+        return
+    path, cls = path.removesuffix(".cls"), _parse(value)
+    element = re.fullmatch(r"(.*)\[(\d+)\]", path)
+    if element:
+        _grow(root, element.group(1), int(element.group(2)))
+    node = root.get(path)
+    if cls is not None and not (isinstance(node, Params) and node.cls is cls):
+        root.set_path(path, cls.params())
+
+
+def _grow(root: Params, path: str, index: int) -> None:
+    """Makes the list at `path` long enough to have element `index`."""
+    values = root.get(path)
+    values = list(values) if isinstance(values, (list, tuple)) else []
+    root.set_path(path, values + [None] * (index + 1 - len(values)))
+
+
+def _parse(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        pass
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text):
+        raise ValueError(f"{text!r} is neither a literal nor the name of a class or function")
+    parts = text.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[split:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(f"no module has {text!r}")

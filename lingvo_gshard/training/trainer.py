@@ -1,0 +1,162 @@
+"""The training step as functions: state and batch in, new state and metrics out.
+
+Nothing here knows where it runs. A runtime traces these functions, keeps the state and feeds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Configurable, Params
+from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training.schedules import InverseSquareRoot
+
+Batch = dict[str, tf.Tensor]
+
+
+class Trainer(Configurable):
+    """`init_state`, `train_step` and `eval_step` of one task under one optimizer.
+
+    The state is NestedMap(step, stopped, theta, slots): the int32 number of steps taken, whether
+    a loss or gradient was not finite (bool), the weights, and the optimizer's slots. From the step
+    that was not finite on, theta, slots and step stay as they were, so that whoever reads the
+    metrics a little later still finds the state that led to it.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("steps", 1000, "Steps to train in all.")
+        p.define("seed", 1, "Seed of the weights, of dropout and routing, and of the input's order.")
+        p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
+        p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
+        p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0: not clipped.")
+        p.define("log_every_steps", 50, "Steps between log lines and between curve points.")
+        p.define("checkpoint_every_steps", 1000, "Steps between checkpoints; 0: only at the end.")
+        p.define("keep_checkpoints", 3, "How many checkpoints are kept.")
+        p.define("evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.")
+        return p
+
+    def __init__(self, params: Params, task: Layer):
+        super().__init__(params)
+        _check(params)
+        self.task = task
+        self.optimizer = params.optimizer.instantiate()
+        schedule = params.schedule.copy()
+        if "total_steps" in schedule and not schedule.total_steps:
+            schedule.total_steps = params.steps
+        self.schedule = schedule.instantiate()
+        self.theta_specs = task.variable_specs()
+
+    def state_specs(self) -> NestedMap:
+        """Returns the state's VariableSpec tree: path, layout, shape and type of every tensor."""
+        zero = constant(0)
+        return NestedMap(
+            step=VariableSpec("step", "", (), "int32", zero),
+            stopped=VariableSpec("stopped", "", (), "bool", zero),
+            theta=self.theta_specs,
+            slots=self.optimizer.slot_specs(self.theta_specs),
+        )
+
+    def init_state(self) -> NestedMap:
+        """Returns the state before the first step, a function of `seed` alone."""
+        seed = tf.constant([self.p.seed & 0x7FFFFFFF, 0], tf.int32)
+        specs = self.state_specs()
+        return NestedMap(
+            step=tf.zeros([], tf.int32),
+            stopped=tf.zeros([], tf.bool),
+            theta=specs.theta.transform(lambda spec: spec.init(seed)),
+            slots=specs.slots.transform(lambda spec: spec.init(seed)),
+        )
+
+    def train_step(self, state: NestedMap, batch: Batch) -> tuple[NestedMap, NestedMap]:
+        """Returns the state after one step and its metrics, name -> float32 scalar.
+
+        Random numbers come from (seed, step) and each layer's path.
+        """
+        key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
+        loss, metrics, gradients = self.gradients(state.theta, batch, key)
+        norm = tf.sqrt(tf.add_n([_sum_of_squares(g) for g in gradients.flatten()]))
+        learning_rate = self.schedule(state.step)
+        scale = _clip_scale(norm, self.p.clip_norm)
+        theta, slots = self.optimizer.update(
+            self.theta_specs,
+            state.theta,
+            gradients.transform(lambda g: tf.cast(g, tf.float32) * scale),
+            state.slots,
+            state.step,
+            learning_rate,
+        )
+        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+        stopped = state.stopped | ~finite
+        new_state = NestedMap(step=state.step + 1, stopped=stopped, theta=theta, slots=slots)
+        kept = tf.nest.map_structure(lambda new, old: tf.where(stopped, old, new), new_state, state)
+        kept.stopped = stopped
+        values = NestedMap({name: value for name, (value, _) in metrics.items()})
+        values.update(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
+        return kept, values.transform(lambda value: tf.cast(value, tf.float32))
+
+    def gradients(
+        self,
+        theta: NestedMap,
+        batch: Batch,
+        key: tf.Tensor,
+        on_output: Callable[[str, tf.Tensor], None] | None = None,
+    ) -> tuple[tf.Tensor, dict[str, context.Metric], NestedMap]:
+        """Returns the training loss, the metrics and the gradients of theta under an int32 [2] key.
+
+        on_output: sees the layers' outputs in forward order, as in `context.scope`.
+        """
+        scoped = context.scope(training=True, seed=key, on_output=on_output)
+        with scoped as scope, tf.GradientTape() as tape:
+            tape.watch(theta.flatten())
+            loss, metrics = self.task.loss(theta, batch)
+        flat = tape.gradient(
+            loss, theta.flatten(), unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        gradients = theta.pack(tf.convert_to_tensor(g) for g in flat)
+        return loss, {**metrics, **scope.metrics}, gradients
+
+    def eval_step(self, theta: NestedMap, batch: Batch) -> NestedMap:
+        """Returns the metrics of one batch without training, name -> (value, weight)."""
+        with context.scope(training=False) as scope:
+            loss, metrics = self.task.loss(theta, batch)
+        metrics = {"loss": (loss, metrics.get("tokens", (1.0,))[0]), **metrics, **scope.metrics}
+        return NestedMap(
+            {
+                name: (tf.cast(value, tf.float32), tf.cast(weight, tf.float32))
+                for name, (value, weight) in metrics.items()
+            }
+        )
+
+
+def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:
+    gradient = tf.cast(gradient, tf.float32)
+    return tf.reduce_sum(gradient * gradient)
+
+
+def _clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
+    """The factor that brings the gradient's norm down to clip_norm (arXiv 1211.5063, 3.2)."""
+    if not clip_norm:
+        return tf.constant(1.0)
+    return clip_norm / tf.maximum(norm, clip_norm)
+
+
+def _check(params: Params) -> None:
+    at_least = {
+        "steps": 1,
+        "clip_norm": 0,
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 0,
+        "keep_checkpoints": 1,
+        "evaluate_every_steps": 0,
+    }
+    for name, least in at_least.items():
+        if params.get(name) < least:
+            raise ValueError(f"trainer.{name} is {params.get(name)}; {least} or more expected")

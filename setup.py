@@ -1,0 +1,65 @@
+"""Installs lingvo_gshard: one import name, five commands."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+TOOLS = ("train", "evaluate", "translate", "bench")
+
+
+def version() -> str:
+    """Returns the version that the package itself gives."""
+    text = (ROOT / "lingvo_gshard" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE).group(1)
+
+
+def long_description() -> str:
+    """Returns the README, or nothing in a tree without one."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setup(
+    name="lingvo_gshard",
+    version=version(),
+    description="GShard for TensorFlow: giant Transformers written as if for one device.",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    author="The lingvo_gshard Authors",
+    license="Apache-2.0",
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    python_requires=">=3.11",
+    packages=find_packages(include=["lingvo_gshard", "lingvo_gshard.*"]),
+    package_data={"lingvo_gshard": ["data/embedded/*", "params/*.gin"]},
+    # The least version that is known to work; constraints.txt pins the row that was tested.
+    install_requires=[
+        "absl-py>=2.1",
+        "array-record>=0.8; sys_platform == 'linux'",
+        "gin-config>=0.5",
+        "grain>=0.2.18",
+        "jax>=0.10.2,<0.11",
+        "numpy>=2.0",
+        "orbax-checkpoint>=0.12.8",
+        "polib>=1.2",
+        "rich>=13",
+        "sacrebleu>=2.5",
+        "scipy>=1.14",
+        "sentencepiece>=0.2",
+        "tensorboard~=2.21.0",
+        "tensorflow~=2.21.0",
+        "tensorflow-text~=2.21.0",
+    ],
+    extras_require={
+        "plan": ["libtpu==0.0.42.1"],
+        "test": ["hypothesis>=6.100", "pytest>=8.1", "pytest-xdist>=3.6", "ruff>=0.9"],
+    },
+    entry_points={
+        "console_scripts": [f"gshard-{tool} = lingvo_gshard.tools.{tool}:run" for tool in TOOLS]
+    },
+)

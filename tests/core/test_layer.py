@@ -1,0 +1,159 @@
+"""Layer: paths, specs, stateless initialisation, and what a pass leaves in the context."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context, initializers, random_numbers
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+class Dense(Layer):
+    """x w."""
+
+    @classmethod
+    def params(cls):
+        p = super().params()
+        p.define("sizes", {"M": 3, "H": 4}, "Sizes by letter.")
+        p.define("layout", "MH", "Letters of the weight.")
+        return p
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        self.create_variable("w", self.p.layout, self.p.sizes, initializers.normal(1.0))
+
+    def fprop(self, theta, x):
+        y = self.observe(tf.matmul(x, theta.w))
+        if context.current().training:
+            y += random_numbers.normal(y.shape, self.random_seed("noise"))
+        self.add_metric("mean", tf.reduce_mean(y), weight=2)
+        self.add_loss("square", tf.reduce_sum(y * y))
+        return y
+
+
+class Stack(Layer):
+    """A head above a list of layers."""
+
+    @classmethod
+    def params(cls):
+        p = super().params()
+        p.define("head", Dense.params(), "The head.")
+        p.define("layers", [Dense.params().set(sizes={"M": 3, "H": 3})] * 2, "The layers.")
+        return p
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        self.create_children("layers", self.p.layers)
+        self.create_child("head", self.p.head)
+
+    def fprop(self, theta, x):
+        for layer, weights in zip(self.layers, theta.layers, strict=True):
+            x = layer.fprop(weights, x)
+        return self.head.fprop(theta.head, x)
+
+
+PATHS = ["head.w", "layers[0].w", "layers[1].w"]
+
+
+def test_children_and_weights_have_paths():
+    stack = Stack(Stack.params())
+    assert [path for path, _ in stack.variable_specs().flatten_items()] == PATHS
+    assert [spec.path for spec in stack.variable_specs().flatten()] == PATHS
+    assert stack.layers[1].path == "layers[1]" and stack.head.path == "head"
+    assert list(stack.children) == ["layers", "head"]
+
+
+def test_a_spec_says_layout_shape_and_type():
+    spec = Dense(Dense.params().set(dtype="bfloat16"), path="a.b").variable_specs().w
+    assert (spec.path, spec.layout, spec.shape, spec.dtype) == ("a.b.w", "MH", (3, 4), "bfloat16")
+    assert spec.init(tf.constant([1, 0])).dtype == tf.bfloat16
+
+
+def test_theta_depends_on_seed_and_path_alone():
+    stack = Stack(Stack.params())
+    theta, again, other = stack.init(1), stack.init(1), stack.init(2)
+    assert [path for path, _ in theta.flatten_items()] == PATHS
+    for one, same, different in zip(theta.flatten(), again.flatten(), other.flatten(), strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert not np.allclose(one, different)
+    assert not np.allclose(theta.layers[0].w, theta.layers[1].w)
+    alone = Dense(Dense.params(), path="head").init(1)
+    np.testing.assert_array_equal(alone.w, theta.head.w)
+
+
+def test_theta_is_the_same_when_compiled():
+    stack = Stack(Stack.params())
+    compiled = tf.function(lambda: stack.init(1), jit_compile=True)()
+    for one, same in zip(stack.init(1).flatten(), compiled.flatten(), strict=True):
+        np.testing.assert_allclose(one, same, rtol=1e-6)
+
+
+def test_fprop_is_numpys_product():
+    stack = Stack(Stack.params())
+    theta = stack.init(1)
+    x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+    expected = x @ theta.layers[0].w.numpy() @ theta.layers[1].w.numpy() @ theta.head.w.numpy()
+    np.testing.assert_allclose(stack.fprop(theta, tf.constant(x)), expected, rtol=1e-5)
+
+
+def test_a_pass_collects_losses_and_metrics_by_path():
+    stack = Stack(Stack.params())
+    seen = []
+    with context.scope(on_output=lambda path, output: seen.append(path)) as ctx:
+        stack.fprop(stack.init(1), tf.ones([5, 3]))
+    assert list(ctx.losses) == ["layers[0]/square", "layers[1]/square", "head/square"]
+    assert list(ctx.metrics) == ["layers[0]/mean", "layers[1]/mean", "head/mean"]
+    assert float(ctx.metrics["head/mean"][1]) == 2.0
+    assert seen == ["layers[0]", "layers[1]", "head"]
+
+
+def test_random_numbers_depend_on_the_passs_seed_and_the_path():
+    stack = Stack(Stack.params())
+    theta = stack.init(1)
+
+    @tf.function
+    def noisy(seed):
+        with context.scope(training=True, seed=seed):
+            return stack.fprop(theta, tf.zeros([5, 3])), stack.layers[0].random_seed("noise")
+
+    (one, key), (same, _), (other, _) = (noisy(tf.constant([s, 7])) for s in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.allclose(one, other)
+    with context.scope(training=True, seed=tf.constant([1, 7])):
+        np.testing.assert_array_equal(key, stack.layers[0].random_seed("noise"))
+        assert not np.array_equal(key, stack.layers[1].random_seed("noise"))
+
+
+def test_random_numbers_without_a_seed_are_refused():
+    dense = Dense(Dense.params(), path="encoder.dense")
+    with context.scope(training=True), pytest.raises(ValueError, match="encoder.dense.noise needs"):
+        dense.fprop(dense.init(1), tf.zeros([1, 3]))
+
+
+@pytest.mark.parametrize("layout", ["ME", "MG"])
+def test_a_letter_without_a_positive_size_is_refused(layout):
+    params = Dense.params().set(layout=layout, sizes={"M": 3, "G": 0})
+    with pytest.raises(ValueError, match=f"encoder.w: dimension '{layout[1]}'"):
+        Dense(params, path="encoder")
+
+
+def test_names_within_a_layer_are_given_once():
+    dense = Dense(Dense.params(), path="encoder")
+    with pytest.raises(ValueError, match="encoder.w is already"):
+        dense.create_variable("w", "M", {"M": 1}, initializers.constant(0.0))
+    with pytest.raises(ValueError, match="encoder.w is already"):
+        dense.create_child("w", Dense.params())
+
+
+def test_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Stack has no attribute or child 'tail'"):
+        _ = Stack(Stack.params()).tail
+
+
+def test_params_of_a_layer_are_its_own():
+    params = Stack.params()
+    stack = Stack(params)
+    params.head.sizes["H"] = 7
+    assert stack.head.variable_specs() == NestedMap(w=stack.head.variable_specs().w)
+    assert stack.head.variable_specs().w.shape == (3, 4)

@@ -1,0 +1,59 @@
+"""Random numbers: the same eager and compiled, and of the distribution their names promise."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from lingvo_gshard.core import random_numbers
+
+KEY = tf.constant([5, 9])
+SAMPLERS = {
+    "uniform": stats.uniform(),
+    "normal": stats.norm(),
+    "truncated_normal": stats.truncnorm(-2, 2),
+}
+
+
+def test_keys_differ_by_name_and_by_key():
+    keys = {
+        tuple(random_numbers.fold_in(tf.constant([seed, 0]), name).numpy())
+        for seed in range(3)
+        for name in ("a", "b", "a.b")
+    }
+    assert len(keys) == 9
+
+
+@pytest.mark.parametrize("shape", [[], [3, 5], [1000, 7]])
+def test_bits_are_the_same_eager_and_compiled(shape):
+    def function(key):
+        key = random_numbers.fold_in(key, "encoder.layers[3]")
+        return key, random_numbers.words(shape, key), random_numbers.uniform(shape, key)
+
+    eager = function(KEY)
+    for mode in (tf.function(function), tf.function(function, jit_compile=True)):
+        for one, other in zip(eager, mode(KEY), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_numbers_are_the_same_eager_and_compiled(name):
+    sampler = getattr(random_numbers, name)
+    compiled = tf.function(lambda key: sampler([1000], key), jit_compile=True)
+    np.testing.assert_allclose(sampler([1000], KEY), compiled(KEY), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_distribution(name):
+    numbers = getattr(random_numbers, name)([200_000], KEY).numpy().astype(np.float64)
+    assert stats.kstest(numbers, SAMPLERS[name].cdf).pvalue > 0.01
+    assert np.isfinite(numbers).all()
+
+
+def test_the_ends_of_the_interval_are_finite(monkeypatch):
+    ends = tf.constant([0, 2**32 - 1], tf.uint32)
+    monkeypatch.setattr(random_numbers, "words", lambda shape, key: ends)
+    low, high = random_numbers.uniform([2], KEY).numpy()
+    assert 0 < low < high < 1
+    np.testing.assert_allclose(random_numbers.normal([2], KEY), [-5.3, 5.3], atol=0.1)
+    np.testing.assert_allclose(random_numbers.truncated_normal([2], KEY), [-2, 2], atol=1e-3)

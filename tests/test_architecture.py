@@ -1,0 +1,181 @@
+"""The house's own rules: which room may know which, one name per install, nothing overgrown."""
+
+import ast
+import configparser
+import functools
+import importlib.metadata
+import pathlib
+import re
+
+import pytest
+from setuptools import find_packages
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = "lingvo_gshard"
+PRIVATE_XLA_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"
+
+LONGEST_FILE = 450
+LONGEST_FUNCTION = 70
+
+# Each room with those it may import; what is not here it may not.
+MODEL = ("core", "sharding", "layers", "tasks")
+ROOMS = {
+    "core": (),
+    "data": ("core",),
+    "sharding": MODEL[:1],
+    "layers": MODEL[:2],
+    "tasks": MODEL[:3],
+    "training": (*MODEL, "data"),
+    "decoding": (*MODEL, "data"),
+    "runtime": (*MODEL, "data", "training", "decoding"),
+    "planning": (*MODEL, "data", "training", "decoding", "runtime"),
+    "params": (*MODEL, "data", "training"),
+    "tools": (*MODEL, "data", "training", "decoding", "runtime", "planning", "params"),
+}
+
+
+def _sources(*folders: str) -> list[pathlib.Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@functools.cache
+def _tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Dotted names that a file imports, with those it takes from a module."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _room(path: pathlib.Path) -> str | None:
+    """The room of a file of the package; None for the package's own __init__."""
+    parts = path.relative_to(ROOT / PACKAGE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def _rooms_known(path: pathlib.Path) -> set[str]:
+    prefix = PACKAGE + "."
+    names = [name for name in _imported(_tree(path)) if name.startswith(prefix)]
+    return {name.removeprefix(prefix).split(".")[0] for name in names} & set(ROOMS)
+
+
+def test_every_folder_of_the_package_is_a_room():
+    folders = {_room(path) for path in _sources(PACKAGE)} - {None}
+    assert folders <= set(ROOMS)
+    without_init = [f for f in folders if not (ROOT / PACKAGE / f / "__init__.py").exists()]
+    assert not without_init
+
+
+def test_dependence_goes_one_way():
+    breaches = [
+        f"{path.relative_to(ROOT)} imports {known}"
+        for path in _sources(PACKAGE)
+        if (room := _room(path))
+        for known in sorted(_rooms_known(path) - {room} - set(ROOMS[room]))
+    ]
+    assert not breaches, breaches
+
+
+def test_the_rooms_form_no_circle():
+    order = ("core", "data", *MODEL[1:], "training", "decoding", "runtime", "planning", "params")
+    order = (*order, "tools")
+    assert set(order) == set(ROOMS)
+    for index, room in enumerate(order):
+        assert set(ROOMS[room]) <= set(order[:index]), room
+
+
+def test_imports_are_absolute():
+    relative = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in _sources(PACKAGE, "tests")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative, relative
+
+
+def test_the_package_never_imports_its_tests():
+    importing = [
+        str(path.relative_to(ROOT))
+        for path in _sources(PACKAGE)
+        if any(name.split(".")[0] == "tests" for name in _imported(_tree(path)))
+    ]
+    assert not importing, importing
+
+
+def test_tensorflows_private_sharding_module_is_imported_in_one_place():
+    importing = [
+        str(path.relative_to(ROOT))
+        for path in _sources(PACKAGE, "tests")
+        if any(name.startswith(PRIVATE_XLA_MODULE) for name in _imported(_tree(path)))
+    ]
+    assert len(importing) <= 1, importing
+
+
+def test_files_and_functions_keep_the_measure():
+    overgrown = []
+    for path in _sources(PACKAGE, "tests"):
+        name = path.relative_to(ROOT)
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONGEST_FILE:
+            overgrown.append(f"{name}: {lines} lines")
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = node.end_lineno - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    overgrown.append(f"{name}: {node.name} has {length} lines")
+    assert not overgrown, overgrown
+
+
+def test_every_module_says_what_it_is_for():
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in _sources(PACKAGE, "tests")
+        if not ast.get_docstring(_tree(path))
+    ]
+    assert not silent, silent
+
+
+def test_an_install_adds_one_name():
+    packages = find_packages(str(ROOT), include=[PACKAGE, f"{PACKAGE}.*"])
+    on_disk = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in _sources(PACKAGE)
+        if path.name == "__init__.py"
+    }
+    assert set(packages) == on_disk
+    try:
+        installed = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{PACKAGE} is not installed here")
+    assert installed.read_text("top_level.txt").split() == [PACKAGE]
+
+
+def test_every_command_has_its_tool():
+    try:
+        installed = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{PACKAGE} is not installed here")
+    entry_points = configparser.ConfigParser()
+    entry_points.read_string(installed.read_text("entry_points.txt"))
+    for command, target in entry_points["console_scripts"].items():
+        module, function = target.split(":")
+        path = ROOT / (module.replace(".", "/") + ".py")
+        assert command == f"gshard-{path.stem}" and path.exists(), command
+        functions = [n.name for n in _tree(path).body if isinstance(n, ast.FunctionDef)]
+        assert function in functions, command
+
+
+def test_constraints_pin_what_is_required():
+    pins = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = {name.lower().replace("_", "-") for name in pins}
+    quoted = re.findall(r'"([a-z][\w-]+)[>=~]=', (ROOT / "setup.py").read_text())
+    required = {name.lower() for name in quoted}
+    assert len(required) > 15 and required <= pinned, required - pinned

@@ -1,0 +1,123 @@
+"""Every command in README.md and docs/ is run, or named here with what runs it instead.
+
+A page's `bash` and `console` blocks (in the latter, the lines after `$ `) are run in order in one
+empty folder, as a reader would, except that commands in TINY get flags that make them small.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
+
+# Flags added to a command that would take long as it stands.
+TINY = {"gshard-train": ["--steps=2"]}
+
+# Commands that are not run here, and the file that runs them.
+ELSEWHERE = {
+    r"git clone .*": ".ci/run",
+    r"cd [\w.-]+": ".ci/run",
+    r"python3?(\.11)? -m venv [\w./-]+": ".ci/run",
+    r"(source|\.) [\w./-]+/bin/activate": ".ci/run",
+    r"([\w./-]+/)?pip install .*": ".ci/run",
+    r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
+    r"tensorboard .*": "tests/training",
+}
+
+_BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """Returns the commands of a page's `bash` and `console` blocks, continued lines joined."""
+    found = []
+    for language, block in _BLOCK.findall(text):
+        lines = block.replace("\\\n", " ").splitlines()
+        if language == "console":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        found.extend(line.strip() for line in lines if line.strip() and line.strip()[0] != "#")
+    return found
+
+
+def covered_by(command: str) -> str | None:
+    """Returns the file that runs a command in the place of this test."""
+    return next((file for shape, file in ELSEWHERE.items() if re.fullmatch(shape, command)), None)
+
+
+def made_tiny(command: str) -> str:
+    """Adds the flags of TINY behind the programs they are for."""
+    for program, flags in TINY.items():
+        command = re.sub(rf"(?<![\w-]){program}(?![\w-])", shlex.join([program, *flags]), command)
+    return command
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The variables of a shell in which the package's commands are those of this source tree."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for tool in (ROOT / "lingvo_gshard" / "tools").glob("[a-z]*.py"):
+        program = programs / f"gshard-{tool.stem}"
+        module = f"lingvo_gshard.tools.{tool.stem}"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        program.chmod(0o755)
+    path = f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_run(page, tmp_path, environment):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for command in commands(page.read_text(encoding="utf-8")):
+        if covered_by(command):
+            continue
+        result = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", made_tiny(command)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert result.returncode == 0, f"$ {command}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("file", sorted(set(ELSEWHERE.values())))
+def test_what_covers_a_command_exists(file):
+    assert (ROOT / file).exists()
+
+
+def test_commands_are_found_in_their_blocks():
+    text = """
+Text with `gshard-train` in it.
+
+```bash
+# A comment.
+first --a \\
+  --b
+
+second
+```
+
+```python
+not_a_command()
+```
+
+```console
+$ third | fourth
+what it prints
+```
+"""
+    assert commands(text) == ["first --a    --b", "second", "third | fourth"]
+
+
+def test_flags_are_added_to_programs_alone():
+    made = made_tiny("echo my-gshard-train; gshard-train --logdir=runs/gshard-train-2")
+    assert made == "echo my-gshard-train; gshard-train --steps=2 --logdir=runs/gshard-train-2"

@@ -1,0 +1,59 @@
+"""The Makefile's targets run what they say, without running it: `make -n`."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+EXPECTED = {
+    "quickstart": [
+        "bin/gshard-train --experiment=translation.quickstart --logdir=runs/quickstart",
+        "bin/gshard-evaluate --logdir=runs/quickstart",
+        "bin/gshard-translate --logdir=runs/quickstart",
+    ],
+    "install": ["pip install", "-c constraints.txt -e ."],
+    "lint": ["ruff check .", "ruff format --check ."],
+    "test": ["ruff check .", "ruff format --check .", "pytest -n 2"],
+    "test-all": ["ruff check .", 'pytest -n 2 -m ""'],
+    "bazel-test": ["bazel test", "//tests/..."],
+}
+
+
+def _make(*arguments: str) -> str:
+    """What make says, in an environment that is not there yet and without an outer make's flags."""
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    return subprocess.run(
+        ["make", "--no-print-directory", "VENV=not_made_yet", *arguments],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in outer},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+@pytest.mark.parametrize("target", EXPECTED)
+def test_a_target_runs_its_commands_in_order(target):
+    text, position = _make("-n", target), 0
+    for command in EXPECTED[target]:
+        assert command in text[position:], f"{command} in\n{text}"
+        position = text.index(command, position)
+
+
+def test_help_names_every_target():
+    declared = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    described = set(re.findall(r"^make ([\w-]+)", _make("help"), re.MULTILINE))
+    assert described == set(declared.group(1).split()) - {"help"}
+
+
+def test_variables_choose_environment_and_folder():
+    text = _make("-n", "quickstart", "VENV=elsewhere", "LOGDIR=there", "PYTHON=python3.99")
+    assert "elsewhere/bin/gshard-train" in text and "--logdir=there" in text
+    assert "python3.99 -m venv elsewhere" in text

@@ -1,0 +1,155 @@
+"""A task, an input and an experiment small enough to train in a second."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Configurable, Params
+from lingvo_gshard.training.adam import Adam
+from lingvo_gshard.training.schedules import Linear
+from lingvo_gshard.training.trainer import Trainer
+
+INPUTS, HIDDEN, CLASSES = 6, 8, 5
+
+
+class TinyDense(Layer):
+    """x w + b, then dropout."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("sizes", (INPUTS, HIDDEN), "Inputs and outputs.")
+        p.define("dropout", 0.1, "Share of outputs dropped in training.")
+        return p
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        sizes = dict(zip("MH", params.sizes, strict=True))
+        self.create_variable("w", "MH", sizes, initializers.fan_in(params.sizes[0]))
+        self.create_variable("b", "H", sizes, initializers.constant(0.0))
+
+    def fprop(self, theta, x_BM, training):
+        y_BH = tf.matmul(x_BM, theta.w) + theta.b
+        if training and self.p.dropout:
+            key = self.random_seed("dropout")
+            kept = tf.random.stateless_uniform(tf.shape(y_BH), key) >= self.p.dropout
+            y_BH = tf.where(kept, y_BH, 0.0)
+        return self.observe(y_BH)
+
+
+class TinyTask(Layer):
+    """Two dense layers that learn to name the largest of INPUTS numbers' classes."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("hidden", TinyDense.params(), "First layer.")
+        p.define(
+            "output", TinyDense.params().set(sizes=(HIDDEN, CLASSES), dropout=0.0), "Second layer."
+        )
+        return p
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        self.create_child("hidden", params.hidden)
+        self.create_child("output", params.output)
+
+    def loss(self, theta, batch):
+        training = context.current().training
+        hidden_BH = tf.nn.relu(self.hidden.fprop(theta.hidden, batch["x"], training))
+        logits_BV = self.output.fprop(theta.output, hidden_BH, training)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["y"], logits_BV)
+        loss = tf.reduce_mean(losses)
+        right = tf.cast(tf.argmax(logits_BV, -1, tf.int32) == batch["y"], tf.float32)
+        tokens = tf.cast(tf.size(batch["y"]), tf.float32)
+        self.add_metric("hidden_mean", tf.reduce_mean(hidden_BH))
+        metrics = NestedMap(
+            loss=(loss, tokens),
+            cross_entropy=(loss, tokens),
+            accuracy=(tf.reduce_mean(right), tokens),
+            tokens=(tokens, tf.constant(1.0)),
+        )
+        return loss, metrics
+
+
+class TinyVocabulary:
+    size = CLASSES
+
+
+class TinyBatches:
+    """Batches drawn from (seed, index); the position is the index of the next one."""
+
+    def __init__(self, params: Params, seed: int):
+        self._p = params
+        self._seed = seed
+        self._index = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch = make_batch(self._seed, self._index, self._p.rows)
+        if self._index + 1 == self._p.poisoned_batch:
+            batch["x"][0, 0] = np.inf
+        self._index += 1
+        return batch
+
+    def get_state(self):
+        return {"index": self._index}
+
+    def set_state(self, state):
+        self._index = state["index"]
+
+    def close(self):
+        pass
+
+
+class TinyInput(Configurable):
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("rows", 16, "Rows of a batch.")
+        p.define("poisoned_batch", 0, "The batch, counted from 1, that holds an infinity.")
+        return p
+
+    source_vocabulary = target_vocabulary = TinyVocabulary()
+
+    def save_vocabularies(self, directory):
+        (pathlib.Path(directory) / "words.json").write_text(json.dumps(list("abcde")))
+
+    def load_vocabularies(self, directory):
+        assert json.loads((pathlib.Path(directory) / "words.json").read_text()) == list("abcde")
+
+    def train_batches(self, seed):
+        return TinyBatches(self.p, seed)
+
+    def evaluation_batches(self, split):
+        return [make_batch(7, index, self.p.rows) for index in range(3)]
+
+
+def make_batch(seed: int, index: int, rows: int = 16) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng([seed, index])
+    x_BM = generator.normal(size=(rows, INPUTS)).astype(np.float32)
+    return {"x": x_BM, "y": (np.argmax(x_BM, -1) % CLASSES).astype(np.int32)}
+
+
+def experiment_params(steps: int = 12) -> Params:
+    trainer = Trainer.params().set(
+        steps=steps,
+        clip_norm=1.0,
+        optimizer=Adam.params(),
+        schedule=Linear.params().set(learning_rate=0.03, warmup_steps=2, total_steps=40),
+        log_every_steps=5,
+        checkpoint_every_steps=4,
+    )
+    return Experiment.params().set(
+        name="test.tiny", task=TinyTask.params(), input=TinyInput.params(), trainer=trainer
+    )
