@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core import context, initializers, random_numbers
 from lingvo_gshard.core.experiment import Experiment
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
@@ -40,7 +40,7 @@ class TinyDense(Layer):
         y_BH = tf.matmul(x_BM, theta.w) + theta.b
         if training and self.p.dropout:
             key = self.random_seed("dropout")
-            kept = tf.random.stateless_uniform(tf.shape(y_BH), key) >= self.p.dropout
+            kept = random_numbers.uniform(y_BH.shape, key) >= self.p.dropout
             y_BH = tf.where(kept, y_BH, 0.0)
         return self.observe(y_BH)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from absl import logging
 from gin import selector_map
@@ -57,9 +58,12 @@ class _Namespace:
     def __init__(self, root: Params):
         self._root = root
         self._nodes = selector_map.SelectorMap()
+        self._elements: dict[str, str] = {}
         for path, node in root.nodes():
             if path:
                 self._nodes[_gin_name(path)] = node
+            if path.endswith("]"):
+                self._elements[_gin_name(path)] = path
 
     def apply(self, setting: Setting) -> None:
         """Sets one value; ValueError if its name or type is wrong."""
@@ -72,17 +76,16 @@ class _Namespace:
             if name not in node:
                 self._check_macro(setting)
                 return
-        if name not in node:
+        if name in node:
+            default = node.default(name)
+            exemplar = default if getattr(node, name) is None else getattr(node, name)
+            nullable = default is None or getattr(node, name) is None
+            setattr(node, name, _convert(setting, gin_path, exemplar, nullable))
+        elif gin_path in self._elements:
+            value = _convert(setting, gin_path, self._nodes[gin_path], nullable=False)
+            self._root.set_path(self._elements[gin_path], value)
+        else:
             raise ValueError(f"{setting.where}: unknown name {gin_path!r}. {self._hint(gin_path)}")
-        exemplar = getattr(node, name)
-        nullable = exemplar is None or node.default(name) is None
-        if exemplar is None:
-            exemplar = node.default(name)
-        try:
-            value = gin_values.convert(setting.value, exemplar, nullable)
-        except ValueError as error:
-            raise ValueError(f"{setting.where}: {gin_path}: {error}") from None
-        setattr(node, name, value)
 
     def _find_node(self, selector: str, setting: Setting) -> tuple[str, Params]:
         matches = sorted(self._nodes.matching_selectors(selector))
@@ -116,8 +119,9 @@ class _Namespace:
         if alike:
             return names.nearest(name, alike)
         node, known = self._root, 0
-        while below := self._nodes.get(".".join(steps[: known + 1])):
-            node, known = below, known + 1
+        while known < len(steps) - 1 and ".".join(steps[: known + 1]) in self._nodes:
+            known += 1
+            node = self._nodes[".".join(steps[:known])]
         return names.nearest(steps[known], _gin_children(node))
 
     def _all_names(self) -> Iterator[str]:
@@ -125,6 +129,13 @@ class _Namespace:
         for path, node in self._nodes.items():
             for child in _gin_children(node):
                 yield f"{path}.{child}"
+
+
+def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:
+    try:
+        return gin_values.convert(setting.value, exemplar, nullable)
+    except ValueError as error:
+        raise ValueError(f"{setting.where}: {gin_path}: {error}") from None
 
 
 def _gin_name(path: str) -> str:

@@ -64,11 +64,13 @@ class Cleaner(Configurable):
         super().__init__(params)
         if not 1 <= self.p.min_characters <= self.p.max_characters:
             raise ValueError(
-                "min_characters must be at least 1 and at most max_characters, not "
+                "input.cleaning.min_characters must be at least 1 and at most max_characters, not "
                 f"{self.p.min_characters} with max_characters {self.p.max_characters}"
             )
         if self.p.max_length_ratio < 1:
-            raise ValueError(f"max_length_ratio must be at least 1, not {self.p.max_length_ratio}")
+            raise ValueError(
+                f"input.cleaning.max_length_ratio must be at least 1, not {self.p.max_length_ratio}"
+            )
 
     def clean(self, rows: Iterable[Row], split: str) -> tuple[list[Row], CleaningReport]:
         """Returns the rows kept and the report.
@@ -130,8 +132,10 @@ class Normalizer:
             return text
         visible = "".join(map(_visible, text))
         single = " ".join(visible.split())
-        self._counts[REWRITTEN_CONTROL] += visible != text
-        self._counts[REWRITTEN_SPACE] += single != visible
+        if visible != text:
+            self._counts[REWRITTEN_CONTROL] += 1
+        if single != visible:
+            self._counts[REWRITTEN_SPACE] += 1
         return single
 
 

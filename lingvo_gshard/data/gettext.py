@@ -12,11 +12,8 @@ from lingvo_gshard.data import readers
 from lingvo_gshard.data.row import Row
 
 _CODE = r"([a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*(?:@[A-Za-z]+)?)"
-_PATHS = (
-    re.compile(rf"(?:^|/){_CODE}/LC_MESSAGES/[^/]+$"),
-    re.compile(rf"(?:^|/){_CODE}\.[mp]o$"),
-    re.compile(rf"(?:^|/)(?:po|locale|locales)/{_CODE}/[^/]+$"),
-)
+_DIRECTORY = re.compile(rf"/{_CODE}/LC_MESSAGES/[^/]+$|/(?:po|locales?)/{_CODE}/[^/]+$")
+_FILE = re.compile(rf"/{_CODE}\.[mp]o$")
 
 FUZZY = "a fuzzy catalog entry"
 OBSOLETE = "an obsolete catalog entry"
@@ -27,10 +24,11 @@ TARGET_LANGUAGE = "an entry of a catalog in the target language"
 class GettextReader(readers.FileReader):
     """Catalogs .po and .mo: a message's translation is the source, the message the target.
 
-    The language is read from the path (`de/LC_MESSAGES/x.po`, `de.po`, `po/de/x.mo`) or else from
-    the catalog's own Language header. Fuzzy, obsolete and untranslated entries are left out and
-    counted. An entry with a plural gives two rows: the singulars, and the plurals' last forms.
-    `line` is the entry's line in a .po, and its number in a .mo.
+    The language is that of the directory (`de/LC_MESSAGES/x.po`, `po/de/x.mo`), or else of the
+    catalog's own Language header, or else of the file's name (`de.po`).
+    Fuzzy, obsolete and untranslated entries are left out and counted. An entry with a plural gives
+    two rows: the singulars, and the plurals' last forms. `line` is the entry's line in a .po, and
+    its number in a .mo.
     """
 
     files_help = "a catalog or a directory of catalogs, a glob, or a list of them."
@@ -59,12 +57,12 @@ class GettextReader(readers.FileReader):
         catalog = self._parse(path)
         if catalog is None:
             return
-        language = _language(path) or catalog.metadata.get("Language", "")
+        language = _language(path, catalog)
         if not language:
             self._bad(f"{path}:1", "the catalog's language is neither in its path nor its header")
             return
         for number, entry in enumerate(catalog, start=1):
-            line = entry.linenum or number
+            line = getattr(entry, "linenum", number)
             reason = self._unused(entry, language)
             if reason:
                 self._leave_out(reason, f"{path}:{line}: {reason}")
@@ -77,7 +75,8 @@ class GettextReader(readers.FileReader):
             return TARGET_LANGUAGE
         if entry.obsolete:
             return OBSOLETE
-        if entry.fuzzy:
+        # A .mo knows no fuzzy entries: msgfmt leaves them out.
+        if getattr(entry, "fuzzy", False):
             return FUZZY
         return "" if _pairs(entry) else UNTRANSLATED
 
@@ -95,8 +94,8 @@ class GettextReader(readers.FileReader):
             line = 0 if path.endswith(".mo") else content.count(b"\n", 0, error.start) + 1
             self._bad(f"{path}:{line}", "not UTF-8")
         except (OSError, struct.error) as error:
-            line = re.search(r"\(line (\d+)\)", str(error))
-            self._bad(f"{path}:{line[1] if line else 0}", "damaged catalog", str(error))
+            found = re.search(r"\(line (\d+)\)", str(error))
+            self._bad(f"{path}:{found[1] if found else 0}", "damaged catalog", str(error))
         return None
 
 
@@ -109,12 +108,12 @@ def _catalogs_below(directory: str) -> list[str]:
     )
 
 
-def _language(path: str) -> str:
+def _language(path: str, catalog: polib.POFile | polib.MOFile) -> str:
     path = os.path.abspath(path).replace(os.sep, "/")
-    for pattern in _PATHS:
-        if match := pattern.search(path):
-            return match[1]
-    return ""
+    if match := _DIRECTORY.search(path):
+        return match[1] or match[2]
+    match = _FILE.search(path)
+    return catalog.metadata.get("Language", "").strip() or (match[1] if match else "")
 
 
 def _pairs(entry: polib.POEntry) -> list[tuple[str, str]]:

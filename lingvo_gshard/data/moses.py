@@ -1,7 +1,6 @@
 """Reader of Moses pairs: two files whose lines belong together, named by their languages."""
 
 import glob
-import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ class MosesReader(readers.FileReader):
         return list(found.items())
 
     def _read_pair(self, language: str, source_path: str, target_path: str) -> Iterator[Row]:
-        sources, targets = (self._lines_or_none(path) for path in (source_path, target_path))
+        sources, targets = (list(self._lines(path)) for path in (source_path, target_path))
         if len(sources) != len(targets):
             short, long = sorted(
                 ((sources, source_path), (targets, target_path)), key=lambda side: len(side[0])
@@ -72,14 +71,6 @@ class MosesReader(readers.FileReader):
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             if source is not None and target is not None:
                 yield Row(language, source, target, source_path, number)
-
-    def _lines_or_none(self, path: str) -> list[str | None]:
-        """Returns the lines of a file, None where one could not be read."""
-        lines: list[str | None] = []
-        for number, text in self._lines(path):
-            lines.extend(itertools.repeat(None, number - 1 - len(lines)))
-            lines.append(text)
-        return lines
 
 
 def _without_compression(path: str) -> str:

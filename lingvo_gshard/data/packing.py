@@ -27,6 +27,11 @@ class Tokens:
         """Returns the table of these sentences."""
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         ids = np.fromiter((i for s in sentences for i in s), np.int32, int(lengths.sum()))
+        return cls.of(ids, lengths)
+
+    @classmethod
+    def of(cls, ids: np.ndarray, lengths: np.ndarray) -> "Tokens":
+        """Returns the table of sentences of these lengths, one after another in `ids`."""
         return cls(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
 
     def __len__(self) -> int:

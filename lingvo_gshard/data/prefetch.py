@@ -25,7 +25,7 @@ class Prefetcher:
     def __init__(self, stream: Stream, depth: int):
         """Takes the stream over; ValueError for a negative depth."""
         if depth < 0:
-            raise ValueError(f"prefetch_batches must be at least 0, not {depth}")
+            raise ValueError(f"input.prefetch_batches must be at least 0, not {depth}")
         self._stream = stream
         self._depth = depth
         self._state = stream.get_state()

@@ -20,8 +20,9 @@ _EXAMPLES_KEPT = 20
 class Reader(Configurable, abc.ABC):
     """Reads the rows of a split, and refuses or counts what cannot be read.
 
-    `unreadable` counts by reason what on_bad_row="skip" left out (and rows that a format itself
-    marks as not to be used); `examples` holds the first messages, each with its file and line.
+    `left_out` counts by reason the rows of the split read last that on_bad_row="skip" left out, or
+    that their format itself marks as not to be used, or that leaked from train. `examples` holds
+    the first messages, each with its file and line.
     """
 
     @classmethod
@@ -40,10 +41,10 @@ class Reader(Configurable, abc.ABC):
         choices = ("refuse", "skip")
         if self.p.on_bad_row not in choices:
             raise ValueError(
-                f"on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}. "
+                f"input.corpus.on_bad_row must be 'refuse' or 'skip', not {self.p.on_bad_row!r}. "
                 f"{names.nearest(self.p.on_bad_row, choices)}"
             )
-        self.unreadable: collections.Counter[str] = collections.Counter()
+        self.left_out: collections.Counter[str] = collections.Counter()
         self.examples: list[str] = []
 
     @property
@@ -56,7 +57,7 @@ class Reader(Configurable, abc.ABC):
         """Yields the rows of a split that exists."""
 
     def rows(self, split: str) -> list[Row]:
-        """Returns the rows of a split and sets `unreadable`.
+        """Returns the rows of a split and sets `left_out` and `examples`.
 
         Raises ValueError for an unknown split and, with on_bad_row="refuse", for a file that is
         missing, damaged or not UTF-8, for a row with the wrong columns and for sides of unequal
@@ -64,23 +65,28 @@ class Reader(Configurable, abc.ABC):
         """
         if split not in self.splits:
             raise ValueError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
-        self.unreadable.clear()
+        self.left_out.clear()
         self.examples.clear()
         return list(self._read(split))
 
     def _bad(self, place: str, reason: str, detail: str = "", count: int = 1) -> None:
         message = f"{place}: {reason}{': ' if detail else ''}{detail}"
         if self.p.on_bad_row == "refuse":
-            raise ValueError(f"{message}. Set on_bad_row='skip' to leave such rows out, counted.")
+            raise ValueError(
+                f"{message}. Set input.corpus.on_bad_row='skip' to leave such rows out, counted."
+            )
         self._leave_out(reason, message, count)
 
     def _leave_out(self, reason: str, message: str, count: int = 1) -> None:
-        self.unreadable[reason] += count
+        self.left_out[reason] += count
         if len(self.examples) < _EXAMPLES_KEPT:
             self.examples.append(message)
 
-    def _lines(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yields (line number, text without its end) of a text file, plain or .gz or .xz."""
+    def _lines(self, path: str) -> Iterator[str | None]:
+        """Yields a text file's lines without their ends, plain or .gz or .xz.
+
+        None stands for a line that is not UTF-8; it is already counted.
+        """
         number = 0
         try:
             with _open(path) as file:
@@ -89,9 +95,10 @@ class Reader(Configurable, abc.ABC):
                         text = line.decode("utf-8")
                     except UnicodeDecodeError as error:
                         self._bad(f"{path}:{number}", "not UTF-8", f"byte {error.start}")
+                        yield None
                         continue
                     text = text.removesuffix("\n").removesuffix("\r")
-                    yield number, text.removeprefix("\ufeff") if number == 1 else text
+                    yield text.removeprefix("\ufeff") if number == 1 else text
         except FileNotFoundError:
             self._bad(f"{path}:0", "no such file")
         except (OSError, EOFError, lzma.LZMAError) as error:
@@ -119,10 +126,11 @@ class FileReader(Reader):
     def __init__(self, params: Params):
         super().__init__(params)
         if not _patterns(self.p.train):
-            raise ValueError(f"{type(self).__name__}: `train` names no file")
+            raise ValueError(f"input.corpus.train of the {type(self).__name__} names no file")
         if not 0 < self.p.held_out_per_mille < 500:
             raise ValueError(
-                f"held_out_per_mille must be above 0 and below 500, not {self.p.held_out_per_mille}"
+                "input.corpus.held_out_per_mille must be above 0 and below 500, not "
+                f"{self.p.held_out_per_mille}"
             )
         self._whole: held_out.Split | None = None
 
@@ -138,9 +146,12 @@ class FileReader(Reader):
         if self._whole is None:
             rows = list(self._read_files(self.p.train))
             self._whole = held_out.divide(rows, self.p.held_out_per_mille)
-            self._whole_unreadable = dict(self.unreadable), list(self.examples)
-        self.unreadable.update(self._whole_unreadable[0])
-        self.examples[:] = self._whole_unreadable[1]
+            self._whole_left_out = dict(self.left_out), list(self.examples)
+            self.left_out.clear()
+            self.examples.clear()
+        if split == "train":
+            self.left_out.update(self._whole_left_out[0])
+            self.examples.extend(self._whole_left_out[1])
         for reason, count in self._whole.dropped[split].items():
             self._leave_out(reason, f"{split}: {reason}", count)
         yield from self._whole.rows[split]

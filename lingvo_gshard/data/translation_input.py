@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from absl import logging
 
 from lingvo_gshard.core import names
 from lingvo_gshard.core.params import Configurable, Params
@@ -24,6 +25,7 @@ from lingvo_gshard.data.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 TOO_MANY_TOKENS = "more tokens than a batch's row"
+_ENCODED_AT_A_TIME = 50_000
 
 
 class TranslationInput(Configurable):
@@ -64,13 +66,12 @@ class TranslationInput(Configurable):
         self._cleaner = p.cleaning.instantiate()
         self._trainer = p.vocabulary.instantiate()
         self._cleaned: dict[str, tuple[list[Row], cleaning.CleaningReport]] = {}
-        self._given: tuple[Vocabulary, Vocabulary] | None = None
+        self._languages = (p.languages,) if isinstance(p.languages, str) else tuple(p.languages)
 
     @property
     def languages(self) -> tuple[str, ...]:
         """The source languages in use, as given or else sorted."""
-        given = tuple(self.p.languages)
-        return given or tuple(sorted({row.language for row in self.rows("train")}))
+        return self._languages or tuple(sorted({row.language for row in self.rows("train")}))
 
     def rows(self, split: str) -> list[Row]:
         """Returns the cleaned rows of "train", "dev" or "test" in the corpus's order.
@@ -104,8 +105,9 @@ class TranslationInput(Configurable):
         vocabulary.save_pair(directory, *self._vocabularies)
 
     def load_vocabularies(self, directory: str) -> None:
-        """Uses saved vocabularies in place of trained ones; to be called before any batch."""
-        self._given = vocabulary.load_pair(directory)
+        """Uses saved vocabularies from now on in place of trained ones."""
+        self._vocabularies = vocabulary.load_pair(directory)
+        self.__dict__.pop("_examples", None)
 
     def batch_spec(self) -> dict[str, tuple[tuple[int, int], str]]:
         """Returns {name: (shape, dtype)} of a batch."""
@@ -136,6 +138,9 @@ class TranslationInput(Configurable):
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         """Yields every row of a split once, packed as in training; the last batch is padded."""
         examples = self._tokenise(*self._load(split))
+        dropped = len(self.rows(split)) - len(examples.kept)
+        if dropped:
+            logging.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
         yield from packing.batches_in_order(
             examples.sources, examples.targets, examples.kept, self._shape
         )
@@ -146,31 +151,34 @@ class TranslationInput(Configurable):
 
     @functools.cached_property
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        return self._given or self._trainer.train(self.rows("train"), self.p.temperature)
+        return self._trainer.train(self.rows("train"), self.p.temperature)
 
     def _load(self, split):
         if split not in self._cleaned:
             rows = self._of_languages(self._reader.rows(split), split)
             kept, report = self._cleaner.clean(rows, split)
             report.examples = list(self._reader.examples)
-            for reason, count in self._reader.unreadable.items():
+            for reason, count in self._reader.left_out.items():
                 report.read += count
                 report.dropped[reason] += count
             self._cleaned[split] = kept, report
         return self._cleaned[split]
 
     def _of_languages(self, rows: list[Row], split: str) -> list[Row]:
-        wanted = set(self.p.languages)
-        if not wanted:
+        if not self._languages:
             return rows
-        valid = {row.language for row in rows}
-        for language in self.p.languages if split == "train" else ():
+        there = {row.language for row in rows}
+        for language in self._languages:
+            if language in there:
+                continue
+            # A small language may well have no held-out row, but none lacks training rows.
+            valid = there if split == "train" else {row.language for row in self.rows("train")}
             if language not in valid:
                 raise ValueError(
                     f"input.languages: the corpus has no {language!r}. "
                     f"{names.nearest(language, valid)}"
                 )
-        return [row for row in rows if row.language in wanted]
+        return [row for row in rows if row.language in self._languages]
 
     @functools.cached_property
     def _examples(self) -> "_Examples":
@@ -212,8 +220,15 @@ class _Examples:
 
 def encode(texts: Sequence[str], vocabulary: Vocabulary) -> Tokens:
     """Returns the ids of many lines, each with EOS behind it; repeated lines are encoded once."""
-    unique = {text: index for index, text in enumerate(dict.fromkeys(texts))}
-    encoded = vocabulary.encode_batch(list(unique))
-    for ids in encoded:
-        ids.append(vocabulary.eos_id)
-    return Tokens.concatenate([encoded[unique[text]] for text in texts])
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    unique = list(numbers)
+    ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    # By parts: as lists of Python integers, millions of lines would take gigabytes.
+    for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
+        encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
+        part = Tokens.concatenate([line + [vocabulary.eos_id] for line in encoded])
+        ids.append(part.ids)
+        lengths.append(part.lengths)
+    table = Tokens.of(np.concatenate(ids), np.concatenate(lengths))
+    chosen = np.fromiter((numbers[text] for text in texts), np.int64, len(texts))
+    return Tokens.of(table.gather(chosen), table.lengths[chosen])

@@ -53,14 +53,14 @@ class VocabularyTrainer(Configurable):
         p = self.p
         if p.model_type not in _MODEL_TYPES:
             raise ValueError(
-                f"vocabulary.model_type cannot be {p.model_type!r}. "
+                f"input.vocabulary.model_type cannot be {p.model_type!r}. "
                 f"{names.nearest(p.model_type, _MODEL_TYPES)}"
             )
         if p.joint and p.target_size:
-            raise ValueError("vocabulary.target_size needs vocabulary.joint = False")
+            raise ValueError("input.vocabulary.target_size needs vocabulary.joint = False")
         if not 0 < p.character_coverage <= 1:
             raise ValueError(
-                "vocabulary.character_coverage must be above 0 and at most 1, not "
+                "input.vocabulary.character_coverage must be above 0 and at most 1, not "
                 f"{p.character_coverage}"
             )
 
@@ -93,7 +93,7 @@ class VocabularyTrainer(Configurable):
         directory = cache_directory(self.p.cache_directory)
         try:
             return Vocabulary.load(directory, key)
-        except ValueError:
+        except (OSError, ValueError):
             logging.info("Training a vocabulary of %d on %d sentences", size, len(chosen))
         model = io.BytesIO()
         try:

@@ -9,9 +9,12 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.sharding import annotate, einsum
 
 _MASKED = -1e9
+
+# Heads before positions: the order in which the products of one position read them without a copy.
+_CACHE_LAYOUT = "BNKD"
 
 
 def segment_bias(
@@ -79,38 +82,57 @@ class MultiHeadAttention(Layer):
         keys_BKND: tf.Tensor,
         values_BKND: tf.Tensor,
         bias_B1LK: tf.Tensor,
+        memory_layout: str = "BKND",
     ) -> tf.Tensor:
-        """Returns [B,L,M] for given keys and values; the softmax is float32."""
+        """Returns [B,L,M] for given keys and values; the softmax is float32.
+
+        memory_layout: the order of the dimensions of keys and values, "BKND" or a cache's.
+        """
         dtype = x_BLM.dtype
         scale = 1.0 / math.sqrt(self.head_dim)
         query_BLND = einsum("BLM,MND->BLND", x_BLM, tf.cast(theta.w_query * scale, dtype))
-        logits_BNLK = einsum("BLND,BKND->BNLK", query_BLND, keys_BKND)
+        logits_BNLK = einsum(f"BLND,{memory_layout}->BNLK", query_BLND, keys_BKND)
         weights_BNLK = tf.nn.softmax(tf.cast(logits_BNLK, tf.float32) + bias_B1LK)
         weights_BNLK = self.dropout.fprop(theta.dropout, tf.cast(weights_BNLK, dtype))
-        mixed_BLND = einsum("BNLK,BKND->BLND", weights_BNLK, values_BKND)
+        mixed_BLND = einsum(f"BNLK,{memory_layout}->BLND", weights_BNLK, values_BKND)
         y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, dtype))
         return self.observe(y_BLM)
 
     def init_cache(self, batch: int, length: int) -> NestedMap:
-        """Returns empty keys and values [B,K,N,D] for `length` steps of self-attention."""
-        shape = [batch, length, self.p.num_heads, self.head_dim]
+        """Returns empty keys and values [B,N,K,D] for `length` steps of self-attention."""
+        shape = [batch, self.p.num_heads, length, self.head_dim]
         zeros = tf.zeros(shape, self.fprop_dtype)
         return NestedMap(key=zeros, value=zeros)
+
+    def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
+        """Returns the keys and values [B,N,K,D] of a memory that every step attends to."""
+        keys_BKND, values_BKND = self.project_memory(theta, memory_BKM)
+        return NestedMap(key=_to_cache(keys_BKND), value=_to_cache(values_BKND))
+
+    def attend_to_cache(
+        self, theta: NestedMap, x_B1M: tf.Tensor, cache: NestedMap, bias_B11K: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns [B,1,M]: one position attends to what a cache holds."""
+        return self.attend(theta, x_B1M, cache.key, cache.value, bias_B11K, _CACHE_LAYOUT)
 
     def extend_step(
         self, theta: NestedMap, x_B1M: tf.Tensor, step: tf.Tensor, cache: NestedMap
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns ([B,1,M], cache): position `step` attends to itself and those before it."""
-        key_B1ND, value_B1ND = self.project_memory(theta, x_B1M)
+        new = self.cache_memory(theta, x_B1M)
         cache = NestedMap(
-            key=_write_step(cache.key, key_B1ND, step),
-            value=_write_step(cache.value, value_B1ND, step),
+            key=_write_step(cache.key, new.key, step),
+            value=_write_step(cache.value, new.value, step),
         )
-        length = cache.key.shape[1]
+        length = cache.key.shape[2]
         bias = tf.where(tf.range(length) <= step, 0.0, _MASKED)[None, None, None, :]
-        return self.attend(theta, x_B1M, cache.key, cache.value, bias), cache
+        return self.attend_to_cache(theta, x_B1M, cache, bias), cache
 
 
-def _write_step(cache_BKND: tf.Tensor, new_B1ND: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    at_step = tf.equal(tf.range(cache_BKND.shape[1]), step)[None, :, None, None]
-    return tf.where(at_step, new_B1ND, cache_BKND)
+def _to_cache(x_BKND: tf.Tensor) -> tf.Tensor:
+    return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), _CACHE_LAYOUT)
+
+
+def _write_step(cache_BNKD: tf.Tensor, new_BN1D: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    at_step = tf.equal(tf.range(cache_BNKD.shape[2]), step)[None, None, :, None]
+    return tf.where(at_step, new_BN1D, cache_BNKD)

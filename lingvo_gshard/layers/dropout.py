@@ -20,17 +20,21 @@ class Dropout(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("rate", 0.0, "Share of elements that are zeroed.")
+        p.define("rate", 0.0, "Share of elements that are zeroed, to the nearest 1/256.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        if not 0 <= self.p.rate < 1:
-            raise ValueError(f"{path}.rate: {self.p.rate} is not in [0, 1)")
+        self._dropped_levels = round(self.p.rate * _LEVELS)
+        if self.p.rate and not 0 < self._dropped_levels < _LEVELS:
+            raise ValueError(
+                f"{path}.rate: {self.p.rate} is neither 0 nor, to the nearest 1/{_LEVELS}, "
+                "between 0 and 1"
+            )
 
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x with elements dropped; any shape, its static shape must be known."""
-        dropped_levels = round(self.p.rate * _LEVELS)
+        dropped_levels = self._dropped_levels
         if not context.current().training or dropped_levels == 0:
             return x
         random_bytes = _random_bytes(x.shape, self.random_seed("mask"))

@@ -79,7 +79,8 @@ class SinusoidalPositions(Layer):
             raise ValueError(f"{path}.model_dim: {self.p.model_dim} is odd; even was expected")
 
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] for integer positions."""
+        """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
+        _check_length(self, positions_BL)
         table = sinusoids(self.p.max_length, self.p.model_dim)
         x_BLM = tf.gather(tf.constant(table), positions_BL)
         return annotate(tf.cast(x_BLM, self.fprop_dtype), "BLM")
@@ -101,9 +102,19 @@ class LearnedPositions(Layer):
         self.create_variable("table", "LM", sizes, initializers.normal(0.02))
 
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] for integer positions."""
+        """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
+        _check_length(self, positions_BL)
         x_BLM = tf.gather(theta.table, positions_BL)
         return annotate(tf.cast(x_BLM, self.fprop_dtype), "BLM")
+
+
+def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:
+    """XLA would take the last position in place of any that the table lacks."""
+    length = positions_BL.shape[1]
+    if length > layer.p.max_length:
+        raise ValueError(
+            f"{layer.path}.max_length: {layer.p.max_length} positions do not do for rows of {length}"
+        )
 
 
 def sinusoids(length: int, model_dim: int) -> np.ndarray:

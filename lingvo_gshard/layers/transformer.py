@@ -89,11 +89,10 @@ class TransformerLayer(Layer):
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns the cache of a decoder layer: room for `length` steps, and the memory projected."""
         batch = memory.output_BKM.shape[0]
-        keys, values = self.cross_attention.project_memory(
-            theta.cross_attention, memory.output_BKM
+        return NestedMap(
+            self_attention=self.self_attention.init_cache(batch, length),
+            memory=self.cross_attention.cache_memory(theta.cross_attention, memory.output_BKM),
         )
-        self_cache = self.self_attention.init_cache(batch, length)
-        return NestedMap(self_attention=self_cache, memory_key=keys, memory_value=values)
 
     def extend_step(
         self,
@@ -111,8 +110,8 @@ class TransformerLayer(Layer):
         )
         x_B1M = self._add("self_attention", theta, x_B1M, h_B1M)
         h_B1M = self._normalise("cross_attention", theta, x_B1M)
-        h_B1M = self.cross_attention.attend(
-            theta.cross_attention, h_B1M, cache.memory_key, cache.memory_value, memory_bias_B11K
+        h_B1M = self.cross_attention.attend_to_cache(
+            theta.cross_attention, h_B1M, cache.memory, memory_bias_B11K
         )
         x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
         cache = NestedMap(cache, self_attention=self_cache)

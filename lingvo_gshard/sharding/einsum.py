@@ -11,19 +11,37 @@ from lingvo_gshard.sharding.letters import check_layout
 def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     """Returns tf.einsum(equation, *operands), annotated with the letters right of the arrow.
 
-    Raises ValueError if a letter is unknown or an operand's rank differs from its letters.
+    Raises ValueError if a letter is unknown, has two sizes, or stands right of the arrow only, and
+    if an operand's rank differs from its letters.
     """
-    inputs, _, output = equation.partition("->")
+    inputs, arrow, output = equation.partition("->")
     layouts = inputs.split(",")
-    if len(layouts) != len(operands):
-        raise ValueError(f"einsum {equation!r} takes {len(layouts)} operands, not {len(operands)}")
-    for layout, operand in zip(layouts, operands, strict=True):
-        check_layout(layout, operand.shape.rank)
+    _check(equation, layouts, arrow, output, operands)
     if _is_product(layouts, output):
         result = _product(*layouts, output, *operands)
     else:
         result = tf.einsum(equation, *operands)
     return annotate(result, output)
+
+
+def _check(
+    equation: str, layouts: list[str], arrow: str, output: str, operands: tuple[tf.Tensor, ...]
+) -> None:
+    if not arrow:
+        raise ValueError(f"einsum {equation!r} has no '->'")
+    if len(layouts) != len(operands):
+        raise ValueError(f"einsum {equation!r} takes {len(layouts)} operands, not {len(operands)}")
+    sizes: dict[str, int] = {}
+    for layout, operand in zip(layouts, operands, strict=True):
+        check_layout(layout, operand.shape.rank)
+        for letter, size in zip(layout, operand.shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(
+                    f"einsum {equation!r}: {letter!r} has sizes {sizes[letter]} and {size}"
+                )
+    for letter in output:
+        if letter not in sizes:
+            raise ValueError(f"einsum {equation!r}: {letter!r} stands in no operand")
 
 
 def _is_product(layouts: list[str], output: str) -> bool:

@@ -64,14 +64,18 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
 
 
 def run_program(name: str, main: Callable[[list[str]], int]) -> None:
-    """Runs `main` under absl and exits with what it returns.
+    """Runs `main` under absl, guarded, and exits with what it returns."""
+    app.run(guarded(name, main), flags_parser=_leave_to_main)
 
-    Users' mistakes, which are ValueErrors raised by this package and errors of files, end with one
-    line on standard error and exit code 1; anything else is a fault of the program and keeps its
-    traceback.
+
+def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """Returns `main` with users' mistakes told in words, and 1 returned for them.
+
+    These are ValueErrors raised by this package and errors of files. Anything else is a fault of
+    the program and keeps its traceback.
     """
 
-    def guarded(argv: list[str]) -> int:
+    def run(argv: list[str]) -> int:
         try:
             return main(argv)
         except (ValueError, OSError) as error:
@@ -80,7 +84,7 @@ def run_program(name: str, main: Callable[[list[str]], int]) -> None:
             print(f"{name}: error: {error}", file=sys.stderr)
             return 1
 
-    app.run(guarded, flags_parser=_leave_to_main)
+    return run
 
 
 def command_line(name: str, module: str, argv: list[str]) -> str:
@@ -109,7 +113,9 @@ def _help_text(values: flags.FlagValues, about: str) -> str:
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"
         lines.append(f"  {form}")
         lines += textwrap.wrap(
-            " ".join(flag.help.split()) + default, width=90, initial_indent=" " * 6, subsequent_indent=" " * 6
+            " ".join(flag.help.split()) + default,
+            width=90,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
         )
     return "\n".join(lines)
-

@@ -31,10 +31,11 @@ from lingvo_gshard.core import gin_binding, names, registry  # noqa: E402
 from lingvo_gshard.core.params import Params  # noqa: E402
 from lingvo_gshard.runtime.local import LocalRuntime  # noqa: E402
 from lingvo_gshard.tools import _summary  # noqa: E402
-from lingvo_gshard.training.checkpoint import CheckpointStore  # noqa: E402
+from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore  # noqa: E402
 from lingvo_gshard.training.diagnosis import NonFiniteError  # noqa: E402
 from lingvo_gshard.training.logdir import Logdir  # noqa: E402
 from lingvo_gshard.training.loop import Loop, Outcome  # noqa: E402
+from lingvo_gshard.training.params_text import experiment_from_text  # noqa: E402
 from lingvo_gshard.training.signals import Interrupted, StopRequest  # noqa: E402
 from lingvo_gshard.training.trainer import Trainer  # noqa: E402
 
@@ -54,11 +55,15 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
     flags.DEFINE_multi_string(
-        "gin_file", [], "A gin file over the experiment's Params",
+        "gin_file",
+        [],
+        "A gin file over the experiment's Params",
         flag_values=values,
     )
     flags.DEFINE_multi_string(
-        "gin_param", [], "One setting, as 'trainer.clip_norm = 1.0'",
+        "gin_param",
+        [],
+        "One setting, as 'trainer.clip_norm = 1.0'",
         flag_values=values,
     )
     flags.DEFINE_string("runtime", "local", "What runs the steps: local.", flag_values=values)
@@ -110,6 +115,7 @@ def train(
         input_ = params.input.instantiate()
         if checkpoint:
             print(f"Going on from the checkpoint of step {checkpoint.step:,}")
+            _warn_of_another_end(params, checkpoint)
             input_.load_vocabularies(checkpoint.extras)
         task = with_vocabulary_sizes(params.task, input_).instantiate()
         trainer = params.trainer.instantiate(task)
@@ -145,6 +151,17 @@ def _params(values: flags.FlagValues) -> Params:
         if values[name].value is not None:
             params.trainer.set(**{name: values[name].value})
     return params
+
+
+def _warn_of_another_end(params: Params, checkpoint: Checkpoint) -> None:
+    """Says so where other --steps than before stretch the schedule."""
+    before, now = experiment_from_text(checkpoint.params_text).trainer.steps, params.trainer.steps
+    schedule = params.trainer.schedule
+    if before != now and "total_steps" in schedule and not schedule.total_steps:
+        print(
+            f"Warning: the learning rate now decays to step {now:,}, before it was {before:,}; "
+            f"trainer.schedule.total_steps = {before} keeps it"
+        )
 
 
 def _list_experiments(console: rich.console.Console) -> None:

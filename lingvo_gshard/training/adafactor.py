@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.training.optimizers import Optimizer, Slots
+from lingvo_gshard.training.optimizers import Keep, Optimizer, Slots
 
 # Along these a weight is a stack of separate weights: experts, repeated layers, pipeline stages.
 STACKED = "ERP"
@@ -68,30 +68,35 @@ class Adafactor(Optimizer):
         slots: Slots,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
+        keep: Keep,
     ) -> tuple[tf.Tensor, Slots]:
         p = self.p
         t = tf.cast(step, tf.float32) + 1.0
         beta = tf.minimum(p.beta2, 1.0 - tf.pow(t, -p.decay_exponent))
-        slots, inverse_root = self._second_moment(spec, gradient, slots, beta)
+        slots, inverse_root = self._second_moment(spec, gradient, slots, beta, keep)
         unclipped = gradient * inverse_root
         per_weight = [i for i, letter in enumerate(spec.layout) if letter not in "RP"]
         scale = learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
         if p.relative_update:
             scale *= tf.maximum(p.min_weight_rms, _rms(weight, per_weight))
-        return weight - scale * unclipped, slots
+        return keep(weight, weight - scale * unclipped), slots
 
     def _second_moment(
-        self, spec: VariableSpec, gradient: tf.Tensor, slots: Slots, beta: tf.Tensor
+        self, spec: VariableSpec, gradient: tf.Tensor, slots: Slots, beta: tf.Tensor, keep: Keep
     ) -> tuple[Slots, tf.Tensor]:
         """Returns the slots after the step and 1 / sqrt(V), which broadcasts to the weight."""
         square = gradient * gradient + self.p.epsilon
         letters = self.factored_letters(spec)
+
+        def decay(name: str, new: tf.Tensor) -> tf.Tensor:
+            return keep(slots[name], beta * slots[name] + (1.0 - beta) * new)
+
         if letters is None:
-            moment = beta * slots["second_moment"] + (1.0 - beta) * square
+            moment = decay("second_moment", square)
             return {"second_moment": moment}, tf.math.rsqrt(moment)
         row, column = (spec.layout.index(letter) for letter in letters)
-        row_moment = beta * slots["row_moment"] + (1.0 - beta) * tf.reduce_mean(square, column)
-        column_moment = beta * slots["column_moment"] + (1.0 - beta) * tf.reduce_mean(square, row)
+        row_moment = decay("row_moment", tf.reduce_mean(square, column))
+        column_moment = decay("column_moment", tf.reduce_mean(square, row))
         # `row` stands before `column`, so taking the column away leaves the row's index as it was.
         mean = tf.reduce_mean(row_moment, row, keepdims=True)
         row_factor = tf.expand_dims(tf.math.rsqrt(row_moment / mean), column)

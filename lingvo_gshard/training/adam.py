@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.training.optimizers import Optimizer, Slots
+from lingvo_gshard.training.optimizers import Keep, Optimizer, Slots
 
 
 class Adam(Optimizer):
@@ -32,7 +32,9 @@ class Adam(Optimizer):
         super().__init__(params)
         for name in ("beta1", "beta2"):
             if not 0.0 <= params.get(name) < 1.0:
-                raise ValueError(f"trainer.optimizer.{name} is {params.get(name)}; it must be in [0, 1)")
+                raise ValueError(
+                    f"trainer.optimizer.{name} is {params.get(name)}; it must be in [0, 1)"
+                )
 
     def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
         return {"first_moment": spec.layout, "second_moment": spec.layout}
@@ -45,15 +47,18 @@ class Adam(Optimizer):
         slots: Slots,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
+        keep: Keep,
     ) -> tuple[tf.Tensor, Slots]:
         p = self.p
         t = tf.cast(step, tf.float32) + 1.0
-        first = p.beta1 * slots["first_moment"] + (1.0 - p.beta1) * gradient
-        second = p.beta2 * slots["second_moment"] + (1.0 - p.beta2) * gradient * gradient
+        old_first, old_second = slots["first_moment"], slots["second_moment"]
+        first = keep(old_first, p.beta1 * old_first + (1.0 - p.beta1) * gradient)
+        square = gradient * gradient
+        second = keep(old_second, p.beta2 * old_second + (1.0 - p.beta2) * square)
         # Scalars are folded together first, so that each weight costs one root and one division.
         scale = learning_rate / (1.0 - tf.pow(p.beta1, t))
         root_scale = tf.math.rsqrt(1.0 - tf.pow(p.beta2, t))
         change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
         if p.weight_decay and len(spec.layout) > 1:
             change += learning_rate * p.weight_decay * weight
-        return weight - change, {"first_moment": first, "second_moment": second}
+        return keep(weight, weight - change), {"first_moment": first, "second_moment": second}

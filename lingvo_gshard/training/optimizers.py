@@ -8,6 +8,7 @@ over a mesh as the weight is.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -17,6 +18,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Configurable
 
 Slots = dict[str, tf.Tensor]
+# keep(old, new): new, but old in a step that must change nothing.
+Keep = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Optimizer(Configurable):
@@ -38,10 +41,13 @@ class Optimizer(Configurable):
         slots: Slots,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
+        keep: Keep,
     ) -> tuple[tf.Tensor, Slots]:
         """Returns one weight and its slots after a step.
 
-        All tensors are float32; `step` counts from 0 and `learning_rate` is a scalar.
+        All tensors are float32; `step` counts from 0 and `learning_rate` is a scalar. What is
+        returned goes through `keep` first, and the weight is computed from the slots as kept: XLA
+        then updates both in place, where it would else copy every slot.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
@@ -64,11 +70,17 @@ class Optimizer(Configurable):
         slots: NestedMap,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
+        stopped: tf.Tensor | bool = False,
     ) -> tuple[NestedMap, NestedMap]:
         """Returns (theta, slots) after one step; computed in float32, whatever the weights' type.
 
         specs: the tree of VariableSpec, which gives theta, gradients and slots their structure.
+        stopped: a bool scalar; where it is true, theta and slots come back as they were.
         """
+
+        def keep(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+            return tf.where(stopped, old, new)
+
         weights, slot_maps = [], []
         flat_slots = iter(slots.flatten())
         rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
@@ -76,7 +88,7 @@ class Optimizer(Configurable):
             slot = {name: next(flat_slots) for name in sorted(self.slot_layouts(spec))}
             weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
             updated, slot = self.update_weight(
-                spec, weight_32, gradient_32, slot, step, learning_rate
+                spec, weight_32, gradient_32, slot, step, learning_rate, keep
             )
             weights.append(tf.cast(updated, weight.dtype))
             slot_maps.append(NestedMap(slot))

@@ -31,7 +31,9 @@ class Schedule(Configurable):
                 f"trainer.schedule.learning_rate is {params.learning_rate}; it must be positive"
             )
         if params.warmup_steps < 0:
-            raise ValueError(f"trainer.schedule.warmup_steps is {params.warmup_steps}; 0 or more expected")
+            raise ValueError(
+                f"trainer.schedule.warmup_steps is {params.warmup_steps}; 0 or more expected"
+            )
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the float32 learning rate of int32 `step`."""
@@ -71,7 +73,9 @@ class InverseSquareRoot(Schedule):
     def __init__(self, params: Params):
         super().__init__(params)
         if params.decay_start < 1:
-            raise ValueError(f"trainer.schedule.decay_start is {params.decay_start}; 1 or more expected")
+            raise ValueError(
+                f"trainer.schedule.decay_start is {params.decay_start}; 1 or more expected"
+            )
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
         return tf.math.rsqrt(tf.maximum(step, float(self.p.decay_start)))
@@ -135,7 +139,9 @@ class WarmupStableDecay(_Bounded):
     def __init__(self, params: Params):
         super().__init__(params)
         if not 0.0 < params.decay_share <= 1.0:
-            raise ValueError(f"trainer.schedule.decay_share is {params.decay_share}; (0, 1] expected")
+            raise ValueError(
+                f"trainer.schedule.decay_share is {params.decay_share}; (0, 1] expected"
+            )
 
     @property
     def decay_steps(self) -> int:

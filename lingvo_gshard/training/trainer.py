@@ -33,7 +33,9 @@ class Trainer(Configurable):
     def params(cls) -> Params:
         p = super().params()
         p.define("steps", 1000, "Steps to train in all.")
-        p.define("seed", 1, "Seed of the weights, of dropout and routing, and of the input's order.")
+        p.define(
+            "seed", 1, "Seed of the weights, of dropout and routing, and of the input's order."
+        )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
         p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0: not clipped.")
@@ -85,6 +87,7 @@ class Trainer(Configurable):
         norm = tf.sqrt(tf.add_n([_sum_of_squares(g) for g in gradients.flatten()]))
         learning_rate = self.schedule(state.step)
         scale = _clip_scale(norm, self.p.clip_norm)
+        stopped = state.stopped | ~(tf.math.is_finite(loss) & tf.math.is_finite(norm))
         theta, slots = self.optimizer.update(
             self.theta_specs,
             state.theta,
@@ -92,15 +95,13 @@ class Trainer(Configurable):
             state.slots,
             state.step,
             learning_rate,
+            stopped,
         )
-        finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-        stopped = state.stopped | ~finite
-        new_state = NestedMap(step=state.step + 1, stopped=stopped, theta=theta, slots=slots)
-        kept = tf.nest.map_structure(lambda new, old: tf.where(stopped, old, new), new_state, state)
-        kept.stopped = stopped
-        values = NestedMap({name: value for name, (value, _) in metrics.items()})
-        values.update(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
-        return kept, values.transform(lambda value: tf.cast(value, tf.float32))
+        step = tf.where(stopped, state.step, state.step + 1)
+        values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
+        values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
+        new_state = NestedMap(step=step, stopped=stopped, theta=theta, slots=slots)
+        return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
 
     def gradients(
         self,

@@ -306,6 +306,15 @@ def test_a_reference_puts_another_class_in_place():
     assert after.trainer.optimizer == Adam.params().set(beta1=0.5)
 
 
+def test_a_reference_may_stand_for_one_element_of_a_list():
+    params = _params()
+    params.task.layers = [Momentum.params(), Momentum.params()]
+    after = apply_gin(params, [], [f"task.layers_1 = {HERE}.Adam", "task.layers_1.beta1 = 0"])
+    assert after.task.layers == [Momentum.params(), Adam.params().set(beta1=0.0)]
+    with pytest.raises(ValueError, match="task.layers_1: this is a group"):
+        apply_gin(params, [], ["task.layers_1 = 3"])
+
+
 def test_references_fill_lists_functions_and_empty_places():
     after = _apply(
         f"task.layers = [{HERE}.Mixture]",

@@ -96,7 +96,9 @@ def test_evaluation_is_without_dropout_and_weighted():
     trainer, batch = make_trainer(), tiny.make_batch(1, 0)
     theta = trainer.init_state().theta
     metrics = trainer.eval_step(theta, batch)
-    assert [float(x) for x in metrics.loss] == [float(x) for x in trainer.eval_step(theta, batch).loss]
+    assert [float(x) for x in metrics.loss] == [
+        float(x) for x in trainer.eval_step(theta, batch).loss
+    ]
     assert float(metrics.loss[1]) == 16.0
     hidden = np.maximum(batch["x"] @ arrays(theta.hidden.w)[0] + theta.hidden.b.numpy(), 0)
     np.testing.assert_allclose(metrics.hidden_mean[0], hidden.mean(), rtol=1e-5)

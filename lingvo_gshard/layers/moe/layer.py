@@ -39,6 +39,12 @@ class MixtureOfExperts(Layer):
             raise ValueError(f"{path}.group_size: {p.group_size}; a positive size was expected")
         self._activation = activations.get(p.activation, path)
         self._dispatch = dispatch.get(p.dispatch, path)
+        for name in ("model_dim", "num_experts"):
+            if p.router.get(name) not in (0, p.get(name)):
+                raise ValueError(
+                    f"{path}.router.{name}: {p.router.get(name)}, but {path}.{name} is "
+                    f"{p.get(name)}; leave the router's 0"
+                )
         router = p.router.copy().set(model_dim=p.model_dim, num_experts=p.num_experts)
         self.create_child("router", router)
         sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}

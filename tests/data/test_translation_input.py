@@ -1,0 +1,167 @@
+"""TranslationInput: from files to batches that read back as the corpus."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.data import cleaning, moses, translation_input, tsv
+from lingvo_gshard.data.translation_input import TranslationInput
+from tests.data import corpora
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    corpora.write(directory / "train.tsv", 300)
+    corpora.write(directory / "test.tsv", 20, languages=("de",))
+    return directory
+
+
+def params(place, **values):
+    p = TranslationInput.params()
+    p.corpus = tsv.TsvReader.params().set(
+        train=str(place / "train.tsv"), test=str(place / "test.tsv")
+    )
+    p.vocabulary.set(size=290, cache_directory=str(place / "cache"))
+    p.set(batch_rows=4, source_length=72, target_length=64, packing_window=100)
+    return p.set(**values)
+
+
+def segments_as_text(batch, data):
+    for row in range(len(batch["source_ids"])):
+        for segment in range(1, batch["source_segments"][row].max() + 1):
+            source = batch["source_ids"][row][batch["source_segments"][row] == segment]
+            target = batch["target_labels"][row][batch["target_segments"][row] == segment]
+            yield (
+                data.source_vocabulary.decode(source),
+                data.target_vocabulary.decode(target),
+            )
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_batches_read_back_as_the_corpus(place, joint):
+    p = params(place)
+    p.vocabulary.joint = joint
+    p.vocabulary.size = corpora.SIZE if joint else 290
+    data = p.instantiate()
+    assert (data.source_vocabulary is data.target_vocabulary) == joint
+    rows = {(row.source, row.target) for row in data.rows("train")}
+    batches = data.train_batches(seed=1)
+    spec = data.batch_spec()
+    seen = set()
+    for _ in range(60):
+        batch = next(batches)
+        assert {n: (a.shape, a.dtype.name) for n, a in batch.items()} == spec
+        seen.update(segments_as_text(batch, data))
+    batches.close()
+    assert seen == rows
+
+
+def test_the_report_adds_up(place):
+    data = params(place, target_length=18).instantiate()
+    report = data.report
+    assert report.dropped[translation_input.TOO_MANY_TOKENS] > 0
+    assert report.read == 300 == report.kept + report.dropped.total()
+    assert report.dropped[cleaning.DUPLICATE] == 300 - len(data.rows("train"))
+    assert data.held_out_report("test").read == 20
+
+
+def test_skipped_rows_are_in_the_report(tmp_path, place):
+    text = (place / "train.tsv").read_text() + "broken\n"
+    (tmp_path / "train.tsv").write_text(text)
+    p = params(place)
+    p.corpus.train = str(tmp_path / "train.tsv")
+    with pytest.raises(ValueError, match=r"train.tsv:301: wrong number of columns"):
+        p.instantiate().rows("train")
+    p.corpus.on_bad_row = "skip"
+    report = p.instantiate().report
+    assert report.read == 301 == report.kept + report.dropped.total()
+    assert report.dropped["wrong number of columns"] == 1
+    assert "train.tsv:301" in report.examples[0]
+
+
+def test_resumes_in_a_new_process_as_it_were(place):
+    one = params(place).instantiate().train_batches(seed=5)
+    for _ in range(37):
+        next(one)
+    state = json.loads(json.dumps(one.get_state()))
+    other = params(place).instantiate().train_batches(seed=5)
+    other.set_state(state)
+    for _ in range(50):
+        expected, actual = next(one), next(other)
+        assert all(np.array_equal(expected[name], actual[name]) for name in expected)
+
+
+@pytest.mark.parametrize("change", ["seed", "temperature", "languages", "batch_rows"])
+def test_a_position_in_other_data_is_refused(place, change):
+    state = params(place).instantiate().train_batches(seed=5).get_state()
+    values = {"temperature": 2.0, "languages": ("de",), "batch_rows": 5}
+    p = params(place, **({change: values[change]} if change in values else {}))
+    batches = p.instantiate().train_batches(seed=6 if change == "seed" else 5)
+    with pytest.raises(ValueError, match="belongs to another stream"):
+        batches.set_state(state)
+
+
+def test_evaluation_batches_hold_every_row_once(place):
+    data = params(place).instantiate()
+    found = collections.Counter()
+    for batch in data.evaluation_batches("test"):
+        assert batch["source_ids"].shape == (4, 72)
+        found.update(segments_as_text(batch, data))
+    assert found == collections.Counter((r.source, r.target) for r in data.rows("test"))
+
+
+def test_languages(place):
+    assert params(place).instantiate().languages == ("de", "fr")
+    data = params(place, languages="fr").instantiate()
+    assert data.languages == ("fr",)
+    assert {row.language for row in data.rows("train")} == {"fr"}
+    assert data.rows("test") == []
+    for split in ("train", "test"):
+        with pytest.raises(ValueError, match="the corpus has no 'frr'. Did you mean 'fr'"):
+            params(place, languages=("fr", "frr")).instantiate().rows(split)
+    with pytest.raises(ValueError, match="Unknown split 'tests'. Did you mean 'test'"):
+        data.rows("tests")
+
+
+def test_saved_vocabularies_are_used_again(place, tmp_path):
+    data = params(place).instantiate()
+    data.save_vocabularies(str(tmp_path))
+    p = params(place)
+    p.vocabulary.set(size=299, cache_directory="/nowhere")
+    other = p.instantiate()
+    other.load_vocabularies(str(tmp_path))
+    assert other.source_vocabulary == data.source_vocabulary
+    one, two = (next(d.train_batches(seed=1)) for d in (data, other))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_another_reader(place, tmp_path):
+    rows = corpora.rows(200, languages=("de",))
+    (tmp_path / "train.de").write_text("".join(row.source + "\n" for row in rows))
+    (tmp_path / "train.en").write_text("".join(row.target + "\n" for row in rows))
+    p = params(place)
+    p.corpus = moses.MosesReader.params().set(train=str(tmp_path / "train"))
+    p.vocabulary.size = 290
+    data = p.instantiate()
+    assert next(data.train_batches(seed=1))["source_ids"].any()
+    assert len(data.rows("train")) > len(data.rows("test"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_rows": 0}, "input.batch_rows must be at least 1, not 0"),
+        ({"temperature": 0.9}, "input.temperature must be at least 1"),
+    ],
+)
+def test_option_errors(place, values, message):
+    with pytest.raises(ValueError, match=message):
+        params(place, **values).instantiate()
+
+
+def test_no_row_left(place):
+    with pytest.raises(ValueError, match="No training row is left"):
+        next(params(place, source_length=1).instantiate().train_batches(seed=1))

@@ -1,0 +1,70 @@
+"""Vocabulary: lossless, with the agreed ids, and the same after save and load."""
+
+import os
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gshard.data import cleaning, vocabulary
+from lingvo_gshard.data.vocabulary import Vocabulary
+from tests.data import corpora
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return corpora.trainer(tmp_path_factory.mktemp("cache")).train(corpora.rows(200), 1.0)[0]
+
+
+def test_special_ids(made):
+    assert (made.pad_id, made.bos_id, made.eos_id, made.unk_id) == (0, 1, 2, 3)
+    assert [made.piece(i) for i in range(4)] == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert made.size == corpora.SIZE
+
+
+@hypothesis.given(st.text())
+def test_round_trip_of_any_text(made, text):
+    text = cleaning.Normalizer()(text)
+    # The piece that stands for a space cannot itself be spelt.
+    hypothesis.assume("\u2581" not in text)
+    ids = made.encode(text)
+    assert all(4 <= i < made.size for i in ids)
+    assert made.decode(ids) == text
+
+
+def test_batches_are_as_single_lines(made):
+    texts = ["Guten Tag", "", "日本 x"]
+    assert made.encode_batch(texts) == [made.encode(text) for text in texts]
+
+
+def test_decoding_stops_at_eos_and_passes_over_padding(made):
+    ids = made.encode("der Hund")
+    assert made.decode([1, *ids, 2, *ids, 0]) == "der Hund"
+    assert made.decode([0, 0, *ids, 0]) == "der Hund"
+    assert made.decode([2]) == ""
+
+
+def test_save_and_load(made, tmp_path):
+    path = made.save(str(tmp_path / "new" / "directory"), "v")
+    assert os.path.basename(path) == "v.model"
+    loaded = Vocabulary.load(str(tmp_path / "new" / "directory"), "v")
+    assert loaded == made and loaded.encode("der Hund") == made.encode("der Hund")
+    assert os.listdir(tmp_path / "new" / "directory") == ["v.model"]
+
+
+def test_pairs(made, tmp_path):
+    other = corpora.trainer(tmp_path, joint=False, size=290).train(corpora.rows(200), 1.0)[1]
+    vocabulary.save_pair(str(tmp_path / "joint"), made, made)
+    source, target = vocabulary.load_pair(str(tmp_path / "joint"))
+    assert source is target and source == made
+    vocabulary.save_pair(str(tmp_path / "apart"), made, other)
+    assert vocabulary.load_pair(str(tmp_path / "apart")) == (made, other)
+    assert made != other
+
+
+def test_load_errors(tmp_path):
+    with pytest.raises(ValueError, match="vocabulary.model: there is no vocabulary here"):
+        Vocabulary.load(str(tmp_path))
+    (tmp_path / "vocabulary.model").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="vocabulary.model: This is no SentencePiece model"):
+        Vocabulary.load(str(tmp_path))

@@ -1,0 +1,284 @@
+"""The conformance registry: each layer once, with tiny Params and how to call it.
+
+A new layer adds one line to CASES, and test_conformance.py then holds it to everything that is
+asked of every layer. A new way to run layers adds one entry to RUNNERS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.embedding import (
+    LearnedPositions,
+    SinusoidalPositions,
+    Softmax,
+    TokenEmbedding,
+)
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
+from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
+from lingvo_gshard.tasks.translation import TranslationTask
+
+B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
+
+Call = Callable[[Layer, NestedMap, NestedMap], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer under test.
+
+    call: (layer, theta, inputs) -> output, where inputs are those of `make_inputs`.
+    draws: whether it draws random numbers in training.
+    packs: whether a sentence's output is the same alone as packed with others; not so where experts
+    overflow or the output is a mean over the batch.
+    """
+
+    name: str
+    params: Params
+    call: Call
+    draws: bool = False
+    packs: bool = True
+
+    def build(self) -> Layer:
+        """Returns the layer, at a path of its own."""
+        return self.params.instantiate(path="layer")
+
+
+def make_inputs() -> NestedMap:
+    """Returns two packed rows with padding: activations, memory, and a batch of token ids.
+
+    Queries and targets have length L, memory and sources K. Padding holds random values.
+    """
+    rng = np.random.default_rng(1)
+    target_segments = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
+    source_segments = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 0]], np.int32)
+    inputs = NestedMap(
+        x=rng.normal(size=(B, L, M)).astype(np.float32),
+        memory=rng.normal(size=(B, K, M)).astype(np.float32),
+        source_segments=source_segments,
+        source_positions=positions_of(source_segments),
+        target_segments=target_segments,
+        target_positions=positions_of(target_segments),
+    )
+    for name, length in (("source_ids", K), ("target_inputs", L), ("target_labels", L)):
+        inputs[name] = rng.integers(0, V, (B, length)).astype(np.int32)
+    return inputs
+
+
+def positions_of(segments: np.ndarray) -> np.ndarray:
+    """Returns positions that restart at 0 in every segment; 0 in padding."""
+    before = [[(row[:i] == s).sum() if s else 0 for i, s in enumerate(row)] for row in segments]
+    return np.array(before, np.int32)
+
+
+def make_theta(layer: Layer, seed: int = 3) -> NestedMap:
+    """Returns weights away from their initial zeros and ones."""
+    rng = np.random.default_rng(seed)
+    return layer.init(seed).transform(
+        lambda w: w + (0.2 * rng.normal(size=w.shape)).astype(np.float32)
+    )
+
+
+def _on_x(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.x)
+
+
+def _on_x_and_mask(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.x, inputs.target_segments)
+
+
+def _on_ids(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.target_inputs)
+
+
+def _on_positions(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.target_positions)
+
+
+def _as_softmax(layer: TokenEmbedding, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.logits(theta, inputs.x)
+
+
+def _self_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.x, inputs.x, _self_bias(inputs))
+
+
+def _causal_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.x, inputs.x, _self_bias(inputs, causal=True))
+
+
+def _cross_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.x, inputs.memory, _cross_bias(inputs))
+
+
+def _encoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.fprop(theta, inputs.x, inputs.target_segments, _self_bias(inputs))
+
+
+def _decoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    bias = _self_bias(inputs, causal=True)
+    mask, memory_bias = inputs.target_segments, _cross_bias(inputs)
+    return layer.fprop(theta, inputs.x, mask, bias, inputs.memory, memory_bias)
+
+
+def _decoder_stack(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    memory = Memory(inputs.memory, inputs.source_segments)
+    return layer.fprop(theta, inputs.x, inputs.target_segments, memory)
+
+
+def _translation_logits(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.logits(theta, inputs)
+
+
+def _translation_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    return layer.loss(theta, inputs)[0]
+
+
+def _self_bias(inputs: NestedMap, causal: bool = False) -> tf.Tensor:
+    return segment_bias(inputs.target_segments, inputs.target_segments, causal)
+
+
+def _cross_bias(inputs: NestedMap) -> tf.Tensor:
+    return segment_bias(inputs.target_segments, inputs.source_segments)
+
+
+def _attention(**values: object) -> Params:
+    return MultiHeadAttention.params().set(model_dim=M, num_heads=N, **values)
+
+
+def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> Params:
+    """roomy: whether experts have room for all tokens in evaluation."""
+    p = MixtureOfExperts.params()
+    p.set(model_dim=M, hidden_dim=H, num_experts=E, group_size=5, dispatch=dispatch)
+    p.router.set(mode=mode, evaluation_capacity_factor=float(E if roomy else 0))
+    return p
+
+
+def _transformer_layer(**values: object) -> Params:
+    p = TransformerLayer.params().set(model_dim=M, residual_dropout_rate=0.1, **values)
+    p.attention.set(num_heads=N, dropout_rate=0.1)
+    p.feed_forward.set(hidden_dim=H)
+    return p
+
+
+def _stack(**values: object) -> Params:
+    p = TransformerStack.params().set(num_layers=2, num_heads=N, hidden_dim=H, moe=_moe(), **values)
+    p.moe.set(model_dim=0, hidden_dim=0)
+    return p.set(
+        input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1
+    )
+
+
+def _translation(**values: object) -> Params:
+    p = TranslationTask.params().set(
+        source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M, **values
+    )
+    return p.set(encoder=_stack(), decoder=_stack(is_decoder=True))
+
+
+def _vocabulary(params: Params) -> Params:
+    return params.set(model_dim=M, vocabulary_size=V)
+
+
+def _positions(params: Params) -> Params:
+    return params.set(model_dim=M, max_length=9)
+
+
+CASES = (
+    Case("LayerNorm", LayerNorm.params().set(model_dim=M), _on_x),
+    Case("RMSNorm", RMSNorm.params().set(model_dim=M), _on_x),
+    Case("Dropout", Dropout.params().set(rate=0.3), _on_x, draws=True),
+    Case("FeedForward", FeedForward.params().set(model_dim=M, hidden_dim=H), _on_x_and_mask),
+    Case("TokenEmbedding", _vocabulary(TokenEmbedding.params()), _on_ids),
+    Case("TokenEmbedding.logits", _vocabulary(TokenEmbedding.params()), _as_softmax),
+    Case("Softmax", _vocabulary(Softmax.params()), _on_x),
+    Case("SinusoidalPositions", _positions(SinusoidalPositions.params()), _on_positions),
+    Case("LearnedPositions", _positions(LearnedPositions.params()), _on_positions),
+    Case("Attention.self", _attention(dropout_rate=0.2), _self_attention, draws=True),
+    Case("Attention.causal", _attention(head_dim=3), _causal_attention),
+    Case("Attention.cross", _attention(dropout_rate=0.2), _cross_attention, draws=True),
+    Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
+    Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
+    Case("MoE.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
+    Case("MoE.overflow", _moe(roomy=False), _on_x_and_mask, draws=True, packs=False),
+    Case("TransformerLayer.encoder", _transformer_layer(), _encoder_layer, draws=True),
+    Case(
+        "TransformerLayer.decoder",
+        _transformer_layer(has_cross_attention=True),
+        _decoder_layer,
+        draws=True,
+    ),
+    Case("TransformerStack.encoder", _stack(model_dim=M), _on_x_and_mask, draws=True),
+    Case("TransformerStack.decoder", _stack(model_dim=M, is_decoder=True), _decoder_stack, True),
+    Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
+    Case(
+        "TranslationTask.loss",
+        _translation(share_embeddings=True),
+        _translation_loss,
+        draws=True,
+        packs=False,
+    ),
+)
+
+RUNNERS = {
+    "eager": lambda function: function,
+    "function": functools.partial(tf.function, autograph=False),
+    "jit": functools.partial(tf.function, autograph=False, jit_compile=True),
+}
+
+
+def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
+    """Returns a function (theta, inputs, seed) -> all that one forward and backward pass gives.
+
+    That is NestedMap(output, losses, metrics, gradients), the gradients being of `objective` with
+    respect to the weights and the activations among the inputs.
+    """
+    layer = case.build()
+
+    def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
+        sources = NestedMap(theta=theta, x=inputs.x, memory=inputs.memory)
+        with (
+            context.scope(training=training, seed=seed) as scope,
+            tf.GradientTape() as tape,
+        ):
+            tape.watch(sources.flatten())
+            output = case.call(layer, theta, inputs)
+            weighted = tf.reduce_sum(output * cotangent(output.shape))
+            total = tf.add_n([weighted, *scope.losses.values()])
+        flat = tape.gradient(total, sources.flatten(), unconnected_gradients="zero")
+        return NestedMap(
+            output=output,
+            losses=NestedMap(scope.losses),
+            metrics=NestedMap({name: value for name, (value, _) in scope.metrics.items()}),
+            gradients=sources.pack(tf.convert_to_tensor(g) for g in flat),
+        )
+
+    return run
+
+
+def cotangent(shape: tf.TensorShape) -> np.ndarray:
+    """Returns the fixed weights of the outputs in the objective; 0 at padding, as in any loss."""
+    weights = np.random.default_rng(7).normal(size=shape.as_list()).astype(np.float32)
+    if weights.ndim:
+        weights[make_inputs().target_segments == 0] = 0
+    return weights
+
+
+def objective(result: NestedMap) -> float:
+    """Returns, in float64, the scalar whose gradients a pass gives."""
+    output = result.output.numpy().astype(np.float64)
+    losses = [float(loss) for loss in result.losses.values()]
+    return float((output * cotangent(result.output.shape)).sum()) + sum(losses)

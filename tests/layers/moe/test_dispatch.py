@@ -1,0 +1,128 @@
+"""Both dispatches: equal in result and gradients, exact in bfloat16, and gather without [G,S,E,C]."""
+
+import math
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts, dispatch
+from lingvo_gshard.layers.moe.routing import Choice, Routing
+from tests.tolerances import assert_close
+
+M, H = 4, 6
+
+
+def make(name: str, experts: int, group_size: int, **router):
+    params = MixtureOfExperts.params().set(
+        model_dim=M, hidden_dim=H, num_experts=experts, group_size=group_size, dispatch=name
+    )
+    params.router.set(**router)
+    return params.instantiate(path="moe")
+
+
+def output_and_gradients(layer, theta, x, mask, training: bool) -> NestedMap:
+    sources = NestedMap(theta=theta, x=x)
+    with (
+        tf.GradientTape() as tape,
+        context.scope(training=training, seed=tf.constant([1, 0])) as scope,
+    ):
+        tape.watch(sources.flatten())
+        y = layer.fprop(theta, x, mask)
+        weights = np.random.default_rng(3).normal(size=y.shape)
+        total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
+        total = tf.cast(total, tf.float32) + tf.add_n(list(scope.losses.values()))
+    return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
+
+
+@hypothesis.given(
+    experts=st.integers(2, 5),
+    tokens=st.integers(2, 14),
+    group_size=st.integers(1, 8),
+    factor=st.sampled_from([0.4, 1.0, 2.0, 5.0]),
+    mode=st.sampled_from(["paper", "lingvo"]),
+    training=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, training, seed):
+    rng = np.random.default_rng(seed)
+    x = tf.constant(rng.normal(size=(1, tokens, M)), tf.float32)
+    mask = tf.constant(rng.random((1, tokens)) < 0.8)
+    results = []
+    for name in dispatch.DISPATCHES:
+        layer = make(name, experts, group_size, mode=mode, capacity_factor=factor)
+        mask_BL = tf.cast(mask, tf.float32)
+        results.append(output_and_gradients(layer, layer.init(1), x, mask_BL, training))
+    for (path, one), other in zip(results[0].flatten_items(), results[1].flatten(), strict=True):
+        assert_close(one, other, "order"), path
+
+
+@pytest.mark.parametrize("name", dispatch.DISPATCHES)
+def test_dispatch_moves_rows_and_combine_weighs_them(name):
+    """One group, two experts of two slots: by hand."""
+    choices = (
+        Choice(*_rows(expert=[0, 1, 0, 0], position=[0, 0, 1, 2], gate=[0.5, 0.25, 1, 0])),
+        Choice(*_rows(expert=[1, 0, 1, 1], position=[1, 3, 2, 5], gate=[0.5, 0, 0, 0])),
+    )
+    routing = Routing(choices, 2, 2, tf.zeros([]))
+    x = tf.constant([[[1.0], [2.0], [3.0], [4.0]]])
+    mover = dispatch.get(name, "moe")(routing, tf.float32)
+    slots_EGCM = mover.dispatch(x)
+    np.testing.assert_array_equal(slots_EGCM[..., 0], [[[1, 3]], [[2, 1]]])
+    combined = mover.combine(slots_EGCM * tf.constant([10.0, 100.0])[:, None, None, None])
+    np.testing.assert_allclose(combined[0, :, 0], [5 + 50, 50, 30, 0])
+
+
+def _rows(expert, position, gate):
+    kept = [g > 0 for g in gate]
+    return (
+        tf.constant([expert]),
+        tf.constant([position]),
+        tf.constant([gate], tf.float32),
+        tf.constant([kept]),
+    )
+
+
+@pytest.mark.parametrize("name", dispatch.DISPATCHES)
+def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
+    tokens = 600
+    index = tf.range(tokens)[None]
+    zeros = tf.zeros([1, tokens])
+    none = tf.zeros([1, tokens], tf.bool)
+    choices = (
+        Choice(tf.zeros_like(index), index, tf.ones([1, tokens]), ~none),
+        Choice(tf.ones_like(index), index, zeros, none),
+    )
+    x = tf.cast(np.random.default_rng(1).normal(size=(1, tokens, M)), tf.bfloat16)
+    mover = dispatch.get(name, "moe")(Routing(choices, 2, tokens, tf.zeros([])), tf.bfloat16)
+    slots_EGCM = mover.dispatch(x)
+    assert slots_EGCM.dtype == tf.bfloat16
+    np.testing.assert_array_equal(slots_EGCM[0], x)
+    np.testing.assert_array_equal(slots_EGCM[1], tf.zeros_like(x))
+    np.testing.assert_array_equal(mover.combine(slots_EGCM), x)
+
+
+def largest_tensor(name: str) -> int:
+    """Elements of the largest tensor in the compiled forward and backward pass."""
+    layer = make(name, experts=4, group_size=32)
+    theta = layer.init(1)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x):
+        return output_and_gradients(layer, theta, x, tf.ones([2, 32]), training=True)
+
+    hlo = step.experimental_get_compiler_ir(tf.zeros([2, 32, M]))(stage="optimized_hlo")
+    shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", hlo)
+    assert shapes
+    return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
+def test_gather_makes_no_tensor_of_groups_tokens_experts_and_slots():
+    groups, tokens, experts, slots = 2, 32, 4, 16
+    assert largest_tensor("gather") < groups * tokens * experts * slots
+    assert largest_tensor("einsum") >= groups * tokens * experts * slots

@@ -1,0 +1,190 @@
+"""The mixture-of-experts layer against loops over tokens, and what each of its options does."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from tests.layers.moe import algorithm
+from tests.tolerances import assert_close
+
+B, L, M, H, E = 3, 8, 4, 6, 4
+X = np.random.default_rng(1).normal(size=(B, L, M)).astype(np.float32)
+MASK = np.ones((B, L), np.int32)
+
+
+def make_params(**values):
+    """Values of the router are given as router_<name>."""
+    params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=8)
+    for name, value in values.items():
+        node = params.router if name.startswith("router_") else params
+        setattr(node, name.removeprefix("router_"), value)
+    return params
+
+
+def run(params, x=X, mask=MASK, training=False, seed=1):
+    """Output, context, and the layer's weights."""
+    layer = params.instantiate(path="moe")
+    theta = layer.init(1)
+    with context.scope(training=training, seed=tf.constant([seed, 0])) as scope:
+        y = layer.fprop(theta, tf.convert_to_tensor(x), tf.constant(mask))
+    return y, scope, theta
+
+
+def reference(theta, x_SM, real_S, slots: int, mode: str = "paper") -> np.ndarray:
+    """One group in evaluation: the sum of gate * expert(x) over the experts that took the token."""
+    w_gate, w_in, w_out = (
+        w.numpy().astype(np.float64) for w in (theta.router.w_gate, theta.w_in, theta.w_out)
+    )
+    group = algorithm.route(algorithm.softmax(x_SM @ w_gate), real_S, None, slots, mode)
+    y_SM = np.zeros(x_SM.shape)
+    for entries in (group.first, group.second):
+        for s, entry in entries.items():
+            if entry.kept:
+                hidden = np.maximum(x_SM[s] @ w_in[entry.expert], 0)
+                y_SM[s] += entry.gate * (hidden @ w_out[entry.expert])
+    return y_SM
+
+
+@pytest.mark.parametrize("mode", ["paper", "lingvo"])
+@pytest.mark.parametrize("name", ["gather", "einsum"])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
+def test_it_is_the_formula(mode, name, factor):
+    y, _, theta = run(make_params(router_mode=mode, dispatch=name, router_capacity_factor=factor))
+    slots = algorithm.capacity(L, E, factor, mode)
+    expected = [reference(theta, x, np.ones(L, bool), slots, mode) for x in X]
+    assert_close(y, expected, "float32")
+
+
+def test_groups_run_over_rows_and_the_last_is_padded():
+    y, _, theta = run(make_params(group_size=10))
+    tokens = np.concatenate([X.reshape(B * L, M), np.zeros((6, M), np.float32)])
+    real = np.arange(30) < B * L
+    groups = [slice(i, i + 10) for i in (0, 10, 20)]
+    expected = np.concatenate([reference(theta, tokens[g], real[g], 5) for g in groups])
+    assert_close(np.reshape(y, (B * L, M)), expected[: B * L], "float32")
+
+
+def test_a_group_larger_than_the_batch_is_the_batch():
+    y, _, theta = run(make_params(group_size=1000))
+    expected = reference(theta, X.reshape(B * L, M), np.ones(B * L, bool), B * L * 2 // E)
+    assert_close(np.reshape(y, (B * L, M)), expected, "float32")
+
+
+def test_tokens_that_no_expert_took_and_padding_give_zero():
+    mask = MASK.copy()
+    mask[:, :2] = 0
+    y, scope, _ = run(make_params(router_capacity_factor=0.5), mask=mask)
+    assert not np.any(y[:, :2])
+    taken = np.any(y.numpy(), axis=-1)
+    assert 0 < taken[:, 2:].sum() < taken[:, 2:].size
+    assert float(scope.metrics["moe/dropped_share"][0]) > 0.3
+
+
+def test_evaluation_groups_and_drops_as_training_does():
+    params = make_params(router_second_expert="all", router_capacity_factor=1.0, group_size=10)
+    trained, trained_scope, _ = run(params, training=True)
+    evaluated, scope, _ = run(params)
+    np.testing.assert_array_equal(trained, evaluated)
+    assert float(scope.metrics["moe/dropped_share"][0]) > 0
+    for name, (value, _) in scope.metrics.items():
+        assert float(value) == float(trained_scope.metrics[name][0])
+
+
+def test_evaluation_is_deterministic_and_training_is_not():
+    params = make_params()
+    one, other = (run(params, seed=seed)[0] for seed in (1, 2))
+    np.testing.assert_array_equal(one, other)
+    one, other = (run(params, seed=seed, training=True)[0] for seed in (1, 2))
+    assert not np.array_equal(one, other)
+
+
+def test_it_reports_loss_and_metrics():
+    _, scope, _ = run(make_params(auxiliary_loss_weight=0.5))
+    value = float(scope.metrics["moe/auxiliary_loss"][0])
+    assert value >= 1 / E**2 * 0.9
+    assert float(scope.losses["moe/auxiliary_loss"]) == 0.5 * value
+    assert set(scope.metrics) == {
+        "moe/auxiliary_loss",
+        "moe/load_max_over_mean",
+        "moe/dropped_share",
+    }
+
+
+def test_bfloat16_activations_are_routed_as_their_float32_values():
+    rounded = tf.cast(X, tf.bfloat16)
+    y, scope, _ = run(make_params(), x=rounded)
+    exact, exact_scope, _ = run(make_params(), x=tf.cast(rounded, tf.float32))
+    assert y.dtype == tf.bfloat16
+    assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
+    for name, (value, _) in scope.metrics.items():
+        assert float(value) == float(exact_scope.metrics[name][0])
+
+
+def fingerprint(params, training: bool) -> tuple:
+    """All that can be seen of a layer: weights, outputs, losses, and the operations it is made of."""
+
+    def traced():
+        y, scope, theta = run(params, training=training)
+        return [y, *scope.losses.values(), *theta.flatten()]
+
+    function = tf.function(traced, autograph=False).get_concrete_function()
+    operations = sorted({op.type for op in function.graph.get_operations()})
+    values = [(v.dtype.name, tuple(v.shape), v.numpy().tobytes()) for v in function()]
+    return operations, values
+
+
+# Another valid value for each hyperparameter, and whether the difference shows in training.
+OPTIONS = {
+    "hidden_dim": (H + 1, False),
+    "num_experts": (E + 1, False),
+    "group_size": (5, False),
+    "activation": ("gelu", False),
+    "dispatch": ("einsum", False),
+    "auxiliary_loss_weight": (0.02, False),
+    "dtype": ("bfloat16", False),
+    "router_mode": ("lingvo", False),
+    "router_capacity_factor": (0.5, False),
+    "router_evaluation_capacity_factor": (0.5, False),
+    "router_second_expert": ("all", True),
+    "router_dtype": ("bfloat16", False),
+}
+# Values that cannot be: the input's size is another; the router's own are its layer's.
+REFUSED = {"model_dim": M + 1, "router": None, "router_model_dim": M + 1, "router_num_experts": E + 1}
+
+
+def test_every_option_is_tried():
+    names = {name for name, _ in MixtureOfExperts.params().items()}
+    names |= {f"router_{name}" for name, _ in Top2Router.params().items()}
+    assert names == OPTIONS.keys() | REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_does_something(name):
+    value, training = OPTIONS[name]
+    assert fingerprint(make_params(), training) != fingerprint(
+        make_params(**{name: value}), training
+    )
+
+
+@pytest.mark.parametrize("name", ["model_dim", "router_model_dim", "router_num_experts"])
+def test_sizes_that_contradict_are_refused(name):
+    with pytest.raises(ValueError, match=name.removeprefix("router_") if "router" in name else ""):
+        run(make_params(**{name: REFUSED[name]}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dispatch": "gathr"}, r"moe.dispatch: unknown dispatch 'gathr'. Did you mean 'gather'\?"),
+        ({"activation": "rely"}, r"moe.activation: .* Did you mean 'relu'\?"),
+        ({"group_size": 0}, "moe.group_size: 0; a positive size"),
+        ({"router_mode": "papre"}, r"moe.router.mode: 'papre'. Did you mean 'paper'\?"),
+        ({"num_experts": 1}, "moe.router.num_experts: 1; top-2"),
+        ({"hidden_dim": 0}, "moe.w_in: dimension 'H'"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        make_params(**values).instantiate(path="moe")

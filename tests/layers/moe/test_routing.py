@@ -1,0 +1,65 @@
+"""Capacity and the statistics of a routing."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.moe.routing import Choice, Routing, expert_capacity
+from tests.tolerances import assert_close
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "factor", "multiple", "expected"),
+    [
+        (1024, 8, 2.0, 1, 256),
+        (1024, 2048, 2.0, 1, 1),
+        (10, 4, 2.0, 1, 5),
+        (11, 4, 2.0, 1, 5),
+        (11, 4, 2.0, 4, 8),
+        (1024, 2048, 2.0, 4, 4),
+        (6, 2, 100.0, 1, 6),
+    ],
+)
+def test_capacity(tokens, experts, factor, multiple, expected):
+    assert expert_capacity(tokens, experts, factor, multiple) == expected
+
+
+@hypothesis.given(
+    tokens=st.integers(1, 5000),
+    experts=st.integers(2, 500),
+    factor=st.floats(0.1, 600),
+    multiple=st.sampled_from([1, 4]),
+)
+def test_capacity_is_a_multiple_and_never_wasted(tokens, experts, factor, multiple):
+    slots = expert_capacity(tokens, experts, factor, multiple)
+    assert slots % multiple == 0 and multiple <= slots < tokens + multiple
+    if factor >= experts:
+        assert slots >= tokens
+
+
+def test_statistics_are_counts():
+    rng = np.random.default_rng(1)
+    experts = 3
+    mask = rng.random((2, 8)) < 0.8
+    picked = [rng.integers(0, experts, mask.shape) for _ in range(2)]
+    kept = [mask & (rng.random(mask.shape) < 0.7) for _ in range(2)]
+    choices = tuple(
+        Choice(tf.constant(e, tf.int32), tf.zeros_like(e, tf.int32), tf.zeros(e.shape), tf.constant(k))
+        for e, k in zip(picked, kept, strict=True)
+    )
+    statistics = Routing(choices, experts, 8, tf.zeros([])).statistics(tf.cast(mask, tf.float32))
+    load = np.zeros(experts)
+    for experts_GS, kept_GS in zip(picked, kept, strict=True):
+        for expert, is_kept in zip(experts_GS.ravel(), kept_GS.ravel(), strict=True):
+            load[expert] += is_kept
+    assert_close(statistics.load_max_over_mean, load.max() / load.mean(), "float32")
+    assert_close(statistics.dropped_share, 1 - load.sum() / (2 * mask.sum()), "float32")
+
+
+def test_statistics_of_nothing_but_padding_are_finite():
+    zeros = tf.zeros([1, 4], tf.int32)
+    choice = Choice(zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool))
+    statistics = Routing((choice, choice), 2, 4, tf.zeros([])).statistics(tf.zeros([1, 4]))
+    assert all(np.isfinite(value) for value in statistics.values())

@@ -1,0 +1,221 @@
+"""The top-2 router against Algorithm 1, token by token, and its promises one by one."""
+
+import dataclasses
+from unittest import mock
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.top2 import Top2Router
+from tests.layers.moe import algorithm
+from tests.tolerances import assert_close
+
+each_mode = pytest.mark.parametrize("mode", ["paper", "lingvo"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Logits [G,S,E] without near ties, which tokens are real, and the drawn numbers."""
+
+    logits_GSE: np.ndarray
+    real_GS: np.ndarray
+    drawn_GS: np.ndarray
+    capacity_factor: float
+    training: bool
+    second_expert: str
+
+
+@st.composite
+def problems(draw) -> Problem:
+    groups, tokens, experts = draw(
+        st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(2, 6))
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    spread = draw(st.sampled_from([0.02, 0.5, 3.0]))
+    places = rng.permuted(np.tile(np.arange(experts), (groups, tokens, 1)), axis=-1)
+    favourite = np.arange(experts) * draw(st.sampled_from([0.0, 1.25]))
+    return Problem(
+        logits_GSE=((places + favourite) * spread).astype(np.float32),
+        real_GS=rng.random((groups, tokens)) < draw(st.sampled_from([0.0, 0.6, 1.0])),
+        drawn_GS=rng.random((groups, tokens)).astype(np.float32),
+        capacity_factor=draw(st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.7, 6.0])),
+        training=draw(st.booleans()),
+        second_expert=draw(st.sampled_from(["random", "all"])),
+    )
+
+
+def make(experts: int, **values) -> tuple[Top2Router, NestedMap]:
+    """A router of tokens that are their own logits."""
+    params = Top2Router.params().set(model_dim=experts, num_experts=experts, **values)
+    return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
+
+
+def route(layer, theta, logits, real=None, training=False, seed=1) -> Routing:
+    logits = tf.convert_to_tensor(logits)
+    mask = tf.ones(logits.shape[:2]) if real is None else tf.cast(real, tf.float32)
+    with context.scope(training=training, seed=tf.constant([seed, 0])):
+        return layer.fprop(theta, logits, mask)
+
+
+def assert_same_choice(choice, entries: dict, group: int, tokens: int) -> None:
+    for s in range(tokens):
+        gate, kept = float(choice.gate_GS[group, s]), bool(choice.kept_GS[group, s])
+        if s not in entries:
+            assert (gate, kept) == (0.0, False)
+            continue
+        expected = entries[s]
+        assert int(choice.expert_GS[group, s]) == expected.expert
+        assert kept == expected.kept
+        assert int(choice.position_GS[group, s]) == expected.position
+        assert_close(gate, expected.gate if expected.kept else 0.0, "float32")
+
+
+@each_mode
+@hypothesis.given(problem=problems())
+def test_it_is_algorithm_1(mode, problem):
+    groups, tokens, experts = problem.logits_GSE.shape
+    layer, theta = make(
+        experts,
+        mode=mode,
+        capacity_factor=problem.capacity_factor,
+        second_expert=problem.second_expert,
+    )
+    drawn = mock.patch.object(random_numbers, "uniform", lambda *_: tf.constant(problem.drawn_GS))
+    with drawn:
+        routing = route(layer, theta, problem.logits_GSE, problem.real_GS, problem.training)
+    slots = algorithm.capacity(tokens, experts, problem.capacity_factor, mode)
+    is_random = problem.training and problem.second_expert == "random"
+    losses = []
+    for g in range(groups):
+        expected = algorithm.route(
+            algorithm.softmax(problem.logits_GSE[g]),
+            problem.real_GS[g],
+            problem.drawn_GS[g] if is_random else None,
+            slots,
+            mode,
+        )
+        assert_same_choice(routing.choices[0], expected.first, g, tokens)
+        assert_same_choice(routing.choices[1], expected.second, g, tokens)
+        losses.append(expected.auxiliary_loss)
+    assert_close(routing.auxiliary_loss, np.mean(losses), "float32")
+    assert routing.num_experts == experts
+    assert min(slots, tokens) <= routing.capacity <= slots
+
+
+@each_mode
+def test_equal_gates_go_to_the_earlier_experts(mode):
+    layer, theta = make(4, mode=mode, capacity_factor=4.0)
+    routing = route(layer, theta, np.zeros((1, 3, 4), np.float32))
+    np.testing.assert_array_equal(routing.choices[0].expert_GS, [[0, 0, 0]])
+    np.testing.assert_array_equal(routing.choices[1].expert_GS, [[1, 1, 1]])
+    np.testing.assert_array_equal(routing.choices[1].position_GS, [[0, 1, 2]])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("paper", 1 / 16), ("lingvo", 1.0)])
+def test_uniform_routing_has_the_least_loss(mode, expected):
+    layer, theta = make(4, mode=mode)
+    rotated = np.stack([np.roll([3.0, 2, 1, 0], s) for s in range(8)])[None].astype(np.float32)
+    assert_close(route(layer, theta, rotated).auxiliary_loss, expected, "float32")
+    one_sided = np.tile(np.array([3.0, 2, 1, 0], np.float32), (1, 8, 1))
+    assert float(route(layer, theta, one_sided).auxiliary_loss) > 1.5 * expected
+
+
+@each_mode
+def test_padding_takes_no_place_by_either_choice(mode):
+    rng = np.random.default_rng(1)
+    layer, theta = make(3, mode=mode, capacity_factor=1.0)
+    real_logits = rng.normal(size=(1, 5, 3)).astype(np.float32)
+    padded = np.concatenate([np.full((1, 5, 3), 9.0, np.float32), real_logits], axis=1)
+    real = np.array([[False] * 5 + [True] * 5])
+    layer_alone, _ = make(3, mode=mode, capacity_factor=2.0)
+    alone = route(layer_alone, theta, real_logits)
+    routing = route(layer, theta, padded, real)
+    for choice, expected in zip(routing.choices, alone.choices, strict=True):
+        np.testing.assert_array_equal(choice.position_GS[:, 5:], expected.position_GS)
+        np.testing.assert_array_equal(choice.gate_GS[:, 5:], expected.gate_GS)
+        assert not tf.reduce_any(choice.kept_GS[:, :5])
+    assert_close(routing.auxiliary_loss, alone.auxiliary_loss, "order")
+
+
+@each_mode
+def test_positions_beyond_256_are_exact_in_bfloat16(mode):
+    tokens = 1000
+    layer, theta = make(4, mode=mode, capacity_factor=4.0)
+    logits = tf.cast(np.tile([3.0, 2, 1, 0], (1, tokens, 1)), tf.bfloat16)
+    for choice in route(layer, theta, logits).choices:
+        np.testing.assert_array_equal(choice.position_GS[0], np.arange(tokens))
+        assert choice.position_GS.dtype == tf.int32 and choice.gate_GS.dtype == tf.float32
+        assert bool(tf.reduce_all(choice.kept_GS))
+
+
+@each_mode
+def test_the_second_expert_is_drawn_with_twice_its_gate(mode):
+    tokens = 4096
+    rng = np.random.default_rng(1)
+    layer, theta = make(4, mode=mode, capacity_factor=4.0)
+    logits = rng.normal(size=(1, tokens, 4)).astype(np.float32) * 2
+    everyone = route(layer, theta, logits).choices[1].gate_GS.numpy()
+    routing = route(layer, theta, logits, training=True)
+    wanted = routing.choices[1].kept_GS.numpy()
+    assert_close(wanted.mean(), np.minimum(1, 2 * everyone).mean(), "sampling")
+    likely = everyone > 0.4
+    assert wanted[likely].mean() > wanted[~likely].mean()
+    assert bool(tf.reduce_all(routing.choices[0].kept_GS))
+
+
+@each_mode
+def test_draws_depend_on_the_seed_in_training_only(mode):
+    logits = np.random.default_rng(1).normal(size=(2, 32, 4)).astype(np.float32)
+    layer, theta = make(4, mode=mode)
+
+    def kept(training: bool, seed: int) -> np.ndarray:
+        routing = route(layer, theta, logits, training=training, seed=seed)
+        return routing.choices[1].kept_GS.numpy()
+
+    np.testing.assert_array_equal(kept(True, 1), kept(True, 1))
+    assert not np.array_equal(kept(True, 1), kept(True, 2))
+    np.testing.assert_array_equal(kept(False, 1), kept(False, 2))
+
+
+@each_mode
+def test_gates_sum_to_one_where_both_are_kept(mode):
+    logits = np.random.default_rng(1).normal(size=(2, 9, 4)).astype(np.float32)
+    layer, theta = make(4, mode=mode, capacity_factor=4.0)
+    first, second = route(layer, theta, logits).choices
+    assert_close(first.gate_GS + second.gate_GS, np.ones((2, 9)), "float32")
+
+
+def test_the_load_carries_no_gradient():
+    """The auxiliary loss teaches through the mean gates alone."""
+    logits = np.random.default_rng(1).normal(size=(1, 6, 3)).astype(np.float32)
+    layer, theta = make(3)
+    x = tf.constant(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = route(layer, theta, x).auxiliary_loss
+    gates = algorithm.softmax(logits)[0]
+    load = np.bincount(gates.argmax(-1), minlength=3) / 6
+    expected = gates * (load - (gates * load).sum(-1, keepdims=True)) / (3 * 6)
+    assert_close(tape.gradient(loss, x)[0], expected, "float32", least_scale=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_experts": 1}, "router.num_experts: 1; top-2 routing needs 2"),
+        ({"mode": "papre"}, r"router.mode: 'papre'. Did you mean 'paper'\?"),
+        ({"second_expert": "randm"}, r"router.second_expert: .* 'random'\?"),
+        ({"capacity_factor": 0.0}, "router.capacity_factor: 0.0; a positive factor"),
+        ({"evaluation_capacity_factor": -1.0}, "router.evaluation_capacity_factor: -1.0"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    params = Top2Router.params().set(model_dim=4, num_experts=4).set(**values)
+    with pytest.raises(ValueError, match=message):
+        params.instantiate(path="router")

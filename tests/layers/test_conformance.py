@@ -1,0 +1,188 @@
+"""What is asked of every layer, asked of each one in the conformance registry."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.letters import check_layout
+from lingvo_gshard.training.params_text import experiment_from_text
+from tests.layers import conformance
+from tests.tolerances import TOLERANCES, assert_close
+
+BY_NAME = {case.name: case for case in conformance.CASES}
+STEP = 1e-2
+
+each_layer = pytest.mark.parametrize("name", BY_NAME)
+each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+each_runner = pytest.mark.parametrize("runner", conformance.RUNNERS)
+
+
+@functools.cache
+def subject(name: str) -> tuple[NestedMap, NestedMap]:
+    """The layer's weights and inputs as tensors."""
+    theta = conformance.make_theta(BY_NAME[name].build())
+    return theta, conformance.make_inputs().transform(tf.constant)
+
+
+@functools.cache
+def runnable(name: str, training: bool, runner: str):
+    return conformance.RUNNERS[runner](conformance.pass_of(BY_NAME[name], training))
+
+
+def run(name: str, training: bool, runner: str, seed: int = 5) -> NestedMap:
+    return runnable(name, training, runner)(*subject(name), tf.constant([seed, 0]))
+
+
+def same_bits(mine: NestedMap, theirs: NestedMap) -> bool:
+    pairs = zip(mine.flatten(), theirs.flatten(), strict=True)
+    return all(one.numpy().tobytes() == other.numpy().tobytes() for one, other in pairs)
+
+
+@each_layer
+@each_mode
+@pytest.mark.parametrize("runner", [r for r in conformance.RUNNERS if r != "eager"])
+def test_every_runner_gives_the_same(name, training, runner):
+    expected = run(name, training, "eager")
+    actual = run(name, training, runner)
+    tf.nest.assert_same_structure(actual, expected)
+    for (path, one), other in zip(actual.flatten_items(), expected.flatten(), strict=True):
+        assert one.dtype == other.dtype, path
+        assert_close(one, other, "order")
+
+
+@each_layer
+@each_mode
+@each_runner
+def test_the_seed_decides_what_is_drawn_and_nothing_else(name, training, runner):
+    result = run(name, training, runner)
+    assert same_bits(result, run(name, training, runner))
+    draws = training and BY_NAME[name].draws
+    assert same_bits(result, run(name, training, runner, seed=6)) == (not draws)
+
+
+@each_layer
+def test_evaluation_needs_no_seed(name):
+    theta, inputs = subject(name)
+    case = BY_NAME[name]
+    with context.scope(training=False):
+        output = case.call(case.build(), theta, inputs)
+    np.testing.assert_array_equal(output, run(name, False, "eager").output)
+
+
+@each_layer
+@each_mode
+def test_gradients_are_the_slopes(name, training):
+    theta, inputs = subject(name)
+    function = runnable(name, training, "jit")
+    sources = NestedMap(theta=theta, x=inputs.x, memory=inputs.memory)
+    gradients = run(name, training, "jit").gradients.flatten()
+    rng = np.random.default_rng(11)
+
+    def value(index: int, direction: np.ndarray, step: float) -> float:
+        leaves = sources.flatten()
+        leaves[index] = leaves[index] + (step * direction).astype(np.float32)
+        moved = sources.pack(leaves)
+        moved_inputs = NestedMap(inputs, x=moved.x, memory=moved.memory)
+        return conformance.objective(function(moved.theta, moved_inputs, tf.constant([5, 0])))
+
+    for index, (path, _) in enumerate(sources.flatten_items()):
+        gradient = gradients[index].numpy().astype(np.float64)
+        norm = np.linalg.norm(gradient)
+        direction = _unit(rng.normal(size=gradient.shape)) + gradient / max(norm, 1e-9)
+        slope = (value(index, direction, STEP) - value(index, direction, -STEP)) / (2 * STEP)
+        error = abs(slope - (gradient * direction).sum())
+        assert error <= TOLERANCES["difference"] * max(norm, 0.05), f"{path}: {slope}"
+
+
+@each_layer
+def test_weights_are_as_declared(name):
+    layer = BY_NAME[name].build()
+    specs, theta, again = layer.variable_specs(), layer.init(3), layer.init(3)
+    other = layer.init(4)
+    rows = (specs.flatten_items(), theta.flatten_items(), again.flatten(), other.flatten())
+    for (path, spec), (theta_path, weight), same, different in zip(*rows, strict=True):
+        assert path == theta_path and spec.path == f"layer.{path}"
+        check_layout(spec.layout, len(spec.shape))
+        assert (tuple(weight.shape), weight.dtype.name) == (spec.shape, spec.dtype)
+        assert np.isfinite(weight).all()
+        np.testing.assert_array_equal(weight, same)
+        assert isinstance(spec.initializer, Initializer)
+        is_constant = spec.initializer.kind == "constant"
+        assert np.array_equal(weight, different) == is_constant, path
+
+
+@each_layer
+def test_params_survive_their_text(name):
+    experiment = Experiment.params().set(name=name, task=BY_NAME[name].params)
+    read = experiment_from_text(experiment.to_text())
+    assert read.diff(experiment) == []
+    assert read.task == BY_NAME[name].params
+
+
+@each_layer
+def test_padding_changes_nothing(name):
+    theta, inputs = subject(name)
+    function = runnable(name, False, "eager")
+    result = run(name, False, "eager")
+    disturbed = _disturb_padding(conformance.make_inputs())
+    other = function(theta, disturbed.transform(tf.constant), tf.constant([5, 0]))
+    real = inputs.target_segments.numpy() > 0 if result.output.shape.rank else ...
+    np.testing.assert_array_equal(result.output.numpy()[real], other.output.numpy()[real])
+    assert same_bits(result.losses, other.losses)
+    assert same_bits(result.metrics, other.metrics)
+
+
+@pytest.mark.parametrize("name", [case.name for case in conformance.CASES if case.packs])
+def test_a_sentence_is_the_same_alone_and_packed(name):
+    case, (theta, inputs) = BY_NAME[name], subject(name)
+    output = run(name, False, "eager").output.numpy()
+    sentences = _sentences(inputs.target_segments.numpy())
+    alone = _unpack(conformance.make_inputs(), sentences)
+    with context.scope(training=False):
+        output_alone = case.call(case.build(), theta, alone.transform(tf.constant)).numpy()
+    for row, (packed_row, segment) in enumerate(sentences):
+        packed = output[packed_row, inputs.target_segments.numpy()[packed_row] == segment]
+        assert_close(output_alone[row, : len(packed)], packed, "order")
+
+
+def _unit(direction: np.ndarray) -> np.ndarray:
+    return direction / np.linalg.norm(direction)
+
+
+def _disturb_padding(inputs: NestedMap) -> NestedMap:
+    """Other values wherever there is padding, on both sides."""
+    rng = np.random.default_rng(13)
+    for name, value in inputs.items():
+        side = "source" if value.shape[1] == conformance.K else "target"
+        padding = inputs[f"{side}_segments"] == 0
+        if value.dtype == np.float32:
+            value[padding] = 100 * rng.normal(size=value[padding].shape)
+        elif name in ("source_ids", "target_inputs", "target_labels"):
+            value[padding] = (value[padding] + 1) % conformance.V
+    return inputs
+
+
+def _sentences(segments_BL: np.ndarray) -> list[tuple[int, int]]:
+    """(row, segment) of each packed sentence."""
+    return [(row, s) for row, r in enumerate(segments_BL) for s in np.unique(r) if s]
+
+
+def _unpack(inputs: NestedMap, sentences: list[tuple[int, int]]) -> NestedMap:
+    """The same sentences, each at the beginning of a row of its own, padding behind."""
+    rng = np.random.default_rng(17)
+    alone = NestedMap()
+    for name, value in inputs.items():
+        side = "source" if value.shape[1] == conformance.K else "target"
+        shape = (len(sentences), *value.shape[1:])
+        is_float = value.dtype == np.float32
+        alone[name] = rng.normal(size=shape).astype(np.float32) if is_float else np.zeros(shape, "i4")
+        for row, (packed_row, segment) in enumerate(sentences):
+            chosen = value[packed_row, inputs[f"{side}_segments"][packed_row] == segment]
+            alone[name][row, : len(chosen)] = 1 if name.endswith("_segments") else chosen
+    return alone

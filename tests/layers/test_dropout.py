@@ -1,0 +1,79 @@
+"""Dropout: its rate, its expectation, and the same mask however it runs."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.layers import dropout
+from lingvo_gshard.layers.dropout import Dropout
+from tests.tolerances import assert_close
+
+
+def drop(x, rate: float, seed: int = 1, training: bool = True, path: str = "dropout"):
+    layer = Dropout.params().set(rate=rate).instantiate(path=path)
+    with context.scope(training=training, seed=tf.constant([seed, 0])):
+        return layer.fprop(layer.init(1), tf.convert_to_tensor(x))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_a_share_of_elements_is_dropped(rate):
+    x = np.ones((64, 512), np.float32)
+    y = drop(x, rate).numpy()
+    assert abs((y == 0).mean() - rate) < 0.01
+    assert len(np.unique(y)) == 2
+    assert_close(y.mean(), 1.0, "sampling")
+
+
+@pytest.mark.parametrize("rate", [0.004, 0.1, 1 / 3, 0.99])
+def test_the_expectation_over_all_random_bytes_is_exact(rate):
+    every_byte = tf.range(256)
+    with mock.patch.object(dropout, "_random_bytes", lambda *_: tf.cast(every_byte, tf.uint8)):
+        y = drop(np.ones(256, np.float32), rate).numpy().astype(np.float64)
+    assert_close(y.mean(), 1.0, "float32")
+    assert abs((y == 0).mean() - rate) <= 0.5 / 256
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 1), (2, 3, 8)])
+def test_masks_are_the_same_compiled(shape):
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    compiled = tf.function(lambda x: drop(x, 0.5), jit_compile=True)
+    y = drop(x, 0.5)
+    assert y.shape == shape
+    np.testing.assert_array_equal(y, compiled(tf.constant(x)))
+
+
+def test_masks_depend_on_seed_and_path():
+    x = np.ones((8, 8), np.float32)
+    np.testing.assert_array_equal(drop(x, 0.5), drop(x, 0.5))
+    assert not np.array_equal(drop(x, 0.5), drop(x, 0.5, seed=2))
+    assert not np.array_equal(drop(x, 0.5), drop(x, 0.5, path="other"))
+
+
+def test_neighbours_in_a_word_are_independent():
+    kept = drop(np.ones((256, 64), np.float32), 0.5).numpy() > 0
+    for distance in (1, 2, 3):
+        agree = (kept[:, distance:] == kept[:, :-distance]).mean()
+        assert abs(agree - 0.5) < 0.02
+
+
+def test_the_gradient_is_the_mask():
+    x = tf.ones([4, 6])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = drop(x, 0.5)
+    np.testing.assert_array_equal(tape.gradient(y, x), y)
+
+
+def test_evaluation_and_rate_zero_change_nothing():
+    x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
+    np.testing.assert_array_equal(drop(x, 0.5, training=False), x)
+    np.testing.assert_array_equal(drop(x, 0.0), x)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 0.001, 0.9999])
+def test_rates_that_cannot_be_had_are_refused(rate):
+    with pytest.raises(ValueError, match=f"dropout.rate: {rate} is neither 0 nor "):
+        drop(np.ones(4, np.float32), rate)

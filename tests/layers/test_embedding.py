@@ -1,0 +1,92 @@
+"""Embeddings, positions and the softmax against their formulas."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.embedding import (
+    LearnedPositions,
+    SinusoidalPositions,
+    Softmax,
+    TokenEmbedding,
+)
+from tests.tolerances import assert_close
+
+V, M = 7, 4
+IDS = np.array([[0, 3, 6], [1, 1, 2]], np.int32)
+X = np.random.default_rng(1).normal(size=(2, 3, M)).astype(np.float32)
+
+
+def make(cls, **values):
+    layer = cls.params().set(model_dim=M, **values).instantiate(path="layer")
+    return layer, layer.init(1)
+
+
+def test_tokens_are_rows_of_the_table_times_the_root_of_the_model_size():
+    layer, theta = make(TokenEmbedding, vocabulary_size=V)
+    table = theta.table.numpy()
+    expected = [[table[token] * math.sqrt(M) for token in row] for row in IDS]
+    assert_close(layer.fprop(theta, tf.constant(IDS)), expected, "float32")
+
+
+def test_the_tied_softmax_is_the_product_with_the_table():
+    layer, theta = make(TokenEmbedding, vocabulary_size=V)
+    expected = X.astype(np.float64) @ theta.table.numpy().T
+    assert_close(layer.logits(theta, tf.constant(X)), expected, "float32")
+
+
+def test_the_tables_gradient_sums_over_the_places_of_a_token():
+    layer, theta = make(TokenEmbedding, vocabulary_size=V)
+    with tf.GradientTape() as tape:
+        tape.watch(theta.table)
+        total = tf.reduce_sum(layer.fprop(theta, tf.constant(IDS)) * X)
+    gradient = tf.convert_to_tensor(tape.gradient(total, theta.table))
+    expected = np.zeros((V, M))
+    np.add.at(expected, IDS, X * math.sqrt(M))
+    assert_close(gradient, expected, "float32")
+
+
+def test_the_softmax_is_the_product_with_its_weight():
+    layer, theta = make(Softmax, vocabulary_size=V)
+    expected = X.astype(np.float64) @ theta.w.numpy()
+    assert_close(layer.fprop(theta, tf.constant(X)), expected, "float32")
+
+
+def test_sinusoids_are_the_formula():
+    layer, theta = make(SinusoidalPositions, max_length=500)
+    positions = np.array([[0, 1, 499], [7, 0, 1]], np.int32)
+    actual = layer.fprop(theta, tf.constant(positions)).numpy()
+    for row in range(2):
+        for column in range(3):
+            for i in range(M // 2):
+                angle = positions[row, column] / 10000 ** (2 * i / M)
+                assert math.isclose(actual[row, column, i], math.sin(angle), abs_tol=1e-6)
+                assert math.isclose(actual[row, column, M // 2 + i], math.cos(angle), abs_tol=1e-6)
+
+
+def test_learned_positions_are_rows_of_the_table():
+    layer, theta = make(LearnedPositions, max_length=5)
+    positions = np.array([[0, 1, 4]], np.int32)
+    expected = theta.table.numpy()[positions]
+    np.testing.assert_array_equal(layer.fprop(theta, tf.constant(positions)), expected)
+
+
+def test_an_odd_model_size_has_no_sinusoids():
+    with pytest.raises(ValueError, match="layer.model_dim: 5 is odd"):
+        SinusoidalPositions.params().set(model_dim=5).instantiate(path="layer")
+
+
+@pytest.mark.parametrize("cls", [SinusoidalPositions, LearnedPositions])
+def test_a_row_longer_than_there_are_positions_is_refused(cls):
+    layer, theta = make(cls, max_length=5)
+    layer.fprop(theta, tf.zeros([1, 5], tf.int32))
+    with pytest.raises(ValueError, match="layer.max_length: 5 .* rows of 6"):
+        layer.fprop(theta, tf.zeros([1, 6], tf.int32))
+
+
+@pytest.mark.parametrize("cls", [SinusoidalPositions, LearnedPositions])
+def test_positions_have_the_type_of_the_activations(cls):
+    layer, theta = make(cls, fprop_dtype="bfloat16")
+    assert layer.fprop(theta, tf.zeros([1, 2], tf.int32)).dtype == tf.bfloat16

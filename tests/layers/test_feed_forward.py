@@ -1,0 +1,57 @@
+"""The feed-forward layer and its activations against NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.feed_forward import FeedForward
+from tests.tolerances import assert_close
+
+M, H = 4, 6
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+def make(**values):
+    params = FeedForward.params().set(model_dim=M, hidden_dim=H, **values)
+    layer = params.instantiate(path="encoder.feed_forward")
+    rng = np.random.default_rng(1)
+    theta = layer.init(1).transform(lambda w: tf.constant(rng.normal(size=w.shape), tf.float32))
+    return layer, theta
+
+
+X = np.random.default_rng(2).normal(size=(2, 3, M)).astype(np.float32)
+MASK = tf.ones([2, 3])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_feed_forward_is_the_formula(activation, use_bias):
+    layer, theta = make(activation=activation, use_bias=use_bias)
+    assert set(theta) == {"w_in", "w_out"} | ({"b_in", "b_out"} if use_bias else set())
+    weights = {name: w.numpy().astype(np.float64) for name, w in theta.items()}
+    hidden = ACTIVATIONS[activation](X @ weights["w_in"] + weights.get("b_in", 0))
+    expected = hidden @ weights["w_out"] + weights.get("b_out", 0)
+    assert_close(layer.fprop(theta, tf.constant(X), MASK), expected, "float32")
+
+
+def test_bfloat16_activations_keep_their_type():
+    layer, theta = make()
+    y = layer.fprop(theta, tf.cast(X, tf.bfloat16), MASK)
+    assert y.dtype == tf.bfloat16
+    exact = layer.fprop(theta, tf.constant(X), MASK)
+    assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
+
+
+def test_an_unknown_activation_is_refused_with_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"encoder.feed_forward.activation: .*'rely'. Did you mean 'relu'\?"
+    ):
+        make(activation="rely")

@@ -1,0 +1,110 @@
+"""Label-smoothed cross-entropy against the plain formula, and padding that counts nowhere."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.losses import cross_entropy
+from tests.tolerances import assert_close
+
+B, L, V = 2, 4, 9
+LOGITS = (3 * np.random.default_rng(1).normal(size=(B, L, V))).astype(np.float32)
+LABELS = np.random.default_rng(2).integers(0, V, (B, L)).astype(np.int32)
+SEGMENTS = np.array([[1, 1, 2, 0], [1, 0, 0, 0]], np.int32)
+
+each_smoothing = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+
+
+def reference(logits, labels, segments, smoothing) -> tuple[float, float, int, int]:
+    """Smoothed and exact loss, correct tokens and tokens, token by token in float64."""
+    smoothed = exact = correct = tokens = 0
+    for row, column in zip(*np.nonzero(segments), strict=True):
+        values, label = logits[row, column].astype(np.float64), labels[row, column]
+        log_probabilities = values - np.log(np.exp(values).sum())
+        target = np.full(V, smoothing / V)
+        target[label] += 1 - smoothing
+        smoothed -= (target * log_probabilities).sum()
+        exact -= log_probabilities[label]
+        correct += int(values.argmax() == label)
+        tokens += 1
+    return smoothed, exact, correct, tokens
+
+
+def loss_and_gradient(function, logits):
+    logits = tf.constant(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = function(logits)
+    return loss, tape.gradient(loss, logits)
+
+
+@each_smoothing
+def test_sums_are_the_formula(smoothing):
+    sums = cross_entropy(tf.constant(LOGITS), tf.constant(LABELS), tf.constant(SEGMENTS), smoothing)
+    smoothed, exact, correct, tokens = reference(LOGITS, LABELS, SEGMENTS, smoothing)
+    assert_close(sums.smoothed, smoothed, "float32")
+    assert_close(sums.exact, exact, "float32")
+    assert (float(sums.correct), float(sums.tokens)) == (correct, tokens)
+
+
+@each_smoothing
+def test_the_gradient_is_that_of_the_plain_formula(smoothing):
+    def plain(logits):
+        target = (1 - smoothing) * tf.one_hot(LABELS, V) + smoothing / V
+        losses = -tf.reduce_sum(target * tf.nn.log_softmax(logits), -1)
+        return tf.reduce_sum(tf.where(SEGMENTS > 0, losses, 0.0))
+
+    def written_out(logits):
+        return cross_entropy(logits, LABELS, SEGMENTS, smoothing).smoothed
+
+    (loss, gradient), (plain_loss, plain_gradient) = (
+        loss_and_gradient(f, LOGITS) for f in (written_out, plain)
+    )
+    assert_close(loss, plain_loss, "order")
+    assert_close(gradient, plain_gradient, "order")
+    assert np.abs(gradient.numpy()[SEGMENTS == 0]).max() == 0
+
+
+def test_correct_counts_labels_with_the_largest_logit():
+    labels = LOGITS.argmax(-1).astype(np.int32)
+    sums = cross_entropy(tf.constant(LOGITS), tf.constant(labels), tf.constant(SEGMENTS), 0.1)
+    assert float(sums.correct) == float(sums.tokens) == 4
+
+
+def test_padding_counts_nowhere():
+    def sums(logits, labels):
+        result = cross_entropy(tf.constant(logits), tf.constant(labels), tf.constant(SEGMENTS), 0.1)
+        return [float(x) for x in (result.smoothed, result.exact, result.correct, result.tokens)]
+
+    logits, labels = LOGITS.copy(), LABELS.copy()
+    logits[SEGMENTS == 0] = 1e4
+    labels[SEGMENTS == 0] = V - 1
+    assert sums(logits, labels) == sums(LOGITS, LABELS)
+
+
+def test_only_padding_gives_zero():
+    sums = cross_entropy(tf.constant(LOGITS), tf.constant(LABELS), tf.zeros([B, L], tf.int32), 0.1)
+    assert [float(x) for x in (sums.smoothed, sums.exact, sums.correct, sums.tokens)] == [0] * 4
+
+
+def test_large_logits_do_not_overflow():
+    logits = np.zeros((1, 1, V), np.float32)
+    logits[..., 0] = 1e4
+    loss, gradient = loss_and_gradient(
+        lambda x: cross_entropy(x, np.array([[1]]), np.array([[1]]), 0.0).smoothed, logits
+    )
+    assert float(loss) == 1e4
+    assert np.isfinite(gradient).all()
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    rounded = tf.cast(LOGITS, tf.bfloat16)
+
+    def smoothed(logits):
+        return cross_entropy(logits, LABELS, SEGMENTS, 0.1).smoothed
+
+    loss, gradient = loss_and_gradient(smoothed, rounded)
+    exact_loss, exact_gradient = loss_and_gradient(smoothed, tf.cast(rounded, tf.float32))
+    assert loss.dtype == tf.float32 and gradient.dtype == tf.bfloat16
+    assert float(loss) == float(exact_loss)
+    np.testing.assert_array_equal(gradient, tf.cast(exact_gradient, tf.bfloat16))

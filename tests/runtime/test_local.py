@@ -1,0 +1,84 @@
+"""The local runtime: what the functions say, compiled once per shape, in place."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.runtime.local import LocalRuntime
+from tests import tiny
+
+
+@pytest.fixture
+def trainer():
+    params = tiny.experiment_params()
+    return params.trainer.instantiate(params.task.instantiate())
+
+
+@pytest.fixture
+def runtime(trainer):
+    runtime = LocalRuntime(trainer)
+    runtime.init_state()
+    return runtime
+
+
+def test_takes_the_steps_of_the_functions(trainer, runtime):
+    state = trainer.init_state()
+    for index in range(3):
+        batch = tiny.make_batch(1, index)
+        state, expected = trainer.train_step(state, batch)
+        found = runtime.train_step(batch).read()
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
+    assert runtime.step == 3
+    for mine, theirs in zip(runtime.state().flatten(), state.flatten(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_evaluates_as_the_function_does(trainer, runtime):
+    batch = tiny.make_batch(2, 0)
+    expected = trainer.eval_step(trainer.init_state().theta, batch)
+    found = runtime.eval_step(batch)
+    assert found.keys() == expected.keys()
+    for name, pair in expected.items():
+        np.testing.assert_allclose(found[name], [float(x) for x in pair], rtol=1e-5)
+
+
+def test_compiles_once_per_shape(runtime):
+    assert runtime.compile_count == 0
+    for rows in (16, 16, 8, 16, 8):
+        runtime.train_step(tiny.make_batch(1, rows, rows))
+    assert runtime.compile_count == 2
+    seconds = runtime.compile_seconds
+    assert seconds > 0
+    runtime.train_step(tiny.make_batch(1, 9))
+    assert runtime.compile_seconds == seconds
+    runtime.eval_step(tiny.make_batch(1, 0))
+    runtime.eval_step(tiny.make_batch(1, 1))
+    assert runtime.compile_count == 3
+
+
+def test_a_state_taken_and_given_back_goes_on_alike(trainer, runtime):
+    for index in range(2):
+        runtime.train_step(tiny.make_batch(1, index))
+    other = LocalRuntime(trainer)
+    other.load_state(runtime.state())
+    mine = runtime.train_step(tiny.make_batch(1, 2)).read()
+    assert other.train_step(tiny.make_batch(1, 2)).read() == mine
+    for one, two in zip(runtime.state().flatten(), other.state().flatten(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_state_read_out_is_a_copy(runtime):
+    before = runtime.state()
+    kept = before.theta.hidden.w.copy()
+    runtime.train_step(tiny.make_batch(1, 0))
+    np.testing.assert_array_equal(before.theta.hidden.w, kept)
+    assert not np.array_equal(runtime.state().theta.hidden.w, kept)
+
+
+def test_a_state_can_be_replaced_after_compiling(trainer, runtime):
+    first = runtime.state()
+    values = [runtime.train_step(tiny.make_batch(1, i)).read()["loss"] for i in range(2)]
+    runtime.load_state(first)
+    assert [runtime.train_step(tiny.make_batch(1, i)).read()["loss"] for i in range(2)] == values
+    assert runtime.compile_count == 1

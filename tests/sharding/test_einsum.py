@@ -1,0 +1,122 @@
+"""einsum against NumPy's, its gradients against TensorFlow's, and its errors."""
+
+import pathlib
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lingvo_gshard
+from lingvo_gshard.sharding import einsum
+from lingvo_gshard.sharding.letters import LETTERS
+from tests.tolerances import assert_close
+
+SIZES = {letter: 2 + index % 4 for index, letter in enumerate(LETTERS)}
+
+
+def equations_in_use() -> list[str]:
+    """The equations written in the package."""
+    sources = pathlib.Path(lingvo_gshard.__file__).parent.rglob("*.py")
+    calls = re.compile(r"\beinsum\(\s*\"([A-Z]+,[A-Z]+->[A-Z]+)\"")
+    return sorted({e for s in sources for e in calls.findall(s.read_text(encoding="utf-8"))})
+
+
+def operands(equation: str, seed: int = 1) -> list[tf.Tensor]:
+    rng = np.random.default_rng(seed)
+    layouts = equation.partition("->")[0].split(",")
+    shapes = [[SIZES[letter] for letter in layout] for layout in layouts]
+    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in shapes]
+
+
+def value_and_gradients(function, equation: str) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    inputs = operands(equation)
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        value = function(equation, *inputs)
+        rng = np.random.default_rng(2)
+        total = tf.reduce_sum(value * rng.normal(size=value.shape).astype(np.float32))
+    return value, tape.gradient(total, inputs)
+
+
+def check(equation: str) -> None:
+    value, gradients = value_and_gradients(einsum, equation)
+    exact = [x.numpy().astype(np.float64) for x in operands(equation)]
+    assert_close(value, np.einsum(equation, *exact), "float32")
+    _, expected = value_and_gradients(tf.einsum, equation)
+    for gradient, one in zip(gradients, expected, strict=True):
+        assert gradient.dtype == one.dtype
+        assert_close(gradient, one, "order")
+
+
+@st.composite
+def equations(draw) -> str:
+    """Two operands of up to four letters, and any of theirs, in any order, in the result."""
+    letters = draw(st.permutations(list(LETTERS)))[:5]
+    some = st.lists(st.sampled_from(letters), min_size=1, max_size=4, unique=True)
+    left, right = draw(some), draw(some)
+    output = draw(st.permutations(sorted({*left, *right})))
+    output = output[: draw(st.integers(0, len(output)))]
+    return f"{''.join(left)},{''.join(right)}->{''.join(output)}"
+
+
+def test_equations_are_found():
+    assert {"BLM,MH->BLH", "EGCM,EMH->EGCH", "GSEC,GECM->GSM"} <= set(equations_in_use())
+
+
+@pytest.mark.parametrize("equation", equations_in_use())
+def test_equations_in_use(equation):
+    check(equation)
+
+
+@hypothesis.given(equations())
+@hypothesis.example("BLM,M->BL")
+@hypothesis.example("MBL,BLH->MH")
+@hypothesis.example("BLM,BLM->BLM")
+@hypothesis.example("B,L->BL")
+def test_any_equation(equation):
+    check(equation)
+
+
+def test_gradients_of_large_left_operands():
+    equation = "BLM,MH->BLH"
+    for sizes in ({"B": 9, "H": 2}, {"B": 2, "H": 9}):
+        before = dict(SIZES)
+        SIZES.update(sizes)
+        try:
+            check(equation)
+        finally:
+            SIZES.update(before)
+
+
+def test_one_and_three_operands():
+    for equation in ("BLM->MB", "BL,LM,MH->BH"):
+        exact = [x.numpy().astype(np.float64) for x in operands(equation)]
+        actual = einsum(equation, *operands(equation))
+        assert_close(actual, np.einsum(equation, *exact), "float32")
+
+
+def test_it_compiles_and_keeps_bfloat16():
+    inputs = [tf.cast(x, tf.bfloat16) for x in operands("BLM,MH->BLH")]
+    compiled = tf.function(lambda x, y: einsum("BLM,MH->BLH", x, y), jit_compile=True)
+    assert compiled(*inputs).dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "message"),
+    [
+        ("BXM,MH->BXH", [(1, 1, 1), (1, 1)], "'X' names no dimension"),
+        ("blm,MH->blH", [(1, 1, 1), (1, 1)], "'b' names no dimension"),
+        ("BLM,MH->BLH", [(1, 1), (1, 1)], "'BLM' has 3 letters for a tensor of rank 2"),
+        ("BLM,MH->BLH", [(1, 1, 1)], "takes 2 operands, not 1"),
+        ("BBM,MH->BH", [(1, 1, 1), (1, 1)], "'B' stands more than once"),
+        ("BLM,MH->BLV", [(1, 1, 1), (1, 1)], "'V' .* in no operand"),
+        ("BLM,MH", [(1, 1, 1), (1, 1)], "no '->'"),
+        ("BLM,MH->BLH", [(1, 1, 2), (3, 1)], "'M' has sizes 2 and 3"),
+    ],
+)
+def test_mistakes_are_named(equation, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        einsum(equation, *(tf.ones(shape) for shape in shapes))

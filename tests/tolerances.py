@@ -1,0 +1,33 @@
+"""How close is close: every tolerance of the tests, named by what separates the two sides."""
+
+import numpy as np
+
+# Largest error allowed, as a share of the largest expected magnitude.
+TOLERANCES = {
+    # The same float32 operations, in another order or fused.
+    "order": 1e-4,
+    # float32 against a formula in float64.
+    "float32": 1e-5,
+    # float32 statistics over a few thousand draws.
+    "sampling": 3e-2,
+    # bfloat16 activations, of 8 significant bits, against float32.
+    "bfloat16": 2e-2,
+    # A gradient against a central difference of a float32 function.
+    "difference": 1e-2,
+}
+
+
+def assert_close(actual, expected, separated_by: str, least_scale: float = 1e-3) -> None:
+    """Fails unless shapes agree and the largest error is within the tolerance of that name.
+
+    least_scale: magnitude below which `expected` counts as that large, so that zeros compare.
+    """
+    actual = np.asarray(actual, np.float64)
+    expected = np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
+    if not expected.size:
+        return
+    scale = max(float(np.abs(expected).max()), least_scale)
+    error = float(np.abs(actual - expected).max()) / scale
+    allowed = TOLERANCES[separated_by]
+    assert error <= allowed, f"error {error:.2e} of scale {scale:.3g}, allowed {allowed:.0e}"

@@ -1,0 +1,229 @@
+"""gshard-train as its users meet it: its words, its mistakes, and its deaths."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.tools import _start, train
+from lingvo_gshard.training.checkpoint import CheckpointStore
+from tests.tools import tiny_train  # noqa: F401
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run_here(capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    name = "gshard-train"
+    code = _start.guarded(name, train.main)([name, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def start(logdir, *flags):
+    """Starts a run as a process of its own."""
+    command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny"]
+    return subprocess.Popen(
+        [*command, f"--logdir={logdir}", *flags],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_step(logdir, step):
+    for _ in range(6000):
+        if (logdir / "metrics.jsonl").exists() and steps_of(logdir)[-1:] >= [step]:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} did not come")
+
+
+def rows_of(logdir):
+    lines = (logdir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def steps_of(logdir):
+    return [row["step"] for row in rows_of(logdir)]
+
+
+def arrays_of(logdir):
+    store = CheckpointStore(logdir / "checkpoints", writable=False)
+    checkpoint = store.restore()
+    store.close()
+    return checkpoint.step, {**checkpoint.theta, "slots": checkpoint.slots["hidden.w.first_moment"]}
+
+
+def test_a_run_and_its_words(tmp_path, capsys):
+    code, out, err = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}")
+    assert code == 0
+    for words in (
+        "test.tiny",
+        "101 in all, 101 used by each token",
+        "1 CPU",
+        "source 5, target 5",
+        "compiled in",
+        "step 12/12  loss",
+        f"Trained 12 steps; the run is in {tmp_path}",
+    ):
+        assert words in out, words
+    assert steps_of(tmp_path) == list(range(1, 13))
+    code, out, err = run_here(
+        capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--steps=15"
+    )
+    assert code == 0 and "Going on from the checkpoint of step 12" in out
+    assert steps_of(tmp_path) == list(range(1, 16))
+
+
+def test_a_schedule_that_is_stretched_is_said(tmp_path, capsys):
+    flags = [
+        "--experiment=test.tiny",
+        f"--logdir={tmp_path}",
+        "--gin_param=trainer.schedule.total_steps = 0",
+    ]
+    run_here(capsys, *flags, "--steps=3")
+    code, out, _ = run_here(capsys, *flags, "--steps=5")
+    assert code == 0
+    assert "Warning: the learning rate now decays to step 5, before it was 3" in out
+
+
+def test_killed_at_any_moment_it_resumes_to_the_bit(tmp_path, capsys):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start(killed, "--steps=2000")
+    wait_for_step(killed, 21)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    reached = steps_of(killed)[-1]
+    steps = reached + 9
+    code, out, _ = run_here(
+        capsys, "--experiment=test.tiny", f"--logdir={killed}", f"--steps={steps}"
+    )
+    assert code == 0 and "Going on from the checkpoint of step" in out
+    code, _, _ = run_here(capsys, "--experiment=test.tiny", f"--logdir={whole}", f"--steps={steps}")
+    assert code == 0
+    assert steps_of(killed) == list(range(1, steps + 1))
+    losses = [[row["loss"] for row in rows_of(logdir)] for logdir in (killed, whole)]
+    assert losses[0] == losses[1]
+    (step, mine), (_, theirs) = arrays_of(killed), arrays_of(whole)
+    assert step == steps
+    for path in theirs:
+        np.testing.assert_array_equal(mine[path], theirs[path])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
+    process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
+    wait_for_step(tmp_path, 3)
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    last = steps_of(tmp_path)[-1]
+    assert f": saved at step {last:,}. Go on with:\n  " in out
+    command = out.splitlines()[-1].strip()
+    assert command.endswith(
+        f"--experiment=test.tiny --logdir={tmp_path} --steps=100000 "
+        "'--gin_param=trainer.clip_norm = 2.0'"
+    )
+    assert arrays_of(tmp_path)[0] == last
+
+
+def test_a_step_that_is_not_finite_ends_it(tmp_path, capsys):
+    code, out, err = run_here(
+        capsys,
+        "--experiment=test.tiny",
+        f"--logdir={tmp_path}",
+        "--gin_param=input.poisoned_batch = 6",
+    )
+    assert code == 1
+    assert err.startswith("gshard-train: error: step 6: ")
+    assert "first layer whose output is not finite is hidden" in err
+    assert "the last good checkpoint is step 4" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--experiment=test.tinny", "--logdir=x"], "'test.tinny'. Did you mean 'test.tiny'?"),
+        (["--logdir=x"], "--experiment is missing"),
+        (["--experiment=test.tiny"], "--logdir is missing"),
+        (["--experiment=test.tiny", "--logdr=x"], "'logdr'. Did you mean: logdir ?"),
+        (["--experiment=test.tiny", "--logdir=x", "--steps=0"], "--steps=0"),
+        (["--experiment=test.tiny", "--logdir=x", "--steps=many"], "--steps=many"),
+        (["--experiment=test.tiny", "--logdir=x", "--runtime=locall"], "Did you mean 'local'?"),
+        (
+            ["--experiment=test.tiny", "--logdir=x", "--gin_param=trainer.stepps=3"],
+            "Did you mean 'trainer.steps'?",
+        ),
+        (["--experiment=test.tiny", "--logdir=x", "--gin_file=no.gin"], "no.gin"),
+        (["test.tiny"], "'test.tiny' is no flag"),
+        (
+            ["--experiment=test.tiny", "--logdir=/dev/null/x"],
+            "--logdir /dev/null/x cannot be written: Not a directory",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_here(capsys, *flags)
+    assert code == 1
+    assert err.startswith("gshard-train: error: ") and err.count("\n") == 1
+    assert words in err
+    assert not out and not list(tmp_path.iterdir())
+
+
+def test_a_run_of_other_params_is_refused(tmp_path, capsys):
+    run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--steps=2")
+    code, _, err = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--seed=5")
+    assert code == 1
+    assert "trainer.seed: 1 there, 5 here" in err
+
+
+def test_faults_of_the_program_keep_their_traceback():
+    def main(argv):
+        return int("many")
+
+    def other(argv):
+        np.zeros(3).reshape(2, 2)
+
+    for function in (main, other):
+        with pytest.raises(ValueError):
+            _start.guarded("gshard-train", function)(["gshard-train"])
+
+
+def test_list_shows_the_first_line(capsys):
+    code, out, _ = run_here(capsys, "--list")
+    assert code == 0
+    assert "test.tiny\n    Names the largest of six numbers, in a second.\n" in out
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_teaches(flag, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        train.main(["gshard-train", flag])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "gshard-train --experiment=translation.quickstart --logdir=runs/quickstart" in out
+    for name in train.define_flags():
+        assert f"--{name}" in out
+
+
+def test_starts_without_tensorflows_noise():
+    run = subprocess.run(
+        [sys.executable, "-m", "lingvo_gshard.tools.train", "--list"],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stderr == ""

@@ -1,0 +1,130 @@
+"""Whose a log directory is, and what its params.txt says."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.training import schedules
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.params_text import experiment_from_text
+from tests import tiny
+
+
+def claimed(tmp_path, params=None) -> Logdir:
+    logdir = Logdir(tmp_path / "run")
+    logdir.claim(params or tiny.experiment_params())
+    return logdir
+
+
+def pretend_checkpoint(logdir):
+    (logdir.checkpoints / "100").mkdir(parents=True)
+
+
+def test_a_new_directory_gets_params_txt(tmp_path):
+    logdir = claimed(tmp_path)
+    assert logdir.params.read_text() == tiny.experiment_params().to_text()
+    assert not logdir.read_params().diff(tiny.experiment_params())
+
+
+def test_the_same_params_may_go_on(tmp_path):
+    logdir = claimed(tmp_path)
+    pretend_checkpoint(logdir)
+    logdir.claim(tiny.experiment_params())
+
+
+def test_other_params_are_refused_by_path(tmp_path):
+    logdir = claimed(tmp_path)
+    pretend_checkpoint(logdir)
+    other = tiny.experiment_params()
+    other.task.hidden.dropout = 0.5
+    other.trainer.seed = 3
+    other.trainer.schedule = schedules.Constant.params()
+    with pytest.raises(ValueError, match="holds a run of test.tiny with other Params") as caught:
+        logdir.claim(other)
+    assert "task.hidden.dropout: 0.1 there, 0.5 here" in str(caught.value)
+    assert "trainer.seed: 1 there, 3 here" in str(caught.value)
+    assert "trainer.schedule.cls: lingvo_gshard.training.schedules.Linear there" in str(
+        caught.value
+    )
+    assert logdir.read_params().trainer.seed == 1
+
+
+def test_another_experiment_is_refused(tmp_path):
+    logdir = claimed(tmp_path)
+    pretend_checkpoint(logdir)
+    with pytest.raises(ValueError, match="name: 'test.tiny' there, 'test.other' here"):
+        logdir.claim(tiny.experiment_params().set(name="test.other"))
+
+
+def test_how_long_and_how_loud_may_differ(tmp_path):
+    logdir = claimed(tmp_path)
+    pretend_checkpoint(logdir)
+    other = tiny.experiment_params()
+    other.trainer.set(steps=99, log_every_steps=1, checkpoint_every_steps=2, keep_checkpoints=9)
+    logdir.claim(other)
+    assert logdir.read_params().trainer.steps == 99
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_protect(tmp_path):
+    logdir = claimed(tmp_path)
+    logdir.claim(tiny.experiment_params().set(name="test.other"))
+    assert logdir.read_params().name == "test.other"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is a file; a directory was expected"):
+        Logdir(tmp_path / "file").claim(tiny.experiment_params())
+    with pytest.raises(ValueError, match="file/run cannot be written: Not a directory"):
+        Logdir(tmp_path / "file" / "run").claim(tiny.experiment_params())
+
+
+def test_an_empty_directory_holds_no_run(tmp_path):
+    with pytest.raises(ValueError, match="holds no run: there is no params.txt"):
+        Logdir(tmp_path).read_params()
+
+
+def test_a_broken_params_txt_names_its_line(tmp_path):
+    logdir = claimed(tmp_path)
+    lines = logdir.params.read_text().splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if line.startswith("trainer.steps"))
+    for line in ("nonsense", "trainer.stepps : 3", "trainer.steps : <object>"):
+        lines[number - 1] = line
+        logdir.params.write_text("\n".join(lines))
+        with pytest.raises(ValueError, match=rf"params\.txt: line {number}: "):
+            logdir.read_params()
+
+
+class Leaf:
+    """Configured by the tree of the test below."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = Params(cls)
+        p.define("value", None, "Anything.")
+        p.define("children", [], "Leaves.")
+        return p
+
+
+_values = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(), st.lists(st.integers()), st.tuples(st.text(), st.integers()),
+    st.dictionaries(st.text(), st.integers()), st.sampled_from([schedules.Linear, len]),
+)  # fmt: skip
+_leaves = st.recursive(
+    st.builds(lambda value: Leaf.params().set(value=value), _values),
+    lambda children: st.builds(
+        lambda value, below: Leaf.params().set(value=value, children=below),
+        _values,
+        st.lists(children, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@hypothesis.given(_leaves, _leaves)
+def test_every_experiment_comes_back_from_its_text(task, input_):
+    params = Experiment.params().set(name="test.tree", task=task, input=input_)
+    assert not experiment_from_text(params.to_text()).diff(params)

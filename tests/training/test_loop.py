@@ -1,0 +1,233 @@
+"""The loop end to end: resumed runs equal whole ones, and every way of ending leaves order."""
+
+import io
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import rich.console
+
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.training.checkpoint import CheckpointStore
+from lingvo_gshard.training.diagnosis import NonFiniteError
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.loop import Loop
+from lingvo_gshard.training.signals import StopRequest
+from tests import tiny
+
+
+class Run:
+    """One run of the tiny experiment; `screen` holds what it printed."""
+
+    def __init__(self, path, steps=12, on_batch=None, **trainer):
+        self.params = tiny.experiment_params(steps)
+        self.params.trainer.set(**trainer)
+        self.logdir = Logdir(path)
+        self.screen = io.StringIO()
+        self.on_batch = on_batch
+
+    def go(self):
+        self.logdir.claim(self.params)
+        console = rich.console.Console(file=self.screen, width=200)
+        task = self.params.task.instantiate()
+        trainer = self.params.trainer.instantiate(task)
+        self.runtime = LocalRuntime(trainer)
+        store = CheckpointStore(
+            self.logdir.checkpoints, self.params.trainer.keep_checkpoints, self._say
+        )
+        input_ = self.params.input.instantiate()
+        if self.on_batch:
+            input_ = Watched(input_, self.on_batch)
+        try:
+            with StopRequest() as stop:
+                checkpoint = store.restore()
+                loop = Loop(
+                    self.params, trainer, self.runtime, input_, self.logdir, store, stop, console
+                )
+                return loop.run(checkpoint)
+        finally:
+            store.close()
+
+    def _say(self, text):
+        self.screen.write(text + "\n")
+
+    def rows(self):
+        lines = (self.logdir.path / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def arrays(self):
+        store = CheckpointStore(self.logdir.checkpoints, writable=False)
+        checkpoint = store.restore()
+        store.close()
+        return {**checkpoint.theta, **{f"slot {k}": v for k, v in checkpoint.slots.items()}}
+
+
+class Watched:
+    """An input that calls `on_batch(number)` before it hands out a training batch."""
+
+    def __init__(self, input_, on_batch):
+        self._input, self._on_batch = input_, on_batch
+
+    def __getattr__(self, name):
+        return getattr(self._input, name)
+
+    def train_batches(self, seed):
+        batches = self._input.train_batches(seed)
+        plain, on_batch = type(batches).__next__, self._on_batch
+
+        class WatchedBatches(type(batches)):
+            def __next__(self):
+                on_batch(self._index + 1)
+                return plain(self)
+
+        batches.__class__ = WatchedBatches
+        return batches
+
+
+def without_speed(rows):
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+
+
+def assert_equal_runs(one, other):
+    assert without_speed(one.rows()) == without_speed(other.rows())
+    mine, theirs = one.arrays(), other.arrays()
+    assert mine.keys() == theirs.keys()
+    for path in mine:
+        np.testing.assert_array_equal(mine[path], theirs[path])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of twelve steps that nothing interrupted."""
+    run = Run(tmp_path_factory.mktemp("whole"))
+    outcome = run.go()
+    assert (outcome.step, outcome.finished, outcome.signal) == (12, True, None)
+    return run
+
+
+def test_the_logdir_holds_a_row_for_each_step(whole):
+    rows = whole.rows()
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    for row in rows:
+        assert row["loss"] == np.float32(row["loss"])
+        assert row["perplexity"] == pytest.approx(np.exp(row["cross_entropy"]))
+        assert {"accuracy", "gradient_norm", "learning_rate", "hidden_mean"} <= row.keys()
+    assert "dev/loss" in rows[-1] and "dev/loss" not in rows[0]
+    assert whole.logdir.params.exists()
+    assert list((whole.logdir.path / "events").iterdir())
+    assert sorted(os.listdir(whole.logdir.checkpoints)) == ["12", "4", "8"]
+
+
+def test_plain_lines_where_there_is_no_terminal(whole):
+    lines = whole.screen.getvalue().splitlines()
+    starts = [line.split("  ")[0] for line in lines]
+    assert starts == ["step 1", "step 5/12", "step 10/12", "step 12/12", "step 12"]
+    assert "compiled in" in lines[0]
+    for part in ("loss ", "tokens/s", "steps/s", "left"):
+        assert part in lines[2]
+    assert "dev: loss" in lines[-1]
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_a_resumed_run_equals_a_whole_one(whole, tmp_path, steps):
+    Run(tmp_path, steps).go()
+    resumed = Run(tmp_path)
+    resumed.go()
+    rows = resumed.rows()
+    # The shorter run's last step evaluated, as every last step does.
+    assert "dev/loss" in rows[steps - 1]
+    rows[steps - 1] = {k: v for k, v in rows[steps - 1].items() if not k.startswith("dev/")}
+    assert without_speed(rows) == without_speed(whole.rows())
+    mine, theirs = resumed.arrays(), whole.arrays()
+    for path in theirs:
+        np.testing.assert_array_equal(mine[path], theirs[path])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_and_saves(whole, tmp_path, number):
+    stopped = Run(tmp_path, on_batch=lambda n: n == 6 and os.kill(os.getpid(), number))
+    outcome = stopped.go()
+    assert (outcome.step, outcome.finished) == (6, False)
+    assert outcome.signal == {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[number]
+    assert [row["step"] for row in stopped.rows()] == list(range(1, 7))
+    assert "6" in os.listdir(tmp_path / "checkpoints")
+    resumed = Run(tmp_path)
+    assert resumed.go().finished
+    assert_equal_runs(resumed, whole)
+
+
+def test_a_run_that_died_between_checkpoints_loses_only_what_came_after(whole, tmp_path):
+    def die(number):
+        if number == 11:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        Run(tmp_path, on_batch=die).go()
+    resumed = Run(tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 11, "lo')
+    resumed.go()
+    assert_equal_runs(resumed, whole)
+
+
+def test_a_damaged_newest_checkpoint_costs_only_its_steps(whole, tmp_path):
+    Run(tmp_path, 10).go()
+    (tmp_path / "checkpoints" / "10" / "run" / "run.json").write_text("{")
+    resumed = Run(tmp_path)
+    resumed.go()
+    assert "the checkpoint of step 10 is damaged" in resumed.screen.getvalue()
+    assert_equal_runs(resumed, whole)
+
+
+def test_a_finished_run_has_nothing_to_do(whole):
+    before = whole.rows()
+    again = Run(whole.logdir.path)
+    outcome = again.go()
+    assert (outcome.step, outcome.finished) == (12, True)
+    assert again.rows() == before
+
+
+def test_a_step_that_is_not_finite_names_step_and_layer(tmp_path):
+    run = Run(tmp_path)
+    run.params.input.poisoned_batch = 10
+    with pytest.raises(NonFiniteError) as caught:
+        run.go()
+    message = str(caught.value)
+    assert message.startswith("step 10: ")
+    assert "the first layer whose output is not finite is hidden;" in message
+    assert message.endswith("the last good checkpoint is step 8")
+    assert [row["step"] for row in run.rows()] == list(range(1, 10))
+    assert all(np.isfinite(value).all() for value in run.arrays().values())
+
+
+def test_the_dev_loss_comes_when_asked_for_and_changes_nothing(whole, tmp_path):
+    run = Run(tmp_path, evaluate_every_steps=5)
+    run.go()
+    assert [row["step"] for row in run.rows() if "dev/loss" in row] == [5, 10, 12]
+    mine, theirs = run.arrays(), whole.arrays()
+    for path in theirs:
+        np.testing.assert_array_equal(mine[path], theirs[path])
+
+
+def test_without_room_training_goes_on_and_the_end_is_an_error(tmp_path, monkeypatch):
+    from lingvo_gshard.training import checkpoint
+
+    usage = checkpoint.shutil.disk_usage("/")
+    run = Run(tmp_path, on_batch=lambda n: n == 5 and full.append(1))
+    full: list[int] = []
+    monkeypatch.setattr(
+        checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=0) if full else usage
+    )
+    with pytest.raises(OSError, match="step 12 could not be saved; .* from step 4"):
+        run.go()
+    assert len(run.rows()) == 12
+    assert "step 8 could not be saved (no space left" in run.screen.getvalue()
+    assert os.listdir(tmp_path / "checkpoints") == ["4"]
+
+
+def test_compiles_once_per_function(tmp_path):
+    run = Run(tmp_path, evaluate_every_steps=3)
+    run.go()
+    assert run.runtime.compile_count == 2
