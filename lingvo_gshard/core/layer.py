@@ -47,12 +47,11 @@ class Layer(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("dtype", "float32", "Type of the weights.")
-        p.define("fprop_dtype", "float32", "Type of the activations.")
+        p.define("dtype", "", "Type of the weights; empty: the parent's, at the root float32.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
-        super().__init__(params)
+        super().__init__(params.copy().set(dtype=params.dtype or "float32"))
         self.path = path
         self._children: dict[str, Layer | list[Layer]] = {}
         self._variables: dict[str, VariableSpec] = {}
@@ -62,21 +61,16 @@ class Layer(Configurable):
         """Name -> child layer, or list of them, in the order of creation."""
         return dict(self._children)
 
-    @property
-    def fprop_dtype(self) -> tf.DType:
-        """Type of the activations."""
-        return tf.as_dtype(self.p.fprop_dtype)
-
     def create_child(self, name: str, params: Params) -> None:
         """Builds a child layer, reachable as `self.<name>` and as `theta.<name>`."""
         self._check_new(name)
-        self._children[name] = params.instantiate(path=self._join(name))
+        self._children[name] = self._create(params, self._join(name))
 
     def create_children(self, name: str, params: list[Params]) -> None:
         """Builds a list of child layers, reachable as `self.<name>[i]` and `theta.<name>[i]`."""
         self._check_new(name)
         self._children[name] = [
-            p.instantiate(path=f"{self._join(name)}[{index}]") for index, p in enumerate(params)
+            self._create(p, f"{self._join(name)}[{index}]") for index, p in enumerate(params)
         ]
 
     def create_variable(
@@ -139,6 +133,10 @@ class Layer(Configurable):
         if name in children:
             return children[name]
         raise AttributeError(f"{type(self).__name__} has no attribute or child {name!r}")
+
+    def _create(self, params: Params, path: str) -> Layer:
+        params = params.copy().set(dtype=params.dtype or self.p.dtype)
+        return params.instantiate(path=path)
 
     def _join(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name

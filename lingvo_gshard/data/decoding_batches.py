@@ -56,6 +56,7 @@ def decoding_batches(
     """Batches sentences by length: each goes to the least of `lengths` that holds it and its EOS.
 
     A batch of length L has max(1, batch_tokens // L) rows, so there are as many shapes as lengths.
+    Within a length the short ones come first, so that a batch's sentences end at about one step.
     A sentence too long for the greatest length is cut, its EOS kept.
     """
     lengths = sorted(lengths)
@@ -64,10 +65,12 @@ def decoding_batches(
     encoded = vocabulary.encode_batch(sentences)
     cut = tuple(i for i, ids in enumerate(encoded) if len(ids) >= lengths[-1])
     encoded = [ids[: lengths[-1] - 1] + [vocabulary.eos_id] for ids in encoded]
-    bucket_of = np.searchsorted(lengths, [len(ids) for ids in encoded])
+    token_counts = np.array([len(ids) for ids in encoded], np.int64)
+    bucket_of = np.searchsorted(lengths, token_counts)
     batches = []
     for bucket, length in enumerate(lengths):
         members = np.flatnonzero(bucket_of == bucket)
+        members = members[np.argsort(token_counts[members], kind="stable")]
         num_rows = max(1, batch_tokens // length)
         for begin in range(0, len(members), num_rows):
             batches.append(_batch(encoded, members[begin : begin + num_rows], num_rows, length))

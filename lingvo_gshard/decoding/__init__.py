@@ -1,5 +1,6 @@
-"""Decoding: from encoded sentences to token ids, one compiled loop per bucket of lengths."""
+"""Decoding: from sentences to their translations, and how good those are."""
 
 from lingvo_gshard.decoding.greedy import greedy_decode
+from lingvo_gshard.decoding.translator import Translations, Translator
 
-__all__ = ["greedy_decode"]
+__all__ = ["Translations", "Translator", "greedy_decode"]

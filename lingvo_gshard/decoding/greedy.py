@@ -1,5 +1,7 @@
 """Greedy decoding: the likeliest token at every step, with key/value caches."""
 
+from __future__ import annotations
+
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -13,15 +15,18 @@ def greedy_decode(
     max_length: int,
     bos_id: int,
     eos_id: int,
+    limit_B: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns int32 [B, max_length] target ids, eos_id at and after the end of each sentence.
 
-    source_ids hold one sentence a row, 0 where there is none. The loop ends when every row has.
+    source_ids hold one sentence a row, 0 where there is none. limit (int32) is the most tokens of
+    each sentence, EOS counted; max_length where it is None. The loop ends when every row has.
     """
     segments_BK = tf.cast(tf.not_equal(source_ids_BK, 0), tf.int32)
     batch, source_length = source_ids_BK.shape.as_list()
     positions_BK = tf.broadcast_to(tf.range(source_length)[None], (batch, source_length))
     memory = task.encode(theta, source_ids_BK, segments_BK, positions_BK)
+    limit_B = tf.fill([batch], max_length) if limit_B is None else limit_B
 
     def is_under_way(step, ids_B, active_B, output_BL, cache):
         del ids_B, output_BL, cache
@@ -33,8 +38,8 @@ def greedy_decode(
         ids_B = tf.where(active_B > 0, ids_B, eos_id)
         at_step = tf.equal(tf.range(max_length), step)[None, :]
         output_BL = tf.where(at_step, ids_B[:, None], output_BL)
-        active_B = tf.where(tf.equal(ids_B, eos_id), 0, active_B)
-        return step + 1, ids_B, active_B, output_BL, cache
+        ended_B = tf.equal(ids_B, eos_id) | (step + 1 >= limit_B)
+        return step + 1, ids_B, tf.where(ended_B, 0, active_B), output_BL, cache
 
     has_source_B = tf.reduce_max(segments_BK, axis=1)
     state = (

@@ -98,10 +98,10 @@ class MultiHeadAttention(Layer):
         y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, dtype))
         return self.observe(y_BLM)
 
-    def init_cache(self, batch: int, length: int) -> NestedMap:
+    def init_cache(self, batch: int, length: int, dtype: tf.DType) -> NestedMap:
         """Returns empty keys and values [B,N,K,D] for `length` steps of self-attention."""
         shape = [batch, self.p.num_heads, length, self.head_dim]
-        zeros = tf.zeros(shape, self.fprop_dtype)
+        zeros = tf.zeros(shape, dtype)
         return NestedMap(key=zeros, value=zeros)
 
     def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:

@@ -32,10 +32,9 @@ class TokenEmbedding(Layer):
         self.create_variable("table", "VM", sizes, initializers.fan_in(p.model_dim))
 
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] for ids in [0, V)."""
+        """Returns [B,L,M], of the table's type, for ids in [0, V)."""
         scale = math.sqrt(self.p.model_dim)
-        x_BLM = annotate(tf.gather(theta.table, ids_BL), "BLM")
-        return tf.cast(x_BLM * scale, self.fprop_dtype)
+        return annotate(tf.gather(theta.table, ids_BL), "BLM") * scale
 
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,V]: the softmax tied to this table."""
@@ -82,8 +81,7 @@ class SinusoidalPositions(Layer):
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)
         table = sinusoids(self.p.max_length, self.p.model_dim)
-        x_BLM = tf.gather(tf.constant(table), positions_BL)
-        return annotate(tf.cast(x_BLM, self.fprop_dtype), "BLM")
+        return annotate(tf.gather(tf.constant(table), positions_BL), "BLM")
 
 
 class LearnedPositions(Layer):
@@ -104,8 +102,7 @@ class LearnedPositions(Layer):
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)
-        x_BLM = tf.gather(theta.table, positions_BL)
-        return annotate(tf.cast(x_BLM, self.fprop_dtype), "BLM")
+        return annotate(tf.gather(theta.table, positions_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:

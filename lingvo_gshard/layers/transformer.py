@@ -88,9 +88,9 @@ class TransformerLayer(Layer):
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns the cache of a decoder layer: room for `length` steps, and the memory projected."""
-        batch = memory.output_BKM.shape[0]
+        batch, dtype = memory.output_BKM.shape[0], memory.output_BKM.dtype
         return NestedMap(
-            self_attention=self.self_attention.init_cache(batch, length),
+            self_attention=self.self_attention.init_cache(batch, length, dtype),
             memory=self.cross_attention.cache_memory(theta.cross_attention, memory.output_BKM),
         )
 

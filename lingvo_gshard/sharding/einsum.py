@@ -35,12 +35,12 @@ def _check(
     for layout, operand in zip(layouts, operands, strict=True):
         check_layout(layout, operand.shape.rank)
         for letter, size in zip(layout, operand.shape, strict=True):
-            if sizes.setdefault(letter, size) != size:
+            if size is not None and sizes.setdefault(letter, size) != size:
                 raise ValueError(
                     f"einsum {equation!r}: {letter!r} has sizes {sizes[letter]} and {size}"
                 )
     for letter in output:
-        if letter not in sizes:
+        if letter not in "".join(layouts):
             raise ValueError(f"einsum {equation!r}: {letter!r} stands in no operand")
 
 

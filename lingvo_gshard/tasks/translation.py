@@ -28,6 +28,7 @@ class TranslationTask(Layer):
         decoder = TransformerStack.params().set(is_decoder=True)
         p.define("decoder", decoder, "Params of the decoder.")
         p.define("positions", SinusoidalPositions.params(), "Params of the positions.")
+        p.define("fprop_dtype", "float32", "Type of the activations.")
         p.define("share_embeddings", False, "Whether source and target ids share one table.")
         p.define("tie_softmax", True, "Whether the softmax's weight is the target embedding.")
         p.define("label_smoothing", 0.1, "Share of the target distribution spread evenly.")
@@ -84,7 +85,8 @@ class TranslationTask(Layer):
         memory = self.encode(
             theta, batch["source_ids"], batch["source_segments"], batch["source_positions"]
         )
-        x_BLM = self._embed_target(theta, batch["target_inputs"], batch["target_positions"])
+        ids_BL, positions_BL = batch["target_inputs"], batch["target_positions"]
+        x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
         x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._softmax(theta, x_BLM)
 
@@ -93,8 +95,7 @@ class TranslationTask(Layer):
     ) -> Memory:
         """Returns what the decoder attends to."""
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
-        x_BKM = self.children[name].fprop(theta[name], ids_BK)
-        x_BKM += self.positions.fprop(theta.positions, positions_BK)
+        x_BKM = self._embed(name, theta, ids_BK, positions_BK)
         output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 
@@ -115,16 +116,20 @@ class TranslationTask(Layer):
         Rows whose `active` is 0 have ended: they take no place in any expert.
         """
         positions_B1 = tf.fill([ids_B.shape[0], 1], step)
-        x_B1M = self._embed_target(theta, ids_B[:, None], positions_B1)
+        x_B1M = self._embed("target_embedding", theta, ids_B[:, None], positions_B1)
         x_B1M, cache = self.decoder.extend_step(
             theta.decoder, x_B1M, active_B[:, None], step, cache
         )
         logits_B1V = self._softmax(theta, x_B1M)
         return tf.cast(logits_B1V[:, 0], tf.float32), cache
 
-    def _embed_target(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        x_BLM = self.target_embedding.fprop(theta.target_embedding, ids)
-        return x_BLM + self.positions.fprop(theta.positions, positions)
+    def _embed(
+        self, name: str, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor
+    ) -> tf.Tensor:
+        """The sum of tokens and positions in float32, then in the activations' type."""
+        x_BLM = tf.cast(self.children[name].fprop(theta[name], ids_BL), tf.float32)
+        x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
+        return tf.cast(x_BLM, self.p.fprop_dtype)
 
     def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         if self.p.tie_softmax:

@@ -36,8 +36,7 @@ from lingvo_gshard.training.diagnosis import NonFiniteError  # noqa: E402
 from lingvo_gshard.training.logdir import Logdir  # noqa: E402
 from lingvo_gshard.training.loop import Loop, Outcome  # noqa: E402
 from lingvo_gshard.training.params_text import experiment_from_text  # noqa: E402
-from lingvo_gshard.training.signals import Interrupted, StopRequest  # noqa: E402
-from lingvo_gshard.training.trainer import Trainer  # noqa: E402
+from lingvo_gshard.training.signals import StoppedError, StopRequest  # noqa: E402
 
 NAME = "gshard-train"
 RUNTIMES = {"local": LocalRuntime}
@@ -91,12 +90,15 @@ def main(argv: list[str]) -> int:
     with StopRequest() as stop:
         try:
             outcome = train(params, RUNTIMES[values.runtime], logdir, stop, console)
-        except Interrupted as interrupted:
-            print(f"{interrupted}: stopped before the first step. Start again with:\n  {command}")
+        except StoppedError as stopped:
+            print(f"{stopped}: stopped before the first step. Start again with:\n  {command}")
             return 0
         except NonFiniteError as error:
             print(f"{NAME}: error: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print(f"Left without saving. Go on from the last checkpoint with:\n  {command}")
+            return 130
     _print_outcome(outcome, logdir, command)
     return 0
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import importlib.metadata
 import json
 import logging
 import pathlib
 import shutil
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -99,8 +101,7 @@ class CheckpointStore:
         self.say = say
         self._writable = writable
         self._saving: int | None = None
-        # Orbax logs a traceback from each of its threads; the store reports a failure in one line.
-        logging.getLogger("absl").addFilter(_not_from_orbax)
+        _quiet_orbax()
         self._manager = self._open()
 
     @property
@@ -273,8 +274,26 @@ def _check_room(directory: pathlib.Path, *arrays: Arrays) -> None:
         )
 
 
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in pathlib.PurePath(record.pathname).parts
+@functools.cache
+def _quiet_orbax() -> None:
+    """Drops what follows a failure that the store reports in one line.
+
+    Orbax logs a traceback from each of its threads, and TensorStore's other reads and writes end
+    after the event loop that waited for them.
+    """
+    logging.getLogger("absl").addFilter(
+        lambda record: "orbax" not in pathlib.PurePath(record.pathname).parts
+    )
+    logging.getLogger("asyncio").addFilter(
+        lambda record: "exception was never retrieved" not in record.getMessage()
+    )
+    plain = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            plain(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _reason(error: Exception) -> str:

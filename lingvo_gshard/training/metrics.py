@@ -16,8 +16,8 @@ Row = dict[str, float]
 class MetricsWriter:
     """Appends rows to <logdir>/metrics.jsonl and points to <logdir>/events.
 
-    Opened with the step that a run goes on from, it drops the rows of later steps, so that the file
-    has one row for each step. A full disk is reported once; rows wait in memory until there is room.
+    Opened with the step that a run goes on from, it drops the rows of later steps, so that the
+    file has one row for each step. A full disk is reported once; rows wait in memory for room.
     """
 
     def __init__(self, logdir: pathlib.Path, step: int, say: Callable[[str], None] = print):

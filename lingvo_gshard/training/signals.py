@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 
-class Interrupted(Exception):
+class StoppedError(Exception):
     """The process was asked to stop while there was nothing to finish."""
 
 
@@ -13,7 +14,7 @@ class StopRequest:
     """Turns SIGINT and SIGTERM into a request that the loop looks at between steps.
 
     Used as a context manager. Outside `finishing`, where nothing needs to be finished, a signal
-    raises Interrupted at once; inside it sets `requested`, and a second one raises
+    raises StoppedError at once; inside it sets `requested`, and a second one raises
     KeyboardInterrupt.
     """
 
@@ -36,4 +37,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self.requested = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if not self.finishing:
-            raise Interrupted(self.requested)
+            raise StoppedError(self.requested)
+        # A handler may run in the middle of a print, where another print would be an error.
+        words = f"\n{self.requested}: the step is finished and saved; once more leaves at once\n"
+        os.write(2, words.encode())

@@ -33,9 +33,7 @@ class Trainer(Configurable):
     def params(cls) -> Params:
         p = super().params()
         p.define("steps", 1000, "Steps to train in all.")
-        p.define(
-            "seed", 1, "Seed of the weights, of dropout and routing, and of the input's order."
-        )
+        p.define("seed", 1, "Seed of weights, dropout, routing and the input's order.")
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
         p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0: not clipped.")

@@ -33,6 +33,9 @@ from lingvo_gshard.tasks.translation import TranslationTask
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
 
+_TARGET_SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
+_SOURCE_SEGMENTS = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 0]], np.int32)
+
 Call = Callable[[Layer, NestedMap, NestedMap], tf.Tensor]
 
 
@@ -63,23 +66,21 @@ def make_inputs() -> NestedMap:
     Queries and targets have length L, memory and sources K. Padding holds random values.
     """
     rng = np.random.default_rng(1)
-    target_segments = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
-    source_segments = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 0]], np.int32)
     inputs = NestedMap(
         x=rng.normal(size=(B, L, M)).astype(np.float32),
         memory=rng.normal(size=(B, K, M)).astype(np.float32),
-        source_segments=source_segments,
-        source_positions=positions_of(source_segments),
-        target_segments=target_segments,
-        target_positions=positions_of(target_segments),
+        source_segments=_SOURCE_SEGMENTS.copy(),
+        source_positions=_positions_of(_SOURCE_SEGMENTS),
+        target_segments=_TARGET_SEGMENTS.copy(),
+        target_positions=_positions_of(_TARGET_SEGMENTS),
     )
     for name, length in (("source_ids", K), ("target_inputs", L), ("target_labels", L)):
         inputs[name] = rng.integers(0, V, (B, length)).astype(np.int32)
     return inputs
 
 
-def positions_of(segments: np.ndarray) -> np.ndarray:
-    """Returns positions that restart at 0 in every segment; 0 in padding."""
+def _positions_of(segments: np.ndarray) -> np.ndarray:
+    """Positions that restart at 0 in every segment; 0 in padding."""
     before = [[(row[:i] == s).sum() if s else 0 for i, s in enumerate(row)] for row in segments]
     return np.array(before, np.int32)
 
@@ -170,16 +171,15 @@ def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> P
 def _transformer_layer(**values: object) -> Params:
     p = TransformerLayer.params().set(model_dim=M, residual_dropout_rate=0.1, **values)
     p.attention.set(num_heads=N, dropout_rate=0.1)
-    p.feed_forward.set(hidden_dim=H)
+    p.feed_forward.set(hidden_dim=H, activation="gelu")
     return p
 
 
 def _stack(**values: object) -> Params:
     p = TransformerStack.params().set(num_layers=2, num_heads=N, hidden_dim=H, moe=_moe(), **values)
-    p.moe.set(model_dim=0, hidden_dim=0)
-    return p.set(
-        input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1
-    )
+    p.moe.set(model_dim=0, hidden_dim=0, activation="gelu")
+    p.layer.feed_forward.activation = "gelu"
+    return p.set(input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1)
 
 
 def _translation(**values: object) -> Params:
@@ -273,7 +273,7 @@ def cotangent(shape: tf.TensorShape) -> np.ndarray:
     """Returns the fixed weights of the outputs in the objective; 0 at padding, as in any loss."""
     weights = np.random.default_rng(7).normal(size=shape.as_list()).astype(np.float32)
     if weights.ndim:
-        weights[make_inputs().target_segments == 0] = 0
+        weights[_TARGET_SEGMENTS == 0] = 0
     return weights
 
 

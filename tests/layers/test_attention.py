@@ -99,7 +99,7 @@ def test_step_by_step_is_causal_attention():
     x = tf.constant(activations(L))
     one_segment = tf.ones([B, L], tf.int32)
     expected = layer.fprop(theta, x, x, segment_bias(one_segment, one_segment, causal=True))
-    cache = layer.init_cache(B, L + 2)
+    cache = layer.init_cache(B, L + 2, tf.float32)
     for step in range(L):
         y, cache = layer.extend_step(theta, x[:, step : step + 1], tf.constant(step), cache)
         assert_close(y[:, 0], expected[:, step], "order")

@@ -75,5 +75,5 @@ def test_evaluation_and_rate_zero_change_nothing():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 0.001, 0.9999])
 def test_rates_that_cannot_be_had_are_refused(rate):
-    with pytest.raises(ValueError, match=f"dropout.rate: {rate} is neither 0 nor "):
+    with pytest.raises(ValueError, match=f"dropout.rate: {rate} is neither 0 nor, "):
         drop(np.ones(4, np.float32), rate)

@@ -84,9 +84,3 @@ def test_a_row_longer_than_there_are_positions_is_refused(cls):
     layer.fprop(theta, tf.zeros([1, 5], tf.int32))
     with pytest.raises(ValueError, match="layer.max_length: 5 .* rows of 6"):
         layer.fprop(theta, tf.zeros([1, 6], tf.int32))
-
-
-@pytest.mark.parametrize("cls", [SinusoidalPositions, LearnedPositions])
-def test_positions_have_the_type_of_the_activations(cls):
-    layer, theta = make(cls, fprop_dtype="bfloat16")
-    assert layer.fprop(theta, tf.zeros([1, 2], tf.int32)).dtype == tf.bfloat16

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lingvo_gshard.training.signals import Interrupted, StopRequest
+from lingvo_gshard.training.signals import StoppedError, StopRequest
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_second_signal_does_not_wait():
 
 
 def test_with_nothing_to_finish_it_interrupts():
-    with StopRequest(), pytest.raises(Interrupted, match="Ctrl-C"):
+    with StopRequest(), pytest.raises(StoppedError, match="Ctrl-C"):
         os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -1,4 +1,4 @@
-"""Both dispatches: equal in result and gradients, exact in bfloat16, and gather without [G,S,E,C]."""
+"""Both dispatches: equal in result and gradient, exact in bfloat16; gather without [G,S,E,C]."""
 
 import math
 import re

@@ -46,7 +46,9 @@ def test_statistics_are_counts():
     picked = [rng.integers(0, experts, mask.shape) for _ in range(2)]
     kept = [mask & (rng.random(mask.shape) < 0.7) for _ in range(2)]
     choices = tuple(
-        Choice(tf.constant(e, tf.int32), tf.zeros_like(e, tf.int32), tf.zeros(e.shape), tf.constant(k))
+        Choice(
+            tf.constant(e, tf.int32), tf.zeros_like(e, tf.int32), tf.zeros(e.shape), tf.constant(k)
+        )
         for e, k in zip(picked, kept, strict=True)
     )
     statistics = Routing(choices, experts, 8, tf.zeros([])).statistics(tf.cast(mask, tf.float32))

@@ -1,0 +1,116 @@
+"""Translator: text in, text out; sentences of like length are decoded together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.cleaning import Normalizer
+from lingvo_gshard.data.decoding_batches import decoding_batches
+from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.decoding.greedy import greedy_decode
+from lingvo_gshard.tasks.translation import TranslationTask
+
+LENGTHS = (32, 64, 128, 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Translations:
+    """The translation of each sentence, and which sentences were too long and lost their end."""
+
+    texts: list[str]
+    cut: tuple[int, ...]
+
+
+class Translator:
+    """Translates sentences with one model.
+
+    A sentence goes into the bucket of the least of `lengths` source tokens, EOS counted, that holds
+    it; each bucket is one shape and compiles once. A translation has at most 2 n + 10 tokens for n
+    source tokens, and at most twice its bucket's length.
+    """
+
+    def __init__(
+        self,
+        task: TranslationTask,
+        theta: NestedMap,
+        source_vocabulary: Vocabulary,
+        target_vocabulary: Vocabulary,
+        lengths: Sequence[int] = LENGTHS,
+        batch_tokens: int = 4096,
+    ):
+        """Takes the weights as arrays or tensors.
+
+        batch_tokens: source positions of a batch; a bucket of length L has batch_tokens // L rows.
+            Small for one sentence at a time, large for many.
+        """
+        self._task = task
+        self._theta = theta.transform(tf.convert_to_tensor)
+        self._source_vocabulary = source_vocabulary
+        self._target_vocabulary = target_vocabulary
+        self._positions = task.p.positions.max_length
+        self._lengths = [n for n in lengths if n <= self._positions] or [self._positions]
+        self._batch_tokens = batch_tokens
+        self._compiled = tf.function(self._decode, jit_compile=True, autograph=False)
+
+    @property
+    def compile_count(self) -> int:
+        """The number of buckets compiled so far."""
+        return self._compiled.experimental_get_tracing_count()
+
+    @property
+    def longest(self) -> int:
+        """The number of source tokens, EOS counted, beyond which a sentence is cut."""
+        return max(self._lengths)
+
+    def translate(
+        self, sentences: Sequence[str], on_progress: Callable[[int], None] | None = None
+    ) -> Translations:
+        """Returns the translations in the sentences' order; an empty sentence gives an empty one.
+
+        on_progress: called with the number of sentences done after each batch.
+        """
+        normal = Normalizer()
+        normalised = [normal(sentence) for sentence in sentences]
+        present = [index for index, text in enumerate(normalised) if text]
+        batches = decoding_batches(
+            [normalised[index] for index in present],
+            self._source_vocabulary,
+            self._lengths,
+            self._batch_tokens,
+        )
+        results = []
+        done = len(sentences) - len(present)
+        for batch in batches:
+            results.append(self._translate_batch(batch.arrays["source_ids"]))
+            done += int(np.count_nonzero(batch.indices >= 0))
+            if on_progress:
+                on_progress(done)
+        texts = [""] * len(sentences)
+        for index, text in zip(present, batches.in_order(results), strict=True):
+            texts[index] = normal(text)
+        return Translations(texts, tuple(present[index] for index in batches.cut))
+
+    def _translate_batch(self, ids_BK: np.ndarray) -> list[str]:
+        output_BL = self._compiled(tf.constant(ids_BK), self._theta.flatten()).numpy()
+        return [self._target_vocabulary.decode(row.tolist()) for row in output_BL]
+
+    def _decode(self, ids_BK: tf.Tensor, weights: list[tf.Tensor]) -> tf.Tensor:
+        vocabulary = self._target_vocabulary
+        max_length = min(2 * ids_BK.shape[1], self._positions)
+        tokens_B = tf.reduce_sum(tf.cast(tf.not_equal(ids_BK, 0), tf.int32), axis=1)
+        with context.scope(training=False):
+            return greedy_decode(
+                self._task,
+                self._theta.pack(weights),
+                ids_BK,
+                max_length,
+                vocabulary.bos_id,
+                vocabulary.eos_id,
+                2 * tokens_B + 10,
+            )

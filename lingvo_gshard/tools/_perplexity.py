@@ -1,0 +1,63 @@
+"""How well a model expects given translations: cross-entropy, perplexity, accuracy by token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.data import packing
+from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.translation_input import encode
+from lingvo_gshard.tools._trained import Trained
+from lingvo_gshard.training.metrics import WeightedMeans, perplexity
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """Means over target tokens, EOS counted; cross-entropy in nats, without label smoothing."""
+
+    cross_entropy: float
+    perplexity: float
+    accuracy: float
+    tokens: int
+    rows_too_long: int
+
+
+def measure(
+    params: Params,
+    trained: Trained,
+    rows: Sequence[Row],
+    on_progress: Callable[[int], None] | None = None,
+) -> Expectation:
+    """Returns the means over rows, packed as in training; rows longer than that allows are counted.
+
+    on_progress: called with the number of rows done after each batch.
+    """
+    shape = (params.input.batch_rows, params.input.source_length, params.input.target_length)
+    sources = encode([row.source for row in rows], trained.input.source_vocabulary)
+    targets = encode([row.target for row in rows], trained.input.target_vocabulary)
+    fits = (sources.lengths <= shape[1]) & (targets.lengths <= shape[2])
+    trainer = params.trainer.instantiate(trained.task)
+    compiled = tf.function(trainer.eval_step, jit_compile=True, autograph=False)
+    theta = NestedMap(trained.theta.transform(tf.convert_to_tensor))
+    means, tokens, done = WeightedMeans(), 0, int(np.count_nonzero(~fits))
+    for batch in packing.batches_in_order(sources, targets, np.flatnonzero(fits), shape):
+        metrics = compiled(theta, {name: tf.constant(array) for name, array in batch.items()})
+        means.add({name: (float(v), float(w)) for name, (v, w) in metrics.items()})
+        tokens += int(np.count_nonzero(batch["target_segments"]))
+        done += int(batch["target_segments"].max(axis=1).sum())
+        if on_progress:
+            on_progress(done)
+    found = {"cross_entropy": float("nan"), "accuracy": float("nan"), **means.means()}
+    return Expectation(
+        cross_entropy=found["cross_entropy"],
+        perplexity=perplexity(found["cross_entropy"]),
+        accuracy=found["accuracy"],
+        tokens=tokens,
+        rows_too_long=int(np.count_nonzero(~fits)),
+    )

@@ -1,0 +1,196 @@
+"""How fast training steps run, against the device's own rate for a matrix product."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.trainer import Trainer
+
+Batch = dict[str, np.ndarray]
+
+# Positions of a sentence in synthetic rows: about what a sentence of the corpus takes.
+_SENTENCE = 16
+_FIRST_WORD = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCase:
+    """A training step to measure: its trainer, a batch, and its useful operations."""
+
+    name: str
+    trainer: Trainer
+    batch: Batch
+    flops: int
+
+
+@dataclasses.dataclass
+class Row:
+    """A measured step. gemm_rate is in operations per second; ratio is flops / seconds over it."""
+
+    name: str
+    flops: int
+    seconds: float
+    gemm_rate: float
+    ratio: float
+    compile_seconds: float
+
+
+class StackTask(Layer):
+    """An encoder alone that learns to give random vectors for random vectors."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("stack", TransformerStack.params(), "Params of the encoder.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.create_child("stack", self.p.stack)
+
+    def loss(self, theta: NestedMap, batch: Batch) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the mean squared error and no metrics."""
+        y_BLM = self.stack.fprop(theta.stack, batch["x"], batch["segments"])
+        return tf.reduce_mean(tf.square(y_BLM - batch["target"])), NestedMap()
+
+
+def translation_cases(experiment: Params) -> list[StepCase]:
+    """Returns the step of a translation experiment as it is, and as a dense model.
+
+    Shapes are the experiment's; the rows are full of synthetic sentences, so that no corpus is
+    read. Raises ValueError if the experiment is no translation.
+    """
+    task, input_ = experiment.task, experiment.input
+    if not (isinstance(task.cls, type) and issubclass(task.cls, TranslationTask)):
+        raise ValueError(f"--experiment={experiment.name} is no translation experiment")
+    size = input_.vocabulary.size
+    sizes = {
+        "source_vocabulary_size": size,
+        "target_vocabulary_size": input_.vocabulary.target_size or size,
+    }
+    task = task.copy().set(**{name: task.get(name) or size for name, size in sizes.items()})
+    shape = (input_.batch_rows, input_.source_length, input_.target_length)
+    cases = []
+    for name, params in _with_and_without_experts(experiment.name, task):
+        built = params.instantiate()
+        trainer = experiment.trainer.instantiate(built)
+        batch = _translation_batch(built, *shape)
+        cases.append(StepCase(name, trainer, batch, flops.translation_step(built, *shape)))
+    return cases
+
+
+def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[StepCase]:
+    """Returns the step of an encoder alone, as it is and as a dense model."""
+    cases = []
+    for name, params in _with_and_without_experts("layers", stack):
+        task = StackTask.params().set(stack=params).instantiate()
+        rng = np.random.default_rng(1)
+        shape = (rows, length, params.model_dim)
+        batch = {
+            "x": rng.normal(size=shape).astype(np.float32),
+            "target": rng.normal(size=shape).astype(np.float32),
+            "segments": _sentences(rows, length)[0],
+        }
+        count = flops.stack_step(task.stack, rows, length)
+        cases.append(StepCase(name, trainer.instantiate(task), batch, count))
+    return cases
+
+
+def measure(
+    cases: list[StepCase], repeats: int, gemm_size: int, report: Callable[[str], None]
+) -> list[Row]:
+    """Returns a row for each case: the best of `repeats`, taken in turns with matrix products.
+
+    The rate of the product is the best of the whole run, so that a busy machine, which slows both,
+    flatters no step. report: told in words what is under way.
+    """
+    gemm = _gemm(gemm_size)
+    runtimes, seconds, compile_seconds = [], [[] for _ in cases], []
+    for case in cases:
+        report(f"compiling {case.name}")
+        runtime = LocalRuntime(case.trainer)
+        runtime.init_state()
+        compile_seconds.append(_step_seconds(runtime, case.batch))
+        runtimes.append(runtime)
+    gemm_seconds = [_seconds(gemm) for _ in range(3)]
+    for repeat in range(repeats):
+        report(f"measuring, {repeat + 1} of {repeats}")
+        for case, runtime, taken in zip(cases, runtimes, seconds, strict=True):
+            taken.append(_step_seconds(runtime, case.batch))
+            gemm_seconds.append(_seconds(gemm))
+    rate = 2 * gemm_size**3 / min(gemm_seconds)
+    return [
+        Row(case.name, case.flops, min(taken), rate, case.flops / min(taken) / rate, compiling)
+        for case, taken, compiling in zip(cases, seconds, compile_seconds, strict=True)
+    ]
+
+
+def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Params]]:
+    """The model as it is, and with a feed-forward layer of the same FLOPs for each mixture."""
+    dense = params.copy()
+    stacks = [node for _, node in dense.nodes() if node.cls is TransformerStack and node.moe_every]
+    stacks = [stack for stack in stacks if stack.moe.cls is MixtureOfExperts]
+    for stack in stacks:
+        experts = stack.moe.router.cls.experts_per_token
+        hidden_dim = experts * (stack.moe.hidden_dim or stack.hidden_dim)
+        activation = stack.moe.activation
+        stack.moe = FeedForward.params()
+        stack.moe.set(hidden_dim=hidden_dim, activation=activation, use_bias=False)
+    as_it_is = [(f"{name}, mixture of experts", params)] if stacks else []
+    return [*as_it_is, (f"{name}, dense", dense)]
+
+
+def _translation_batch(task: TranslationTask, rows: int, source: int, target: int) -> Batch:
+    rng = np.random.default_rng(1)
+    batch = {}
+    for side, length, ids in (
+        ("source", source, ("source_ids",)),
+        ("target", target, ("target_inputs", "target_labels")),
+    ):
+        size = task.p.get(f"{side}_vocabulary_size")
+        batch[f"{side}_segments"], batch[f"{side}_positions"] = _sentences(rows, length)
+        for name in ids:
+            batch[name] = rng.integers(_FIRST_WORD, size, (rows, length), np.int32)
+    return batch
+
+
+def _sentences(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segments and positions, int32 [rows, length], of rows full of sentences."""
+    place = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    return place // _SENTENCE + 1, place % _SENTENCE
+
+
+def _gemm(size: int) -> Callable[[], object]:
+    """A float32 product of two square matrices, compiled, that waits for its result."""
+    x = tf.random.stateless_normal((size, size), (1, 2))
+    product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
+
+    def run() -> None:
+        product(x)[0, 0].numpy()
+
+    run()
+    return run
+
+
+def _step_seconds(runtime: LocalRuntime, batch: Batch) -> float:
+    return _seconds(lambda: runtime.train_step(batch).read())
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started

@@ -1,0 +1,75 @@
+"""A trained model as gshard-train left it: Params, input, vocabularies, task and weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.decoding import Translator
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools.train import with_vocabulary_sizes
+from lingvo_gshard.training.checkpoint import CheckpointStore, unflatten
+from lingvo_gshard.training.logdir import Logdir
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The newest readable checkpoint of a run, ready to use."""
+
+    step: int
+    task: TranslationTask
+    theta: NestedMap
+    input: object
+
+    def translator(self, **options: object) -> Translator:
+        """Returns a Translator; the options are its own."""
+        vocabularies = self.input.source_vocabulary, self.input.target_vocabulary
+        return Translator(self.task, self.theta, *vocabularies, **options)
+
+
+class Run:
+    """The run in a log directory; Params are read at once, weights when asked for."""
+
+    def __init__(self, logdir: str | None):
+        """Raises ValueError, saying what to do, if the directory holds no translation model."""
+        if not logdir:
+            raise ValueError("--logdir is missing: the directory that gshard-train wrote")
+        self._logdir = Logdir(logdir)
+        advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
+        if not self._logdir.path.is_dir():
+            raise ValueError(f"--logdir={logdir}: there is no such directory. {advice}")
+        if not self._logdir.params.exists():
+            raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+        self.params: Params = self._logdir.read_params()
+        if not self._logdir.has_checkpoints():
+            raise ValueError(
+                f"--logdir={logdir}: the run of {self.params.name} has no checkpoint yet. One "
+                "comes every trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C"
+            )
+        if not issubclass(self.params.task.cls, TranslationTask):
+            raise ValueError(
+                f"--logdir={logdir}: the run of {self.params.name} has the task "
+                f"{self.params.task.cls.__name__}, which does not translate"
+            )
+
+    @functools.cached_property
+    def input(self) -> object:
+        """The run's input; nothing of its corpus has been read."""
+        return self.params.input.instantiate()
+
+    def restore(self, say: Callable[[str], None]) -> Trained:
+        """Returns the newest readable checkpoint; damaged ones are reported through `say`."""
+        store = CheckpointStore(self._logdir.checkpoints, say=say, writable=False)
+        try:
+            checkpoint = store.restore(with_slots=False)
+        finally:
+            store.close()
+        if checkpoint is None:
+            raise ValueError(f"{self._logdir.checkpoints} holds no whole checkpoint")
+        self.input.load_vocabularies(checkpoint.extras)
+        task = with_vocabulary_sizes(self.params.task, self.input).instantiate()
+        theta = unflatten(task.variable_specs(), checkpoint.theta, "weights")
+        return Trained(checkpoint.step, task, theta, self.input)

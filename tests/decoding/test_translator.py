@@ -1,0 +1,84 @@
+"""The translator: order, buckets, limits, and what is empty or too long."""
+
+import pytest
+
+from lingvo_gshard.decoding import Translator
+from tests.data import corpora
+from tests.decoding import tiny_model
+
+SENTENCES = [row.source for row in corpora.rows(23)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    rows = corpora.rows(200)
+    return corpora.trainer(tmp_path_factory.mktemp("cache")).train(rows, 1.0)[0]
+
+
+def make(vocabulary, lengths=(8, 32), batch_tokens=64):
+    task = tiny_model.task(vocabulary_size=vocabulary.size, num_layers=1)
+    theta = tiny_model.theta(task, 1)
+    return Translator(task, theta, vocabulary, vocabulary, lengths, batch_tokens)
+
+
+@pytest.fixture(scope="module")
+def translator(vocabulary):
+    return make(vocabulary)
+
+
+def test_each_sentence_is_translated_as_it_is_alone(translator):
+    together = translator.translate(SENTENCES).texts
+    assert len(set(together)) > 3
+    assert together == [translator.translate([sentence]).texts[0] for sentence in SENTENCES]
+
+
+def test_a_bucket_compiles_once(vocabulary):
+    translator = make(vocabulary, lengths=(4, 8, 16))
+    counts = []
+    short, long = ["der Hund"], ["der Hund sieht le chat"]
+    for sentences in (short, [], short * 40, long + short, long * 7):
+        translator.translate(sentences)
+        counts.append(translator.compile_count)
+    assert len(vocabulary.encode(short[0])) < 8 <= len(vocabulary.encode(long[0]))
+    assert counts == [1, 1, 1, 2, 2]
+
+
+def test_empty_sentences_stay_empty(translator):
+    sentences = ["", "der Hund", " \t", "le chat", "\n"]
+    texts = translator.translate(sentences).texts
+    alone = translator.translate(["der Hund", "le chat"]).texts
+    assert texts == ["", alone[0], "", alone[1], ""]
+    assert translator.translate([]).texts == []
+    assert translator.translate(["", ""]).texts == ["", ""]
+
+
+def test_what_is_too_long_is_cut_and_named(translator):
+    long = "der Hund sieht " * 40
+    found = translator.translate(["der Hund", long, "", long + long, "le chat"])
+    assert found.cut == (1, 3)
+    assert len(found.texts) == 5
+    assert found.texts[1] == found.texts[3]
+    assert translator.longest == 32
+
+
+def test_sentences_are_normalised_as_in_training(translator):
+    plain = translator.translate(["groß der Hund"]).texts
+    assert translator.translate(["  groß\tder \u00ad Hund \n"]).texts == plain
+
+
+def test_a_translation_is_one_line(translator):
+    assert all(text == " ".join(text.split()) for text in translator.translate(SENTENCES).texts)
+
+
+def test_progress_counts_sentences(translator):
+    seen = []
+    translator.translate([*SENTENCES, ""], seen.append)
+    assert seen == sorted(seen) and seen[-1] == len(SENTENCES) + 1 and len(seen) > 2
+
+
+def test_no_bucket_goes_beyond_the_positions(vocabulary):
+    task = tiny_model.task(vocabulary_size=vocabulary.size)
+    theta = tiny_model.theta(task, 1)
+    translator = Translator(task, theta, vocabulary, vocabulary, (512, 4096))
+    assert translator.longest == 512
+    assert Translator(task, theta, vocabulary, vocabulary, (4096,)).longest == 1024

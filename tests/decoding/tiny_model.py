@@ -1,0 +1,23 @@
+"""A translation model too small to learn, large enough to be wrong in every way."""
+
+from lingvo_gshard.tasks.translation import TranslationTask
+
+
+def task(vocabulary_size=13, num_layers=2, num_experts=4):
+    """Returns a task whose last layers have experts, which drop nothing in evaluation."""
+    params = TranslationTask.params().set(
+        source_vocabulary_size=vocabulary_size,
+        target_vocabulary_size=vocabulary_size,
+        model_dim=8,
+        tie_softmax=False,
+    )
+    for stack in (params.encoder, params.decoder):
+        stack.set(num_layers=num_layers, num_heads=2, hidden_dim=16, moe_every=num_layers)
+        stack.moe.set(num_experts=num_experts, group_size=16)
+        stack.moe.router.evaluation_capacity_factor = float(num_experts)
+    return params.instantiate()
+
+
+def theta(task, seed, scale=3.0):
+    """Returns weights large enough for outputs to differ from sentence to sentence."""
+    return task.init(seed).transform(lambda weight: weight * scale)

@@ -1,0 +1,164 @@
+"""gshard-bench at tiny sizes: what it measures, what it writes, and how it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core import registry
+from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools import _start, _step_bench, bench
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.trainer import Trainer
+
+EXPERIMENT = "test.tiny_translation"
+TINY = (
+    f"--experiment={EXPERIMENT}",
+    "--repeats=2",
+    "--gemm_size=16",
+    "--model_dim=8",
+    "--hidden_dim=12",
+    "--num_experts=4",
+    "--num_heads=2",
+    "--tokens=16",
+    "--row_length=8",
+)
+NAMES = [
+    f"{EXPERIMENT}, mixture of experts",
+    f"{EXPERIMENT}, dense",
+    "layers, mixture of experts",
+    "layers, dense",
+]
+
+
+def _stack(**values) -> Params:
+    stack = TransformerStack.params().set(num_layers=2, num_heads=2, hidden_dim=12, **values)
+    stack.moe.num_experts = 4
+    return stack
+
+
+def tiny_translation() -> Params:
+    """A translation experiment whose step takes no time."""
+    task = TranslationTask.params().set(
+        model_dim=8, share_embeddings=True, encoder=_stack(), decoder=_stack(is_decoder=True)
+    )
+    input_ = TranslationInput.params().set(batch_rows=2, source_length=6, target_length=20)
+    input_.vocabulary.size = 30
+    return Experiment.params().set(task=task, input=input_, trainer=Trainer.params())
+
+
+@pytest.fixture(autouse=True)
+def experiment(monkeypatch):
+    monkeypatch.setitem(registry._experiments, EXPERIMENT, tiny_translation)
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    code = _start.guarded(bench.NAME, bench.main)([bench.NAME, *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_it_writes_a_row_for_each_step(capsys, tmp_path):
+    path = tmp_path / "step.json"
+    code, out, _ = run(capsys, "step", f"--json={path}", *TINY)
+    assert code == 0 and "ratio" in out
+    result = json.loads(path.read_text())
+    assert result["device"] in ("CPU", "GPU")
+    assert [row["name"] for row in result["rows"]] == NAMES
+    keys = {"name", "flops", "seconds", "gemm_rate", "ratio", "compile_seconds"}
+    for row in result["rows"]:
+        assert set(row) == keys
+        assert row["ratio"] == pytest.approx(row["flops"] / row["seconds"] / row["gemm_rate"])
+        assert 0 < row["seconds"] < row["compile_seconds"]
+
+
+def test_json_alone_is_standard_output(capsys, monkeypatch):
+    def measure(cases, *_):
+        return [_step_bench.Row(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
+
+    monkeypatch.setattr(_step_bench, "measure", measure)
+    code, out, err = run(capsys, "step", *TINY, "--json")
+    assert code == 0 and "ratio" in err
+    assert [row["name"] for row in json.loads(out)["rows"]] == NAMES
+
+
+def test_cases_are_the_experiments_step_with_and_without_experts():
+    with_experts, dense = _step_bench.translation_cases(registry.get(EXPERIMENT))
+    for case in (with_experts, dense):
+        task = case.trainer.task
+        assert task.p.source_vocabulary_size == task.p.target_vocabulary_size == 30
+        assert case.flops == flops.translation_step(task, 2, 6, 20)
+        shapes = {name: value.shape for name, value in case.batch.items()}
+        sources = {name: shape for name, shape in shapes.items() if name.startswith("source")}
+        assert len(sources) == 3 and set(sources.values()) == {(2, 6)}
+        assert len(shapes) == 7 and set(shapes.values()) == {(2, 6), (2, 20)}
+        assert all(value.dtype == np.int32 for value in case.batch.values())
+        assert case.batch["target_segments"].min() == 1
+        assert case.batch["target_positions"][0].tolist() == [*range(16), *range(4)]
+    letters = [
+        "".join(spec.layout for spec in case.trainer.theta_specs.flatten())
+        for case in (with_experts, dense)
+    ]
+    assert "E" in letters[0] and "E" not in letters[1]
+    router = 2 * 3 * 2 * (6 + 20) * 8 * 4
+    assert with_experts.flops - router == dense.flops
+
+
+def test_a_dense_experiment_has_no_second_step():
+    experiment = tiny_translation().set(name="test.dense")
+    for stack in (experiment.task.encoder, experiment.task.decoder):
+        stack.moe_every = 0
+    cases = _step_bench.translation_cases(experiment)
+    assert [case.name for case in cases] == ["test.dense, dense"]
+
+
+def test_the_best_step_counts_against_the_best_product(monkeypatch):
+    """The clock gives the first step, three products, then a step and a product in turns."""
+    clock = iter([5.0, 0.5, 0.25, 0.5, 2.0, 0.5, 1.0, 0.125])
+    monkeypatch.setattr(_step_bench, "_seconds", lambda function: next(clock))
+    monkeypatch.setattr(_step_bench, "_gemm", lambda size: None)
+    case = _step_bench.translation_cases(registry.get(EXPERIMENT))[1]
+    said = []
+    (row,) = _step_bench.measure([case], 2, 8, said.append)
+    rate = 2 * 8**3 / 0.125
+    assert (row.compile_seconds, row.seconds, row.gemm_rate) == (5.0, 1.0, rate)
+    assert row.ratio == case.flops / 1.0 / rate
+    assert said == [f"compiling {case.name}", "measuring, 1 of 2", "measuring, 2 of 2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the subcommand, what to measure, is missing. Valid: step."),
+        (["stp"], "'stp' is unknown. Did you mean 'step'?"),
+        (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
+        (["step", "--repeat=3"], "repeats"),
+        (["step", "--repeats=0"], "repeats"),
+        (["step", "again"], "'again'"),
+        (["step", "--tokens=10", "--row_length=4"], "--tokens=10 are no whole rows"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments[:1], *TINY, *arguments[1:])
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-bench: error: ") and err.count("\n") == 1
+    assert message in err
+
+
+def test_an_experiment_that_is_no_translation_is_refused():
+    other = tiny_translation().set(name="test.other", task=TransformerStack.params())
+    with pytest.raises(ValueError, match="--experiment=test.other is no translation"):
+        _step_bench.translation_cases(other)
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        bench.main([bench.NAME, "step", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "gshard-bench step --json=step.json" in out and "--repeats" in out

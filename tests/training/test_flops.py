@@ -1,0 +1,91 @@
+"""Useful operations: hand numbers, and the products that XLA is really given."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.trainer import Trainer
+
+B, L, K = 2, 4, 8
+M, H, N, E, V = 8, 12, 2, 4, 16
+
+
+def stack_params(moe_every: int, **values):
+    stack = TransformerStack.params().set(
+        num_layers=2, num_heads=N, hidden_dim=H, moe_every=moe_every, **values
+    )
+    stack.moe.set(num_experts=E, group_size=8)
+    return stack
+
+
+def task_of(moe_every: int, head_dim: int = 0) -> TranslationTask:
+    params = TranslationTask.params().set(
+        source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M
+    )
+    params.set(encoder=stack_params(moe_every), decoder=stack_params(moe_every, is_decoder=True))
+    for stack in (params.encoder, params.decoder):
+        stack.layer.attention.head_dim = head_dim
+    return params.instantiate()
+
+
+def products_in_step(task: TranslationTask) -> int:
+    """Operations of all dots in the program that the gradients' function is lowered to."""
+    trainer = Trainer(Trainer.params(), task)
+    batch = {
+        f"{side}_{part}": np.ones((B, length), np.int32)
+        for side, length, ids in (("source", L, ["ids"]), ("target", K, ["inputs", "labels"]))
+        for part in (*ids, "segments", "positions")
+    }
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(theta):
+        return trainer.gradients(theta, batch, tf.constant([1, 2]))[2]
+
+    hlo = step.experimental_get_compiler_ir(task.init(1))(stage="hlo")
+    shapes = dict(re.findall(r"(\S+) = \w+\[([\d,]*)\]", hlo))
+    total = 0
+    result, left_operand = r"= \w+\[([\d,]*)\]\S* dot", r"\((?:\w+\[[\d,]*\]\S* )?(\S+?), "
+    dot = result + left_operand + r".*lhs_contracting_dims={([\d,]*)}"
+    for output, left, contracted in re.findall(dot, hlo):
+        sizes = _sizes(shapes[left])
+        total += 2 * math.prod(_sizes(output)) * math.prod(sizes[i] for i in _sizes(contracted))
+    return total
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",") if size]
+
+
+@pytest.mark.parametrize("head_dim", [0, 3])
+def test_a_dense_step_is_what_xla_is_given(head_dim):
+    task = task_of(moe_every=0, head_dim=head_dim)
+    assert flops.translation_step(task, B, L, K) == products_in_step(task)
+
+
+def test_a_step_with_experts_is_what_xla_is_given_where_no_place_is_empty():
+    """2S/E places an expert are as many as the two experts of every token take."""
+    task = task_of(moe_every=2)
+    counting_load = 2 * 2 * B * (L + K) * E
+    assert flops.translation_step(task, B, L, K) + counting_load == products_in_step(task)
+
+
+def test_hand_numbers():
+    """Two layers of M=512, H=2048 on 16 rows of 256: 4096 tokens."""
+    stack = TransformerStack.params().set(
+        num_layers=2, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
+    )
+    projections = 2 * 4096 * 4 * 512 * 512
+    scores = 2 * 2 * 16 * 256 * 256 * 512
+    dense = 2 * 4096 * 2 * 512 * 2048
+    expected = 3 * 2 * (projections + scores + dense)
+    assert flops.stack_step(stack.instantiate(), 16, 256) == expected == 167_503_724_544
+    stack.moe_every = 2
+    stack.moe.num_experts = 8
+    with_experts = flops.stack_step(stack.instantiate(), 16, 256)
+    assert with_experts == expected + 3 * (dense + 2 * 4096 * 512 * 8)
