@@ -1,8 +1,11 @@
 """Random numbers from a key, the same whether a function runs eagerly or is compiled.
 
-All are made from Philox words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+Most are made from Philox words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 TensorFlow's own float samplers turn the same words into other numbers under XLA than without it,
 and the algorithm it picks by itself is 100 times slower than Philox under XLA on a CPU.
+
+Dropout masks need more numbers than all else together, and simpler ones: `hashed_words` costs a few
+integer operations that XLA fuses into whatever uses them, where Philox took 8% of a training step.
 """
 
 from __future__ import annotations
@@ -27,6 +30,24 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform(
         shape, key, minval=None, maxval=None, dtype=tf.uint32, alg=_PHILOX
     )
+
+
+def hashed_words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
+    """Returns uint32 numbers, each a hash of its index and the key: cheap, good enough for masks.
+
+    Two rounds of the 32-bit integer hash of low bias by C. Wellons
+    (https://nullprogram.com/blog/2018/07/31/), the key's words added before each.
+    """
+    first, second = tf.unstack(tf.bitcast(key, tf.uint32))
+    index = tf.cast(tf.reshape(tf.range(math.prod(shape)), shape), tf.uint32)
+    return _hash(_hash(index + first) + second)
+
+
+def _hash(x: tf.Tensor) -> tf.Tensor:
+    constant = lambda value: tf.constant(value, tf.uint32)  # noqa: E731
+    x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, constant(16))) * constant(0x7FEB352D)
+    x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, constant(15))) * constant(0x846CA68B)
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, constant(16)))
 
 
 def uniform(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:

@@ -1,1 +1,1 @@
-"""Layers of Transformers: attention, feed-forward, mixtures of experts, embeddings, norms, losses."""
+"""Layers of Transformers: attention, feed-forward, experts, embeddings, norms, losses."""

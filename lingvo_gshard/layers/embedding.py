@@ -63,7 +63,7 @@ class Softmax(Layer):
 
 
 class SinusoidalPositions(Layer):
-    """sin and cos of position / 10000^(2i/M). Vaswani et al. 2017, arXiv 1706.03762, section 3.5."""
+    """sin and cos of position / 10000^(2i/M). Vaswani et al. 2017, arXiv 1706.03762, 3.5."""
 
     @classmethod
     def params(cls) -> Params:
@@ -110,7 +110,7 @@ def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:
     length = positions_BL.shape[1]
     if length > layer.p.max_length:
         raise ValueError(
-            f"{layer.path}.max_length: {layer.p.max_length} positions do not do for rows of {length}"
+            f"{layer.path}.max_length: {layer.p.max_length} is too few for rows of {length}"
         )
 
 

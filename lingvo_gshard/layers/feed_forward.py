@@ -11,7 +11,7 @@ from lingvo_gshard.sharding import einsum
 
 
 class FeedForward(Layer):
-    """activation(x w_in + b_in) w_out + b_out. Vaswani et al. 2017, arXiv 1706.03762, section 3.3."""
+    """activation(x w_in + b_in) w_out + b_out. Vaswani et al. 2017, arXiv 1706.03762, 3.3."""
 
     @classmethod
     def params(cls) -> Params:
@@ -34,7 +34,7 @@ class FeedForward(Layer):
             self.create_variable("b_out", "M", sizes, initializers.constant(0.0))
 
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] in x's type; padding is computed like the rest, so the mask is not read."""
+        """Returns [B,L,M] in x's type; padding is computed like the rest, the mask not read."""
         del mask_BL
         cast = theta.transform(lambda w: tf.cast(w, x_BLM.dtype))
         h_BLH = einsum("BLM,MH->BLH", x_BLM, cast.w_in)

@@ -9,8 +9,8 @@ import tensorflow as tf
 class CrossEntropy:
     """Sums over the real tokens of a batch, each a float32 scalar.
 
-    smoothed: the loss to train on; exact: the negative log likelihood in nats; correct: tokens whose
-    label has the largest logit; tokens: how many there are. Only `smoothed` has a gradient.
+    smoothed: the loss to train on; exact: the negative log likelihood in nats; correct: tokens
+    whose label has the largest logit; tokens: how many. Only `smoothed` has a gradient.
     """
 
     smoothed: tf.Tensor

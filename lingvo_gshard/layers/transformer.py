@@ -17,7 +17,7 @@ from lingvo_gshard.layers.norm import LayerNorm
 
 
 def inherit(params: Params, **values: object) -> Params:
-    """Returns a copy in which every hyperparameter named here that is unset (0, '') has this value."""
+    """Returns a copy in which hyperparameters named here have this value where unset (0 or '')."""
     result = params.copy()
     for name, value in values.items():
         if not result.get(name):
@@ -27,7 +27,7 @@ def inherit(params: Params, **values: object) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a decoder attends to: the encoder's output [B,K,M] and the segments [B,K] it came from."""
+    """What a decoder attends to: the encoder's output [B,K,M] and its segments [B,K]."""
 
     output_BKM: tf.Tensor
     segments_BK: tf.Tensor
@@ -87,7 +87,7 @@ class TransformerLayer(Layer):
         return self._feed_forward(theta, x_BLM, mask_BL)
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
-        """Returns the cache of a decoder layer: room for `length` steps, and the memory projected."""
+        """Returns a decoder layer's cache: room for `length` steps, and the memory projected."""
         batch, dtype = memory.output_BKM.shape[0], memory.output_BKM.dtype
         return NestedMap(
             self_attention=self.self_attention.init_cache(batch, length, dtype),

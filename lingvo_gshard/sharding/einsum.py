@@ -45,7 +45,7 @@ def _check(
 
 
 def _is_product(layouts: list[str], output: str) -> bool:
-    """Whether it is one matrix product, in which every letter stands in two of the three tensors."""
+    """Whether it is one matrix product: every letter stands in two of the three tensors."""
     if len(layouts) != 2:
         return False
     letters = set("".join(layouts) + output)
@@ -53,7 +53,7 @@ def _is_product(layouts: list[str], output: str) -> bool:
 
 
 def _product(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """The einsum of two operands, with gradients whose products avoid transposing large operands."""
+    """The einsum of two operands; products in its gradients do not transpose the larger operand."""
 
     @tf.custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):

@@ -25,9 +25,8 @@ def check_layout(layout: str, rank: int | None) -> None:
     """Raises ValueError if a letter is unknown or stands twice, or the rank is not `layout`'s."""
     for letter in layout:
         if letter not in LETTERS:
-            raise ValueError(
-                f"Layout {layout!r}: {letter!r} names no dimension. {names.nearest(letter, LETTERS)}"
-            )
+            hint = names.nearest(letter, LETTERS)
+            raise ValueError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")
         if layout.count(letter) > 1:
             raise ValueError(f"Layout {layout!r}: letter {letter!r} stands more than once")
     if rank is not None and rank != len(layout):

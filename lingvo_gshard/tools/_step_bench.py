@@ -150,7 +150,7 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
         activation = stack.moe.activation
         stack.moe = FeedForward.params()
         stack.moe.set(hidden_dim=hidden_dim, activation=activation, use_bias=False)
-    as_it_is = [(f"{name}, mixture of experts", params)] if stacks else []
+    as_it_is = [(f"{name}, experts", params)] if stacks else []
     return [*as_it_is, (f"{name}, dense", dense)]
 
 

@@ -70,6 +70,14 @@ def test_a_spec_says_layout_shape_and_type():
     assert spec.init(tf.constant([1, 0])).dtype == tf.bfloat16
 
 
+def test_weights_have_their_parents_type_unless_they_have_their_own():
+    params = Stack.params().set(dtype="bfloat16")
+    params.head.dtype = "float16"
+    types = {spec.path: spec.dtype for spec in Stack(params).variable_specs().flatten()}
+    assert types == {"layers[0].w": "bfloat16", "layers[1].w": "bfloat16", "head.w": "float16"}
+    assert Stack(Stack.params()).variable_specs().head.w.dtype == "float32"
+
+
 def test_theta_depends_on_seed_and_path_alone():
     stack = Stack(Stack.params())
     theta, again, other = stack.init(1), stack.init(1), stack.init(2)

@@ -28,7 +28,8 @@ def test_keys_differ_by_name_and_by_key():
 def test_bits_are_the_same_eager_and_compiled(shape):
     def function(key):
         key = random_numbers.fold_in(key, "encoder.layers[3]")
-        return key, random_numbers.words(shape, key), random_numbers.uniform(shape, key)
+        hashed = random_numbers.hashed_words(shape, key)
+        return key, random_numbers.words(shape, key), hashed, random_numbers.uniform(shape, key)
 
     eager = function(KEY)
     for mode in (tf.function(function), tf.function(function, jit_compile=True)):
@@ -57,3 +58,24 @@ def test_the_ends_of_the_interval_are_finite(monkeypatch):
     assert 0 < low < high < 1
     np.testing.assert_allclose(random_numbers.normal([2], KEY), [-5.3, 5.3], atol=0.1)
     np.testing.assert_allclose(random_numbers.truncated_normal([2], KEY), [-2, 2], atol=1e-3)
+
+
+def hashed_uniform(key, size: int = 1 << 18) -> np.ndarray:
+    return random_numbers.hashed_words([size], tf.constant(key)).numpy() / 2.0**32
+
+
+@pytest.mark.parametrize("key", [(0, 0), (5, 9), (-7, 2**31 - 1)])
+def test_hashed_words_are_uniform_and_independent_of_their_neighbours(key):
+    numbers = hashed_uniform(key)
+    assert stats.kstest(numbers, "uniform").pvalue > 0.001
+    for distance in (1, 2, 128, 4096):
+        assert abs(np.corrcoef(numbers[distance:], numbers[:-distance])[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("other", [(5, 10), (6, 9), (5 + 2**20, 9)])
+def test_hashed_words_of_different_keys_are_independent(other):
+    mine, theirs = hashed_uniform((5, 9)), hashed_uniform(other)
+    assert abs(np.corrcoef(mine, theirs)[0, 1]) < 0.01
+    bits = np.unpackbits((mine * 2**32).astype(np.uint32).view(np.uint8))
+    other_bits = np.unpackbits((theirs * 2**32).astype(np.uint32).view(np.uint8))
+    assert abs((bits == other_bits).mean() - 0.5) < 0.005

@@ -18,7 +18,7 @@ SOURCES = np.array(
 
 
 def decode_without_caches(task, theta, source_ids, limit):
-    """Returns `limit` tokens of one sentence: the argmax of the full forward pass of each prefix."""
+    """Returns `limit` tokens of one sentence: the argmax of the full pass over each prefix."""
     source = np.array([[i for i in source_ids if i]], np.int32)
     target = [BOS]
     while len(target) <= limit and (len(target) == 1 or target[-1] != EOS):
@@ -46,7 +46,7 @@ def test_caches_change_nothing(jit):
         with context.scope(training=False):
             return greedy_decode(task, theta.pack(weights), ids, LENGTH, BOS, EOS, limit)
 
-    for seed in (1, 2, 5):
+    for seed in (1, 2):
         theta = tiny_model.theta(task, seed)
         decoded = decode(tf.constant(SOURCES), theta.flatten(), tf.constant(limits)).numpy()
         for row, limit, tokens in zip(SOURCES, limits, decoded, strict=True):

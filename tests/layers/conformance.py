@@ -212,7 +212,8 @@ CASES = (
     Case("Attention.cross", _attention(dropout_rate=0.2), _cross_attention, draws=True),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
     Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
-    Case("MoE.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
+    Case("MoE.paper.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
+    Case("MoE.lingvo.einsum", _moe(True, "lingvo", "einsum"), _on_x_and_mask, draws=True),
     Case("MoE.overflow", _moe(roomy=False), _on_x_and_mask, draws=True, packs=False),
     Case("TransformerLayer.encoder", _transformer_layer(), _encoder_layer, draws=True),
     Case(

@@ -1,13 +1,10 @@
 """Dropout: its rate, its expectation, and the same mask however it runs."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers import dropout
 from lingvo_gshard.layers.dropout import Dropout
 from tests.tolerances import assert_close
 
@@ -27,15 +24,6 @@ def test_a_share_of_elements_is_dropped(rate):
     assert_close(y.mean(), 1.0, "sampling")
 
 
-@pytest.mark.parametrize("rate", [0.004, 0.1, 1 / 3, 0.99])
-def test_the_expectation_over_all_random_bytes_is_exact(rate):
-    every_byte = tf.range(256)
-    with mock.patch.object(dropout, "_random_bytes", lambda *_: tf.cast(every_byte, tf.uint8)):
-        y = drop(np.ones(256, np.float32), rate).numpy().astype(np.float64)
-    assert_close(y.mean(), 1.0, "float32")
-    assert abs((y == 0).mean() - rate) <= 0.5 / 256
-
-
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 1), (2, 3, 8)])
 def test_masks_are_the_same_compiled(shape):
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
@@ -52,7 +40,7 @@ def test_masks_depend_on_seed_and_path():
     assert not np.array_equal(drop(x, 0.5), drop(x, 0.5, path="other"))
 
 
-def test_neighbours_in_a_word_are_independent():
+def test_neighbours_are_independent():
     kept = drop(np.ones((256, 64), np.float32), 0.5).numpy() > 0
     for distance in (1, 2, 3):
         agree = (kept[:, distance:] == kept[:, :-distance]).mean()
@@ -73,7 +61,7 @@ def test_evaluation_and_rate_zero_change_nothing():
     np.testing.assert_array_equal(drop(x, 0.0), x)
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.0, 0.001, 0.9999])
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
 def test_rates_that_cannot_be_had_are_refused(rate):
-    with pytest.raises(ValueError, match=f"dropout.rate: {rate} is neither 0 nor, "):
+    with pytest.raises(ValueError, match=f"dropout.rate: {rate} is not in"):
         drop(np.ones(4, np.float32), rate)

@@ -28,15 +28,16 @@ TINY = (
     "--row_length=8",
 )
 NAMES = [
-    f"{EXPERIMENT}, mixture of experts",
+    f"{EXPERIMENT}, experts",
     f"{EXPERIMENT}, dense",
-    "layers, mixture of experts",
+    "layers, experts",
     "layers, dense",
 ]
 
 
 def _stack(**values) -> Params:
-    stack = TransformerStack.params().set(num_layers=2, num_heads=2, hidden_dim=12, **values)
+    stack = TransformerStack.params().set(num_layers=1, num_heads=2, hidden_dim=12, **values)
+    stack.moe_every = 1
     stack.moe.num_experts = 4
     return stack
 

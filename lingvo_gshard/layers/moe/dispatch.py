@@ -1,6 +1,6 @@
 """Dispatch and combine: tokens into the experts' buffers and back, in two ways of equal result.
 
-`einsum` is the paper's (arXiv 2006.16668, Algorithm 2): one-hot products through a [G,S,E,C] tensor.
+`einsum` is the paper's (arXiv 2006.16668, Algorithm 2): one-hot products through a [G,S,E,C].
 `gather` moves rows only. A slot holds at most one token and a token fills at most one slot per
 choice, so the gradient of a gather is again a gather: no scatter of activations, no [G,S,E,C].
 """
@@ -103,12 +103,11 @@ class GatherDispatch:
         def move(y_rows: tf.Tensor, *gates: tf.Tensor):
             padded = _append_zero_row(y_rows)
             picked = [_take(padded, slot) for slot in self._slot_of_token]
-            scaled = [p * tf.cast(g, self._dtype)[..., None] for p, g in zip(picked, gates, strict=True)]
+            weights = [tf.cast(gate, self._dtype)[..., None] for gate in gates]
+            scaled = [row * weight for row, weight in zip(picked, weights, strict=True)]
 
             def gradient(d_out: tf.Tensor):
-                d_gates = [
-                    tf.reduce_sum(tf.cast(d_out * p, tf.float32), -1) for p in picked
-                ]
+                d_gates = [tf.reduce_sum(tf.cast(d_out * p, tf.float32), -1) for p in picked]
                 d_rows = _take(_append_zero_row(d_out), self._token_of_slot)
                 return d_rows * tf.cast(self._gate_of_slot(gates), self._dtype)[..., None], *d_gates
 

@@ -72,7 +72,8 @@ class MixtureOfExperts(Layer):
         groups = -(-tokens // size)
         missing = groups * size - tokens
         x = tf.pad(tf.reshape(x_BLM, (tokens, model_dim)), [[0, missing], [0, 0]])
-        mask = tf.pad(tf.reshape(tf.cast(tf.not_equal(mask_BL, 0), tf.float32), (tokens,)), [[0, missing]])
+        mask = tf.reshape(tf.cast(tf.not_equal(mask_BL, 0), tf.float32), (tokens,))
+        mask = tf.pad(mask, [[0, missing]])
         x_GSM = annotate(tf.reshape(x, (groups, size, model_dim)), "GSM")
         return x_GSM, annotate(tf.reshape(mask, (groups, size)), "GS")
 

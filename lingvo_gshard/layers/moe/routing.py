@@ -44,9 +44,7 @@ class Routing:
         wanted = tf.reduce_sum(mask_GS) * len(self.choices)
         total = tf.reduce_sum(load_E)
         return NestedMap(
-            load_max_over_mean=tf.reduce_max(load_E)
-            * self.num_experts
-            / tf.maximum(total, 1.0),
+            load_max_over_mean=tf.reduce_max(load_E) * self.num_experts / tf.maximum(total, 1.0),
             dropped_share=1.0 - total / tf.maximum(wanted, 1.0),
         )
 
@@ -54,9 +52,9 @@ class Routing:
 def expert_capacity(tokens: int, num_experts: int, factor: float, multiple: int = 1) -> int:
     """Returns C: tokens * factor / num_experts, rounded down, then up to `multiple`; at least that.
 
-    Never more than the tokens, rounded up likewise, since an expert takes a token at most once. With
-    factor 2 and multiple 1 it is the paper's 2S/E (arXiv 2006.16668, section 2.2); Lingvo rounds up
-    to multiples of 4.
+    Never more than the tokens, rounded up likewise, since an expert takes a token at most once.
+    With factor 2 and multiple 1 it is the paper's 2S/E (arXiv 2006.16668, section 2.2); Lingvo
+    rounds up to multiples of 4.
     """
     slots = min(int(tokens * factor / num_experts), tokens)
     return max(-(-slots // multiple) * multiple, multiple)

@@ -1,0 +1,112 @@
+"""The experiments in translation: each can be built, says how to run it, and is what it says."""
+
+import re
+import shlex
+
+import pytest
+
+import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core import gin_binding, registry
+from lingvo_gshard.data import gettext, moses, tsv
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.training.params_text import experiment_from_text
+
+NAMES = [name for name in registry.names() if name.startswith("translation.")]
+BUILT_IN = [name for name in NAMES if name != "translation.from_files"]
+
+
+def build(params):
+    """Returns (input, task, trainer) with made vocabulary sizes; no text is read."""
+    task = params.task.copy().set(source_vocabulary_size=50, target_vocabulary_size=50)
+    task = task.instantiate()
+    return params.input.instantiate(), task, params.trainer.instantiate(task)
+
+
+def commands(name):
+    """Returns the gshard-train commands of an experiment's docstring, as lists of arguments."""
+    text = registry.describe(name).replace("\\\n", " ")
+    return [shlex.split(line) for line in re.findall(r"^ +(gshard-train .*)$", text, re.MULTILINE)]
+
+
+def test_all_are_there():
+    assert NAMES == [
+        "translation.from_files",
+        "translation.hundred_languages",
+        "translation.quickstart",
+        "translation.quickstart_dense",
+    ]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_can_be_built(name):
+    input_, task, trainer = build(registry.get(name))
+    assert task.variable_specs().flatten_items()
+    assert trainer.state_specs().slots.flatten_items()
+    assert set(input_.batch_spec()) >= {"source_ids", "target_labels"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_says_what_it_is_and_how_to_run_it(name):
+    text = registry.describe(name)
+    for word in ("Purpose:", "Time:", "Result:"):
+        assert word in text
+    assert commands(name)
+    for command in commands(name):
+        assert f"--experiment={name}" in command
+        assert any(argument.startswith("--logdir=runs/") for argument in command)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_survives_its_text_dump(name):
+    params = registry.get(name)
+    assert not params.diff(experiment_from_text(params.to_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_call_gives_params_of_its_own(name):
+    registry.get(name).set_path("task.encoder.moe.activation", "changed")
+    assert registry.get(name).task.encoder.moe.activation != "changed"
+    assert registry.get(name).task.decoder.moe.activation != "changed"
+
+
+def test_files_are_given_as_the_docstring_says():
+    readers = []
+    for command in commands("translation.from_files"):
+        settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
+        params = gin_binding.apply_gin(registry.get("translation.from_files"), [], settings)
+        build(params)
+        readers.append(params.input.corpus.cls)
+    assert readers == [tsv.TsvReader, moses.MosesReader, gettext.GettextReader]
+
+
+def test_without_files_the_error_says_what_is_missing():
+    with pytest.raises(ValueError, match="input.corpus.train"):
+        build(registry.get("translation.from_files"))
+
+
+def test_the_dense_model_uses_as_many_weights_for_a_token():
+    sparse, dense = (
+        registry.get("translation.quickstart"),
+        registry.get("translation.quickstart_dense"),
+    )
+    assert {path.split(".")[2] for path, _, _ in sparse.diff(dense) if path != "name"} == {"moe"}
+    (_, sparse, _), (_, dense, _) = build(sparse), build(dense)
+    assert used_by_a_token(sparse) == used_by_a_token(dense)
+    assert isinstance(dense.encoder.layers[1].feed_forward, FeedForward)
+
+
+def used_by_a_token(task):
+    """The sizes of the experts' weights, two experts of eight, or of what stands in their place."""
+    total = 0
+    for path, spec in task.variable_specs().flatten_items():
+        if "layers[1].feed_forward.w_" in path:
+            sizes = dict(zip(spec.layout, spec.shape, strict=True))
+            total += sizes["M"] * sizes["H"] * (2 if "E" in sizes else 1)
+    return total
+
+
+def test_the_quickstart_learns_ten_languages():
+    params = registry.get("translation.quickstart")
+    assert len(set(params.input.languages)) == 10
+    for stack in (params.task.encoder, params.task.decoder):
+        assert stack.moe.router.evaluation_capacity_factor == stack.moe.num_experts

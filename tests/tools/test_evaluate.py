@@ -1,0 +1,127 @@
+"""gshard-evaluate as its users meet it."""
+
+import json
+import shutil
+
+import pytest
+import sacrebleu
+
+from lingvo_gshard.data.row import Row
+from lingvo_gshard.tools import _start, evaluate
+from lingvo_gshard.training.metrics import perplexity
+from tests.data import corpora
+
+
+def run_here(capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    name = "gshard-evaluate"
+    code = _start.guarded(name, evaluate.main)([name, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def evaluation(trained_logdir, tmp_path_factory):
+    """The files of one evaluation of everything."""
+    directory = tmp_path_factory.mktemp("evaluation")
+    files = [f"--json={directory}/scores.json", f"--output={directory}/out/rows.tsv"]
+    evaluate.main(["gshard-evaluate", f"--logdir={trained_logdir}", *files])
+    return directory
+
+
+def test_the_numbers_are_those_of_the_rows(evaluation):
+    record = json.loads((evaluation / "scores.json").read_text(encoding="utf-8"))
+    text = (evaluation / "out" / "rows.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines()]
+    given = sorted(row[:3] for row in corpora.rows(50))
+    assert sorted(tuple(row[:3]) for row in rows) == given
+    assert record["rows"] == 50 and record["split"] == "test" and record["step"] == 20
+    assert record["experiment"] == "translation.from_files"
+    assert list(record["languages"]) == ["de", "fr"]
+    for language, found in record["languages"].items():
+        mine = [row for row in rows if row[0] == language]
+        references = [[row[2] for row in mine]]
+        assert found["rows"] == len(mine)
+        for column, kind in ((3, "translated"), (1, "copied")):
+            hypotheses = [row[column] for row in mine]
+            chrf = sacrebleu.corpus_chrf(hypotheses, references).score
+            bleu = sacrebleu.corpus_bleu(hypotheses, references).score
+            assert found[kind] == {"chrf": chrf, "bleu": bleu}
+        assert 0 <= found["shuffled"]["chrf"] <= 100
+    assert record["averaged_languages"] == ["de", "fr"]
+    assert record["perplexity"] == perplexity(record["cross_entropy"])
+    assert 0 < record["cross_entropy"] < 6 and 0 <= record["accuracy"] <= 1
+    assert record["rows_too_long"] == 0
+
+
+def test_a_table_and_what_it_rests_on(trained_logdir, tmp_path, capsys):
+    code, out, err = run_here(
+        capsys,
+        f"--logdir={trained_logdir}",
+        "--languages=fr",
+        "--max_rows_per_language=7",
+        "--noshuffled",
+    )
+    assert code == 0 and err == ""
+    assert "translation.from_files, step 20: 7 rows of test" in out
+    assert "No average: no language has 20 rows or more." in out
+    assert "shuffled" not in out and "copied" in out and "de " not in out
+    for words in ("chrf: sacrebleu nrefs:1", "bleu: sacrebleu nrefs:1", "cross-entropy"):
+        assert words in out
+    assert out.count("reference") == 5
+
+
+def test_rows_are_chosen_by_language():
+    rows = [Row(language, f"{language} {n}", "x") for n in range(30) for language in ("fr", "de")]
+    chosen = evaluate.choose_rows(rows, "test", [], 8)
+    assert [row.language for row in chosen] == ["de"] * 8 + ["fr"] * 8
+    assert chosen == evaluate.choose_rows(rows, "test", [], 8)
+    assert chosen[8:] == evaluate.choose_rows(rows, "test", ["fr"], 8)
+    assert [row for row in rows if row in chosen and row.language == "de"] == chosen[:8]
+    assert len(evaluate.choose_rows(rows, "test", [], None)) == 60
+    assert len(evaluate.choose_rows(rows, "test", ["de"], 99)) == 30
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--split=tset"], "--split=tset is unknown. Did you mean 'test'?"),
+        (["--languages=de,frr"], "--languages: test has no rows of 'frr'. Did you mean 'fr'?"),
+        (["--max_rows_per_language=0"], "--max_rows_per_language=0"),
+        (["--split=dev"], "dev.tsv:1: wrong number of columns"),
+        (["--outptu=x"], "'outptu'. Did you mean: output ?"),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, trained_logdir, capsys):
+    code, out, err = run_here(capsys, f"--logdir={trained_logdir}", *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-evaluate: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_a_directory_without_a_model_says_what_to_do(trained_logdir, tmp_path, capsys):
+    without_checkpoint = tmp_path / "fresh"
+    without_checkpoint.mkdir()
+    shutil.copy(trained_logdir / "params.txt", without_checkpoint)
+    for flags, words in (
+        ([], "--logdir is missing"),
+        (
+            [f"--logdir={tmp_path}/none"],
+            "there is no such directory. Train one first: gshard-train",
+        ),
+        ([f"--logdir={tmp_path}"], "there is no run in it"),
+        ([f"--logdir={without_checkpoint}"], "has no checkpoint yet"),
+    ):
+        code, out, err = run_here(capsys, *flags)
+        assert code == 1 and out == ""
+        assert err.count("\n") == 1 and words in err
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        evaluate.main(["gshard-evaluate", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "gshard-evaluate --logdir=runs/quickstart --split=dev --languages=es,de" in out
+    for name in evaluate.define_flags():
+        assert f"--{name}" in out

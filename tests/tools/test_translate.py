@@ -1,0 +1,150 @@
+"""gshard-translate as its users meet it: a line in, a line out."""
+
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lingvo_gshard.tools import _start, _trained, translate
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Stdin(io.TextIOWrapper):
+    """Standard input that holds these bytes."""
+
+    def __init__(self, content):
+        super().__init__(io.BytesIO(content))
+
+
+@pytest.fixture(scope="module")
+def trained(trained_logdir):
+    """The model, restored and compiled once for all tests."""
+    return _trained.Run(str(trained_logdir)).restore(say=print)
+
+
+@pytest.fixture
+def run_here(trained_logdir, trained, monkeypatch, capsys):
+    """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
+    monkeypatch.setattr(_trained.Run, "restore", lambda self, say: trained)
+    monkeypatch.setattr(translate, "_Translators", lambda trained: SharedTranslator(trained))
+
+    def run(content, *flags):
+        monkeypatch.setattr(sys, "stdin", Stdin(content))
+        name = "gshard-translate"
+        arguments = [name, f"--logdir={trained_logdir}", *flags]
+        code = _start.guarded(name, translate.main)(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+class SharedTranslator:
+    """One translator for few lines and many, kept over all tests."""
+
+    kept = None
+
+    def __init__(self, trained):
+        type(self).kept = type(self).kept or trained.translator(lengths=(64,), batch_tokens=256)
+
+    def for_lines(self, count):
+        return self.kept
+
+
+def test_a_line_for_a_line(run_here):
+    code, out, err = run_here(b"der Hund\n\nle chat voit\r\n")
+    assert code == 0 and err == ""
+    lines = out.split("\n")
+    assert len(lines) == 4 and lines[1] == lines[3] == ""
+    assert run_here(b"le chat voit")[1] == lines[2] + "\n"
+    assert run_here(b"") == (0, "", "")
+
+
+def test_many_lines_keep_their_order(run_here, monkeypatch):
+    lines = [f"der Hund sieht {'rot ' * (n % 5)}" for n in range(20)]
+    whole = run_here("\n".join(lines).encode())[1]
+    monkeypatch.setattr(translate, "_MOST_LINES", 3)
+    assert run_here("\n".join(lines).encode())[1] == whole
+    assert whole.count("\n") == 20
+
+
+def test_a_line_too_long_is_cut_with_a_warning(run_here):
+    code, out, err = run_here(b"der Hund\n" + b"der Hund " * 99 + b"\nHund\n")
+    assert code == 0 and out.count("\n") == 3
+    assert err == "Warning: line 2 is longer than 64 tokens and was cut\n"
+
+
+def test_a_line_that_is_not_utf8(run_here):
+    content = "Hund\ngr\u00fcn\n".encode() + b"\xff\xfe\nHund\n"
+    code, out, err = run_here(content)
+    assert code == 1 and out.count("\n") == 2
+    assert err == (
+        "gshard-translate: error: standard input: line 3 is not UTF-8 (byte 1); "
+        "--on_bad_line=skip leaves such lines empty\n"
+    )
+    code, skipped, err = run_here(content, "--on_bad_line=skip")
+    assert code == 0 and skipped.startswith(out + "\n") and skipped.count("\n") == 4
+    assert err == "Warning: line 3 is not UTF-8 (byte 1): left empty\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
+        (["--logdir=/no/such"], "there is no such directory"),
+        (["Hund"], "'Hund' is no flag"),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, run_here):
+    code, out, err = run_here(b"Hund\n", *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-translate: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
+    reading, writing = os.pipe()
+    lines = translate.Lines(os.fdopen(reading, "rb"))
+    chunks = lines.chunks()
+    os.write(writing, b"a\n")
+    assert next(chunks) == [b"a\n"]
+    os.write(writing, b"b\nc\nd\n")
+    while lines._waiting.qsize() < 3:
+        time.sleep(0.001)
+    assert next(chunks) == [b"b\n", b"c\n", b"d\n"]
+    os.write(writing, b"e")
+    os.close(writing)
+    assert [line for chunk in chunks for line in chunk] == [b"e"]
+
+
+def test_a_process_answers_as_it_goes_and_leaves_quietly(trained_logdir):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lingvo_gshard.tools.translate", f"--logdir={trained_logdir}"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdin.write(b"Hund\n")
+    process.stdin.flush()
+    assert process.stdout.readline().endswith(b"\n")
+    process.stdout.close()
+    process.stdin.write(b"Hund\n")
+    process.stdin.close()
+    assert process.wait() == 1
+    assert process.stderr.read() == b""
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        translate.main(["gshard-translate", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "gshard-translate --logdir=runs/quickstart < lines.txt > translations.txt" in out
+    for name in translate.define_flags():
+        assert f"--{name}" in out
