@@ -73,6 +73,11 @@ class TranslationInput(Configurable):
         """The source languages in use, as given or else sorted."""
         return self._languages or tuple(sorted({row.language for row in self.rows("train")}))
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the corpus has."""
+        return self._reader.splits
+
     def rows(self, split: str) -> list[Row]:
         """Returns the cleaned rows of "train", "dev" or "test" in the corpus's order.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +73,13 @@ class TrainBatches(Protocol):
 class Input(Protocol):
     """What the loop needs of an input."""
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits there are; where "dev" is one, its loss is measured."""
+
+    def rows(self, split: str) -> Sequence[Any]:
+        """Reads a split whole; ValueError if it cannot be read."""
+
     def train_batches(self, seed: int) -> TrainBatches:
         """The endless iterator of training batches."""
 
@@ -132,6 +139,7 @@ class Loop:
     def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
         """Trains from a checkpoint, or else from the start; returns how it ended.
 
+        The dev split is read before the first step, so that what is wrong with it costs no training.
         Raises NonFiniteError, naming the step and the layer, if a loss or gradient is not finite,
         and OSError if the last checkpoint cannot be saved. Checkpoints saved before stay.
         """
@@ -140,6 +148,8 @@ class Loop:
         if self.step >= p.steps:
             return Outcome(self.step, True, None)
         with contextlib.ExitStack() as stack:
+            if "dev" in self._input.splits:
+                self._input.rows("dev")
             self._batches = self._input.train_batches(p.seed)
             stack.callback(self._batches.close)
             self._begin(checkpoint)
@@ -217,8 +227,10 @@ class Loop:
             self._store.poll()
 
     def _evaluate(self, step: int) -> Row:
-        """Returns the metrics of the dev split; nothing if the run is asked to stop meanwhile."""
+        """Returns the metrics of the dev split; nothing without one, or if asked to stop meanwhile."""
         means = WeightedMeans()
+        if "dev" not in self._input.splits:
+            return {}
         for batch in self._input.evaluation_batches("dev"):
             if self._stop.requested:
                 return {}

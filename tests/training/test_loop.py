@@ -231,3 +231,20 @@ def test_compiles_once_per_function(tmp_path):
     run = Run(tmp_path, evaluate_every_steps=3)
     run.go()
     assert run.runtime.compile_count == 2
+
+
+def test_a_dev_split_that_cannot_be_read_costs_no_training(tmp_path):
+    run = Run(tmp_path)
+    run.params.input.unreadable = ("dev",)
+    with pytest.raises(ValueError, match=r"dev\.tsv:3: no three columns"):
+        run.go()
+    assert run.runtime.compile_count == 0
+
+
+def test_without_a_dev_split_there_is_no_dev_loss(whole, tmp_path):
+    run = Run(tmp_path)
+    run.params.input.splits = ("train",)
+    assert run.go().finished
+    names = {name for row in run.rows() for name in row}
+    assert not any(name.startswith("dev/") for name in names)
+    assert any(name.startswith("dev/") for row in whole.rows() for name in row)
