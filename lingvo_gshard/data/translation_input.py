@@ -65,6 +65,7 @@ class TranslationInput(Configurable):
         self._reader = p.corpus.instantiate()
         self._cleaner = p.cleaning.instantiate()
         self._trainer = p.vocabulary.instantiate()
+        self._held_out: dict[str, _Examples] = {}
         self._cleaned: dict[str, tuple[list[Row], cleaning.CleaningReport]] = {}
         self._languages = (p.languages,) if isinstance(p.languages, str) else tuple(p.languages)
 
@@ -113,6 +114,7 @@ class TranslationInput(Configurable):
         """Uses saved vocabularies from now on in place of trained ones."""
         self._vocabularies = vocabulary.load_pair(directory)
         self.__dict__.pop("_examples", None)
+        self._held_out.clear()
 
     def batch_spec(self) -> dict[str, tuple[tuple[int, int], str]]:
         """Returns {name: (shape, dtype)} of a batch."""
@@ -142,10 +144,7 @@ class TranslationInput(Configurable):
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
         """Yields every row of a split once, packed as in training; the last batch is padded."""
-        examples = self._tokenise(*self._load(split))
-        dropped = len(self.rows(split)) - len(examples.kept)
-        if dropped:
-            logging.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
+        examples = self._held_out_examples(split)
         yield from packing.batches_in_order(
             examples.sources, examples.targets, examples.kept, self._shape
         )
@@ -191,6 +190,15 @@ class TranslationInput(Configurable):
         if not examples.members:
             raise ValueError(f"No training row is left: {examples.report.to_table()}")
         return examples
+
+    def _held_out_examples(self, split: str) -> "_Examples":
+        if split not in self._held_out:
+            examples = self._tokenise(*self._load(split))
+            dropped = len(self.rows(split)) - len(examples.kept)
+            if dropped:
+                logging.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
+            self._held_out[split] = examples
+        return self._held_out[split]
 
     def _tokenise(self, rows, report) -> "_Examples":
         source_ids = encode([row.source for row in rows], self.source_vocabulary)
