@@ -139,7 +139,7 @@ class Loop:
     def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
         """Trains from a checkpoint, or else from the start; returns how it ended.
 
-        The dev split is read before the first step, so that what is wrong with it costs no training.
+        The dev split is read before the first step: what is wrong with it costs no training.
         Raises NonFiniteError, naming the step and the layer, if a loss or gradient is not finite,
         and OSError if the last checkpoint cannot be saved. Checkpoints saved before stay.
         """
@@ -227,7 +227,7 @@ class Loop:
             self._store.poll()
 
     def _evaluate(self, step: int) -> Row:
-        """Returns the metrics of the dev split; nothing without one, or if asked to stop meanwhile."""
+        """Returns the metrics of the dev split; nothing without one, or if asked to stop."""
         means = WeightedMeans()
         if "dev" not in self._input.splits:
             return {}
