@@ -13,6 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.cleaning import Normalizer
 from lingvo_gshard.data.decoding_batches import decoding_batches
 from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.decoding.beam import beam_decode
 from lingvo_gshard.decoding.greedy import greedy_decode
 from lingvo_gshard.tasks.translation import TranslationTask
 
@@ -43,12 +44,18 @@ class Translator:
         target_vocabulary: Vocabulary,
         lengths: Sequence[int] = LENGTHS,
         batch_tokens: int = 4096,
+        beam_size: int = 1,
+        length_exponent: float = 1.0,
     ):
         """Takes the weights as arrays or tensors.
 
         batch_tokens: source positions of a batch; a bucket of length L has batch_tokens // L rows.
             Small for one sentence at a time, large for many.
+        beam_size: hypotheses kept for each sentence; 1 is greedy decoding.
+        length_exponent: how much longer hypotheses are favoured, see `beam_decode`; 0 not at all.
         """
+        if beam_size < 1:
+            raise ValueError(f"beam_size is {beam_size}; 1 or more expected")
         self._task = task
         self._theta = theta.transform(tf.convert_to_tensor)
         self._source_vocabulary = source_vocabulary
@@ -56,6 +63,8 @@ class Translator:
         self._positions = task.p.positions.max_length
         self._lengths = [n for n in lengths if n <= self._positions] or [self._positions]
         self._batch_tokens = batch_tokens
+        self._beam_size = beam_size
+        self._length_exponent = length_exponent
         self._compiled = tf.function(self._decode, jit_compile=True, autograph=False)
 
     @property
@@ -104,13 +113,16 @@ class Translator:
         vocabulary = self._target_vocabulary
         max_length = min(2 * ids_BK.shape[1], self._positions)
         tokens_B = tf.reduce_sum(tf.cast(tf.not_equal(ids_BK, 0), tf.int32), axis=1)
+        arguments = (
+            self._task,
+            self._theta.pack(weights),
+            ids_BK,
+            max_length,
+            vocabulary.bos_id,
+            vocabulary.eos_id,
+            2 * tokens_B + 10,
+        )
         with context.scope(training=False):
-            return greedy_decode(
-                self._task,
-                self._theta.pack(weights),
-                ids_BK,
-                max_length,
-                vocabulary.bos_id,
-                vocabulary.eos_id,
-                2 * tokens_B + 10,
-            )
+            if self._beam_size == 1:
+                return greedy_decode(*arguments)
+            return beam_decode(*arguments, self._beam_size, self._length_exponent)

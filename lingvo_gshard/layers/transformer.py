@@ -223,3 +223,15 @@ class TransformerStack(Layer):
             caches.append(layer_cache)
         x_B1M = self.final_norm.fprop(theta.final_norm, x_B1M)
         return x_B1M, NestedMap(memory_bias=cache.memory_bias, layers=caches)
+
+    def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
+        """Returns the cache with row i taken from row rows[i] of the same memory."""
+
+        def take(x: tf.Tensor) -> tf.Tensor:
+            return tf.gather(x, rows_B)
+
+        layers = [
+            NestedMap(layer, self_attention=layer.self_attention.transform(take))
+            for layer in cache.layers
+        ]
+        return NestedMap(memory_bias=cache.memory_bias, layers=layers)

@@ -37,7 +37,7 @@ def quickstart() -> Params:
     return _experiment(
         input_=_embedded_corpus(TEN_LANGUAGES, temperature=1.0),
         task=_task(model_dim=128, hidden_dim=512, num_heads=4, num_layers=2, num_experts=8),
-        trainer=_trainer(steps=3300),
+        trainer=_trainer(steps=3200),
     )
 
 

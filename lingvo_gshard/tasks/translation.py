@@ -103,6 +103,10 @@ class TranslationTask(Layer):
         """Returns the cache for decoding up to `length` tokens of each memory's one sentence."""
         return self.decoder.init_cache(theta.decoder, memory, length)
 
+    def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
+        """Returns the cache with row i taken from row rows[i], which decodes the same sentence."""
+        return self.decoder.reorder_cache(cache, rows_B)
+
     def decode_step(
         self,
         theta: NestedMap,

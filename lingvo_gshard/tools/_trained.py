@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+from absl import flags
+
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.decoding import Translator
@@ -13,6 +15,29 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.train import with_vocabulary_sizes
 from lingvo_gshard.training.checkpoint import CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
+
+
+def define_decoding_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that say how sentences are decoded."""
+    flags.DEFINE_integer(
+        "beam_size",
+        4,
+        "Hypotheses kept for each sentence; 1 is greedy decoding, about four times as fast.",
+        1,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "length_exponent",
+        1.0,
+        "How much the beam search favours longer translations; 0 is not at all.",
+        0.0,
+        flag_values=values,
+    )
+
+
+def decoding_options(values: flags.FlagValues) -> dict[str, object]:
+    """Returns the Translator's options that `define_decoding_flags` gave."""
+    return {"beam_size": values.beam_size, "length_exponent": values.length_exponent}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@
 Beside the model's scores stand two that any reader can judge them by: the same model's on shuffled
 sources (each row gets the translation of another row's source of the same language: what remains is
 what the model scores without reading its input), and those of the source copied as it is. The
-average is over the languages with 20 rows or more, each counting the same.
+average is over the languages with 20 rows or more, each counting the same. Translations are found
+by beam search; --beam_size=1 decodes greedily.
 
 The run is read from --logdir alone: its Params, its vocabularies and its newest whole checkpoint.
 """
@@ -34,7 +35,7 @@ from lingvo_gshard.core import names  # noqa: E402
 from lingvo_gshard.data import files, mixing  # noqa: E402
 from lingvo_gshard.data.readers import SPLITS  # noqa: E402
 from lingvo_gshard.data.row import Row  # noqa: E402
-from lingvo_gshard.decoding import scoring  # noqa: E402
+from lingvo_gshard.decoding import Translator, scoring  # noqa: E402
 from lingvo_gshard.tools import _perplexity, _trained  # noqa: E402
 from lingvo_gshard.tools._progress import Progress  # noqa: E402
 
@@ -81,6 +82,7 @@ def define_flags() -> flags.FlagValues:
         "File to write to, tab-separated: language, source, reference, translation.",
         flag_values=values,
     )
+    _trained.define_decoding_flags(values)
     return values
 
 
@@ -98,7 +100,8 @@ def main(argv: list[str]) -> int:
     )
     trained = run.restore(say=lambda text: print(text, file=sys.stderr))
     _say(console, f"{run.params.name}, step {trained.step:,}: {len(rows):,} rows of {values.split}")
-    evaluation = evaluate(run.params, trained, rows, values.shuffled, console)
+    translator = trained.translator(**_trained.decoding_options(values))
+    evaluation = evaluate(run.params, trained, translator, rows, values.shuffled, console)
     _print(console, evaluation)
     if values.json:
         record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
@@ -139,14 +142,19 @@ def choose_rows(rows: list[Row], split: str, languages: list[str], most: int | N
 
 
 def evaluate(
-    params, trained, rows: list[Row], with_shuffled: bool, console: rich.console.Console
+    params,
+    trained: _trained.Trained,
+    translator: Translator,
+    rows: list[Row],
+    with_shuffled: bool,
+    console: rich.console.Console,
 ) -> Evaluation:
     """Translates the rows and scores them."""
     with Progress(console, "Cross-entropy", "rows", len(rows)) as progress:
         expectation = _perplexity.measure(params, trained, rows, progress.update)
     sources = [row.source for row in rows]
     with Progress(console, "Translating", "rows", len(rows)) as progress:
-        translations = trained.translator().translate(sources, progress.update)
+        translations = translator.translate(sources, progress.update)
     scores = scoring.score_languages(
         [row.language for row in rows],
         sources,

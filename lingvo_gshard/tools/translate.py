@@ -52,6 +52,7 @@ def define_flags() -> flags.FlagValues:
         "skip (warn, and write an empty line).",
         flag_values=values,
     )
+    _trained.define_decoding_flags(values)
     return values
 
 
@@ -68,7 +69,11 @@ def main(argv: list[str]) -> int:
     if sys.stdin.isatty():
         _warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
     try:
-        translate_lines(lines, _Translators(trained), values.on_bad_line == "skip")
+        translate_lines(
+            lines,
+            _Translators(trained, _trained.decoding_options(values)),
+            values.on_bad_line == "skip",
+        )
     except BrokenPipeError:
         # Whoever read the translations has gone; Python must not try to flush them at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -124,19 +129,19 @@ class Lines:
 class _Translators:
     """The model in small batches for few lines, in large ones for many; each made on first use."""
 
-    def __init__(self, trained: _trained.Trained):
-        self._trained = trained
+    def __init__(self, trained: _trained.Trained, options: dict[str, object]):
+        self._trained, self._options = trained, options
 
     def for_lines(self, count: int) -> Translator:
         return self._small if count <= _FEW_LINES else self._large
 
     @functools.cached_property
     def _small(self) -> Translator:
-        return self._trained.translator(batch_tokens=_FEW_LINES_BATCH_TOKENS)
+        return self._trained.translator(batch_tokens=_FEW_LINES_BATCH_TOKENS, **self._options)
 
     @functools.cached_property
     def _large(self) -> Translator:
-        return self._trained.translator()
+        return self._trained.translator(**self._options)
 
 
 def translate_lines(lines: Lines, translators: _Translators, skip_bad: bool) -> None:

@@ -1,0 +1,118 @@
+"""Beam search with length normalisation, with key/value caches."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.transformer import Memory
+from lingvo_gshard.tasks.translation import TranslationTask
+
+_IMPOSSIBLE = -1e9
+
+
+def beam_decode(
+    task: TranslationTask,
+    theta: NestedMap,
+    source_ids_BK: tf.Tensor,
+    max_length: int,
+    bos_id: int,
+    eos_id: int,
+    limit_B: tf.Tensor,
+    beam_size: int,
+    length_exponent: float,
+) -> tf.Tensor:
+    """Returns int32 [B, max_length] target ids, eos_id at and after the end of each sentence.
+
+    Sentences that have ended stay in the beam of W and compete with those that go on; all are
+    ranked by log probability / ((5 + length) / 6) ** length_exponent (Wu et al. 2016, arXiv
+    1609.08144, equation 14). limit (int32) is the most tokens of each sentence, EOS counted.
+    """
+    batch = source_ids_BK.shape[0]
+    search = _Search(batch, beam_size, eos_id, length_exponent)
+    memory = _encode(task, theta, source_ids_BK, beam_size)
+
+    def is_under_way(step, beam, cache):
+        del cache
+        return (step < max_length) & tf.reduce_any(beam.active_BW > 0)
+
+    def extend(step, beam, cache):
+        rows = batch * beam_size
+        ids, active = tf.reshape(beam.ids_BW, [rows]), tf.reshape(beam.active_BW, [rows])
+        logits, cache = task.decode_step(theta, ids, active, step, cache)
+        log_probability = tf.reshape(tf.nn.log_softmax(logits), [batch, beam_size, -1])
+        beam, parent_rows = search.extend(beam, log_probability, step, limit_B)
+        return step + 1, beam, task.reorder_cache(cache, parent_rows)
+
+    has_source_B = tf.reduce_max(tf.cast(tf.not_equal(source_ids_BK, 0), tf.int32), axis=1)
+    beam = search.begin(bos_id, has_source_B, max_length)
+    state = (tf.constant(0), beam, task.init_cache(theta, memory, max_length))
+    _, beam, _ = tf.while_loop(is_under_way, extend, state)
+    return beam.output_BWL[:, 0]
+
+
+def _encode(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor, beam_size: int) -> Memory:
+    """The memory of each sentence, once for every place in its beam."""
+    segments_BK = tf.cast(tf.not_equal(ids_BK, 0), tf.int32)
+    positions_BK = tf.broadcast_to(tf.range(ids_BK.shape[1])[None], ids_BK.shape)
+    memory = task.encode(theta, ids_BK, segments_BK, positions_BK)
+    return Memory(
+        tf.repeat(memory.output_BKM, beam_size, axis=0),
+        tf.repeat(memory.segments_BK, beam_size, axis=0),
+    )
+
+
+class _Search:
+    """How a beam grows by one token; its best hypothesis stands first."""
+
+    def __init__(self, batch: int, beam_size: int, eos_id: int, length_exponent: float):
+        self._batch, self._beam_size = batch, beam_size
+        self._eos_id, self._length_exponent = eos_id, length_exponent
+
+    def begin(self, bos_id: int, has_source_B: tf.Tensor, max_length: int) -> NestedMap:
+        """One live hypothesis for each sentence: the others are impossible."""
+        shape = [self._batch, self._beam_size]
+        first = tf.one_hot(tf.zeros([self._batch], tf.int32), self._beam_size)
+        return NestedMap(
+            ids_BW=tf.fill(shape, bos_id),
+            score_BW=tf.where(first > 0, 0.0, _IMPOSSIBLE),
+            length_BW=tf.zeros(shape, tf.int32),
+            active_BW=tf.broadcast_to(has_source_B[:, None], shape),
+            output_BWL=tf.fill([*shape, max_length], self._eos_id),
+        )
+
+    def extend(
+        self, beam: NestedMap, log_probability_BWV: tf.Tensor, step: tf.Tensor, limit_B: tf.Tensor
+    ) -> tuple[NestedMap, tf.Tensor]:
+        """Returns the beam one token longer, and the row [B*W] each hypothesis came from."""
+        ended_score_V = tf.where(
+            tf.equal(tf.range(log_probability_BWV.shape[-1]), self._eos_id), 0.0, _IMPOSSIBLE
+        )
+        is_active_BW = beam.active_BW > 0
+        gain_BWV = tf.where(is_active_BW[..., None], log_probability_BWV, ended_score_V)
+        gain, token = tf.math.top_k(gain_BWV, self._beam_size)
+        score = beam.score_BW[..., None] + gain
+        length_BW = beam.length_BW + beam.active_BW
+        ranked = score / self._penalty(length_BW)[..., None]
+        flat = [self._batch, self._beam_size**2]
+        _, choice_BW = tf.math.top_k(tf.reshape(ranked, flat), self._beam_size)
+        parent_BW = choice_BW // self._beam_size
+
+        def of_parent(x: tf.Tensor) -> tf.Tensor:
+            return tf.gather(x, parent_BW, batch_dims=1)
+
+        ids_BW = tf.gather(tf.reshape(token, flat), choice_BW, batch_dims=1)
+        at_step = tf.equal(tf.range(beam.output_BWL.shape[-1]), step)
+        ended_BW = tf.equal(ids_BW, self._eos_id) | (step + 1 >= limit_B)[:, None]
+        extended = NestedMap(
+            ids_BW=ids_BW,
+            score_BW=tf.gather(tf.reshape(score, flat), choice_BW, batch_dims=1),
+            length_BW=of_parent(length_BW),
+            active_BW=tf.where(ended_BW, 0, of_parent(beam.active_BW)),
+            output_BWL=tf.where(at_step, ids_BW[..., None], of_parent(beam.output_BWL)),
+        )
+        parent_rows = tf.range(self._batch)[:, None] * self._beam_size + parent_BW
+        return extended, tf.reshape(parent_rows, [-1])
+
+    def _penalty(self, length_BW: tf.Tensor) -> tf.Tensor:
+        return ((5.0 + tf.cast(length_BW, tf.float32)) / 6.0) ** self._length_exponent
