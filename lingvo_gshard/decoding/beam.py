@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
 from lingvo_gshard.layers.transformer import Memory
 from lingvo_gshard.tasks.translation import TranslationTask
 
@@ -30,7 +31,11 @@ def beam_decode(
     """
     batch = source_ids_BK.shape[0]
     search = _Search(batch, beam_size, eos_id, length_exponent)
-    memory = _encode(task, theta, source_ids_BK, beam_size)
+    memory = encode_sentences(task, theta, source_ids_BK)
+    memory = Memory(
+        tf.repeat(memory.output_BKM, beam_size, axis=0),
+        tf.repeat(memory.segments_BK, beam_size, axis=0),
+    )
 
     def is_under_way(step, beam, cache):
         del cache
@@ -44,22 +49,10 @@ def beam_decode(
         beam, parent_rows = search.extend(beam, log_probability, step, limit_B)
         return step + 1, beam, task.reorder_cache(cache, parent_rows)
 
-    has_source_B = tf.reduce_max(tf.cast(tf.not_equal(source_ids_BK, 0), tf.int32), axis=1)
-    beam = search.begin(bos_id, has_source_B, max_length)
+    beam = search.begin(bos_id, has_sentence(source_ids_BK), max_length)
     state = (tf.constant(0), beam, task.init_cache(theta, memory, max_length))
     _, beam, _ = tf.while_loop(is_under_way, extend, state)
     return beam.output_BWL[:, 0]
-
-
-def _encode(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor, beam_size: int) -> Memory:
-    """The memory of each sentence, once for every place in its beam."""
-    segments_BK = tf.cast(tf.not_equal(ids_BK, 0), tf.int32)
-    positions_BK = tf.broadcast_to(tf.range(ids_BK.shape[1])[None], ids_BK.shape)
-    memory = task.encode(theta, ids_BK, segments_BK, positions_BK)
-    return Memory(
-        tf.repeat(memory.output_BKM, beam_size, axis=0),
-        tf.repeat(memory.segments_BK, beam_size, axis=0),
-    )
 
 
 class _Search:
@@ -69,7 +62,7 @@ class _Search:
         self._batch, self._beam_size = batch, beam_size
         self._eos_id, self._length_exponent = eos_id, length_exponent
 
-    def begin(self, bos_id: int, has_source_B: tf.Tensor, max_length: int) -> NestedMap:
+    def begin(self, bos_id: int, has_sentence_B: tf.Tensor, max_length: int) -> NestedMap:
         """One live hypothesis for each sentence: the others are impossible."""
         shape = [self._batch, self._beam_size]
         first = tf.one_hot(tf.zeros([self._batch], tf.int32), self._beam_size)
@@ -77,7 +70,7 @@ class _Search:
             ids_BW=tf.fill(shape, bos_id),
             score_BW=tf.where(first > 0, 0.0, _IMPOSSIBLE),
             length_BW=tf.zeros(shape, tf.int32),
-            active_BW=tf.broadcast_to(has_source_B[:, None], shape),
+            active_BW=tf.broadcast_to(has_sentence_B[:, None], shape),
             output_BWL=tf.fill([*shape, max_length], self._eos_id),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
 from lingvo_gshard.tasks.translation import TranslationTask
 
 
@@ -22,10 +23,8 @@ def greedy_decode(
     source_ids hold one sentence a row, 0 where there is none. limit (int32) is the most tokens of
     each sentence, EOS counted; max_length where it is None. The loop ends when every row has.
     """
-    segments_BK = tf.cast(tf.not_equal(source_ids_BK, 0), tf.int32)
-    batch, source_length = source_ids_BK.shape.as_list()
-    positions_BK = tf.broadcast_to(tf.range(source_length)[None], (batch, source_length))
-    memory = task.encode(theta, source_ids_BK, segments_BK, positions_BK)
+    batch = source_ids_BK.shape[0]
+    memory = encode_sentences(task, theta, source_ids_BK)
     limit_B = tf.fill([batch], max_length) if limit_B is None else limit_B
 
     def is_under_way(step, ids_B, active_B, output_BL, cache):
@@ -41,11 +40,10 @@ def greedy_decode(
         ended_B = tf.equal(ids_B, eos_id) | (step + 1 >= limit_B)
         return step + 1, ids_B, tf.where(ended_B, 0, active_B), output_BL, cache
 
-    has_source_B = tf.reduce_max(segments_BK, axis=1)
     state = (
         tf.constant(0),
         tf.fill([batch], bos_id),
-        has_source_B,
+        has_sentence(source_ids_BK),
         tf.fill([batch, max_length], eos_id),
         task.init_cache(theta, memory, max_length),
     )

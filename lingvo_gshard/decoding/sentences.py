@@ -1,0 +1,19 @@
+"""Sentences by themselves, one to a row, as decoding reads them."""
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.transformer import Memory
+from lingvo_gshard.tasks.translation import TranslationTask
+
+
+def encode_sentences(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor) -> Memory:
+    """Returns what the decoder attends to; a row holds one sentence, and 0 where there is none."""
+    segments_BK = tf.cast(tf.not_equal(ids_BK, 0), tf.int32)
+    positions_BK = tf.broadcast_to(tf.range(ids_BK.shape[1])[None], ids_BK.shape)
+    return task.encode(theta, ids_BK, segments_BK, positions_BK)
+
+
+def has_sentence(ids_BK: tf.Tensor) -> tf.Tensor:
+    """Returns int32 [B]: 1 for rows that hold a sentence."""
+    return tf.reduce_max(tf.cast(tf.not_equal(ids_BK, 0), tf.int32), axis=1)
