@@ -31,7 +31,9 @@ def trained(trained_logdir):
 def run_here(trained_logdir, trained, monkeypatch, capsys):
     """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
     monkeypatch.setattr(_trained.Run, "restore", lambda self, say: trained)
-    monkeypatch.setattr(translate, "_Translators", lambda trained: SharedTranslator(trained))
+    monkeypatch.setattr(
+        translate, "_Translators", lambda trained, options: SharedTranslator(trained)
+    )
 
     def run(content, *flags):
         monkeypatch.setattr(sys, "stdin", Stdin(content))
