@@ -7,14 +7,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.decoding import beam_decode, greedy_decode
 from tests.decoding import tiny_model
+from tests.decoding.tiny_model import BOS, EOS, SOURCES
 
-BOS, EOS = 1, 2
 LENGTH = 5
-# The third row holds no sentence.
-SOURCES = np.array(
-    [[5, 6, 7, 8, 2], [9, 2, 0, 0, 0], [0, 0, 0, 0, 0], [4, 11, 4, 2, 0], [12, 2, 0, 0, 0]],
-    np.int32,
-)
 
 
 def next_log_probabilities(task, theta, source, hypotheses):

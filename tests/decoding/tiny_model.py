@@ -1,6 +1,15 @@
 """A translation model too small to learn, large enough to be wrong in every way."""
 
+import numpy as np
+
 from lingvo_gshard.tasks.translation import TranslationTask
+
+BOS, EOS = 1, 2
+# The third row holds no sentence.
+SOURCES = np.array(
+    [[5, 6, 7, 8, 2], [9, 2, 0, 0, 0], [0, 0, 0, 0, 0], [4, 11, 4, 2, 0], [12, 2, 0, 0, 0]],
+    np.int32,
+)
 
 
 def task(vocabulary_size=13, num_layers=2, num_experts=4):
