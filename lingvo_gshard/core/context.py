@@ -76,6 +76,24 @@ def scope(
         _current.reset(token)
 
 
+_layer_path: contextvars.ContextVar[str] = contextvars.ContextVar("layer_path", default="")
+
+
+def layer_path() -> str:
+    """Returns the path of the layer that is computing; empty at the root and outside of any."""
+    return _layer_path.get()
+
+
+@contextlib.contextmanager
+def layer(path: str) -> Iterator[None]:
+    """Says that the layer of that path is computing."""
+    token = _layer_path.set(path)
+    try:
+        yield
+    finally:
+        _layer_path.reset(token)
+
+
 def _unused(path: str, taken: dict) -> str:
     """The path, numbered when one layer reports more than once in a pass."""
     if path not in taken:

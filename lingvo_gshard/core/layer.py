@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,13 +20,17 @@ from lingvo_gshard.core.params import Configurable, Params
 
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
-    """A weight: where it stands, its layout letters, and how it begins."""
+    """A weight: where it stands, its layout letters, and how it begins.
+
+    unsplit: letters of the layout along which no strategy splits it.
+    """
 
     path: str
     layout: str
     shape: tuple[int, ...]
     dtype: str
     initializer: Initializer
+    unsplit: str = ""
 
     def init(self, seed: tf.Tensor) -> tf.Tensor:
         """Returns the initial weight; it depends on the int32 [2] seed and the path alone."""
@@ -42,7 +51,16 @@ class Layer(Configurable):
 
             def fprop(self, theta, x_BLM):
                 return einsum("BLM,MH->BLH", x_BLM, theta.w)
+
+    Whatever a method computes whose first argument is theta carries the layer's path: as name scope
+    (`encoder/layers_0/dense`, which XLA's reports show) and as `context.layer_path()`.
     """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for name, value in list(vars(cls).items()):
+            if inspect.isfunction(value) and _takes_theta(value):
+                setattr(cls, name, _within_scope(value))
 
     @classmethod
     def params(cls) -> Params:
@@ -74,11 +92,18 @@ class Layer(Configurable):
         ]
 
     def create_variable(
-        self, name: str, layout: str, sizes: dict[str, int], initializer: Initializer
+        self,
+        name: str,
+        layout: str,
+        sizes: dict[str, int],
+        initializer: Initializer,
+        unsplit: str = "",
     ) -> None:
         """Declares a weight whose shape is `sizes` of the letters of `layout`.
 
-        Raises ValueError if a letter has no size or a size is not positive.
+        unsplit: letters of the layout along which no strategy may split this weight.
+        Raises ValueError if a letter has no size, a size is not positive, or a letter of `unsplit`
+        is not in the layout.
         """
         self._check_new(name)
         path = self._join(name)
@@ -88,8 +113,20 @@ class Layer(Configurable):
                     f"{path}: dimension {letter!r} of layout {layout!r} has size "
                     f"{sizes.get(letter)}; a positive size was expected"
                 )
+        for letter in unsplit:
+            if letter not in layout:
+                raise ValueError(f"{path}: unsplit letter {letter!r} is not in layout {layout!r}")
         shape = tuple(sizes[letter] for letter in layout)
-        self._variables[name] = VariableSpec(path, layout, shape, self.p.dtype, initializer)
+        spec = VariableSpec(path, layout, shape, self.p.dtype, initializer, unsplit)
+        self._variables[name] = spec
+
+    def layer_paths(self) -> list[str]:
+        """Returns the paths of this layer and of all below it."""
+        paths = [self.path]
+        for child in self._children.values():
+            for layer in child if isinstance(child, list) else [child]:
+                paths.extend(layer.layer_paths())
+        return paths
 
     def variable_specs(self) -> NestedMap:
         """Returns the tree of VariableSpec, of the same structure as theta."""
@@ -147,3 +184,36 @@ class Layer(Configurable):
     def _check_new(self, name: str) -> None:
         if name in self._children or name in self._variables:
             raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
+
+
+def _takes_theta(function: Callable) -> bool:
+    """Whether it is a method whose first argument is theta."""
+    return list(inspect.signature(function).parameters)[1:2] == ["theta"]
+
+
+def _within_scope(method: Callable) -> Callable:
+    """The method, run under its layer's path."""
+
+    @functools.wraps(method)
+    def run(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        with context.layer(self.path), _name_scope(self.path):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def scope_name(path: str) -> str:
+    """Returns the name scope of a layer's path, `encoder/layers_0` of `encoder.layers[0]`."""
+    name = re.sub(r"[^\w.\-]", "_", path.replace("]", ""), flags=re.ASCII).replace(".", "/")
+    return name.lstrip("_-/")
+
+
+@contextlib.contextmanager
+def _name_scope(path: str) -> Iterator[None]:
+    """The absolute name scope of a layer's path; no other one for the root or where it is open."""
+    name = scope_name(path)
+    if not name or f"{tf.get_current_name_scope()}/".startswith(f"{name}/"):
+        yield
+        return
+    with tf.name_scope(f"{name}/"):
+        yield

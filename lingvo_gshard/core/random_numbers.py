@@ -39,8 +39,19 @@ def hashed_words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     (https://nullprogram.com/blog/2018/07/31/), the key's words added before each.
     """
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
-    index = tf.cast(tf.reshape(tf.range(math.prod(shape)), shape), tf.uint32)
-    return _hash(_hash(index + first) + second)
+    return _hash(_hash(_index(shape) + first) + second)
+
+
+def _index(shape: Sequence[int]) -> tf.Tensor:
+    """Each element's place in row-major order, uint32; a sum over dimensions can be partitioned."""
+    index = tf.zeros([1] * len(shape), tf.uint32)
+    stride = 1
+    for dimension in reversed(range(len(shape))):
+        along = [-1 if d == dimension else 1 for d in range(len(shape))]
+        steps = tf.cast(tf.range(shape[dimension]), tf.uint32) * tf.constant(stride, tf.uint32)
+        index += tf.reshape(steps, along)
+        stride = stride * shape[dimension] % 2**32
+    return index
 
 
 def _hash(x: tf.Tensor) -> tf.Tensor:

@@ -13,9 +13,6 @@ from lingvo_gshard.sharding import annotate, einsum
 
 _MASKED = -1e9
 
-# Heads before positions: the order in which the products of one position read them without a copy.
-_CACHE_LAYOUT = "BNKD"
-
 
 def segment_bias(
     query_segments_BL: tf.Tensor, memory_segments_BK: tf.Tensor, causal: bool = False
@@ -72,7 +69,7 @@ class MultiHeadAttention(Layer):
                 *self._project(theta, x_BLM, "w_query"),
                 *self._project(theta, memory_BKM, "w_key", "w_value"),
             )
-        return self._attend(theta, *projected, bias_B1LK, "BKND")
+        return self._attend(theta, *map(_heads_first, projected), bias_B1LK)
 
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
         """Projections [B,L,N,D] of x, in one product: small ones leave a CPU's cores waiting."""
@@ -83,20 +80,18 @@ class MultiHeadAttention(Layer):
     def _attend(
         self,
         theta: NestedMap,
-        query_BLND: tf.Tensor,
-        keys: tf.Tensor,
-        values: tf.Tensor,
+        query_BNLD: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
         bias_B1LK: tf.Tensor,
-        memory_layout: str,
     ) -> tf.Tensor:
-        """Returns [B,L,M]; keys and values are in `memory_layout`; the softmax is float32."""
-        dtype = query_BLND.dtype
-        query_BLND *= tf.constant(1.0 / math.sqrt(self.head_dim), dtype)
-        logits_BNLK = einsum(f"BLND,{memory_layout}->BNLK", query_BLND, keys)
-        weights_BNLK = tf.nn.softmax(tf.cast(logits_BNLK, tf.float32) + bias_B1LK)
-        weights_BNLK = self.dropout.fprop(theta.dropout, tf.cast(weights_BNLK, dtype))
-        mixed_BLND = einsum(f"BNLK,{memory_layout}->BLND", weights_BNLK, values)
-        y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, dtype))
+        """Returns [B,L,M]; the softmax is float32."""
+        query_BNLD *= tf.constant(1.0 / math.sqrt(self.head_dim), query_BNLD.dtype)
+        shape_BNLK = (*query_BNLD.shape[:3], keys_BNKD.shape[2])
+        mask_BNLK = self.dropout.fprop(theta.dropout, tf.ones(shape_BNLK, query_BNLD.dtype))
+        mixed_BNLD = _mix(query_BNLD, keys_BNKD, values_BNKD, bias_B1LK, mask_BNLK)
+        mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
+        y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, mixed_BLND.dtype))
         return self.observe(y_BLM)
 
     def init_cache(self, batch: int, length: int, dtype: tf.DType) -> NestedMap:
@@ -108,31 +103,74 @@ class MultiHeadAttention(Layer):
     def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
         """Returns the keys and values [B,N,K,D] of a memory that every step attends to."""
         keys_BKND, values_BKND = self._project(theta, memory_BKM, "w_key", "w_value")
-        return NestedMap(key=_to_cache(keys_BKND), value=_to_cache(values_BKND))
+        return NestedMap(key=_heads_first(keys_BKND), value=_heads_first(values_BKND))
 
     def attend_to_cache(
         self, theta: NestedMap, x_B1M: tf.Tensor, cache: NestedMap, bias_B11K: tf.Tensor
     ) -> tf.Tensor:
         """Returns [B,1,M]: one position attends to what a cache holds."""
         (query_B1ND,) = self._project(theta, x_B1M, "w_query")
-        return self._attend(theta, query_B1ND, cache.key, cache.value, bias_B11K, _CACHE_LAYOUT)
+        return self._attend(theta, _heads_first(query_B1ND), cache.key, cache.value, bias_B11K)
 
     def extend_step(
         self, theta: NestedMap, x_B1M: tf.Tensor, step: tf.Tensor, cache: NestedMap
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns ([B,1,M], cache): position `step` attends to itself and those before it."""
-        query, key, value = self._project(theta, x_B1M, "w_query", "w_key", "w_value")
+        projected = self._project(theta, x_B1M, "w_query", "w_key", "w_value")
+        query, key, value = map(_heads_first, projected)
         cache = NestedMap(
-            key=_write_step(cache.key, _to_cache(key), step),
-            value=_write_step(cache.value, _to_cache(value), step),
+            key=_write_step(cache.key, key, step),
+            value=_write_step(cache.value, value, step),
         )
         length = cache.key.shape[2]
         bias = tf.where(tf.range(length) <= step, 0.0, _MASKED)[None, None, None, :]
-        return self._attend(theta, query, cache.key, cache.value, bias, _CACHE_LAYOUT), cache
+        return self._attend(theta, query, cache.key, cache.value, bias), cache
 
 
-def _to_cache(x_BKND: tf.Tensor) -> tf.Tensor:
-    return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), _CACHE_LAYOUT)
+def _heads_first(x_BKND: tf.Tensor) -> tf.Tensor:
+    """[B,N,K,D]: the order in which products of positions read them, both ways, without a copy."""
+    return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), "BNKD")
+
+
+def _mix(
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    values_BNKD: tf.Tensor,
+    bias_B1LK: tf.Tensor,
+    mask_BNLK: tf.Tensor,
+) -> tf.Tensor:
+    """Returns (softmax(q k + bias) * mask) v [B,N,L,D]; bias and mask have no gradient.
+
+    The softmax is divided by its sum after the product with the values, and in the gradient the
+    sum over K of weights times their gradients is taken over D (Dao et al. 2022, arXiv 2205.14135,
+    appendix B): each way a tensor [B,N,L,K] less to pass over.
+    """
+    dtype = query_BNLD.dtype
+
+    @tf.custom_gradient
+    def compute(query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, values_BNKD: tf.Tensor):
+        logits_BNLK = einsum("BNLD,BNKD->BNLK", query_BNLD, keys_BNKD)
+        logits_BNLK = tf.cast(logits_BNLK, tf.float32) + bias_B1LK
+        exponentials_BNLK = tf.exp(logits_BNLK - tf.reduce_max(logits_BNLK, -1, keepdims=True))
+        sum_BNL1 = tf.cast(tf.reduce_sum(exponentials_BNLK, -1, keepdims=True), dtype)
+        exponentials_BNLK = tf.cast(exponentials_BNLK, dtype)
+        weights_BNLK = exponentials_BNLK * mask_BNLK
+        mixed_BNLD = einsum("BNLK,BNKD->BNLD", weights_BNLK, values_BNKD) / sum_BNL1
+
+        def gradient(d_mixed_BNLD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            d_BNLD = d_mixed_BNLD / sum_BNL1
+            total_BNL1 = tf.reduce_sum(d_BNLD * mixed_BNLD, -1, keepdims=True)
+            d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
+            d_logits_BNLK = exponentials_BNLK * (d_weights_BNLK * mask_BNLK - total_BNL1)
+            return (
+                einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD),
+                einsum("BNLK,BNLD->BNKD", d_logits_BNLK, query_BNLD),
+                einsum("BNLK,BNLD->BNKD", weights_BNLK, d_BNLD),
+            )
+
+        return mixed_BNLD, gradient
+
+    return compute(query_BNLD, keys_BNKD, values_BNKD)
 
 
 def _write_step(cache_BNKD: tf.Tensor, new_BN1D: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

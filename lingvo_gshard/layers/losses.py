@@ -48,23 +48,23 @@ def _per_token(
     @tf.custom_gradient
     def compute(logits_BLV: tf.Tensor):
         values_BLV = tf.cast(logits_BLV, tf.float32)
-        is_label_BLV = tf.equal(tf.range(logits_BLV.shape[-1]), labels_BL[..., None])
         largest_BL = tf.reduce_max(values_BLV, -1)
-        shifted_BLV = values_BLV - largest_BL[..., None]
-        log_normaliser_BL = tf.math.log(tf.reduce_sum(tf.exp(shifted_BLV), -1))
-        label_BL = tf.reduce_sum(tf.where(is_label_BLV, shifted_BLV, 0.0), -1)
+        exponentials_BLV = tf.exp(values_BLV - largest_BL[..., None])
+        sum_BL = tf.reduce_sum(exponentials_BLV, -1)
+        label_BL = tf.gather(values_BLV, labels_BL, batch_dims=2)
+        log_normaliser_BL = largest_BL + tf.math.log(sum_BL)
         exact_BL = log_normaliser_BL - label_BL
-        uniform_BL = log_normaliser_BL - tf.reduce_mean(shifted_BLV, -1)
+        uniform_BL = log_normaliser_BL - tf.reduce_mean(values_BLV, -1)
         smoothed_BL = (1 - label_smoothing) * exact_BL + label_smoothing * uniform_BL
-        correct_BL = tf.cast(label_BL >= 0, tf.float32)
+        correct_BL = tf.cast(tf.equal(label_BL, largest_BL), tf.float32)
 
         def gradient(d_smoothed_BL, d_exact_BL, d_correct_BL):
             del d_exact_BL, d_correct_BL
-            probability_BLV = tf.exp(shifted_BLV - log_normaliser_BL[..., None])
-            target_BLV = tf.where(is_label_BLV, 1 - label_smoothing, 0.0)
-            target_BLV += label_smoothing / logits_BLV.shape[-1]
-            d_logits_BLV = (probability_BLV - target_BLV) * d_smoothed_BL[..., None]
-            return tf.cast(d_logits_BLV, logits_BLV.dtype)
+            scale_BL1, d_BL1 = (d_smoothed_BL / sum_BL)[..., None], d_smoothed_BL[..., None]
+            is_label_BLV = tf.equal(tf.range(logits_BLV.shape[-1]), labels_BL[..., None])
+            target_BLV = tf.where(is_label_BLV, (1 - label_smoothing) * d_BL1, 0.0)
+            target_BLV += label_smoothing / logits_BLV.shape[-1] * d_BL1
+            return tf.cast(exponentials_BLV * scale_BL1 - target_BLV, logits_BLV.dtype)
 
         return (smoothed_BL, exact_BL, correct_BL), gradient
 

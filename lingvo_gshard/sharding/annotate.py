@@ -1,14 +1,49 @@
 """annotate: says by letters which dimensions a tensor has, and so how it may be split."""
 
-import tensorflow as tf
+from __future__ import annotations
 
+import tensorflow as tf
+from absl import logging
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.sharding import partitioning, xla
 from lingvo_gshard.sharding.letters import check_layout
 
 
-def annotate(tensor: tf.Tensor, layout: str) -> tf.Tensor:
-    """Returns the tensor, marked with its layout; on one device that changes nothing.
+def annotate(
+    tensor: tf.Tensor, layout: str, kind: str = "activations", unsplit: str = ""
+) -> tf.Tensor:
+    """Returns the tensor, marked as split over the mesh as the partitioning in use splits `layout`.
 
-    Raises ValueError if the layout has an unknown letter or another rank than the tensor.
+    What no rule splits is marked as whole: a layout is an exact statement. Without a partitioning
+    (`partitioning.use`), on a mesh of one device, and outside a graph it is the identity.
+
+    kind: 'activations', 'weights' or 'slots': whose table of letters holds.
+    unsplit: letters that stay whole in this tensor.
+    Raises ValueError, naming the layer that is computing, if the layout has an unknown letter or
+    another rank than the tensor.
     """
-    check_layout(layout, tensor.shape.rank)
-    return tensor
+    return _annotate(tensor, layout, kind, context.layer_path(), unsplit)
+
+
+def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") -> tf.Tensor:
+    """Returns the tensor, marked as the weight of that spec is, or with kind 'slots' as the slot.
+
+    For weights, gradients and optimizer slots. Raises ValueError as `annotate` does.
+    """
+    return _annotate(tensor, spec.layout, kind, spec.path, spec.unsplit)
+
+
+def _annotate(tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str) -> tf.Tensor:
+    try:
+        check_layout(layout, tensor.shape.rank)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path else str(error)) from None
+    current = partitioning.current()
+    if current is None or current.mesh.size == 1:
+        return tensor
+    if tf.executing_eagerly():
+        logging.log_first_n(logging.WARNING, "Nothing is split: annotations need a tf.function", 1)
+        return tensor
+    return xla.tile(tensor, current.split(layout, kind, path, unsplit), current.mesh)

@@ -66,14 +66,32 @@ def _product(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> 
 
 
 def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """einsum with the operands in the order in which XLA transposes less.
+    """einsum that has no operand copied by XLA where it can be helped.
 
-    XLA's matrix product reads its left operand with the contracted dimensions last. Where both
-    operands have them first, as in the gradient of a weight, the left one is copied into a
-    transposed buffer, together with the elementwise operations before it: so that is the smaller.
+    In the gradient of a weight both operands begin with the contracted dimensions. XLA's product of
+    matrices reads them in place, but of tensors with several such dimensions it first transposes
+    one operand into a copy; so they are merged into one.
     """
-    kept = [x for x in left if x in output]
-    contracts_leading = kept and left.endswith("".join(kept))
-    if contracts_leading and math.prod(y.shape) < math.prod(x.shape):
-        left, right, x, y = right, left, y, x
-    return tf.einsum(f"{left},{right}->{output}", x, y)
+    batch = "".join(letter for letter in left if letter in right and letter in output)
+    contracted = "".join(letter for letter in left if letter in right and letter not in output)
+    start = batch + contracted
+    if len(contracted) < 2 or not (left.startswith(start) and right.startswith(start)):
+        return tf.einsum(f"{left},{right}->{output}", x, y)
+    left_kept, right_kept = left[len(start) :], right[len(start) :]
+    first, second = (_as_matrices(t, len(batch), len(contracted)) for t in (x, y))
+    if output.endswith(left_kept):
+        left_kept, right_kept, first, second = right_kept, left_kept, second, first
+    sizes = dict(zip(left + right, (*x.shape, *y.shape), strict=True))
+    result = tf.linalg.matmul(first, second, transpose_a=True)
+    shape = [sizes[letter] for letter in batch + left_kept + right_kept]
+    result = tf.reshape(result, shape)
+    if batch + left_kept + right_kept != output:
+        result = tf.einsum(f"{batch}{left_kept}{right_kept}->{output}", result)
+    return result
+
+
+def _as_matrices(x: tf.Tensor, batch: int, contracted: int) -> tf.Tensor:
+    """Merges the contracted dimensions after the first `batch` ones, and all that follow them."""
+    shape = x.shape.as_list()
+    merged = math.prod(shape[batch : batch + contracted])
+    return tf.reshape(x, [*shape[:batch], merged, math.prod(shape[batch + contracted :])])

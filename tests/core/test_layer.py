@@ -165,3 +165,115 @@ def test_params_of_a_layer_are_its_own():
     params.head.sizes["H"] = 7
     assert stack.head.variable_specs() == NestedMap(w=stack.head.variable_specs().w)
     assert stack.head.variable_specs().w.shape == (3, 4)
+
+
+class Nested(Dense):
+    """A product within a product, each under the layer's name."""
+
+    def fprop(self, theta, x):
+        with tf.name_scope("outer"):
+            self.seen = [(context.layer_path(), tf.get_current_name_scope())]
+            return self._product(theta, super().fprop(theta, x))
+
+    def _product(self, theta, x):
+        self.seen.append((context.layer_path(), tf.get_current_name_scope()))
+        return tf.matmul(x, theta.w, name="product")
+
+    def without_theta(self, x):
+        return context.layer_path(), tf.get_current_name_scope()
+
+
+def operations(function, *shapes: list[int]) -> list[str]:
+    """The names of the matrix products in a function's graph."""
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    return [op.name for op in graph.get_operations() if op.type == "MatMul"]
+
+
+def test_operations_are_named_for_their_layer():
+    stack = Stack(Stack.params(), path="task.encoder")
+    theta = stack.init(1)
+
+    def called_anywhere(x):
+        with tf.name_scope("loss"):
+            return stack.fprop(theta, x)
+
+    expected = [f"task/encoder/{name}/MatMul" for name in ("layers_0", "layers_1", "head")]
+    assert operations(called_anywhere, [5, 3]) == expected
+
+
+def test_the_root_has_no_name():
+    root = Dense(Dense.params())
+    assert operations(lambda x: root.fprop(root.init(1), x), [5, 3]) == ["MatMul"]
+
+
+def test_gradients_are_named_for_their_layer_too():
+    dense = Dense(Dense.params(), path="head")
+    theta = dense.init(1)
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(theta.w)
+            y = tf.reduce_sum(dense.fprop(theta, x))
+        return tape.gradient(y, theta.w)
+
+    backward = [name for name in operations(gradient, [5, 3]) if name != "head/MatMul"]
+    assert backward and all(name.startswith("gradient_tape/head/") for name in backward)
+
+
+def test_names_within_a_layer_stay():
+    nested = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="layers[0].nested")
+    theta = nested.init(1)
+    outer = "layers_0/nested/outer"
+    names = operations(lambda x: nested.fprop(theta, x), [5, 3])
+    assert names == [f"{outer}/MatMul", f"{outer}/product"]
+    assert nested.seen == [("layers[0].nested", outer)] * 2
+    assert nested.without_theta(tf.zeros([5, 3])) == ("", "")
+
+
+def test_the_path_that_computes_is_known_and_then_left():
+    dense = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="a.b")
+    other = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="a")
+    dense.fprop(dense.init(1), tf.ones([5, 3]))
+    other.fprop(other.init(1), tf.ones([5, 3]))
+    assert dense.seen == [("a.b", "a/b/outer")] * 2
+    assert other.seen == [("a", "a/outer")] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        dense.fprop(dense.init(1), tf.ones([5, 4]))
+    assert (context.layer_path(), tf.get_current_name_scope()) == ("", "")
+
+
+def test_paths_that_are_no_names_of_scopes():
+    for path, name in (("my layer.é", "my_layer/_"), ("_own.x[3][1]", "own/x_3_1")):
+        dense = Dense(Dense.params(), path=path)
+        theta = dense.init(1)
+        names = operations(lambda x, d=dense, t=theta: d.fprop(t, x), [5, 3])
+        assert names == [f"{name}/MatMul"]
+
+
+def test_methods_keep_their_names_and_documentation():
+    assert Stack.fprop.__name__ == "fprop" and Dense.fprop.__qualname__ == "Dense.fprop"
+    assert Nested.without_theta(Dense(Dense.params()), None) == ("", "")
+
+
+def test_layers_compute_in_functions_that_autograph_converts():
+    stack = Stack(Stack.params(), path="s")
+    theta = stack.init(1)
+    x = tf.ones([5, 3])
+    np.testing.assert_allclose(
+        tf.function(lambda x: stack.fprop(theta, x))(x), stack.fprop(theta, x), rtol=1e-6
+    )
+
+
+def test_paths_of_all_layers():
+    assert Stack(Stack.params()).layer_paths() == ["", "layers[0]", "layers[1]", "head"]
+    assert Dense(Dense.params(), path="a.b").layer_paths() == ["a.b"]
+
+
+def test_letters_that_no_strategy_splits():
+    dense = Dense(Dense.params(), path="a")
+    dense.create_variable("v", "MH", {"M": 2, "H": 3}, initializers.constant(0.0), unsplit="H")
+    specs = dense.variable_specs()
+    assert (specs.v.unsplit, specs.w.unsplit) == ("H", "")
+    with pytest.raises(ValueError, match="a.u: unsplit letter 'E' is not in layout 'MH'"):
+        dense.create_variable("u", "MH", {"M": 2, "H": 3}, initializers.constant(0.0), unsplit="E")

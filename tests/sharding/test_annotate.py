@@ -1,21 +1,129 @@
-"""annotate without a mesh: the same tensor, but a checked layout."""
+"""annotate: the identity without a mesh, and with one an exact statement in StableHLO."""
+
+import re
 
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.sharding import annotate, annotate_like, einsum, partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+SHARDING = re.compile(r'@Sharding.*?mhlo\.sharding = "\{(.*?)\}"')
+
+EXPERT_TENSOR = Partitioning.make("data=2,model=2", "expert_tensor")
+
+
+def shardings(function, placed: Partitioning, *shapes: tuple[int, ...]) -> list[str]:
+    """The shardings, as XLA writes them, that a function of tensors states, in order."""
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    with partitioning.use(placed):
+        lower = compiled.experimental_get_compiler_ir(*(tf.TensorSpec(s) for s in shapes))
+        return SHARDING.findall(lower(stage="stablehlo"))
 
 
 def test_without_a_mesh_it_is_the_identity():
     x = tf.ones([2, 3])
     assert annotate(x, "BL") is x
+    with partitioning.use(Partitioning.make("data=1,model=1", "expert_tensor")):
+        assert annotate(x, "BL") is x
 
 
-def test_a_layout_of_another_rank_is_refused():
-    with pytest.raises(ValueError, match="'BLM' has 3 letters for a tensor of rank 2"):
+def test_outside_a_graph_it_is_the_identity():
+    x = tf.ones([2, 3])
+    with partitioning.use(EXPERT_TENSOR):
+        assert annotate(x, "BL") is x
+        assert einsum("BL,BL->B", x, x).shape == [2]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "stated"),
+    [
+        ("BLM", "activations", "devices=[2,1,1,2]0,1,2,3 last_tile_dim_replicate"),
+        ("LBH", "activations", "devices=[1,2,2]0,1,2,3"),
+        ("HLB", "activations", "devices=[2,1,2]0,2,1,3"),
+        ("EGH", "activations", "devices=[2,1,2]0,1,2,3"),
+        ("GEM", "activations", "devices=[2,1,1,2]0,1,2,3 last_tile_dim_replicate"),
+        ("LMD", "activations", "replicated"),
+        ("LMV", "weights", "devices=[1,1,2,2]0,2,1,3 last_tile_dim_replicate"),
+        ("BMD", "weights", "replicated"),
+    ],
+)
+def test_a_layout_is_stated_exactly(layout, kind, stated):
+    got = shardings(lambda x: annotate(x, layout, kind) * 2, EXPERT_TENSOR, (4, 4, 4))
+    assert got == [stated]
+
+
+def test_a_dimension_over_two_axes_and_letters_kept_whole():
+    both = Partitioning.make("data=2,model=2", "B,M->data,model")
+    assert shardings(lambda x: annotate(x, "BL"), both, (4, 4)) == ["devices=[4,1]0,1,2,3"]
+    whole = shardings(lambda x: annotate(x, "BL", unsplit="BM"), both, (4, 4))
+    assert whole == ["replicated"]
+    mine = Partitioning.make("data=2,model=2", "slots: M->model,data")
+    (stated,) = shardings(lambda x: annotate(x, "M", "slots"), mine, (4,))
+    assert stated == "devices=[4]0,2,1,3"
+
+
+def test_einsum_states_its_result():
+    got = shardings(lambda x, w: einsum("BLM,MH->BLH", x, w), EXPERT_TENSOR, (4, 2, 4), (4, 4))
+    assert got == ["devices=[2,1,2]0,1,2,3"]
+
+
+def test_gradients_are_stated_as_their_tensors():
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(annotate(x, "LBH") ** 2)
+        return tape.gradient(y, x)
+
+    got = shardings(gradient, EXPERT_TENSOR, (4, 4, 4))
+    assert got == ["devices=[1,2,2]0,1,2,3"] * 2
+
+
+class Dense(Layer):
+    """x w, its result annotated."""
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        sizes = {"M": 4, "H": 4}
+        self.create_variable("w", "MH", sizes, initializers.constant(1.0), unsplit="M")
+
+    def fprop(self, theta, x_BM):
+        return einsum("BM,MH->BH", x_BM, theta.w)
+
+    def mistaken(self, theta, x_BM):
+        return annotate(x_BM, "BMH")
+
+
+def test_the_layer_that_computes_has_its_overrides():
+    placed = Partitioning.make("data=2,model=2", "tensor", {"one": "H->none"})
+    layers = [Dense(Dense.params(), path) for path in ("one", "other")]
+
+    def both(x):
+        return [layer.fprop(layer.init(1), x) for layer in layers]
+
+    split = "devices=[1,2,2]0,2,1,3 last_tile_dim_replicate"
+    assert shardings(both, placed, (4, 4)) == ["replicated", split]
+
+
+def test_weights_and_slots_are_stated_as_their_specs():
+    spec = Dense(Dense.params(), "one").variable_specs().w
+    placed = Partitioning.make("data=2,model=2", "zero1_tensor", {"other": "H->none"})
+
+    def weight_and_slot(x):
+        return annotate_like(x, spec), annotate_like(x, spec, "slots")
+
+    split = "devices=[1,2,2]0,2,1,3 last_tile_dim_replicate"
+    assert shardings(weight_and_slot, placed, (4, 4)) == [split, split]
+    assert annotate_like(x := tf.ones([4, 4]), spec) is x
+
+
+def test_another_rank_and_unknown_letters_are_refused_with_the_layers_name():
+    with pytest.raises(ValueError, match="^Layout 'BLM' has 3 letters for a tensor of rank 2"):
         annotate(tf.ones([2, 3]), "BLM")
-
-
-def test_an_unknown_letter_is_refused():
-    with pytest.raises(ValueError, match="'BX': 'X' names no dimension"):
+    with pytest.raises(ValueError, match="^Layout 'BX': 'X' names no dimension"):
         annotate(tf.ones([2, 3]), "BX")
+    dense = Dense(Dense.params(), "encoder.dense")
+    with pytest.raises(ValueError, match="^encoder.dense: Layout 'BMH' has 3 letters"):
+        dense.mistaken(dense.init(1), tf.ones([2, 4]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core import names
+from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate, einsum
 
@@ -82,7 +83,7 @@ class GatherDispatch:
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the experts' inputs [E,G,C,M]; empty slots are zero."""
 
-        @tf.custom_gradient
+        @custom_gradient
         def move(x_GSM: tf.Tensor):
             def gradient(d_rows: tf.Tensor) -> tf.Tensor:
                 padded = _append_zero_row(d_rows)
@@ -99,7 +100,7 @@ class GatherDispatch:
         y_GECM = annotate(tf.transpose(y_EGCM, (1, 0, 2, 3)), "GECM")
         y_rows = tf.reshape(y_GECM, (self._groups, self._slots, y_EGCM.shape[-1]))
 
-        @tf.custom_gradient
+        @custom_gradient
         def move(y_rows: tf.Tensor, *gates: tf.Tensor):
             padded = _append_zero_row(y_rows)
             picked = [_take(padded, slot) for slot in self._slot_of_token]

@@ -57,7 +57,9 @@ class Top2Router(Layer):
             if p.get(name) < 0 or (name == "capacity_factor" and p.get(name) == 0):
                 raise ValueError(f"{path}.{name}: {p.get(name)}; a positive factor was expected")
         sizes = {"M": p.model_dim, "E": p.num_experts}
-        self.create_variable("w_gate", "ME", sizes, initializers.fan_in(p.model_dim))
+        # The paper replicates the router's weight (section 3.2): every group sees every expert.
+        init = initializers.fan_in(p.model_dim)
+        self.create_variable("w_gate", "ME", sizes, init, unsplit="E")
 
     def capacity(self, tokens: int) -> int:
         """Returns C for groups of `tokens` in the pass under way."""

@@ -1,0 +1,76 @@
+"""The sharding of every weight and optimizer slot, as rows to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.strategies import Split
+
+WHOLE = "whole"
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightRow:
+    """How one weight or slot is kept.
+
+    split: in words, such as `E over data (8), H over model (2)`, or `whole`; note: the dimensions
+    that do not divide and are therefore kept whole, else empty; bytes: of all its elements once.
+    """
+
+    path: str
+    layout: str
+    shape: tuple[int, ...]
+    dtype: str
+    split: str
+    bytes: int
+    bytes_per_device: int
+    note: str
+
+
+def weight_rows(
+    specs: NestedMap | Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights"
+) -> list[WeightRow]:
+    """Returns a row for each spec, in order; kind 'slots' for those of an optimizer's slots."""
+    flat = specs.flatten() if isinstance(specs, NestedMap) else specs
+    return [_row(spec, partitioning, kind) for spec in flat]
+
+
+def split_in_words(layout: str, split: Split, partitioning: Partitioning) -> str:
+    """Returns a split as words, such as `B over data and fsdp (4 x 2)`, or `whole`."""
+    phrases = []
+    for letter, axes in zip(layout, split, strict=True):
+        if axes:
+            sizes = " x ".join(str(partitioning.mesh.axis_size(axis)) for axis in axes)
+            phrases.append(f"{letter} over {' and '.join(axes)} ({sizes})")
+    return ", ".join(phrases) or WHOLE
+
+
+def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow:
+    wanted = partitioning.spec_split(spec, kind)
+    stored = partitioning.storage_split(spec.shape, wanted)
+    size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
+    return WeightRow(
+        path=spec.path,
+        layout=spec.layout,
+        shape=spec.shape,
+        dtype=spec.dtype,
+        split=split_in_words(spec.layout, stored, partitioning),
+        bytes=size,
+        bytes_per_device=size // math.prod(partitioning.parts(axes) for axes in stored),
+        note=_note(spec, wanted, stored, partitioning),
+    )
+
+
+def _note(spec: VariableSpec, wanted: Split, stored: Split, partitioning: Partitioning) -> str:
+    return "; ".join(
+        f"{letter} of {size} does not divide by {partitioning.parts(axes)}: kept whole"
+        for letter, size, axes, kept in zip(spec.layout, spec.shape, wanted, stored, strict=True)
+        if axes and not kept
+    )

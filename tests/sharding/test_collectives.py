@@ -1,0 +1,152 @@
+"""Collectives of manual regions against NumPy on a grid of parts, and their gradients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.sharding import collectives, partitioning
+from lingvo_gshard.sharding.manual import manual
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.sharding.compiled import run
+
+DATA, MODEL = 4, 2
+MESH = f"data={DATA},model={MODEL}"
+EACH = (("data", "model"), ())
+ROWS, COLUMNS = 4, 8
+
+
+def _parts(x: np.ndarray) -> np.ndarray:
+    """[DATA, MODEL, ROWS, COLUMNS]: what each device has of an array split over both axes."""
+    return x.reshape(DATA, MODEL, ROWS, COLUMNS)
+
+
+def _whole(parts: list[list[np.ndarray]]) -> np.ndarray:
+    return np.concatenate([part for line in parts for part in line])
+
+
+def _everywhere(function) -> np.ndarray:
+    """function(d, m) of every device, put together as the split over both axes does."""
+    return _whole([[function(d, m) for m in range(MODEL)] for d in range(DATA)])
+
+
+# Name: the call on a part, the part wanted on device (d, m) from all parts, and what is moved.
+CASES = {
+    "psum over data": (
+        lambda x: collectives.psum(x, "data"),
+        lambda p, d, m: p[:, m].sum(0),
+        {"all-reduce": 1},
+    ),
+    "psum over both": (
+        lambda x: collectives.psum(x, ("data", "model")),
+        lambda p, d, m: p.sum((0, 1)),
+        {"all-reduce": 1},
+    ),
+    "reduce_scatter over model": (
+        lambda x: collectives.reduce_scatter(x, "model", 1),
+        lambda p, d, m: np.split(p[d].sum(0), MODEL, axis=1)[m],
+        {"all-reduce": 1},
+    ),
+    "all_gather over data": (
+        lambda x: collectives.all_gather(x, "data", 1),
+        lambda p, d, m: np.concatenate(list(p[:, m]), axis=1),
+        {"all-gather": 1},
+    ),
+    "all_gather over both, model first": (
+        lambda x: collectives.all_gather(x, ("model", "data"), -1),
+        lambda p, d, m: np.concatenate([p[i, j] for j in range(MODEL) for i in range(DATA)], 1),
+        {"all-gather": 1},
+    ),
+    "all_to_all over data": (
+        lambda x: collectives.all_to_all(x, "data", 1, 0),
+        lambda p, d, m: np.concatenate([np.split(x, DATA, 1)[d] for x in p[:, m]]),
+        {"all-to-all": 1},
+    ),
+    "all_to_all over model, the other way": (
+        lambda x: collectives.all_to_all(x, ("model",), 0, 1),
+        lambda p, d, m: np.concatenate([np.split(x, MODEL, 0)[m] for x in p[d]], axis=1),
+        {"all-to-all": 1},
+    ),
+    "rotate along data": (
+        lambda x: collectives.rotate(x, "data"),
+        lambda p, d, m: p[(d - 1) % DATA, m],
+        {"collective-permute": 1},
+    ),
+    "rotate back along data by two": (
+        lambda x: collectives.rotate(x, "data", -2),
+        lambda p, d, m: p[(d + 2) % DATA, m],
+        {"collective-permute": 1},
+    ),
+    "axis_index": (
+        lambda x: (
+            x * tf.cast(10 * collectives.axis_index("data"), tf.float32)
+            + x * tf.cast(collectives.axis_index("model"), tf.float32)
+        ),
+        lambda p, d, m: p[d, m] * (10 * d + m),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_gradients_and_what_is_moved(case):
+    """All are linear, so that their gradient is found by <call(v), c> = <v, gradient>."""
+    call, wanted, moved = CASES[case]
+    rng = np.random.default_rng(0)
+    x, v = rng.standard_normal((2, DATA * MODEL * ROWS, COLUMNS)).astype(np.float32)
+    expected = _everywhere(lambda d, m: wanted(_parts(x), d, m))
+    weights = rng.standard_normal(expected.shape).astype(np.float32)
+
+    def forward(x):
+        return manual(call, [EACH], EACH)(x)
+
+    def gradient(x, weights):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(forward(x) * weights)
+        return tape.gradient(loss, x)
+
+    ran = run(forward, x, mesh=MESH)
+    np.testing.assert_allclose(ran.results[0], expected, rtol=1e-5, atol=1e-5)
+    assert ran.collectives == moved
+    found = run(gradient, x, weights, mesh=MESH).results[0]
+    along_v = np.vdot(_everywhere(lambda d, m: wanted(_parts(v), d, m)), weights)
+    np.testing.assert_allclose(np.vdot(v, found), along_v, rtol=1e-4)
+
+
+def test_integers_stay_integers_on_their_way():
+    """What is cast before it is sent is sent so: a fourth of the bytes."""
+    x = np.arange(DATA * MODEL * ROWS * COLUMNS, dtype=np.int8).reshape(-1, COLUMNS)
+
+    def exchange(x):
+        return manual(lambda x: collectives.all_to_all(x, "data", 1, 0), [EACH], EACH)(x)
+
+    ran = run(exchange, x, mesh=MESH)
+    expected = _everywhere(lambda d, m: CASES["all_to_all over data"][1](_parts(x), d, m))
+    np.testing.assert_array_equal(ran.results[0], expected)
+    assert ran.results[0].dtype == np.int8
+
+
+def test_on_one_device_they_are_the_identity():
+    x = tf.ones([2, 4])
+    assert collectives.psum(x, "data") is x
+    assert collectives.reduce_scatter(x, "data", 0) is x
+    assert collectives.all_gather(x, "data", 0) is x
+    assert collectives.all_to_all(x, "data", 0, 1) is x
+    assert collectives.rotate(x, "data") is x
+    assert collectives.axis_index("data") == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: collectives.psum(x, "dta"), "no axis 'dta'. Did you mean 'data'?"),
+        (lambda x: collectives.reduce_scatter(x, "data", 1), "Dimension 1 .* by the 4 devices"),
+        (lambda x: collectives.all_to_all(x, "data", 1, 0), "Dimension 1 .* by the 4 devices"),
+        (lambda x: collectives.all_to_all(x, "data", 0, -2), "both dimensions are 0"),
+    ],
+)
+def test_mistakes_are_refused(call, message):
+    traced = tf.function(lambda x: manual(call, [EACH], EACH)(x), autograph=False)
+    with partitioning.use(Partitioning.make(MESH, "replicated")):
+        with pytest.raises(ValueError, match=message):
+            traced.get_concrete_function(tf.TensorSpec([32, 6]))

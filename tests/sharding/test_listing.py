@@ -1,0 +1,76 @@
+"""The listing: how each weight and slot is kept, in words and bytes."""
+
+import math
+
+import pytest
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+
+def spec(path: str, layout: str, *shape: int, dtype: str = "float32", unsplit: str = ""):
+    return VariableSpec(path, layout, shape, dtype, initializers.constant(0.0), unsplit)
+
+
+PLACED = Partitioning.make("data=8,model=2", "expert_tensor")
+
+
+def test_a_row_says_all_of_a_weight():
+    (row,) = weight_rows([spec("moe.w_in", "EMH", 16, 4, 6, dtype="bfloat16")], PLACED)
+    assert row == WeightRow(
+        path="moe.w_in",
+        layout="EMH",
+        shape=(16, 4, 6),
+        dtype="bfloat16",
+        split="E over data (8), H over model (2)",
+        bytes=16 * 4 * 6 * 2,
+        bytes_per_device=2 * 4 * 3 * 2,
+        note="",
+    )
+
+
+def test_whole_weights_and_scalars():
+    rows = weight_rows([spec("norm.scale", "M", 5), spec("step", "", dtype="int32")], PLACED)
+    assert [(r.split, r.bytes, r.bytes_per_device, r.note) for r in rows] == [
+        ("whole", 20, 20, ""),
+        ("whole", 4, 4, ""),
+    ]
+
+
+def test_dimensions_that_do_not_divide_are_noted():
+    rows = weight_rows([spec("w", "EMH", 12, 4, 6), spec("v", "EMH", 12, 4, 5)], PLACED)
+    note = "E of 12 does not divide by 8: kept whole"
+    assert (rows[0].split, rows[0].note) == ("H over model (2)", note)
+    assert rows[0].bytes_per_device == rows[0].bytes // 2
+    assert rows[1].split == "whole"
+    assert rows[1].note == f"{note}; H of 5 does not divide by 2: kept whole"
+
+
+def test_letters_kept_whole_are_no_matter_of_division():
+    (row,) = weight_rows([spec("router.w_gate", "ME", 4, 12, unsplit="E")], PLACED)
+    assert (row.split, row.note) == ("whole", "")
+
+
+def test_slots_have_their_own_table():
+    placed = Partitioning.make("data=8", "zero1")
+    specs = NestedMap(w=NestedMap(second=spec("w/second", "MH", 16, 2)))
+    (weight,), (slot,) = (weight_rows(specs, placed, kind) for kind in ("weights", "slots"))
+    assert (weight.split, slot.split) == ("whole", "M over data (8)")
+    assert slot.bytes_per_device == weight.bytes_per_device // 8
+
+
+def test_a_dimension_over_two_axes():
+    placed = Partitioning.make("data=4,fsdp=2", "fsdp")
+    words = split_in_words("BLM", placed.split("BLM"), placed)
+    assert words == "B over fsdp and data (2 x 4)"
+
+
+@pytest.mark.parametrize("strategy", ["expert", "fsdp", "expert_fsdp"])
+def test_devices_together_hold_what_there_is(strategy):
+    placed = Partitioning.make("data=8", strategy)
+    rows = weight_rows([spec("w", "EMH", 16, 32, 3), spec("b", "M", 3)], placed)
+    assert [row.bytes for row in rows] == [4 * math.prod(row.shape) for row in rows]
+    assert [row.bytes_per_device for row in rows] == [rows[0].bytes // 8, rows[1].bytes]

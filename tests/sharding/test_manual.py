@@ -1,0 +1,212 @@
+"""Manual regions against the same computation on whole arrays, in NumPy and without a mesh."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.sharding import annotate, collectives, einsum, partitioning
+from lingvo_gshard.sharding.manual import full_to_shard, manual, resolve, shard_to_full
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.sharding.compiled import run
+
+MESH = "data=4,model=2"
+BY_DATA = (("data",), ())
+WHOLE = ((), ())
+
+
+def _array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _gradients(function):
+    """A function that returns the gradients of the sum of the squares of `function`'s result."""
+
+    def compute(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            loss = tf.reduce_sum(tf.square(function(*arguments)))
+        return tape.gradient(loss, arguments)
+
+    return compute
+
+
+def _feed_forward(x, w_in, w_out):
+    """Of every device some of the hidden units, and of every sum's parts the sum."""
+
+    def on_part(x, w_in, w_out):
+        return collectives.psum(tf.nn.relu(x @ w_in) @ w_out, "model")
+
+    splits = [BY_DATA, ((), ("model",)), (("model",), ())]
+    return manual(on_part, splits, BY_DATA)(x, w_in, w_out)
+
+
+def test_every_device_computes_on_its_own_part():
+    def on_part(x):
+        assert x.shape == [2, 6]
+        return x * 3.0 + tf.reduce_max(x) + tf.range(6, dtype=tf.float32)
+
+    x = _array(8, 6)
+    wanted = np.concatenate([3 * part + part.max() + np.arange(6) for part in np.split(x, 4)])
+    ran = run(lambda x: manual(on_part, [BY_DATA], BY_DATA)(x), x, mesh=MESH)
+    np.testing.assert_allclose(ran.results[0], wanted, rtol=1e-6)
+    assert ran.collectives == {}
+
+
+def test_a_feed_forward_layer_and_its_gradient():
+    x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
+    h = np.maximum(x @ w_in, 0)
+    y = h @ w_out
+    ran = run(_feed_forward, x, w_in, w_out, mesh=MESH)
+    np.testing.assert_allclose(ran.results[0], y, rtol=1e-5, atol=1e-5)
+    assert ran.collectives == {"all-reduce": 1}
+
+    dy = 2 * y
+    dh = (dy @ w_out.T) * (h > 0)
+    ran = run(_gradients(_feed_forward), x, w_in, w_out, mesh=MESH)
+    for found, wanted in zip(ran.results, [dh @ w_in.T, x.T @ dh, h.T @ dy], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("split", [BY_DATA, ((), ("model",)), (("data", "model"), ()), WHOLE])
+def test_the_gradient_counts_every_copy_once(split):
+    """Whatever is copied, and however often: d(sum of (x * x) squared) = 4 x^3."""
+    x = _array(8, 6)
+
+    def region(x):
+        return shard_to_full(tf.square(full_to_shard(x, split)), split)
+
+    ran = run(_gradients(region), x, mesh=MESH)
+    np.testing.assert_allclose(ran.results[0], 4 * x**3, rtol=1e-5, atol=1e-6)
+
+
+def test_a_region_in_a_loop_and_a_loop_in_a_region():
+    def step(x):
+        return x + 0.1 * collectives.psum(tf.tanh(x), "data")
+
+    def repeated(function, x):
+        return tf.while_loop(
+            lambda i, _: i < 3, lambda i, x: (i + 1, function(x)), (0, x), maximum_iterations=3
+        )[1]
+
+    def loop_in_region(x):
+        return manual(lambda x: repeated(step, x), [BY_DATA], BY_DATA)(x)
+
+    def region_in_loop(x):
+        return repeated(manual(step, [BY_DATA], BY_DATA), x)
+
+    x = _array(8, 6)
+    wanted = x
+    for _ in range(3):
+        wanted = wanted + 0.1 * np.tile(sum(np.split(np.tanh(wanted), 4)), (4, 1))
+    ran = [run(function, x, mesh=MESH) for function in (loop_in_region, region_in_loop)]
+    for found in ran:
+        np.testing.assert_allclose(found.results[0], wanted, rtol=1e-5, atol=1e-6)
+    slopes = [run(_gradients(f), x, mesh=MESH).results[0] for f in (loop_in_region, region_in_loop)]
+    np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
+
+
+class Experts(Layer):
+    """A user's own layer: each device applies its own experts, which a region sees to."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("num_experts", 8, "Experts.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        sizes = {"E": params.num_experts, "M": 3, "H": 4}
+        self.create_variable("w_in", "EMH", sizes, initializers.fan_in(3))
+
+    def fprop(self, theta, x_ECM: tf.Tensor) -> tf.Tensor:
+        def on_part(x, w_in):
+            return tf.nn.relu(einsum("ECM,EMH->ECH", x, w_in))
+
+        return manual(on_part, ["ECM", "EMH"], "ECH")(annotate(x_ECM, "ECM"), theta.w_in)
+
+
+@pytest.mark.parametrize("strategy", ["expert", "tensor", "expert_tensor", "replicated"])
+def test_in_a_users_layer_letters_say_what_is_split(strategy):
+    layer = Experts(Experts.params())
+    theta = layer.init(0)
+    x = _array(8, 2, 3)
+    wanted = np.maximum(np.einsum("ecm,emh->ech", x, theta.w_in), 0)
+    np.testing.assert_allclose(layer.fprop(theta, tf.constant(x)), wanted, rtol=1e-5)
+
+    def function(x, w_in):
+        return layer.fprop(type(theta)(w_in=w_in), x)
+
+    ran = run(function, x, theta.w_in.numpy(), mesh=MESH, strategy=strategy)
+    np.testing.assert_allclose(ran.results[0], wanted, rtol=1e-5, atol=1e-6)
+    assert ran.collectives == {}
+
+
+def test_there_can_be_several_results():
+    def on_part(x, y):
+        return x + y, collectives.psum(tf.reduce_sum(x), ("data", "model")) / 2.0
+
+    def function(x, y):
+        return manual(on_part, [BY_DATA, BY_DATA], [BY_DATA, ()])(x, y)
+
+    x, y = _array(8, 6), _array(8, 6, seed=1)
+    total, summed = run(function, x, y, mesh=MESH).results
+    np.testing.assert_allclose(total, x + y, rtol=1e-6)
+    np.testing.assert_allclose(summed, x.sum(), rtol=1e-5)
+
+
+def test_letters_can_be_resolved_in_a_region():
+    def on_part(x):
+        (axes,) = [axes for axes in resolve("BM", 2) if axes]
+        assert axes == ("data",)
+        return collectives.psum(x, axes)
+
+    def function(x):
+        return manual(on_part, ["BM"], WHOLE)(x)
+
+    x = _array(8, 6)
+    ran = run(function, x, mesh=MESH, strategy="data")
+    np.testing.assert_allclose(ran.results[0], sum(np.split(x, 4)), rtol=1e-5, atol=1e-6)
+    assert resolve("BM", 2) == WHOLE
+
+
+@pytest.mark.parametrize("mesh", [None, "data=1,model=1"])
+def test_on_one_device_the_same_code_computes_on_wholes(mesh):
+    x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
+    wanted = np.maximum(x @ w_in, 0) @ w_out
+    with partitioning.use(mesh and Partitioning.make(mesh, "replicated")):
+        for function in (_feed_forward, tf.function(_feed_forward, jit_compile=True)):
+            found = function(tf.constant(x), w_in, w_out)
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def _identity(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: full_to_shard(x[:6], BY_DATA), "dimension 0 of .6, 6. .* 4 parts of data in"),
+        (lambda x: full_to_shard(x, ((), ("modle",))), "no axis 'modle'. Did you mean 'model'?"),
+        (lambda x: full_to_shard(x, "BX"), "'X' names no dimension"),
+        (lambda x: full_to_shard(x, "B"), "B is no split of a tensor of rank 2"),
+        (lambda x: manual(_identity, [BY_DATA], BY_DATA)(x, x), "_identity.: 2 arguments for 1"),
+        (
+            lambda x: manual(lambda x: [x, x], [BY_DATA], [BY_DATA])(x),
+            "2 results for 1 splits",
+        ),
+        (
+            lambda x: manual(lambda part: part + x[0], [BY_DATA], BY_DATA)(x),
+            "computes with x:0, of shape .8, 6., which is whole; make it an argument",
+        ),
+    ],
+)
+def test_mistakes_are_refused(function, message):
+    traced = tf.function(function, autograph=False)
+    with partitioning.use(Partitioning.make(MESH, "data")):
+        with pytest.raises(ValueError, match=message):
+            traced.get_concrete_function(tf.TensorSpec([8, 6], name="x"))

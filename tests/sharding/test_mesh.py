@@ -1,0 +1,105 @@
+"""Mesh: what is read is what is written, ids are row-major, and mistakes name --mesh."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from lingvo_gshard.sharding.mesh import Mesh
+
+names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name != "none")
+axes = st.lists(
+    st.tuples(names, st.integers(1, 6)), min_size=1, max_size=4, unique_by=lambda a: a[0]
+)
+
+
+@hypothesis.given(axes)
+def test_text_and_mesh_are_the_same(some):
+    mesh = Mesh(tuple(some))
+    assert Mesh.parse(str(mesh)) == mesh
+    assert Mesh.parse(" , ".join(f"{name} = {size}" for name, size in some)) == mesh
+    assert mesh.names == tuple(name for name, _ in some)
+    assert mesh.shape == tuple(size for _, size in some)
+    assert all(mesh.axis_size(name) == size for name, size in some)
+
+
+@hypothesis.given(axes)
+def test_ids_count_the_last_axis_fastest(some):
+    mesh = Mesh(tuple(some))
+    ids = mesh.ids
+    assert ids.shape == mesh.shape and ids.size == mesh.size
+    for place in np.ndindex(*mesh.shape):
+        expected = 0
+        for index, size in zip(place, mesh.shape, strict=True):
+            expected = expected * size + index
+        assert ids[place] == expected
+
+
+def test_devices_are_put_in_as_listed():
+    mesh = Mesh.parse("data=2,model=3")
+    devices = [f"device {i}" for i in range(6)]
+    arranged = mesh.arrange(devices)
+    assert arranged.tolist() == [devices[:3], devices[3:]]
+    mesh.check_devices(6)
+
+
+def test_devices_by_topology_are_all_there():
+    jax = pytest.importorskip("jax")
+    mesh = Mesh.parse("data=1,model=1", device_order="topology")
+    assert mesh.arrange(jax.devices()[:1]).tolist() == [[jax.devices()[0]]]
+
+
+def test_topology_makes_neighbours_on_an_axis_neighbours_in_the_machine():
+    """On a 4x4 torus of TPU v2 a row of the list would jump; a ring moves one step at a time."""
+    topologies = pytest.importorskip("jax.experimental.topologies")
+    pytest.importorskip("libtpu")
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:4x4").devices
+    except Exception as error:
+        pytest.skip(f"no TPU topologies here: {error}")
+    ring = Mesh.parse("data=16", device_order="topology").arrange(devices)
+    steps = [
+        sum(abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
+        for one, other in zip(ring, np.roll(ring, -1), strict=True)
+    ]
+    assert sorted(d.id for d in ring) == sorted(d.id for d in devices)
+    assert max(steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "--mesh is empty; expected axes with their sizes, such as data=4,model=2"),
+        ("data", "--mesh=data: 'data'; expected axes"),
+        ("data=4,", "--mesh=data=4,: ''; expected axes"),
+        ("data=4,model", "'model'; expected axes"),
+        ("data=four", "'data=four'; expected axes"),
+        ("data=4=2", "'data=4=2'; expected axes"),
+        ("data=-1", "'data=-1'; expected axes"),
+        ("data=²", "expected axes"),
+        ("data=0", "axis 'data' has size 0"),
+        ("4=data", "'4=data'"),
+        ("da ta=2", "'da ta' cannot name an axis"),
+        ("none=2", "'none' cannot name an axis"),
+        ("data=2,model=2,data=2", "axis 'data' stands more than once"),
+    ],
+)
+def test_what_is_no_mesh_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Mesh.parse(text)
+
+
+def test_unknown_axis_and_order_have_a_nearest_name():
+    mesh = Mesh.parse("data=4,model=2")
+    with pytest.raises(ValueError, match="no axis 'modle'. Did you mean 'model'"):
+        mesh.axis_size("modle")
+    with pytest.raises(ValueError, match="order 'topologic'. Did you mean 'topology'"):
+        Mesh.parse("data=4", device_order="topologic")
+
+
+def test_another_number_of_devices_is_refused():
+    mesh = Mesh.parse("data=4,model=2")
+    message = r"--mesh=data=4,model=2 needs 8 devices \(4 x 2\), but there are 6"
+    for check in (lambda: mesh.check_devices(6), lambda: mesh.arrange(range(6))):
+        with pytest.raises(ValueError, match=message):
+            check()

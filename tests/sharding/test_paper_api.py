@@ -1,0 +1,144 @@
+"""The paper's annotations: what XLA is told, which device holds what, and what is refused."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding import partitioning
+from lingvo_gshard.sharding.paper_api import mesh_split, replicate, shard, split
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.sharding.compiled import PARTITIONERS
+
+DEVICES = "a=2,b=2,c=2"
+
+
+def _on(mesh: str):
+    return partitioning.use(Partitioning.make(mesh, "replicated"))
+
+
+def _held(annotate, x: np.ndarray, partitioner: str = "gspmd") -> dict[int, np.ndarray]:
+    """What each device holds of `x` as annotated, read from the result of a computation on it."""
+    result = partition(lambda x: tf.square(annotate(x)), DEVICES, partitioner=partitioner)(x)
+    np.testing.assert_array_equal(np.asarray(result), np.square(x))
+    return {held.device.id: np.sqrt(np.asarray(held.data)) for held in result.addressable_shards}
+
+
+def _numbers(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_partition_i_is_on_device_i(partitioner):
+    x = _numbers(16, 3)
+    held = _held(lambda x: split(x, 0, 8), x, partitioner)
+    for device, part in enumerate(np.split(x, 8)):
+        np.testing.assert_array_equal(held[device], part)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_with_fewer_partitions_than_devices_the_others_hold_copies(partitioner):
+    x = _numbers(3, 8)
+    held = _held(lambda x: split(x, -1, 4), x, partitioner)
+    parts = np.split(x, 4, axis=1)
+    for device in range(8):
+        np.testing.assert_array_equal(held[device], parts[device % 4])
+
+
+def test_shard_gives_parts_to_the_devices_assigned():
+    x = _numbers(3, 16, 8)
+    assignment = np.array([[[3, 1, 0, 2], [7, 4, 5, 6]]])
+    held = _held(lambda x: shard(x, assignment), x)
+    for row in range(2):
+        for column in range(4):
+            part = x[:, 8 * row : 8 * row + 8, 2 * column : 2 * column + 2]
+            np.testing.assert_array_equal(held[assignment[0, row, column]], part)
+
+
+def test_the_papers_example_of_shard():
+    held = _held(lambda x: shard(x, np.arange(8).reshape(1, 2, 4)), _numbers(3, 16, 64))
+    assert {part.shape for part in held.values()} == {(3, 8, 16)}
+
+
+def test_shard_on_a_few_devices_leaves_copies_on_the_others():
+    x = _numbers(4, 2)
+    held = _held(lambda x: shard(x, [[6], [1]]), x)
+    np.testing.assert_array_equal(held[6], x[:2])
+    np.testing.assert_array_equal(held[1], x[2:])
+    assert sum(np.array_equal(part, x[:2]) for part in held.values()) == 4
+
+
+def test_replicate_puts_all_on_every_device():
+    x = _numbers(8, 2)
+    held = _held(lambda x: replicate(split(x, 0, 8)), x)
+    assert len(held) == 8
+    for whole in held.values():
+        np.testing.assert_array_equal(whole, x)
+
+
+def test_mesh_split_follows_its_mapping():
+    x = _numbers(4, 3, 8)
+    devices = np.array([[0, 2, 4, 6], [1, 3, 5, 7]])
+    held = _held(lambda x: mesh_split(x, devices, [1, -1, 0]), x)
+    for (row, column), device in np.ndenumerate(devices):
+        np.testing.assert_array_equal(
+            held[device], x[column : column + 1, :, 4 * row : 4 * row + 4]
+        )
+    held = _held(lambda x: mesh_split(x, devices, [-1, -1, 0]), x)
+    for (row, _), device in np.ndenumerate(devices):
+        np.testing.assert_array_equal(held[device], x[..., 4 * row : 4 * row + 4])
+
+
+def _annotated(x):
+    x = replicate(split(shard(x, [[0], [1]]), 1, 4))
+    return mesh_split(x, np.arange(4).reshape(2, 2), [0, 1]) + 1.0
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+@pytest.mark.parametrize("mesh", [None, "data=1"])
+def test_on_one_device_results_are_the_same(jit_compile, mesh):
+    x = _numbers(2, 4)
+    with _on(mesh) if mesh else contextlib.nullcontext():
+        result = tf.function(_annotated, jit_compile=jit_compile)(x)
+        eager = _annotated(tf.constant(x))
+    np.testing.assert_array_equal(result, x + 1)
+    np.testing.assert_array_equal(eager, x + 1)
+
+
+@pytest.mark.parametrize(
+    ("annotate", "message"),
+    [
+        (lambda x: split(x, 2, 2), r"split_dimension=2.*: the tensor has the dimensions 0 to 1"),
+        (lambda x: split(x, -3, 2), "the tensor has the dimensions 0 to 1"),
+        (lambda x: split(x, 0, 0), "num_partitions must be at least 1"),
+        (lambda x: split(x, 0, 9), "9 partitions of dimension 0, which has only 8"),
+        (lambda x: split(x, 0, 3), "takes 3 devices, but the mesh in use, data=4, has 4 devices"),
+        (lambda x: split(x, 0, 8), "takes 8 devices, but the mesh in use, data=4, has 4 devices"),
+        (lambda x: shard(x, [0, 1]), "1 dimensions for a tensor of rank 2"),
+        (lambda x: shard(x, [[0.0], [1.0]]), "device ids are integers, not float64"),
+        (lambda x: shard(x, [[0], [-1]]), "device -1 is negative"),
+        (lambda x: shard(x, [[0, 1], [2, 1]]), "device 1 is in it more than once"),
+        (lambda x: shard(x, [[0], [4]]), "no device 4; .* data=4, has 4 devices, from 0 to 3"),
+        (lambda x: shard(x, np.zeros([0, 1], int)), "there are no devices in it"),
+        (lambda x: shard(x, np.arange(16).reshape(1, 16)), "16 partitions of dimension 1"),
+        (lambda x: mesh_split(x, np.arange(4), [0]), "1 entries for a tensor of rank 2"),
+        (
+            lambda x: mesh_split(x, np.arange(4), [1, -1]),
+            "the mesh has no dimension 1; expected 0 to 0",
+        ),
+        (lambda x: mesh_split(x, np.arange(4), [-2, -1]), "the mesh has no dimension -2"),
+        (lambda x: mesh_split(x, np.arange(4), [0, 0]), "dimension 0 of the mesh is used more"),
+        (lambda x: mesh_split(x, [0, 1, 1, 2], [0, -1]), "device 1 is in it more than once"),
+    ],
+)
+def test_mistakes_are_refused(annotate, message):
+    with _on("data=4"), pytest.raises(ValueError, match=message):
+        annotate(tf.ones([8, 4]))
+
+
+def test_a_tensor_of_unknown_rank_is_refused():
+    function = tf.function(lambda x: split(x, 0, 2), input_signature=[tf.TensorSpec(None)])
+    with pytest.raises(ValueError, match="the tensor's rank is not known"):
+        function.get_concrete_function()

@@ -1,0 +1,294 @@
+"""Partitioning: every weight of the model under every strategy, overrides, and storage."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.gin_binding import apply_gin
+from lingvo_gshard.layers.embedding import LearnedPositions
+from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.sharding import partitioning
+from lingvo_gshard.sharding.letters import LETTERS
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training.adafactor import Adafactor
+
+
+def translation_task() -> TranslationTask:
+    """A layer of each kind on both sides, with weights of all kinds there are."""
+    stack = TransformerStack.params().set(num_layers=2, num_heads=8, hidden_dim=32)
+    stack.moe.set(num_experts=8)
+    p = TranslationTask.params().set(
+        source_vocabulary_size=40, target_vocabulary_size=48, model_dim=16, tie_softmax=False
+    )
+    p.set(encoder=stack, decoder=stack.copy().set(is_decoder=True))
+    p.positions = LearnedPositions.params().set(max_length=24)
+    return TranslationTask(p)
+
+
+SPECS = {spec.path: spec for spec in translation_task().variable_specs().flatten()}
+
+# Each letter of the layout, and what follows it: d is over data, m over model, f over fsdp.
+MESHES = {
+    "replicated": "data=1",
+    "data": "data=8",
+    "expert": "data=8",
+    "tensor": "model=8",
+    "fsdp": "data=8",
+    "zero1": "data=8",
+    "expert_tensor": "data=4,model=2",
+    "expert_fsdp": "data=8",
+    "expert_fsdp_tensor": "data=2,fsdp=2,model=2",
+}
+TABLE = """
+weight     replicated data expert tensor fsdp zero1 expert_tensor expert_fsdp expert_fsdp_tensor
+table      VM         VM   VM     VmM    VMd  VM    VmM           VMd         VmMf
+position   LM         LM   LM     LM     LMd  LM    LM            LMd         LMf
+softmax    MV         MV   MV     MVm    MdV  MV    MVm           MdV         MfVm
+scale      M          M    M      M      Md   M     M             Md          Mf
+bias       M          M    M      M      Md   M     M             Md          Mf
+w_query    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfNmD
+w_key      MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfNmD
+w_value    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfNmD
+mix        NDM        NDM  NDM    NmDM   NDMd NDM   NmDM          NDMd        NmDMf
+w_in       MH         MH   MH     MHm    MdH  MH    MHm           MdH         MfHm
+w_out      HM         HM   HM     HmM    HMd  HM    HmM           HMd         HmMf
+b_in       H          H    H      Hm     H    H     Hm            H           Hm
+b_out      M          M    M      M      Md   M     M             Md          Mf
+expert_in  EMH        EMH  EdMH   EMHm   EMdH EMH   EdMHm         EdMH        EdMfHm
+expert_out EHM        EHM  EdHM   EHmM   EHMd EHM   EdHmM         EdHM        EdHmMf
+w_gate     ME         ME   ME     ME     MdE  ME    ME            MdE         MfE
+"""
+# The slots of zero1; all other strategies split slots of the same layout as their weights.
+ZERO1_SLOTS = {"VM": "VMd", "MND": "MdND", "NDM": "NDMd", "EMH": "EMdH", "ME": "MdE", "H": "H"}
+
+
+def weight_of(path: str) -> str:
+    """The row of the table that a weight's path has."""
+    name = path.rpartition(".")[2]
+    if path == "softmax.w":
+        return "softmax"
+    if path == "positions.table":
+        return "position"
+    if name == "w_out" and "attention" in path:
+        return "mix"
+    if "layers[1].feed_forward" in path and name in ("w_in", "w_out"):
+        return name.replace("w_", "expert_")
+    return name
+
+
+def expected_of(strategy: str) -> dict[str, str]:
+    header, *rows = (line.split() for line in TABLE.strip().splitlines())
+    return {row[0]: row[header.index(strategy)] for row in rows}
+
+
+def in_letters(layout: str, split: partitioning.Split) -> str:
+    """As in the table: `EdMH` for E over data."""
+    return "".join(
+        letter + "".join(axis[0] for axis in axes)
+        for letter, axes in zip(layout, split, strict=True)
+    )
+
+
+@pytest.mark.parametrize("strategy", MESHES)
+def test_every_weight_of_the_model(strategy):
+    placed = Partitioning.make(MESHES[strategy], strategy)
+    expected = expected_of(strategy)
+    got = {path: in_letters(s.layout, placed.spec_split(s)) for path, s in SPECS.items()}
+    assert got == {path: expected[weight_of(path)] for path in SPECS}
+    assert {weight_of(path) for path in SPECS} == set(expected)
+    for spec in SPECS.values():
+        assert placed.spec_storage_split(spec) == placed.spec_split(spec)
+
+
+@pytest.mark.parametrize("strategy", MESHES)
+def test_slots_of_a_weights_layout_follow_it_but_under_zero1(strategy):
+    placed = Partitioning.make(MESHES[strategy], strategy)
+    for spec in SPECS.values():
+        slots = in_letters(spec.layout, placed.spec_split(spec, "slots"))
+        if strategy != "zero1":
+            assert slots == in_letters(spec.layout, placed.spec_split(spec))
+        elif spec.layout in ZERO1_SLOTS:
+            assert slots == ZERO1_SLOTS[spec.layout]
+
+
+def test_factored_slots_are_split_by_the_letters_they_have():
+    slots = Adafactor(Adafactor.params().set(min_factored_size=2)).slot_specs(
+        translation_task().variable_specs()
+    )
+    placed = Partitioning.make("data=2,fsdp=2,model=2", "expert_fsdp_tensor")
+    experts = slots.encoder.layers[1].feed_forward
+    got = {
+        name: in_letters(spec.layout, placed.spec_split(spec, "slots"))
+        for name, spec in experts.w_in.items()
+    }
+    assert got == {"row_moment": "EdMf", "column_moment": "EdHm"}
+    gate = {n: placed.spec_split(s, "slots") for n, s in experts.router.w_gate.items()}
+    assert all("data" not in axes for split in gate.values() for axes in split)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "expected"),
+    [
+        ("data", "data=8", "BdLM BdLH BdLV BdNLK BdLND GdSM GdSEC EGdCM EGdCH"),
+        ("expert", "data=8", "BdLM BdLH BdLV BdNLK BdLND GdSM GdSEC EdGCM EdGCH"),
+        ("tensor", "model=8", "BLM BLHm BLVm BNmLK BLNmD GSM GSEC EGCM EGCHm"),
+        ("fsdp", "data=8", "BdLM BdLH BdLV BdNLK BdLND GdSM GdSEC EGdCM EGdCH"),
+        (
+            "expert_tensor",
+            "data=4,model=2",
+            "BdLM BdLHm BdLVm BdNmLK BdLNmD GdSM GdSEC EdGCM EdGCHm",
+        ),
+        (
+            "expert_fsdp_tensor",
+            "data=2,fsdp=2,model=2",
+            "BfdLM BfdLHm BfdLVm BfdNmLK BfdLNmD GfdSM GfdSEC EdGfCM EdGfCHm",
+        ),
+    ],
+)
+def test_activations(strategy, mesh, expected):
+    placed = Partitioning.make(mesh, strategy)
+    layouts = ("BLM", "BLH", "BLV", "BNLK", "BLND", "GSM", "GSEC", "EGCM", "EGCH")
+    got = " ".join(in_letters(layout, placed.split(layout)) for layout in layouts)
+    assert got == expected
+
+
+def first_claims(layout: str, table: dict, unsplit: str) -> list[tuple[str, ...]]:
+    """Axis by axis: it is the first dimension's whose letter wants it."""
+    owner = {}
+    for axis in ("data", "fsdp", "model"):
+        wanting = [x for x in layout if x not in unsplit and axis in table.get(x, ())]
+        owner[axis] = wanting[0] if wanting else None
+    return [tuple(a for a in table.get(x, ()) if owner[a] == x) for x in layout]
+
+
+letters = st.sampled_from(sorted(LETTERS))
+some_axes = st.lists(st.sampled_from(["data", "fsdp", "model"]), unique=True, max_size=3)
+
+
+@hypothesis.given(
+    st.lists(letters, unique=True, max_size=5),
+    st.dictionaries(letters, some_axes.map(tuple), max_size=9),
+    st.sets(letters, max_size=3),
+)
+def test_the_first_letter_claims_an_axis(layout, table, unsplit):
+    placed = Partitioning.make("data=2,fsdp=2,model=2", "replicated")
+    placed = Partitioning(placed.mesh, Strategy("any", table, {}, {}))
+    split = placed.split("".join(layout), unsplit="".join(unsplit))
+    assert list(split) == first_claims("".join(layout), table, "".join(unsplit))
+    axes = [axis for axes in split for axis in axes]
+    assert len(axes) == len(set(axes))
+
+
+@hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))
+def test_storage_is_whole_where_it_does_not_divide(shape):
+    placed = Partitioning.make("data=4,fsdp=2,model=3", "replicated")
+    split = (("data", "fsdp"), (), ("model",))
+    stored = placed.storage_split(shape, split)
+    assert stored[0] == (("data", "fsdp") if shape[0] % 8 == 0 else ())
+    assert stored[1] == ()
+    assert stored[2] == (("model",) if shape[2] % 3 == 0 else ())
+
+
+W_IN = "encoder.layers[1].feed_forward.w_in"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "holds"),
+    [
+        ("encoder.layers[1].feed_forward", W_IN, True),
+        ("task.encoder.layers[1].feed_forward", W_IN, True),
+        ("task.encoder.layers[1].feed_forward", f"{W_IN}/second_moment", True),
+        ("encoder.layers[*].feed_forward", W_IN, True),
+        ("encoder.layers[?]", W_IN, True),
+        ("encoder.layers[1]", "encoder.layers[1]", True),
+        ("encoder", W_IN, True),
+        ("*.w_in", W_IN, True),
+        ("*.w_in", f"{W_IN}/second_moment", True),
+        ("task", W_IN, True),
+        ("task", "", True),
+        ("*", "", True),
+        ("encoder.layers[1].feed", W_IN, False),
+        ("encoder.layers[1]", "encoder.layers[11].norm", False),
+        ("encoder.layers[12]", "encoder.layers[1].norm", False),
+        ("encoder.layers1", "encoder.layers[1].norm", False),
+        ("layers[1]", W_IN, False),
+        ("Encoder", W_IN, False),
+        ("encoder", "", False),
+    ],
+)
+def test_which_paths_a_pattern_holds_for(pattern, path, holds):
+    placed = Partitioning.make("data=2,model=2", "tensor", {pattern: "H->data"})
+    assert placed.split("MH", "weights", path) == ((), ("data",) if holds else ("model",))
+
+
+def test_an_override_replaces_the_letters_it_names():
+    overrides = {
+        "encoder.layers[*]": "H->none",
+        "encoder.layers[1].feed_forward": "weights: H->data,model; E->none",
+    }
+    placed = Partitioning.make("data=2,model=2", "expert_tensor", overrides)
+    assert in_letters("EMH", placed.split("EMH", "weights")) == "EdMHm"
+    assert in_letters("EMH", placed.split("EMH", "weights", W_IN)) == "EMHdm"
+    assert in_letters("EMH", placed.split("EMH", "slots", f"{W_IN}/first")) == "EMHdm"
+    assert in_letters("BLH", placed.split("BLH", path="encoder.layers[1].feed_forward")) == "BdLH"
+    assert in_letters("MND", placed.split("MND", "weights", "encoder.layers[0].a")) == "MNmD"
+    assert in_letters("BLH", placed.split("BLH", path="decoder.layers[1]")) == "BdLHm"
+    placed.check_overrides(translation_task().layer_paths())
+
+
+def test_overrides_of_no_layer_or_no_table_are_refused():
+    paths = translation_task().layer_paths()
+    wrong = {"task.encoder.layers[2].feed_forward": "H->none"}
+    placed = Partitioning.make("data=2,model=2", "tensor", wrong)
+    message = r"sharding.overrides: .*'task.encoder.layers\[2\].feed_forward'. Did you mean 'enco"
+    with pytest.raises(ValueError, match=message):
+        placed.check_overrides(paths)
+    with pytest.raises(ValueError, match=r"sharding.overrides\['encoder'\]=tensor; expected a tab"):
+        Partitioning.make("data=2,model=2", "tensor", {"encoder": "tensor"})
+    with pytest.raises(ValueError, match=r"\['encoder'\]=\('H', 'model'\); expected a table"):
+        Partitioning.make("data=2,model=2", "tensor", {"encoder": ("H", "model")})
+    with pytest.raises(ValueError, match=r"sharding.overrides\['encoder'\]=H->modl needs axis"):
+        Partitioning.make("data=2,model=2", "tensor", {"encoder": "H->modl"})
+
+
+def test_gin_sets_what_a_partitioning_is_made_of():
+    bindings = [
+        "sharding.mesh = 'data=4,model=2'",
+        "sharding.strategy = 'tensor'",
+        "sharding.overrides = {'encoder.layers[*]': 'H->none', 'decoder': 'weights: N->none'}",
+    ]
+    params = apply_gin(Experiment.params(), [], bindings).sharding
+    placed = Partitioning.make(params.mesh, params.strategy, params.overrides)
+    assert (str(placed.mesh), placed.strategy.name) == ("data=4,model=2", "tensor")
+    assert [pattern for pattern, _ in placed.overrides] == ["encoder.layers[*]", "decoder"]
+    untouched = Experiment.params().sharding
+    assert (untouched.mesh, untouched.strategy, untouched.overrides) == ("", "", {})
+
+
+def test_axes_that_split_nothing_are_known():
+    mesh = "data=2,fsdp=1,model=2"
+    assert Partitioning.make(mesh, "data").unused_axes == ("model",)
+    assert Partitioning.make(mesh, "data", {"a": "H->model"}).unused_axes == ()
+    assert Partitioning.make(mesh, "expert_tensor").unused_axes == ()
+
+
+def test_unknown_letters_and_kinds_are_refused():
+    placed = Partitioning.make("data=2", "data")
+    with pytest.raises(ValueError, match="'BX': 'X' names no dimension"):
+        placed.split("BX")
+    with pytest.raises(ValueError, match="kind of tensor 'weight'. Did you mean 'weights'"):
+        placed.split("BL", "weight")
+
+
+def test_the_partitioning_in_use():
+    placed = Partitioning.make("data=2", "data")
+    assert partitioning.current() is None
+    with partitioning.use(placed) as used:
+        assert used is placed and partitioning.current() is placed
+        with partitioning.use(None):
+            assert partitioning.current() is None
+        assert partitioning.current() is placed
+    assert partitioning.current() is None

@@ -1,0 +1,88 @@
+"""What is whole although the strategy splits a letter of it."""
+
+import pytest
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.replication import (
+    Replicated,
+    check_replicated,
+    describe,
+    replicated,
+)
+
+MIB = 2**20
+
+
+def spec(path, layout, *shape, unsplit="", dtype="float32"):
+    return VariableSpec(path, layout, shape, dtype, initializers.constant(0.0), unsplit)
+
+
+SPECS = [
+    spec("split", "EMH", 8, 4, 3),
+    spec("uneven", "EMH", 6, 4, 2),
+    spec("half", "EMH", 6, 4, 4),
+    spec("router", "ME", 4, 8, unsplit="E"),
+    spec("norm", "M", 4),
+    spec("scalar", ""),
+    spec("feed_forward.w_in", "MH", 4, 16, dtype="bfloat16"),
+    spec("none", "BV", 2, 8),
+]
+
+
+def found(strategy, mesh, overrides=None, **options):
+    placed = Partitioning.make(mesh, strategy, overrides)
+    return {row.path: row for row in replicated(SPECS, placed, **options)}
+
+
+def test_what_does_not_divide_and_what_the_layer_keeps_whole():
+    rows = found("expert", "data=4")
+    assert rows == {
+        "uneven": Replicated("uneven", (6, 4, 2), 192, "E of 6 does not divide by 4"),
+        "half": Replicated("half", (6, 4, 4), 384, "E of 6 does not divide by 4"),
+        "router": Replicated("router", (4, 8), 128, "the layer keeps E whole"),
+    }
+    assert list(rows) == ["half", "uneven", "router"]
+
+
+def test_what_is_split_by_another_letter_is_not_whole():
+    rows = found("expert_tensor", "data=4,model=4")
+    assert rows.keys() == {"uneven", "router"}
+    assert rows["uneven"].reason == "E of 6 does not divide by 4; H of 2 does not divide by 4"
+
+
+def test_an_override_is_named():
+    rows = found("tensor", "model=4", {"feed_forward": "weights: H->none"})
+    assert rows["feed_forward.w_in"] == Replicated(
+        "feed_forward.w_in", (4, 16), 128, "an override keeps H whole"
+    )
+
+
+def test_nothing_is_whole_that_no_rule_splits():
+    assert found("replicated", "data=4") == {}
+    assert found("data", "data=4") == {}
+    assert found("expert", "data=1") == {}
+    assert found("zero1", "data=4") == {}
+    # M of 4 does not divide by 8, and it is the slots' that is split.
+    assert found("zero1", "data=8", kind="slots")["norm"].reason == "M of 4 does not divide by 8"
+
+
+def test_what_is_small_is_left_out():
+    assert found("expert", "data=4", least=192).keys() == {"half", "uneven"}
+    assert found("expert", "data=4", least=385) == {}
+
+
+def test_more_than_is_allowed_is_refused_with_the_flag_and_the_tensors():
+    rows = [Replicated(f"w{n}", (n,), n * MIB, f"reason {n}") for n in range(12, 0, -1)]
+    check_replicated(rows, 78.0)
+    check_replicated([], 0.0)
+    with pytest.raises(ValueError) as error:
+        check_replicated(iter(rows), 77.5)
+    lines = str(error.value).splitlines()
+    assert lines[0] == (
+        "--max_replicated_mb=77.5: every device would hold 78.0 MiB whole although the strategy "
+        "splits a letter of them:"
+    )
+    assert lines[1] == f"  {describe(rows[0])}" == "  w12 [12], 12.0 MiB: reason 12"
+    assert len(lines) == 12 and lines[-1] == "  and 2 more"

@@ -1,0 +1,148 @@
+"""Strategies: the table of the design, hybrids as unions, tables written out, and mistakes."""
+
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding.letters import LETTERS
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Strategy
+
+FLAT = Mesh.parse("data=8")
+SQUARE = Mesh.parse("data=4,model=2")
+CUBE = Mesh.parse("data=2,fsdp=2,model=2")
+
+HNV = {"H": ("model",), "N": ("model",), "V": ("model",)}
+BG = {"B": ("data",), "G": ("data",)}
+BGE = {**BG, "E": ("data",)}
+BATCH_OF_CUBE = {"B": ("fsdp", "data"), "G": ("fsdp", "data")}
+
+# (activations, weights, slots) of each, from the design's table.
+BASES = {
+    "replicated": ({}, {}, {}),
+    "data": (BG, {}, {}),
+    "expert": (BGE, {"E": ("data",)}, {"E": ("data",)}),
+    "tensor": (HNV, HNV, HNV),
+    "fsdp": (BG, {"M": ("data",)}, {"M": ("data",)}),
+    "zero1": (BG, {}, {"M": ("data",)}),
+}
+
+
+def tables(strategy: Strategy) -> tuple[dict, dict, dict]:
+    return strategy.activations, strategy.weights, strategy.slots
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_bases_are_the_designs(name):
+    assert set(strategies.base_names()) == set(BASES)
+    assert tables(strategies.get(name, SQUARE)) == BASES[name]
+    assert strategies.get(name, SQUARE).name == name
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_hybrids_are_unions_in_any_order(count):
+    for bases in itertools.permutations(BASES, count):
+        hybrid = strategies.get("_".join(bases), SQUARE)
+        for got, kind in zip(tables(hybrid), range(3), strict=True):
+            expected = {}
+            for base in bases:
+                expected.update(BASES[base][kind])
+            assert got == expected, (bases, kind)
+        assert hybrid == strategies.get("_".join(sorted(bases)), SQUARE)
+
+
+def test_an_fsdp_axis_takes_the_weights_and_shares_the_batch():
+    fsdp = strategies.get("fsdp", CUBE)
+    assert tables(fsdp) == (BATCH_OF_CUBE, {"M": ("fsdp",)}, {"M": ("fsdp",)})
+    assert tables(strategies.get("zero1", CUBE)) == (BATCH_OF_CUBE, {}, {"M": ("fsdp",)})
+    everything = strategies.get("expert_fsdp_tensor", CUBE)
+    weights = {"E": ("data",), "M": ("fsdp",), **HNV}
+    assert tables(everything) == ({**BATCH_OF_CUBE, "E": ("data",), **HNV}, weights, weights)
+
+
+def test_an_fsdp_axis_may_stand_without_data():
+    mesh = Mesh.parse("fsdp=4,model=2")
+    assert strategies.get("fsdp_tensor", mesh).activations == {
+        "B": ("fsdp",),
+        "G": ("fsdp",),
+        **HNV,
+    }
+    with pytest.raises(ValueError, match="'data', which --mesh=fsdp=4,model=2 lacks"):
+        strategies.get("expert_fsdp", mesh)
+
+
+def test_a_table_holds_for_every_kind_unless_it_names_one():
+    expected = ({**BGE, "H": ("model",)},) * 3
+    assert tables(strategies.get("B,G,E->data; H->model", SQUARE)) == expected
+    text = "B , G -> data | weights: M->data;H->model | slots: H->none"
+    assert tables(strategies.get(text, SQUARE)) == (
+        BG,
+        {**BG, "M": ("data",), "H": ("model",)},
+        {**BG, "M": ("data",), "H": ()},
+    )
+    several = strategies.get("activations: B->data,model", SQUARE)
+    assert tables(several) == ({"B": ("data", "model")}, {}, {})
+    assert strategies.get("weights: M->data | M->model", SQUARE).activations == {"M": ("model",)}
+    assert strategies.get("weights: M->data | M->model", SQUARE).weights == {"M": ("data",)}
+
+
+@st.composite
+def written(draw) -> Strategy:
+    """A strategy of any letters over any axes of CUBE, slots at least as the weights."""
+    axes = st.permutations(CUBE.names).flatmap(
+        lambda order: st.integers(0, len(order)).map(lambda count: tuple(order[:count]))
+    )
+    table = st.dictionaries(st.sampled_from(sorted(LETTERS)), axes, max_size=5)
+    weights = draw(table)
+    return Strategy("any", draw(table), weights, {**weights, **draw(table)})
+
+
+@hypothesis.given(written())
+def test_what_is_written_is_read_back(strategy):
+    hypothesis.assume(strategy.activations or strategy.weights or strategy.slots)
+    assert tables(strategies.get(strategy.to_text(), CUBE)) == tables(strategy)
+
+
+def test_axes_are_all_that_anything_is_split_over():
+    assert strategies.get("zero1_tensor", CUBE).axes == {"data", "fsdp", "model"}
+    assert strategies.get("replicated", CUBE).axes == set()
+    assert strategies.get("slots: M->fsdp", CUBE).axes == {"fsdp"}
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "message"),
+    [
+        ("expart", SQUARE, "--strategy=expart: unknown strategy 'expart'. Did you mean 'expert'?"),
+        ("expert_tensr", SQUARE, "unknown strategy 'tensr'. Did you mean 'tensor'?"),
+        ("", SQUARE, "unknown strategy ''"),
+        ("tensor", FLAT, "--strategy=.*needs axis 'model', which --mesh=data=8 lacks"),
+        ("expert", Mesh.parse("model=2"), "needs axis 'data', which --mesh=model=2 lacks"),
+        ("fsdp", Mesh.parse("model=2"), "needs axis 'data'"),
+        ("H->modle", SQUARE, "axis 'modle', .*Did you mean 'model'?"),
+        ("H->x,y", SQUARE, "needs axis 'x' and 'y', which --mesh=data=4,model=2 lacks"),
+        ("H->", SQUARE, "needs axis ''"),
+        ("H->model,none", SQUARE, "needs axis 'none'"),
+        ("H->model,model", SQUARE, "'model,model' names an axis more than once"),
+        ("X->model", SQUARE, "'X' is no letter of a dimension. Valid: B"),
+        ("h->model", SQUARE, "'h' is no letter"),
+        ("HN->model", SQUARE, "'HN' is no letter"),
+        ("H->model; H->data", SQUARE, "two rules for letter 'H'"),
+        ("H->model; N", SQUARE, "'N'; expected letters->axes"),
+        ("weight: H->model", SQUARE, "kind of tensor 'weight'. Did you mean 'weights'"),
+        ("weights: H->model | weights: N->model", SQUARE, "two sections for weights"),
+        ("H->model | N->model", SQUARE, "two sections for all kinds"),
+    ],
+)
+def test_mistakes_are_named(text, mesh, message):
+    with pytest.raises(ValueError, match=message):
+        strategies.get(text, mesh)
+
+
+def test_a_mistake_is_named_where_it_was_made():
+    with pytest.raises(ValueError, match=r"sharding.overrides\['a'\]=H->x needs axis 'x'"):
+        strategies.get("H->x", SQUARE, where="sharding.overrides['a']")
+    with pytest.raises(ValueError, match="kind of tensor 'slot'. Did you mean 'slots'"):
+        strategies.get("data", SQUARE).table("slot")

@@ -1,0 +1,171 @@
+"""Splits as OpShardings: what XLA is told, that gradients are told too, and that it obeys."""
+
+import importlib
+import itertools
+import sys
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.mesh import Mesh
+from tests.sharding.compiled import PARTITIONERS, run
+
+PRIVATE_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"
+
+MESH = Mesh.parse("data=2,model=4")
+CUBE = Mesh.parse("x=2,y=2,z=2")
+
+
+def _annotations(function, *shapes: tuple[int, ...]) -> list[str]:
+    """The shardings in the function's StableHLO, in their order."""
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    compiled = tf.function(function, jit_compile=True)
+    text = compiled.experimental_get_compiler_ir(*specs)(stage="stablehlo", platform_name="CPU")
+    calls = [line for line in text.splitlines() if "@Sharding" in line]
+    return [line.partition('mhlo.sharding = "')[2].partition('"')[0] for line in calls]
+
+
+def _text(split, mesh=MESH, shape=(8, 8)) -> str:
+    (text,) = _annotations(lambda x: xla.tile(x, split, mesh), shape)
+    return text
+
+
+def test_tensorflow_still_has_its_private_module():
+    module = importlib.import_module(PRIVATE_MODULE)
+    needed = {
+        "Sharding": ("replicate", "tile", "partial_tile", "apply_to_tensor", "proto"),
+        "auto_to_manual_spmd_partition": (),
+        "manual_to_auto_spmd_partition": (),
+    }
+    missing = [
+        ".".join((name, *attribute))
+        for name, attributes in needed.items()
+        for attribute in ((), *((a,) for a in attributes))
+        if not hasattr(getattr(module, name, None), *attribute or ("__name__",))
+    ]
+    assert not missing, f"sharding/xla.py needs {missing} of {PRIVATE_MODULE}"
+
+
+def test_a_tensorflow_without_the_module_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, PRIVATE_MODULE.rpartition(".")[0], None)
+    monkeypatch.delitem(sys.modules, "lingvo_gshard.sharding.xla")
+    with pytest.raises(ImportError, match="no longer has its private module"):
+        importlib.import_module("lingvo_gshard.sharding.xla")
+
+
+def test_one_axis_leaves_copies_along_the_other():
+    assert _text((("data",), ())) == "{devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
+    assert _text(((), ("data",))) == "{devices=[1,2,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
+    assert _text((("model",), ())) == "{devices=[4,1,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}"
+
+
+def test_all_axes_leave_no_copies():
+    assert _text((("data",), ("model",))) == "{devices=[2,4]0,1,2,3,4,5,6,7}"
+    assert _text((("model",), ("data",))) == "{devices=[4,2]0,4,1,5,2,6,3,7}"
+
+
+def test_of_two_axes_of_one_dimension_the_first_is_the_major_one():
+    assert _text((("data", "model"), ())) == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    assert _text((("model", "data"), ())) == "{devices=[8,1]0,4,1,5,2,6,3,7}"
+
+
+def test_wholes_are_replicated_and_so_are_axes_of_one_device():
+    assert _text(((), ())) == "{replicated}"
+    assert _text((("one",), ()), Mesh.parse("one=1,data=4")) == "{replicated}"
+    assert _text((), shape=()) == "{replicated}"
+
+
+def test_the_gradient_is_annotated_as_the_tensor():
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.square(xla.tile(x, (("data",), ("model",)), MESH)))
+        return tape.gradient(loss, x)
+
+    assert _annotations(gradient, (8, 8)) == ["{devices=[2,4]0,1,2,3,4,5,6,7}"] * 2
+
+
+def test_the_gradient_of_rows_taken_from_a_table_is_annotated_too():
+    def gradient(table):
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            rows = tf.gather(xla.tile(table, (("data",), ()), MESH), [1, 2, 1])
+            loss = tf.reduce_sum(tf.square(rows))
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    assert len(_annotations(gradient, (8, 8))) == 2
+
+
+def test_outside_a_graph_it_is_the_identity():
+    x = tf.ones([8, 8])
+    assert xla.tile(x, (("data",), ()), MESH) is x
+    assert xla.replicate(x) is x
+
+
+def test_mistakes_are_refused():
+    x = tf.ones([8, 8])
+    with pytest.raises(ValueError, match="has 1 dimensions for a tensor of rank 2"):
+        xla.tile(x, (("data",),), MESH)
+    with pytest.raises(ValueError, match="'data' more than once"):
+        xla.tile(x, (("data",), ("data",)), MESH)
+    with pytest.raises(ValueError, match="no axis 'modle'. Did you mean 'model'?"):
+        xla.tile(x, (("modle",), ()), MESH)
+
+
+def _all_splits(mesh: Mesh, rank: int):
+    orders = [o for n in range(len(mesh.axes) + 1) for o in itertools.permutations(mesh.names, n)]
+    for split in itertools.product(orders, repeat=rank):
+        axes = [axis for axes in split for axis in axes]
+        if len(axes) == len(set(axes)):
+            yield split
+
+
+@pytest.mark.parametrize("mesh", [MESH, CUBE, Mesh.parse("data=8")], ids=str)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_split_is_read_back_from_what_xla_is_told(mesh, rank):
+    for split in _all_splits(mesh, rank):
+        assert xla.split_of(xla.op_sharding(split, mesh), rank, mesh) == split
+
+
+def test_what_no_axes_make_has_no_split():
+    halves = xla.op_sharding((("x",), ()), Mesh.parse("x=2,y=4"))
+    assert xla.split_of(halves, 2, Mesh.parse("data=8")) is None
+    assert xla.split_of(halves, 2, Mesh.parse("data=4,model=2")) is None
+    assert xla.split_of(halves, 3, Mesh.parse("x=2,y=4")) is None
+    assert xla.split_of(halves, 2, Mesh.parse("x=2,y=2")) is None
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize("split", [(("y", "x"), ("z",)), (("z",), ()), ((), ("x", "z")), ((), ())])
+def test_devices_hold_the_parts_that_the_split_gives_them(partitioner, split):
+    """Each device's slice against its place along the axes, worked out by hand."""
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    result = partition(
+        lambda x: tf.sin(xla.tile(x, split, CUBE)), str(CUBE), partitioner=partitioner
+    )(x)
+    assert len(result.addressable_shards) == 8
+    for held in result.addressable_shards:
+        place = dict(zip(CUBE.names, np.unravel_index(held.device.id, CUBE.shape), strict=True))
+        wanted = x
+        for dimension, axes in enumerate(split):
+            for axis in axes:
+                wanted = np.split(wanted, CUBE.axis_size(axis), dimension)[place[axis]]
+        np.testing.assert_allclose(np.asarray(held.data), np.sin(wanted), rtol=1e-5)
+
+
+@hypothesis.given(rows=st.integers(1, 9), columns=st.integers(1, 9))
+@hypothesis.settings(max_examples=6)
+def test_sizes_need_not_divide(rows, columns):
+    x = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    split = (("data",), ("model",))
+
+    def function(x):
+        return tf.reduce_sum(tf.square(xla.tile(x, split, MESH)), axis=0)
+
+    ran = run(function, x, mesh=str(MESH))
+    np.testing.assert_allclose(ran.results[0], np.sum(x * x, axis=0), rtol=1e-6)
