@@ -1,8 +1,9 @@
 """Checkpoints: what a run needs to go on, written by Orbax in the background and never half.
 
 A checkpoint `checkpoints/<step>/` holds three items: `theta` and `slots` (arrays by their dotted
-paths, so that any mesh can read them), and `run` (run.json: step, data position, versions and a
-CRC-32 of every array; params.txt; extras/: files of the input such as its vocabularies).
+paths, the same on disk however they were split over devices), and `run` (run.json: step, data
+position, versions and the digest of every array; params.txt; extras/: files of the input such as
+its vocabularies).
 
 Orbax counts jax devices when it starts. Set JAX_PLATFORMS=cpu where jax must not take the GPU.
 """
@@ -11,27 +12,30 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 import importlib.metadata
 import json
-import logging
 import pathlib
 import shutil
-import sys
-import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 import lingvo_gshard
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import checkpoint_arrays, processes
+from lingvo_gshard.training.checkpoint_arrays import Arrays, check_fit
+from lingvo_gshard.training.orbax_errors import quiet_orbax, reason_of
 
-Arrays = dict[str, np.ndarray]
 Say = Callable[[str], None]
 WriteExtras = Callable[[pathlib.Path], None]
+
+_ITEMS = ("theta", "slots")
+_IN_WORDS = {"theta": "weights", "slots": "optimizer slots"}
+
+# A save of several processes fails if one of them has not written its part by then.
+_SAVE_SECONDS = 1800
 
 
 @dataclasses.dataclass
@@ -44,49 +48,41 @@ class Checkpoint:
     position: Any
     params_text: str
     versions: dict[str, str]
+    digests: dict[str, dict[str, int]]
     extras: pathlib.Path
 
 
 class _RunHandler(ocp.CheckpointHandler):
-    """Writes and reads the `run` item."""
+    """Writes the `run` item, in the main process."""
 
     def save(self, directory, args: _RunSave) -> None:
+        if not processes.is_main():
+            return
         directory = pathlib.Path(directory)
-        digests = {item: _digests(arrays) for item, arrays in args.arrays.items()}
-        record = json.dumps({**args.record, "digests": digests}, indent=1)
-        (directory / "run.json").write_text(record, encoding="utf-8")
+        (directory / "run.json").write_text(json.dumps(args.record, indent=1), encoding="utf-8")
         (directory / "params.txt").write_text(args.params_text, encoding="utf-8")
         (directory / "extras").mkdir()
         if args.write_extras is not None:
             args.write_extras(directory / "extras")
 
-    def restore(self, directory, args: _RunRestore) -> dict[str, Any]:
-        directory = pathlib.Path(directory)
-        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-        record["params_text"] = (directory / "params.txt").read_text(encoding="utf-8")
-        return record
+    def restore(self, directory, args=None) -> None:
+        raise NotImplementedError("The store reads this item itself.")
 
 
-@ocp.args.register_with_handler(_RunHandler, for_save=True)
+@ocp.args.register_with_handler(_RunHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _RunSave(ocp.args.CheckpointArgs):
     record: dict[str, Any]
-    arrays: dict[str, Arrays]
     params_text: str
     write_extras: WriteExtras | None
-
-
-@ocp.args.register_with_handler(_RunHandler, for_restore=True)
-@dataclasses.dataclass
-class _RunRestore(ocp.args.CheckpointArgs):
-    pass
 
 
 class CheckpointStore:
     """The checkpoints of one run: saved asynchronously and atomically, the last `keep` of them.
 
     A save that fails is reported through `say` and loses nothing that was saved before. `writable`
-    False reads only, and leaves every file as it is.
+    False reads only, and leaves every file as it is. Where several processes train together, each
+    has a store of the same directory and makes the same calls; the main one reports.
     """
 
     def __init__(
@@ -101,13 +97,13 @@ class CheckpointStore:
         self.say = say
         self._writable = writable
         self._saving: int | None = None
-        _quiet_orbax()
+        quiet_orbax()
         self._manager = self._open()
 
     @property
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending."""
-        return sorted(self._manager.all_steps()) if self._manager else []
+        return list(self._steps)
 
     def save(
         self,
@@ -117,133 +113,187 @@ class CheckpointStore:
         params_text: str,
         write_extras: WriteExtras | None = None,
     ) -> None:
-        """Starts to save; returns as soon as `state`'s NumPy arrays may not be changed any more.
+        """Starts to save; returns as soon as `state`'s arrays may be changed or donated.
 
+        state: its `theta` and `slots` hold NumPy arrays or jax.Arrays. Of the latter each process
+            writes the shards it has.
         position: what the input's `get_state` gave after the last batch of `step`.
         write_extras: called with an empty directory inside the checkpoint.
         """
         self.finish()
-        theta, slots = dict(state.theta.flatten_items()), dict(state.slots.flatten_items())
-        record = {"step": step, "position": position, "versions": versions()}
-        run = _RunSave(record, {"theta": theta, "slots": slots}, params_text, write_extras)
-        arguments = ocp.args.Composite(
-            theta=ocp.args.PyTreeSave(theta), slots=ocp.args.PyTreeSave(slots), run=run
-        )
+        arrays = {item: dict(state[item].flatten_items()) for item in _ITEMS}
+        items = {item: checkpoint_arrays.save_arguments(arrays[item]) for item in _ITEMS}
         self._saving = step
         try:
-            _check_room(self._directory, theta, slots)
-            self._manager.save(step, args=arguments, force=True)
+            self._check_room(arrays)
+            digests = {item: checkpoint_arrays.digests(arrays[item]) for item in _ITEMS}
+            record = {
+                "step": step,
+                "position": position,
+                "versions": versions(),
+                "digests": digests,
+            }
+            run = _RunSave(record, params_text, write_extras)
+            arguments = ocp.args.Composite(**items, run=run)
+            processes.together(lambda: self._manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.
             self._failed(error)
 
     def finish(self) -> bool:
         """Waits for the save under way; True if there was none or it succeeded."""
+        if self._saving is None:
+            return True
         try:
-            self._manager.wait_until_finished()
+            processes.together(self._manager.wait_until_finished)
         except Exception as error:
             self._failed(error)
             return False
+        self._steps = [*self._steps, self._saving][-self._keep :]
         self._saving = None
         return True
 
     def poll(self) -> None:
         """Reports a save that has failed in the background, without waiting for one under way."""
-        if self._saving is not None and not self._manager.is_saving_in_progress():
+        if self._saving is None:
+            return
+        if not any(processes.gather(self._manager.is_saving_in_progress())):
             self.finish()
 
-    def restore(self, with_slots: bool = True) -> Checkpoint | None:
+    def peek(self) -> Checkpoint | None:
+        """Returns the newest checkpoint whose record is readable, without its arrays.
+
+        None if there is no checkpoint at all; ValueError if no record is readable.
+        """
+        for step in reversed(self._steps):
+            try:
+                return processes.together(lambda step=step: self._read_record(step))
+            except Exception:  # To say so, and to set it aside, is left to `restore`.
+                continue
+        return _none_left(self._directory, self._steps)
+
+    def restore(self, like: NestedMap | None = None, with_slots: bool = True) -> Checkpoint | None:
         """Returns the newest readable checkpoint, or None if there is none at all.
 
         A damaged one is reported, set aside as `damaged-<step>` where the store is writable, and
         the one before is taken. Raises ValueError if all are damaged.
+
+        like: its `theta` and `slots` hold jax.ShapeDtypeStructs. Each array is placed as the
+            sharding says, each process reading its own shards; without a sharding, and without
+            `like`, it is NumPy's. ValueError if the checkpoint has other paths, shapes or types.
         """
+        self.finish()
+        items = _ITEMS if with_slots else _ITEMS[:1]
         steps = self.steps
         for step in reversed(steps):
+            directory = self._directory / str(step)
             try:
-                return self._read(step, with_slots)
+                checkpoint = processes.together(lambda step=step: self._read_record(step))
+                found = processes.together(
+                    lambda at=directory: {i: checkpoint_arrays.describe(at / i) for i in items}
+                )
             except Exception as error:  # A damaged file shows itself in any way it likes.
-                self.say(f"Warning: the checkpoint of step {step} is damaged: {_reason(error)}")
-                self._set_aside(step)
-        if steps:
-            raise ValueError(f"{self._directory}: none of its {len(steps)} checkpoints is readable")
-        return None
+                self._set_aside(step, error)
+                continue
+            placed = {item: _placed(item, found[item], like) for item in items}
+            try:
+                arrays = _read_arrays(directory, placed, checkpoint.digests)
+            except Exception as error:
+                self._set_aside(step, error)
+                continue
+            return dataclasses.replace(checkpoint, **arrays)
+        return _none_left(self._directory, steps)
 
     def close(self) -> None:
         """Waits for the save under way and lets go of Orbax's threads."""
-        self.finish()
-        if self._manager:
-            self._manager.close()
+        if self._manager is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            self._warn(f"the last checkpoint could not be saved ({reason_of(error)})")
+        self._manager.close()
 
     def _open(self) -> ocp.CheckpointManager | None:
-        if not self._writable and not self._directory.is_dir():
+        if self._writable and processes.is_main():
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self._steps = processes.from_main(_steps_in(self._directory))
+        if not self._writable:
             return None
+        several = processes.count() > 1
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.LatestN(self._keep),
-            cleanup_tmp_directories=self._writable,
-            read_only=not self._writable,
-            create=self._writable,
+            cleanup_tmp_directories=True,
+            create=False,
+            async_options=ocp.AsyncOptions(timeout_secs=_SAVE_SECONDS),
+            # Where they are named, the processes wait for one another with a time limit.
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                active_processes=set(range(processes.count())) if several else None
+            ),
         )
-        return ocp.CheckpointManager(
-            self._directory, options=options, item_names=("theta", "slots", "run")
-        )
+        return ocp.CheckpointManager(self._directory, options=options, item_names=(*_ITEMS, "run"))
 
-    def _read(self, step: int, with_slots: bool) -> Checkpoint:
-        items = {"theta": ocp.args.PyTreeRestore(), "run": _RunRestore()}
-        if with_slots:
-            items["slots"] = ocp.args.PyTreeRestore()
-        restored = self._manager.restore(step, args=ocp.args.Composite(**items))
-        record = restored["run"]
-        arrays = {name: restored[name] for name in items if name != "run"}
-        for name, values in arrays.items():
-            _check_digests(name, record["digests"][name], _digests(values))
+    def _check_room(self, arrays: dict[str, Arrays]) -> None:
+        """Raises OSError if the disk has no room, rather than fill it for everyone else."""
+        sizes = [checkpoint_arrays.bytes_to_write(arrays[item]) for item in _ITEMS]
+        needed = sum(processes.gather(sum(sizes))) + 2**20
+        free = processes.from_main(shutil.disk_usage(self._directory).free)
+        if free < needed:
+            words = f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free"
+            raise OSError(errno.ENOSPC, words)
+
+    def _read_record(self, step: int) -> Checkpoint:
+        directory = self._directory / str(step) / "run"
+        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         return Checkpoint(
             step=record["step"],
-            theta=arrays["theta"],
-            slots=arrays.get("slots", {}),
+            theta={},
+            slots={},
             position=record["position"],
-            params_text=record["params_text"],
+            params_text=(directory / "params.txt").read_text(encoding="utf-8"),
             versions=record["versions"],
-            extras=self._directory / str(step) / "run" / "extras",
+            digests=record["digests"],
+            extras=directory / "extras",
         )
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
         self._manager.close()
         self._manager = self._open()
-        last = f"the last good one is step {self.steps[-1]}" if self.steps else "there is none yet"
-        self.say(
-            f"Warning: the checkpoint of step {step} could not be saved ({_reason(error)}); {last}"
+        last = (
+            f"the last good one is step {self._steps[-1]}" if self._steps else "there is none yet"
         )
+        self._warn(f"the checkpoint of step {step} could not be saved ({reason_of(error)}); {last}")
 
-    def _set_aside(self, step: int) -> None:
-        if not self._writable:
+    def _set_aside(self, step: int, error: Exception) -> None:
+        self._warn(f"the checkpoint of step {step} is damaged: {reason_of(error)}")
+        self._steps.remove(step)
+        if self._writable:
+            processes.together(lambda: self._rename(step))
+            self._manager.reload()
+
+    def _rename(self, step: int) -> None:
+        """Moves a damaged checkpoint out of the way, in the main process."""
+        if not processes.is_main():
             return
-        source, number = self._directory / str(step), 0
-        target = self._directory.parent / f"damaged-{step}"
+        number, target = 0, self._directory.parent / f"damaged-{step}"
         while target.exists():
             number += 1
             target = self._directory.parent / f"damaged-{step}-{number}"
-        source.rename(target)
+        (self._directory / str(step)).rename(target)
         self.say(f"It is kept as {target}")
-        self._manager.reload()
+
+    def _warn(self, words: str) -> None:
+        if processes.is_main():
+            self.say(f"Warning: {words}")
 
 
 def unflatten(like: NestedMap, arrays: Arrays, what: str) -> NestedMap:
     """Returns `arrays` in the structure of `like`, a tree of VariableSpec.
 
-    Raises ValueError naming the paths that are missing, left over or of another shape.
+    Raises ValueError naming the paths that are missing, left over, or of other shape or type.
     """
     specs = dict(like.flatten_items())
-    wrong = [f"{path} is missing" for path in specs if path not in arrays]
-    wrong += [f"{path} is not in the model" for path in arrays if path not in specs]
-    wrong += [
-        f"{path} is {arrays[path].shape}, the model's is {spec.shape}"
-        for path, spec in specs.items()
-        if path in arrays and tuple(arrays[path].shape) != tuple(spec.shape)
-    ]
-    if wrong:
-        shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise ValueError(f"The checkpoint's {what} do not fit the model: {shown}")
+    check_fit(specs, arrays, what)
     return like.pack(arrays[path] for path in specs)
 
 
@@ -254,53 +304,35 @@ def versions() -> dict[str, str]:
     return {"lingvo_gshard": lingvo_gshard.__version__, **found}
 
 
-def _digests(arrays: Arrays) -> dict[str, int]:
-    return {path: zlib.crc32(np.ascontiguousarray(array)) for path, array in arrays.items()}
+def _steps_in(directory: pathlib.Path) -> list[int]:
+    """The steps of the complete checkpoints: those still being written have longer names."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdigit())
 
 
-def _check_digests(item: str, expected: dict[str, int], found: dict[str, int]) -> None:
-    wrong = sorted(path for path in expected if found.get(path) != expected[path])
-    if wrong:
-        raise ValueError(f"{item} has other contents than were saved: {', '.join(wrong[:3])}")
+def _placed(item: str, found: dict[str, Any], like: NestedMap | None) -> dict[str, Any]:
+    """Returns path -> sharding or None; ValueError if the item does not fit `like`."""
+    if like is None:
+        return dict.fromkeys(found)
+    expected = dict(like[item].flatten_items())
+    check_fit(expected, found, _IN_WORDS[item])
+    return {path: struct.sharding for path, struct in expected.items()}
 
 
-def _check_room(directory: pathlib.Path, *arrays: Arrays) -> None:
-    """Raises OSError if the disk has no room, rather than fill it for everyone else."""
-    needed = sum(array.nbytes for tree in arrays for array in tree.values()) + 2**20
-    free = shutil.disk_usage(directory).free
-    if free < needed:
-        raise OSError(
-            errno.ENOSPC, f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free"
-        )
-
-
-@functools.cache
-def _quiet_orbax() -> None:
-    """Drops what follows a failure that the store reports in one line.
-
-    Orbax logs a traceback from each of its threads, and TensorStore's other reads and writes end
-    after the event loop that waited for them.
-    """
-    logging.getLogger("absl").addFilter(
-        lambda record: "orbax" not in pathlib.PurePath(record.pathname).parts
+def _read_arrays(
+    directory: pathlib.Path, placed: dict[str, dict], digests: dict[str, dict[str, int]]
+) -> dict[str, Arrays]:
+    """Returns item -> arrays; an error in all processes if any cannot read what was saved."""
+    arrays = processes.together(
+        lambda: {item: checkpoint_arrays.read(directory / item, placed[item]) for item in placed}
     )
-    logging.getLogger("asyncio").addFilter(
-        lambda record: "exception was never retrieved" not in record.getMessage()
-    )
-    plain = sys.unraisablehook
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            plain(unraisable)
-
-    sys.unraisablehook = hook
+    for item, values in arrays.items():
+        checkpoint_arrays.check_digests(values, digests[item], item)
+    return arrays
 
 
-def _reason(error: Exception) -> str:
-    """An error in a line: what the system says of a full disk, else its type and first line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if "No space left on device" in str(error):
-        return "no space left on device"
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+def _none_left(directory: pathlib.Path, steps: list[int]) -> None:
+    """Raises ValueError if there were checkpoints."""
+    if steps:
+        raise ValueError(f"{directory}: none of its {len(steps)} checkpoints is readable")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import secrets
+import time
 
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.training import processes
 from lingvo_gshard.training.params_text import experiment_from_text
 
-# These say how long a run goes and what it shows, not what it computes.
+# These say how long a run goes, what it shows and what is split, not what it computes.
 FREE_PATHS = frozenset(
-    f"trainer.{name}"
-    for name in (
-        "steps",
-        "log_every_steps",
-        "checkpoint_every_steps",
-        "keep_checkpoints",
-        "evaluate_every_steps",
+    (
+        "trainer.steps",
+        "trainer.log_every_steps",
+        "trainer.checkpoint_every_steps",
+        "trainer.keep_checkpoints",
+        "trainer.evaluate_every_steps",
+        "sharding.mesh",
+        "sharding.strategy",
+        "sharding.overrides",
     )
 )
 
@@ -31,9 +37,15 @@ class Logdir:
 
     def has_checkpoints(self) -> bool:
         """Whether any checkpoint has been completed here."""
+        return self.last_step is not None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the newest checkpoint completed here, None if there is none."""
         if not self.checkpoints.is_dir():
-            return False
-        return any(child.name.isdigit() for child in self.checkpoints.iterdir())
+            return None
+        steps = [int(child.name) for child in self.checkpoints.iterdir() if child.name.isdigit()]
+        return max(steps, default=None)
 
     def read_params(self) -> Params:
         """Returns the Params of the run; ValueError naming the directory if it holds none."""
@@ -47,24 +59,22 @@ class Logdir:
             raise ValueError(f"{self.params}: {error}") from None
 
     def claim(self, params: Params) -> None:
-        """Makes the directory and writes params.txt.
+        """Makes the directory and writes params.txt, in the main process.
 
-        Raises ValueError if that cannot be done, or if a run of other Params is saved here, as in
-        `check`.
+        Raises ValueError, in all processes, if that cannot be done, if not all of them see the same
+        directory, or if a run of other Params is saved here, as in `check`.
         """
         self.check(params)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            unfinished = self.params.with_suffix(".txt.new")
-            unfinished.write_text(params.to_text(), encoding="utf-8")
-            os.replace(unfinished, self.params)
-        except OSError as error:
-            raise ValueError(f"--logdir {self.path} cannot be written: {error.strerror}") from None
+        problem = self._write(params.to_text()) if processes.is_main() else None
+        problem = processes.from_main(problem) or self._not_shared()
+        if problem:
+            raise ValueError(f"--logdir {self.path} {problem}")
 
     def check(self, params: Params) -> None:
         """Raises ValueError naming the paths that differ if a run of other Params is saved here.
 
-        Params that only say how long a run goes and what it shows (FREE_PATHS) may differ.
+        Params that say how long a run goes, what it shows or what is split (FREE_PATHS) may
+        differ.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--logdir {self.path} is a file; a directory was expected")
@@ -80,3 +90,41 @@ class Logdir:
                 f"--logdir {self.path} holds a run of {saved.name or 'another experiment'} with "
                 "other Params; give another directory, or the same Params:\n" + "\n".join(shown)
             )
+
+    def _write(self, text: str) -> str | None:
+        """Writes params.txt; returns what is wrong if that cannot be done."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            unfinished = self.params.with_suffix(".txt.new")
+            unfinished.write_text(text, encoding="utf-8")
+            os.replace(unfinished, self.params)
+        except OSError as error:
+            return f"cannot be written: {error.strerror}"
+        return None
+
+    def _not_shared(self) -> str | None:
+        """Returns what is wrong if a process does not see what the main one writes here."""
+        if processes.count() == 1:
+            return None
+        token = self.path / f".shared-{processes.from_main(secrets.token_hex(8))}"
+        if processes.is_main():
+            token.touch()
+        blind = [k for k, sees in enumerate(processes.gather(_appears(token))) if not sees]
+        if processes.is_main():
+            with contextlib.suppress(OSError):
+                token.unlink()
+        if not blind:
+            return None
+        return (
+            f"of process {blind[0]} is another directory than process 0's; a shared one is expected"
+        )
+
+
+def _appears(path: pathlib.Path, seconds: float = 20.0) -> bool:
+    """Whether a file is there, or comes to be: network file systems take their time."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -13,10 +13,17 @@ import rich.console
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.metrics import MetricsWriter, Row, WeightedMeans, perplexity
+from lingvo_gshard.training.metrics import (
+    MetricsWriter,
+    NoWriter,
+    Row,
+    WeightedMeans,
+    perplexity,
+)
 from lingvo_gshard.training.progress import Progress
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
@@ -38,10 +45,16 @@ class Runtime(Protocol):
         """Draws the initial weights."""
 
     def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of NumPy arrays."""
+        """Takes over a state of NumPy arrays, or of whatever arrays `state` returns."""
 
     def state(self) -> NestedMap:
-        """Returns a copy of the state as NumPy arrays."""
+        """Returns the state as NumPy arrays or jax.Arrays, which hold until the next step."""
+
+    def theta_on_host(self) -> NestedMap:
+        """Returns the weights as NumPy arrays, in every process."""
+
+    def notes(self) -> list[str]:
+        """Returns what there is to say since the last call."""
 
     @property
     def compile_seconds(self) -> float:
@@ -111,7 +124,9 @@ class _Pending:
 class Loop:
     """Trains to `trainer.steps` in a logdir that has been claimed for these Params.
 
-    Metrics are read one step late, so that the device need not wait for the host.
+    Metrics are read one step late, so that the device need not wait for the host. Where several
+    processes train together, each has a loop; all stop at the same step, and the main one shows
+    and writes.
     """
 
     def __init__(
@@ -132,7 +147,7 @@ class Loop:
         self._logdir = logdir
         self._store = store
         self._stop = stop
-        self._console = console
+        self._console = console if processes.is_main() else rich.console.Console(quiet=True)
         self._pending: _Pending | None = None
         self.step = 0
 
@@ -156,13 +171,18 @@ class Loop:
             self._progress = stack.enter_context(
                 Progress(self._console, self.step, p.steps, p.log_every_steps)
             )
-            self._writer = MetricsWriter(self._logdir.path, self.step, self._progress.say)
+            self._writer = self._open_writer()
             stack.callback(self._writer.close)
             self._store.say = self._progress.say
             self._stop.finishing = True
             self._train()
             self._finish_saving()
-        return Outcome(self.step, self.step >= p.steps, self._stop.requested)
+        return Outcome(self.step, self.step >= p.steps, self._stop.agreed)
+
+    def _open_writer(self) -> MetricsWriter | NoWriter:
+        if not processes.is_main():
+            return NoWriter()
+        return MetricsWriter(self._logdir.path, self.step, self._progress.say)
 
     def _begin(self, checkpoint: Checkpoint | None) -> None:
         """Brings weights and input to where the checkpoint left them, or to the start."""
@@ -178,7 +198,7 @@ class Loop:
     def _train(self) -> None:
         p = self._trainer.p
         saved = self.step
-        while self.step < p.steps and not self._stop.requested:
+        while self.step < p.steps and not self._stop.agreed:
             batch = next(self._batches)
             self._take_step(batch)
             if self._due(p.evaluate_every_steps) or self.step == p.steps:
@@ -193,6 +213,8 @@ class Loop:
 
     def _take_step(self, batch: Batch) -> None:
         """Starts a step, and then looks at the metrics of the one before."""
+        # Before the step, since what is announced is known when all that came before is done.
+        self._stop.announce()
         compiled = self._runtime.compile_seconds
         metrics = self._runtime.train_step(batch)
         self._record()
@@ -201,6 +223,8 @@ class Loop:
         seconds = self._runtime.compile_seconds - compiled
         if seconds:
             self._progress.say(f"step {self.step:,}  compiled in {seconds:.1f} s")
+        for note in self._runtime.notes():
+            self._progress.say(note)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -232,7 +256,8 @@ class Loop:
         if "dev" not in self._input.splits:
             return {}
         for batch in self._input.evaluation_batches("dev"):
-            if self._stop.requested:
+            self._stop.announce()
+            if self._stop.agreed:
                 return {}
             means.add(self._runtime.eval_step(batch))
         self._progress.pause()
@@ -262,7 +287,7 @@ class Loop:
             )
 
     def _not_finite(self, pending: _Pending, row: Row) -> NonFiniteError:
-        where = diagnose(self._trainer, self._runtime.state().theta, pending.batch, pending.step)
+        where = diagnose(self._trainer, self._runtime.theta_on_host(), pending.batch, pending.step)
         self._store.finish()
         good = self._store.steps
         kept = f"the last good checkpoint is step {good[-1]:,}" if good else "none was saved yet"

@@ -65,6 +65,19 @@ class MetricsWriter:
         self._warned = True
 
 
+class NoWriter:
+    """Stands where MetricsWriter does in the processes that leave writing to the main one."""
+
+    def write(self, step: int, row: Row) -> None:
+        """Writes nothing."""
+
+    def curves(self, step: int, row: Row) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Closes nothing."""
+
+
 def perplexity(cross_entropy: float) -> float:
     """Returns exp(nats per token), infinity where that overflows."""
     try:

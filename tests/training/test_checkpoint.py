@@ -212,10 +212,16 @@ def spec(path, shape):
 
 def test_unflatten_names_what_does_not_fit():
     like = NestedMap(a=spec("a", (2, 3)), b=spec("b", (4,)), c=spec("c", (1,)))
-    arrays = {"a": np.zeros((2, 3)), "b": np.zeros((5,)), "d": np.zeros((1,))}
+    zeros = lambda *shape: np.zeros(shape, np.float32)  # noqa: E731
+    arrays = {"a": np.zeros((2, 3)), "b": zeros(5), "d": zeros(1)}
     with pytest.raises(ValueError) as caught:
         unflatten(like, arrays, "weights")
-    for part in ("c is missing", "d is not in the model", "b is (5,), the model's is (4,)"):
+    for part in (
+        "c is missing",
+        "d is not in the model",
+        "b is (5,), the model's is (4,)",
+        "a is float64, the model's is float32",
+    ):
         assert part in str(caught.value)
-    arrays = {"a": np.zeros((2, 3)), "b": np.ones((4,)), "c": np.zeros((1,))}
+    arrays = {"a": zeros(2, 3), "b": zeros(4) + 1, "c": zeros(1)}
     np.testing.assert_array_equal(unflatten(like, arrays, "weights").b, np.ones((4,)))

@@ -65,6 +65,15 @@ def test_how_long_and_how_loud_may_differ(tmp_path):
     assert logdir.read_params().trainer.steps == 99
 
 
+def test_what_is_split_may_differ(tmp_path):
+    logdir = claimed(tmp_path)
+    pretend_checkpoint(logdir)
+    other = tiny.experiment_params()
+    other.sharding.set(mesh="data=2", strategy="fsdp", overrides={"encoder": "M->none"})
+    logdir.claim(other)
+    assert logdir.read_params().sharding.overrides == {"encoder": "M->none"}
+
+
 def test_a_run_without_a_checkpoint_has_nothing_to_protect(tmp_path):
     logdir = claimed(tmp_path)
     logdir.claim(tiny.experiment_params().set(name="test.other"))
