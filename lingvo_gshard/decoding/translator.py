@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +29,22 @@ class Translations:
     cut: tuple[int, ...]
 
 
+class Decoder(Protocol):
+    """A function of source ids [B,K], compiled once for each shape of them."""
+
+    compile_count: int
+
+    def __call__(self, ids_BK: np.ndarray) -> np.ndarray:
+        """Returns target ids [B,L]."""
+
+
+class Runtime(Protocol):
+    """What holds the weights, and compiles what is computed with them."""
+
+    def with_weights(self, function: Callable[[NestedMap, tf.Tensor], tf.Tensor]) -> Decoder:
+        """Returns a function (theta, ids) -> tensor as one of ids alone."""
+
+
 class Translator:
     """Translates sentences with one model.
 
@@ -39,7 +56,7 @@ class Translator:
     def __init__(
         self,
         task: TranslationTask,
-        theta: NestedMap,
+        runtime: Runtime,
         source_vocabulary: Vocabulary,
         target_vocabulary: Vocabulary,
         lengths: Sequence[int] = LENGTHS,
@@ -47,7 +64,7 @@ class Translator:
         beam_size: int = 1,
         length_exponent: float = 1.0,
     ):
-        """Takes the weights as arrays or tensors.
+        """Decodes on a runtime that holds the task's weights.
 
         batch_tokens: source positions of a batch; a bucket of length L has batch_tokens // L rows.
             Small for one sentence at a time, large for many.
@@ -57,7 +74,6 @@ class Translator:
         if beam_size < 1:
             raise ValueError(f"beam_size is {beam_size}; 1 or more expected")
         self._task = task
-        self._theta = theta.transform(tf.convert_to_tensor)
         self._source_vocabulary = source_vocabulary
         self._target_vocabulary = target_vocabulary
         self._positions = task.p.positions.max_length
@@ -65,12 +81,12 @@ class Translator:
         self._batch_tokens = batch_tokens
         self._beam_size = beam_size
         self._length_exponent = length_exponent
-        self._compiled = tf.function(self._decode, jit_compile=True, autograph=False)
+        self._decoder = runtime.with_weights(self._decode)
 
     @property
     def compile_count(self) -> int:
         """The number of buckets compiled so far."""
-        return self._compiled.experimental_get_tracing_count()
+        return self._decoder.compile_count
 
     @property
     def longest(self) -> int:
@@ -106,16 +122,16 @@ class Translator:
         return Translations(texts, tuple(present[index] for index in batches.cut))
 
     def _translate_batch(self, ids_BK: np.ndarray) -> list[str]:
-        output_BL = self._compiled(tf.constant(ids_BK), self._theta.flatten()).numpy()
+        output_BL = self._decoder(ids_BK)
         return [self._target_vocabulary.decode(row.tolist()) for row in output_BL]
 
-    def _decode(self, ids_BK: tf.Tensor, weights: list[tf.Tensor]) -> tf.Tensor:
+    def _decode(self, theta: NestedMap, ids_BK: tf.Tensor) -> tf.Tensor:
         vocabulary = self._target_vocabulary
         max_length = min(2 * ids_BK.shape[1], self._positions)
         tokens_B = tf.reduce_sum(tf.cast(tf.not_equal(ids_BK, 0), tf.int32), axis=1)
         arguments = (
             self._task,
-            self._theta.pack(weights),
+            theta,
             ids_BK,
             max_length,
             vocabulary.bos_id,

@@ -12,6 +12,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.trainer import Trainer
 
 NumpyBatch = dict[str, np.ndarray]
+WeightsFunction = Callable[[NestedMap, tf.Tensor], tf.Tensor]
 
 
 class Metrics:
@@ -36,8 +37,8 @@ class LocalRuntime:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self._variables: NestedMap | None = None
-        self._train = _Compiled(self._train_step)
-        self._evaluate = _Compiled(self._eval_step)
+        self._train = _Compiled(self._train_step, self._compile)
+        self._evaluate = _Compiled(self._eval_step, self._compile)
 
     @property
     def devices(self) -> str:
@@ -55,6 +56,10 @@ class LocalRuntime:
         """The number of train and eval computations compiled so far."""
         return self._train.count + self._evaluate.count
 
+    def notes(self) -> list[str]:
+        """Returns what there is to say: nothing, where nothing is split."""
+        return []
+
     def init_state(self) -> None:
         """Draws the initial weights."""
         self.load_state(self._trainer.init_state())
@@ -67,9 +72,21 @@ class LocalRuntime:
         for variable, value in zip(self._variables.flatten(), state.flatten(), strict=True):
             variable.assign(value)
 
+    def load_theta(self, theta: NestedMap) -> None:
+        """Takes over weights alone, to evaluate and decode with."""
+        self.load_state(NestedMap(theta=theta))
+
     def state(self) -> NestedMap:
         """Returns a copy of the state as NumPy arrays, when the steps under way are done."""
         return self._variables.transform(lambda variable: variable.numpy())
+
+    def theta_on_host(self) -> NestedMap:
+        """Returns a copy of the weights as NumPy arrays."""
+        return self._variables.theta.transform(lambda variable: variable.numpy())
+
+    def like(self) -> NestedMap | None:
+        """Returns how a checkpoint's arrays are to be placed: anywhere."""
+        return None
 
     @property
     def step(self) -> int:
@@ -89,6 +106,14 @@ class LocalRuntime:
             if not name.endswith(" weight")
         }
 
+    def with_weights(self, function: WeightsFunction) -> LocalFunction:
+        """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
+        return LocalFunction(lambda ids: function(self._theta(), ids), self._compile)
+
+    def _compile(self, function: Callable) -> Callable:
+        """A function of tensors as one XLA computation for each of their shapes."""
+        return tf.function(function, jit_compile=True, autograph=False)
+
     def _train_step(self, batch: NumpyBatch) -> NestedMap:
         state = self._variables.transform(lambda variable: variable.read_value())
         new_state, metrics = self._trainer.train_step(state, batch)
@@ -97,20 +122,37 @@ class LocalRuntime:
         return metrics
 
     def _eval_step(self, batch: NumpyBatch) -> NestedMap:
-        theta = self._variables.theta.transform(lambda variable: variable.read_value())
-        pairs = self._trainer.eval_step(theta, batch)
+        pairs = self._trainer.eval_step(self._theta(), batch)
         values = NestedMap({name: value for name, (value, _) in pairs.items()})
         values.update({f"{name} weight": weight for name, (_, weight) in pairs.items()})
         return values
+
+    def _theta(self) -> NestedMap:
+        return self._variables.theta.transform(lambda variable: variable.read_value())
+
+
+class LocalFunction:
+    """A function of an array, compiled by XLA once per shape."""
+
+    def __init__(self, function: Callable[[tf.Tensor], tf.Tensor], compile_: Callable):
+        self._compiled = compile_(function)
+
+    @property
+    def compile_count(self) -> int:
+        """The number of shapes compiled so far."""
+        return self._compiled.experimental_get_tracing_count()
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        return self._compiled(tf.convert_to_tensor(array)).numpy()
 
 
 class _Compiled:
     """A function of a batch, compiled by XLA once per shape, whose scalars leave as one vector."""
 
-    def __init__(self, function: Callable[[NumpyBatch], NestedMap]):
+    def __init__(self, function: Callable[[NumpyBatch], NestedMap], compile_: Callable):
         self._function = function
         self._names: dict[tuple, list[str]] = {}
-        self._compiled = tf.function(self._trace, jit_compile=True, autograph=False)
+        self._compiled = compile_(self._trace)
         self.seconds = 0.0
 
     @property

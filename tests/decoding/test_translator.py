@@ -17,8 +17,8 @@ def vocabulary(tmp_path_factory):
 
 def make(vocabulary, lengths=(16, 64), batch_tokens=128):
     task = tiny_model.task(vocabulary_size=vocabulary.size, num_layers=1)
-    theta = tiny_model.theta(task, 1)
-    return Translator(task, theta, vocabulary, vocabulary, lengths, batch_tokens)
+    runtime = tiny_model.runtime(task, 1)
+    return Translator(task, runtime, vocabulary, vocabulary, lengths, batch_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_progress_counts_sentences(translator):
 
 def test_no_bucket_goes_beyond_the_positions(vocabulary):
     task = tiny_model.task(vocabulary_size=vocabulary.size)
-    theta = tiny_model.theta(task, 1)
-    translator = Translator(task, theta, vocabulary, vocabulary, (512, 4096))
+    runtime = tiny_model.runtime(task, 1)
+    translator = Translator(task, runtime, vocabulary, vocabulary, (512, 4096))
     assert translator.longest == 512
-    assert Translator(task, theta, vocabulary, vocabulary, (4096,)).longest == 1024
+    assert Translator(task, runtime, vocabulary, vocabulary, (4096,)).longest == 1024

@@ -1,0 +1,205 @@
+"""partition: any TensorFlow function whose author wrote annotations, as a function of N devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.executable import Executable
+from lingvo_gshard.runtime.lowering import lower
+from lingvo_gshard.runtime.program import Array, Program
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.strategies import Split
+
+INFERRED = None
+
+
+class Partitioned:
+    """A TensorFlow function over a mesh, compiled once for each set of shapes it is called with.
+
+    Arguments and results are nested structures of arrays; what comes back are jax.Arrays, which may
+    be given to the next call without leaving the devices.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        placed: Partitioning,
+        devices: Sequence[jax.Device],
+        layouts: Sequence[Any] | None = None,
+        donate: Sequence[int] = (),
+        partitioner: str = "gspmd",
+    ):
+        self._function = function
+        self._placed = placed
+        self._devices = list(devices)
+        self._mesh = jax.sharding.Mesh(placed.mesh.arrange(self._devices), placed.mesh.names)
+        self._layouts = layouts
+        self._donate = tuple(donate)
+        self._partitioner = partitioner
+        self._name = getattr(function, "__name__", "function").strip("<>")
+        self._compiled: dict[str, tuple[Executable, Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the function on the mesh; returns as soon as it is under way."""
+        executable, structure = self._find(arguments)
+        arrays = [
+            array.put(_array(value), self._mesh)
+            for array, value in zip(executable.program.inputs, _leaves(arguments), strict=True)
+        ]
+        results = iter(executable(*arrays))
+        return tf.nest.map_structure(
+            lambda is_there: next(results) if is_there else None, structure
+        )
+
+    def lower(self, *arguments: Any) -> Program:
+        """Returns the program for arguments of these shapes: arrays, or tf.TensorSpecs."""
+        return self._lower(arguments)[0]
+
+    def compile(self, *arguments: Any) -> Executable:
+        """Returns what is run for arguments of these shapes, with its HLO and its memory."""
+        return self._find(arguments)[0]
+
+    @property
+    def compile_count(self) -> int:
+        """The number of programs compiled so far."""
+        return len(self._compiled)
+
+    def _find(self, arguments: tuple) -> tuple[Executable, Any]:
+        key = repr(tf.nest.map_structure(_spec, list(arguments)))
+        if key not in self._compiled:
+            program, structure = self._lower(arguments)
+            self._compiled[key] = (Executable(program, self._devices), structure)
+        return self._compiled[key]
+
+    def _lower(self, arguments: tuple) -> tuple[Program, Any]:
+        """The program, and the structure of its results: whether there is one, or None."""
+        structures: list[Any] = []
+
+        def flat(*tensors: tf.Tensor) -> list:
+            result = self._function(*tf.nest.pack_sequence_as(list(arguments), list(tensors)))
+            structures[:] = [tf.nest.map_structure(lambda x: x is not None, result)]
+            found = [tf.convert_to_tensor(x) for x in tf.nest.flatten(result) if x is not None]
+            return [(f"result[{index}]", x, INFERRED) for index, x in enumerate(found)]
+
+        inputs, donated = self._inputs(arguments)
+        program = lower(self._name, flat, inputs, self._placed, donated, self._partitioner)
+        return program, structures[0]
+
+    def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:
+        """The flat inputs with their splits, and which of them are donated."""
+        if self._layouts and len(self._layouts) != len(arguments):
+            raise ValueError(
+                f"layouts: there are {len(self._layouts)} for the {len(arguments)} arguments of "
+                f"{self._name}; None for one that needs none"
+            )
+        inputs: list[Array] = []
+        donated: list[int] = []
+        for position, argument in enumerate(arguments):
+            leaves = tf.nest.flatten(argument)
+            layouts = self._layouts_of(position, argument)
+            if position in self._donate:
+                donated += range(len(inputs), len(inputs) + len(leaves))
+            for index, (value, layout) in enumerate(zip(leaves, layouts, strict=True)):
+                path = f"argument[{position}]" + (f"[{index}]" if len(leaves) > 1 else "")
+                spec = _spec(value)
+                shape = tuple(spec.shape.as_list())
+                inputs.append(Array(path, shape, spec.dtype.name, self._split(layout, shape, path)))
+        return inputs, donated
+
+    def _layouts_of(self, position: int, argument: Any) -> list:
+        """The layout of each array of an argument."""
+        layout = self._layouts[position] if self._layouts else INFERRED
+        try:
+            return _flatten_like(argument, layout)
+        except ValueError:
+            raise ValueError(
+                f"layouts: {layout!r} has not the structure of argument[{position}] of {self._name}"
+            ) from None
+
+    def _split(self, layout: str | Split | None, shape: tuple[int, ...], path: str) -> Split | None:
+        if layout is INFERRED:
+            return None
+        kind, _, letters = layout.rpartition(":") if isinstance(layout, str) else ("", "", layout)
+        letters = letters.strip() if isinstance(letters, str) else letters
+        if len(letters) != len(shape):
+            raise ValueError(
+                f"layouts: {layout!r} has {len(letters)} dimensions, but {path} of {self._name} "
+                f"has shape {shape}"
+            )
+        if isinstance(letters, str):
+            letters = self._placed.split(letters, kind.strip() or "activations")
+        return self._placed.storage_split(shape, letters)
+
+
+def partition(
+    function: Callable[..., Any],
+    mesh: Mesh | str,
+    strategy: str = "replicated",
+    *,
+    layouts: Sequence[str | Split | None] | None = None,
+    donate: Sequence[int] = (),
+    overrides: Mapping[str, str] | None = None,
+    partitioner: str = "gspmd",
+    devices: Sequence[jax.Device] | None = None,
+) -> Partitioned:
+    """Returns a callable that runs a TensorFlow function on the devices of a mesh.
+
+    function: takes and returns nested structures of tensors and is traced by tf.function. What its
+        author annotated, with letters and the strategy or with the paper's calls, is how it is cut.
+    mesh: such as "data=4,model=2"; devices default to as many as it needs, virtual CPU devices
+        where the machine has fewer.
+    layouts: for each argument how its arrays lie on the devices: letters, which `weights:` before
+        them makes those of a weight, or a split, for all its arrays; or a list or dict of such,
+        structured as the argument, for each. None, and where not given at all: as the function
+        annotates the argument, whole where it does not.
+    donate: positions of the arguments whose memory the results may take over.
+    overrides: as in Partitioning.make.
+    partitioner: "gspmd" or "shardy".
+
+    Raises ValueError for an unknown axis, letter or strategy, for a mesh of other than the devices
+    given, and, when called, for layouts that do not fit the arguments.
+    """
+    placed = Partitioning.make(mesh, strategy, overrides)
+    devices = devices_for(placed.mesh.size) if devices is None else devices
+    return Partitioned(function, placed, devices, layouts, donate, partitioner)
+
+
+def _flatten_like(argument: Any, layout: Any) -> list:
+    """The layout of each array; ValueError where lists and dicts are not as the argument's."""
+    leaves = tf.nest.flatten(argument)
+    if not isinstance(layout, (list, dict)) or not tf.nest.is_nested(argument):
+        return [layout] * len(leaves)
+    keys = sorted(argument) if isinstance(argument, dict) else range(len(argument))
+    if isinstance(argument, dict) != isinstance(layout, dict) or len(layout) != len(keys):
+        raise ValueError
+    if isinstance(layout, dict) and sorted(layout) != keys:
+        raise ValueError
+    return [each for key in keys for each in _flatten_like(argument[key], layout[key])]
+
+
+def _leaves(arguments: tuple) -> list:
+    return tf.nest.flatten(list(arguments))
+
+
+def _array(value: Any) -> np.ndarray | jax.Array:
+    """The value as an array; of Python's own numbers as TensorFlow takes them, in 32 bits."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, (bool, int, float, complex)):
+        return tf.convert_to_tensor(value).numpy()
+    return np.asarray(value)
+
+
+def _spec(value: Any) -> tf.TensorSpec:
+    if isinstance(value, tf.TensorSpec):
+        return tf.TensorSpec(value.shape, value.dtype)
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        value = _array(value)
+    return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))

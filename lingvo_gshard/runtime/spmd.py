@@ -1,0 +1,237 @@
+"""The spmd runtime: one program over all devices of a mesh, cut by XLA's SPMD partitioner."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.experimental import multihost_utils
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.runtime import reports
+from lingvo_gshard.runtime.executable import Executable
+from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.runtime.step_programs import (
+    eval_program,
+    function_program,
+    init_program,
+    state_arrays,
+    train_program,
+)
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.replication import check_replicated, replicated
+from lingvo_gshard.training.trainer import Trainer
+
+NumpyBatch = dict[str, np.ndarray]
+WeightsFunction = Callable[[NestedMap, tf.Tensor], tf.Tensor]
+
+
+class Metrics:
+    """Scalars of a step that may still be running; reading them waits for it."""
+
+    def __init__(self, names: list[str], values: jax.Array):
+        self._names = names
+        self._values = values
+        values.copy_to_host_async()
+
+    def read(self) -> dict[str, float]:
+        """Returns name -> value, exactly the float32 that the step computed."""
+        values = np.asarray(self._values.addressable_data(0))
+        return dict(zip(self._names, values.tolist(), strict=True))
+
+
+class SpmdFunction:
+    """A function of an array, compiled once per shape for all devices of the mesh."""
+
+    def __init__(self, run: Callable, function: WeightsFunction):
+        self._run, self._function = run, function
+        self._shapes: set[tuple[int, ...]] = set()
+
+    @property
+    def compile_count(self) -> int:
+        """The number of shapes compiled so far."""
+        return len(self._shapes)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        self._shapes.add(array.shape)
+        return self._run(self._function, array)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    executable: Executable
+    metrics: list[str]
+    seconds: float
+
+
+class SpmdRuntime:
+    """Runs a trainer's functions on all devices of a mesh.
+
+    The state lives in jax.Arrays, each where the partitioning says; a step takes their memory over.
+    Every process of a cluster makes the same calls with the same global batches, of which each puts
+    onto its devices what they need.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        placed: Partitioning,
+        devices: Sequence[jax.Device],
+        partitioner: str = "gspmd",
+        max_replicated_megabytes: float | None = None,
+    ):
+        """Raises ValueError if the devices do not fill the mesh, or if they would hold more than
+        `max_replicated_megabytes` whole although the strategy splits them.
+        """
+        self._trainer = trainer
+        self._placed = placed
+        self._devices = list(devices)
+        self._partitioner = partitioner
+        placed.mesh.check_devices(len(self._devices))
+        self._mesh = jax.sharding.Mesh(placed.mesh.arrange(self._devices), placed.mesh.names)
+        self._specs = trainer.state_specs()
+        self._arrays = state_arrays(trainer, placed)
+        self._state: list[jax.Array] | None = None
+        self._executables: dict[tuple, _Step] = {}
+        self._notes = self._check_replicated(max_replicated_megabytes)
+
+    @property
+    def devices(self) -> str:
+        """The devices in words, such as `8 CPU devices as data=8`."""
+        kind = self._devices[0].device_kind
+        return f"{len(self._devices)} {kind} devices as {self._placed.mesh}"
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent so far tracing, lowering and compiling."""
+        return sum(step.seconds for step in self._executables.values())
+
+    @property
+    def compile_count(self) -> int:
+        """The number of programs compiled so far."""
+        return len(self._executables)
+
+    def notes(self) -> list[str]:
+        """Returns what there is to say since the last call: of memory, and of what is not split."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def init_state(self) -> None:
+        """Draws the initial weights, each part on the device that holds it."""
+        step = self._find(("init",), lambda: (init_program(*self._made_of()), []))
+        self._state = list(step.executable())
+
+    def load_state(self, state: NestedMap) -> None:
+        """Takes over a state of NumPy arrays or of jax.Arrays."""
+        self._state = [
+            array.put(value, self._mesh)
+            for array, value in zip(self._arrays, state.flatten(), strict=True)
+        ]
+
+    def load_theta(self, theta: NestedMap) -> None:
+        """Takes over weights alone, to evaluate and decode with."""
+        arrays = [a for a in self._arrays if a.path.startswith("theta.")]
+        values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
+        self._state = [
+            a.put(values[a.path], self._mesh) if a.path in values else None for a in self._arrays
+        ]
+
+    def state(self) -> NestedMap:
+        """Returns the state as it lies on the devices; the next step makes it invalid."""
+        return self._specs.pack(self._state)
+
+    def theta_on_host(self) -> NestedMap:
+        """Returns the whole weights as NumPy arrays, in every process."""
+        theta = self.state().theta
+        if jax.process_count() == 1:
+            return theta.transform(np.asarray)
+        return theta.transform(lambda x: multihost_utils.process_allgather(x, tiled=True))
+
+    def like(self) -> NestedMap:
+        """Returns shape, type and layout of the state's arrays, as jax.ShapeDtypeStructs."""
+        return self._specs.pack(
+            jax.ShapeDtypeStruct(a.shape, a.struct.dtype, sharding=a.sharding(self._mesh))
+            for a in self._arrays
+        )
+
+    @property
+    def step(self) -> int:
+        """The number of steps taken."""
+        return int(self.state().step.addressable_data(0))
+
+    def train_step(self, batch: NumpyBatch) -> Metrics:
+        """Takes one step; does not wait for it."""
+        step = self._step("train", batch, train_program)
+        *state, metrics = step.executable(*self._state, *self._feed(step, batch))
+        self._state = state
+        return Metrics(step.metrics, metrics)
+
+    def eval_step(self, batch: NumpyBatch) -> dict[str, tuple[float, float]]:
+        """Returns name -> (value, weight) of one batch without training."""
+        step = self._step("eval", batch, eval_program)
+        (metrics,) = step.executable(*self._theta(), *self._feed(step, batch))
+        values = Metrics(step.metrics, metrics).read()
+        names = [name for name in values if not name.endswith(" weight")]
+        return {name: (values[name], values[f"{name} weight"]) for name in names}
+
+    def with_weights(self, function: WeightsFunction) -> SpmdFunction:
+        """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
+        return SpmdFunction(self._run_function, function)
+
+    def _run_function(self, function: WeightsFunction, ids: np.ndarray) -> np.ndarray:
+        spec = tf.TensorSpec(ids.shape, ids.dtype)
+        step = self._find(
+            ("function", function, ids.shape),
+            lambda: (function_program(*self._made_of(), function, spec), []),
+        )
+        (result,) = step.executable(*self._theta(), *self._feed(step, {"ids": ids}))
+        return np.asarray(result.addressable_data(0))
+
+    def executable(self, kind: str = "train") -> Executable:
+        """Returns the compiled program of the last "init", "train" or "eval" step."""
+        found = [s.executable for key, s in self._executables.items() if key[0] == kind]
+        if not found:
+            raise ValueError(f"no {kind} step has been compiled yet")
+        return found[-1]
+
+    def _theta(self) -> list[jax.Array]:
+        pairs = zip(self._arrays, self._state, strict=True)
+        return [value for array, value in pairs if array.path.startswith("theta.")]
+
+    def _step(self, kind: str, batch: NumpyBatch, make: Callable) -> _Step:
+        key = (kind, *((name, batch[name].shape) for name in sorted(batch)))
+        specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in sorted(batch.items())}
+        return self._find(key, lambda: make(*self._made_of(), specs))
+
+    def _find(self, key: tuple, make: Callable[[], tuple[Program, list[str]]]) -> _Step:
+        """The compiled step of that key, made on first use."""
+        if key not in self._executables:
+            started = time.monotonic()
+            program, metrics = make()
+            executable = Executable(program, self._devices)
+            seconds = time.monotonic() - started
+            self._executables[key] = _Step(executable, metrics, seconds)
+            self._notes += reports.compiled(executable)
+        return self._executables[key]
+
+    def _made_of(self) -> tuple[Trainer, Partitioning, str]:
+        return self._trainer, self._placed, self._partitioner
+
+    def _check_replicated(self, most: float | None) -> list[str]:
+        """What is whole although the strategy splits it; ValueError if that is too much."""
+        found = [
+            row
+            for part, kind in (("theta", "weights"), ("slots", "slots"))
+            for row in replicated(self._specs[part].flatten(), self._placed, kind)
+        ]
+        if most is not None:
+            check_replicated(found, most)
+        return [*reports.unused_axes(self._placed), *reports.not_split(found)]
+
+    def _feed(self, step: _Step, batch: NumpyBatch) -> list[jax.Array]:
+        inputs = step.executable.program.inputs[-len(batch) :]
+        return [a.put(batch[a.path.removeprefix("batch.")], self._mesh) for a in inputs]

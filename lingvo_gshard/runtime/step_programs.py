@@ -1,0 +1,140 @@
+"""The programs of a trainer: initial state, training step and evaluation step, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.runtime.lowering import lower
+from lingvo_gshard.runtime.program import Array, Program
+from lingvo_gshard.sharding.annotate import annotate_like
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.trainer import Trainer
+
+BatchSpecs = dict[str, tf.TensorSpec]
+_BATCH_LAYOUT = "BL"
+
+
+def state_arrays(trainer: Trainer, placed: Partitioning) -> list[Array]:
+    """Returns the arrays of the trainer's state, flat, with where each lies."""
+    return [
+        _state_array(path, spec, placed) for path, spec in trainer.state_specs().flatten_items()
+    ]
+
+
+def batch_arrays(specs: BatchSpecs, placed: Partitioning) -> list[Array]:
+    """Returns the arrays of a batch, by name, its rows split as activations' rows are."""
+    arrays = []
+    for name, spec in sorted(specs.items()):
+        shape = tuple(spec.shape.as_list())
+        split = placed.storage_split(shape, placed.split(_BATCH_LAYOUT[: len(shape)]))
+        arrays.append(Array(f"batch.{name}", shape, spec.dtype.name, split))
+    return arrays
+
+
+def init_program(trainer: Trainer, placed: Partitioning, partitioner: str) -> Program:
+    """Returns the program that draws the initial state, every part where it will lie."""
+    arrays = state_arrays(trainer, placed)
+
+    def init() -> list:
+        state = annotated(trainer.init_state(), trainer)
+        return _described(arrays, state)
+
+    return lower("init_state", init, [], placed, partitioner=partitioner)
+
+
+def train_program(
+    trainer: Trainer, placed: Partitioning, partitioner: str, batch: BatchSpecs
+) -> tuple[Program, list[str]]:
+    """Returns the training step, which takes its state's memory over, and its metrics' names.
+
+    Inputs: state, batch. Outputs: state, and the metrics as one float32 vector.
+    """
+    arrays = state_arrays(trainer, placed)
+    names: list[str] = []
+
+    def train_step(*tensors: tf.Tensor) -> list:
+        state = trainer.state_specs().pack(tensors[: len(arrays)])
+        new_state, metrics = trainer.train_step(
+            annotated(state, trainer), _batch(batch, tensors[len(arrays) :])
+        )
+        names[:] = list(metrics)
+        described = _described(arrays, annotated(new_state, trainer))
+        return [*described, _vector(metrics.values())]
+
+    inputs = [*arrays, *batch_arrays(batch, placed)]
+    donated = range(len(arrays))
+    program = lower("train_step", train_step, inputs, placed, donated, partitioner)
+    return program, names
+
+
+def eval_program(
+    trainer: Trainer, placed: Partitioning, partitioner: str, batch: BatchSpecs
+) -> tuple[Program, list[str]]:
+    """Returns the evaluation step and its metrics' names; `name weight` is the weight of `name`.
+
+    Inputs: theta, batch. Output: the metrics as one float32 vector.
+    """
+    arrays = [a for a in state_arrays(trainer, placed) if a.path.startswith("theta.")]
+    names: list[str] = []
+
+    def eval_step(*tensors: tf.Tensor) -> list:
+        theta = trainer.theta_specs.pack(tensors[: len(arrays)])
+        theta = annotated(NestedMap(theta=theta), trainer).theta
+        pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
+        names[:] = [*pairs, *(f"{name} weight" for name in pairs)]
+        return [_vector([v for v, _ in pairs.values()] + [w for _, w in pairs.values()])]
+
+    inputs = [*arrays, *batch_arrays(batch, placed)]
+    return lower("eval_step", eval_step, inputs, placed, partitioner=partitioner), names
+
+
+def function_program(
+    trainer: Trainer,
+    placed: Partitioning,
+    partitioner: str,
+    function: Callable[[NestedMap, tf.Tensor], tf.Tensor],
+    ids: tf.TensorSpec,
+) -> Program:
+    """Returns a function (theta, ids) -> tensor as a program; every device has its whole result."""
+    arrays = [a for a in state_arrays(trainer, placed) if a.path.startswith("theta.")]
+
+    def call(*tensors: tf.Tensor) -> list:
+        theta = trainer.theta_specs.pack(tensors[:-1])
+        theta = annotated(NestedMap(theta=theta), trainer).theta
+        result = function(theta, tensors[-1])
+        return [("result", result, ((),) * result.shape.rank)]
+
+    inputs = [*arrays, *batch_arrays({"ids": ids}, placed)]
+    return lower("function", call, inputs, placed, partitioner=partitioner)
+
+
+def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
+    """Returns the state with every weight and slot it has annotated as they are split."""
+    specs = trainer.state_specs()
+    marked = NestedMap(state)
+    for part, kind in (("theta", "weights"), ("slots", "slots")):
+        if part in state:
+            pairs = zip(state[part].flatten(), specs[part].flatten(), strict=True)
+            marked[part] = state[part].pack(annotate_like(x, s, kind) for x, s in pairs)
+    return marked
+
+
+def _state_array(path: str, spec: VariableSpec, placed: Partitioning) -> Array:
+    kind = "slots" if path.startswith("slots.") else "weights"
+    return Array(path, spec.shape, spec.dtype, placed.spec_storage_split(spec, kind))
+
+
+def _described(arrays: Sequence[Array], state: NestedMap) -> list:
+    return [(a.path, x, a.split) for a, x in zip(arrays, state.flatten(), strict=True)]
+
+
+def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    return dict(zip(sorted(specs), tensors, strict=True))
+
+
+def _vector(values: Sequence[tf.Tensor]) -> tuple[str, tf.Tensor, tuple]:
+    return "metrics", tf.stack(list(values)), ((),)

@@ -1,0 +1,95 @@
+"""What a run says of its partitioning, and that the partitioner's warnings are among it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.runtime import hlo, reports
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.runtime.program import PARTITIONERS
+from lingvo_gshard.sharding import annotate, xla
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.replication import Replicated
+
+CUBE = Mesh.parse("x=2,y=2,z=2")
+# From one dimension over one axis to another over the other two: XLA knows no way but the whole.
+BEFORE, AFTER = ((), ("z",)), (("x", "y"), ())
+
+
+class Awkward(Layer):
+    """A layer that asks for a change of layout that XLA cannot do in parts."""
+
+    def fprop(self, theta, x):
+        return xla.tile(tf.cos(xla.tile(tf.sin(x), BEFORE, CUBE)), AFTER, CUBE)
+
+
+def awkward(x):
+    return Awkward(Awkward.params(), "encoder.layers[0].awkward").fprop(None, x)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
+    executable = partition(awkward, CUBE, partitioner=partitioner).compile(np.zeros((8, 8), "f4"))
+    (found,) = executable.rematerialisations()
+    assert found.operation == "encoder/layers_0/awkward/XlaSharding"
+    # Devices [rows, columns, copies]: columns over 2, and then rows over 4.
+    assert found.before.startswith("{devices=[1,2,4]") and found.after.startswith(
+        "{devices=[4,1,2]"
+    )
+    warning = reports.compiled(executable)[1]
+    assert warning == (
+        "Warning: encoder/layers_0/awkward/XlaSharding is made whole on every device: from "
+        f"{found.before} to {found.after}"
+    )
+    # What is reported is not shown a second time, in XLA's words.
+    shown = capfd.readouterr().err
+    assert hlo.REMATERIALISED not in shown and "GSPMD" not in shown
+
+
+def test_what_is_cut_well_has_no_warnings():
+    placed = partition(lambda x: annotate(tf.sin(annotate(x, "BM")), "BM"), "data=8", "data")
+    lines = reports.compiled(placed.compile(np.zeros((2**14, 2**7), "f4")))
+    assert lines == [
+        "lambda: 2.0 MiB per device (arguments 1.0, temporaries 0.0); collectives: none"
+    ]
+
+
+def test_collectives_are_counted_by_kind():
+    def function(x):
+        total = tf.reduce_sum(annotate(x, "BM"), 0)
+        return annotate(annotate(x, "BM") * total, "MB"), total
+
+    lines = reports.compiled(partition(function, "data=8", "data").compile(np.ones((8, 8), "f4")))
+    assert lines[0].endswith("collectives: 1 all-reduce, 1 all-to-all") and len(lines) == 1
+
+
+def test_axes_over_which_nothing_is_split_are_named():
+    placed = Partitioning.make("data=2,spare=4,one=1", "expert")
+    assert reports.unused_axes(placed) == [
+        "Warning: strategy expert splits nothing over axis spare: its 4 devices all compute the "
+        "same"
+    ]
+    assert reports.unused_axes(Partitioning.make("data=2,model=4", "expert_tensor")) == []
+
+
+def test_of_many_warnings_some_are_shown(monkeypatch):
+    rows = [hlo.Rematerialisation(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
+    executable = partition(lambda x: x, "data=8").compile(np.zeros(8, "f4"))
+    monkeypatch.setattr(type(executable), "rematerialisations", lambda self: rows)
+    lines = reports.compiled(executable)
+    assert len(lines) == 7
+    assert (
+        lines[5].startswith("Warning: layer_4/op is") and lines[6] == "and 2 more such operations"
+    )
+
+
+def test_what_is_not_split_is_said_from_a_size_on():
+    rows = [Replicated(f"w{n}", (8, n), (9 - n) * 2**18, f"reason {n}") for n in range(9)]
+    assert reports.not_split(rows) == [
+        *(f"Not split: w{n} [8, {n}], {(9 - n) / 4:.1f} MiB: reason {n}" for n in range(5)),
+        "and 1 more tensors that are not split",
+    ]
+    assert reports.not_split(rows[6:]) == []
+    assert len(reports.not_split(rows, least=0)) == 6

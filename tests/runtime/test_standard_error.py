@@ -1,0 +1,50 @@
+"""Standard error, kept and shown: also what C++ writes, and also the last words of a process."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.runtime import standard_error
+
+LAST_WORDS = """
+import os
+from lingvo_gshard.runtime import standard_error
+with standard_error.kept(["hidden"]):
+    os.write(2, b"a hidden line\\nlast words\\n")
+    os.{end}
+"""
+
+
+def test_is_kept_and_shown_but_for_hidden_lines(capfd):
+    with standard_error.kept(["wolf", "f.x"]) as output:
+        os.write(2, b"a sheep\nthe wolf says\nfox f.x\nfax\nno end")
+    assert output.text == "a sheep\nthe wolf says\nfox f.x\nfax\nno end"
+    assert capfd.readouterr().err == "a sheep\nfax\nno end\n"
+    os.write(2, b"after")
+    assert capfd.readouterr().err == "after"
+
+
+def test_nothing_is_nothing(capfd):
+    with standard_error.kept(["x"]) as output:
+        pass
+    assert output.text == "" and capfd.readouterr() == ("", "")
+
+
+def test_an_error_leaves_it_as_it_was(capfd):
+    with pytest.raises(KeyError), standard_error.kept(["x"]) as output:
+        os.write(2, b"before\nx\n")
+        raise KeyError
+    assert output.text == "before\nx\n"
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "before\nafter\n"
+
+
+@pytest.mark.parametrize(("end", "code"), [("abort()", -signal.SIGABRT), ("_exit(3)", 3)])
+def test_last_words_are_shown(end, code):
+    run = subprocess.run(
+        [sys.executable, "-c", LAST_WORDS.format(end=end)], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (code, "last words\n")

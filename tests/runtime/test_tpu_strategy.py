@@ -1,0 +1,122 @@
+"""The tpu_strategy runtime: the local losses, and what TPUStrategy is given to compile."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.runtime import tpu_strategy
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests import tiny
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SPLIT = "B->data; H->data | weights: H->data"
+
+
+@pytest.fixture
+def trainer():
+    params = tiny.experiment_params()
+    return params.trainer.instantiate(params.task.instantiate())
+
+
+@pytest.fixture
+def local(trainer):
+    runtime = LocalRuntime(trainer)
+    runtime.init_state()
+    return runtime
+
+
+def one_device(trainer, mesh="data=1", **options):
+    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    return TpuStrategyRuntime(trainer, strategy, Partitioning.make(mesh, SPLIT), **options)
+
+
+# Annotations for eight devices stand in the step of one, and change nothing there.
+@pytest.mark.parametrize("mesh", ["data=1", "data=8"])
+def test_has_the_local_runtimes_losses_bit_for_bit(trainer, local, mesh):
+    runtime = one_device(trainer, mesh)
+    runtime.init_state()
+    for index in range(5):
+        batch = tiny.make_batch(1, index)
+        assert runtime.train_step(batch).read() == local.train_step(batch).read()
+    assert runtime.step == 5
+    for mine, theirs in zip(runtime.state().flatten(), local.state().flatten(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    batch = tiny.make_batch(2, 0)
+    assert runtime.eval_step(batch) == local.eval_step(batch)
+    assert runtime.compile_count == 2
+    assert runtime.compile_seconds > 0
+
+
+def test_a_state_of_the_local_runtime_goes_on_alike(trainer, local):
+    local.train_step(tiny.make_batch(1, 0))
+    runtime = one_device(trainer, "data=8")
+    runtime.load_state(local.state())
+    runtime.load_state(local.state())
+    batch = tiny.make_batch(1, 1)
+    assert runtime.train_step(batch).read() == local.train_step(batch).read()
+
+
+def test_computes_with_weights_alone(trainer, local):
+    theta = local.state().theta
+    runtime = one_device(trainer, "data=8")
+    runtime.load_theta(theta)
+    function = runtime.with_weights(lambda theta, ids: tf.gather(theta.output.b, ids) + 1.0)
+    ids = np.array([[0, 3], [1, 1]], np.int32)
+    np.testing.assert_array_equal(function(ids), theta.output.b[ids] + 1.0)
+    np.testing.assert_array_equal(function(ids[:1]), theta.output.b[ids[:1]] + 1.0)
+    assert function.compile_count == 2
+
+
+def test_says_what_every_core_holds_whole(trainer):
+    assert one_device(trainer, "data=8").notes() == []  # too small to speak of
+    with pytest.raises(ValueError, match=r"--max_replicated_mb=0: (.|\n)*hidden\.w \[6, 8\], "):
+        one_device(trainer, "data=8", max_replicated_megabytes=0.0)
+    one_device(trainer, "data=1", max_replicated_megabytes=0.0)
+
+
+def test_a_strategy_of_several_replicas_is_refused(trainer):
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    with pytest.raises(ValueError, match="has 2 replicas; 1 over all cores expected"):
+        TpuStrategyRuntime(trainer, strategy, Partitioning.make("data=2", SPLIT))
+
+
+def test_an_address_that_does_not_answer_is_waited_for_so_long_only(monkeypatch):
+    answer = threading.Event()
+
+    def wait(**_):
+        answer.wait()
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", wait)
+    with pytest.raises(ValueError, match="--tpu=grpc://192.0.2.1:8470: no answer within 0 seconds"):
+        tpu_strategy.connect("grpc://192.0.2.1:8470", wait_seconds=0.01)
+    answer.set()
+
+
+def test_tpu_strategy_partitions_the_step_over_all_cores():
+    """The real TPUStrategy traces the step; where there is a TPU it would compile this."""
+    command = [sys.executable, "-m", "tests.runtime.tpu_cores_on_cpu"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["cores"] == found["cores_per_replica"] == 8
+    assert found["replicas"] == 1
+    assert found["spmd"]
+    assert found["steps"] == 0
+    assert found["devices"] == "8 CPU cores as data=8"
+    variables = 2 + 3 * 4  # the step and whether it stopped; four weights with two slots each
+    # Every variable enters as one of eight copies, the batch and what leaves as annotated.
+    assert found["host"]["TPUPartitionedInputV2"] == variables
+    assert found["host"]["XlaSharding"] == len(tiny.make_batch(1, 0)) + 1
+    assert found["step"]["ReadVariableOp"] == found["step"]["AssignVariableOp"] == variables
+    # Weights and slots before and after the step.
+    assert found["step"]["XlaSharding"] >= 2 * 3 * 4

@@ -1,0 +1,47 @@
+"""A translation model that trains on eight devices in a moment, and random batches for it."""
+
+import numpy as np
+
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training.schedules import Linear
+from lingvo_gshard.training.trainer import Trainer
+
+ROWS, LENGTH = 8, 12
+# Two packed sentences and padding.
+_SEGMENTS = np.array([1] * 6 + [2] * 4 + [0] * 2, np.int32)
+_POSITIONS = np.array([*range(6), *range(4), 0, 0], np.int32)
+
+
+def trainer(num_experts: int = 8, vocabulary_size: int = 32) -> Trainer:
+    """Returns a trainer of two layers on each side, the second of experts, in float32.
+
+    Its optimizer's slots are factored, and weights move by about a hundredth in each step.
+    """
+    task = TranslationTask.params().set(
+        source_vocabulary_size=vocabulary_size,
+        target_vocabulary_size=vocabulary_size,
+        model_dim=16,
+    )
+    for stack in (task.encoder, task.decoder):
+        stack.set(num_layers=2, num_heads=8, hidden_dim=32, residual_dropout_rate=0.1)
+        stack.moe.set(num_experts=num_experts, group_size=LENGTH)
+    params = Trainer.params().set(
+        clip_norm=1.0,
+        optimizer=Adafactor.params().set(min_factored_size=8),
+        schedule=Linear.params().set(learning_rate=0.01, warmup_steps=2, total_steps=40),
+    )
+    return params.instantiate(task.instantiate())
+
+
+def batch(index: int, vocabulary_size: int = 32) -> dict[str, np.ndarray]:
+    """Returns one of a sequence of batches."""
+    rng = np.random.default_rng(index)
+    arrays = {}
+    for side in ("source", "target"):
+        arrays[f"{side}_segments"] = np.tile(_SEGMENTS, (ROWS, 1))
+        arrays[f"{side}_positions"] = np.tile(_POSITIONS, (ROWS, 1))
+    for name in ("source_ids", "target_inputs", "target_labels"):
+        ids = rng.integers(3, vocabulary_size, (ROWS, LENGTH)).astype(np.int32)
+        arrays[name] = np.where(_SEGMENTS > 0, ids, 0).astype(np.int32)
+    return arrays
