@@ -6,7 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-TOOLS = ("train", "evaluate", "translate", "bench")
+TOOLS = ("train", "evaluate", "translate", "bench", "inspect")
 
 
 def version() -> str:

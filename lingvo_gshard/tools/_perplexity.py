@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.data import packing
 from lingvo_gshard.data.row import Row
@@ -42,13 +40,9 @@ def measure(
     sources = encode([row.source for row in rows], trained.input.source_vocabulary)
     targets = encode([row.target for row in rows], trained.input.target_vocabulary)
     fits = (sources.lengths <= shape[1]) & (targets.lengths <= shape[2])
-    trainer = params.trainer.instantiate(trained.task)
-    compiled = tf.function(trainer.eval_step, jit_compile=True, autograph=False)
-    theta = NestedMap(trained.theta.transform(tf.convert_to_tensor))
     means, tokens, done = WeightedMeans(), 0, int(np.count_nonzero(~fits))
     for batch in packing.batches_in_order(sources, targets, np.flatnonzero(fits), shape):
-        metrics = compiled(theta, {name: tf.constant(array) for name, array in batch.items()})
-        means.add({name: (float(v), float(w)) for name, (v, w) in metrics.items()})
+        means.add(trained.runtime.eval_step(batch))
         tokens += int(np.count_nonzero(batch["target_segments"]))
         done += int(batch["target_segments"].max(axis=1).sum())
         if on_progress:

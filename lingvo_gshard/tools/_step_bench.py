@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools._untrained import with_largest_vocabularies
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
@@ -77,12 +79,7 @@ def translation_cases(experiment: Params) -> list[StepCase]:
     task, input_ = experiment.task, experiment.input
     if not (isinstance(task.cls, type) and issubclass(task.cls, TranslationTask)):
         raise ValueError(f"--experiment={experiment.name} is no translation experiment")
-    size = input_.vocabulary.size
-    sizes = {
-        "source_vocabulary_size": size,
-        "target_vocabulary_size": input_.vocabulary.target_size or size,
-    }
-    task = task.copy().set(**{name: task.get(name) or size for name, size in sizes.items()})
+    task = with_largest_vocabularies(experiment)
     shape = (input_.batch_rows, input_.source_length, input_.target_length)
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
@@ -115,28 +112,34 @@ def measure(
 ) -> list[Row]:
     """Returns a row for each case: the best of `repeats`, taken in turns with matrix products.
 
-    The rate of the product is the best of the whole run, so that a busy machine, which slows both,
-    flatters no step. report: told in words what is under way.
+    After every step come as many products as have its operations, and the best of those counts
+    too. The speed of a shared machine changes by the second: the best short product of a run would
+    stand for moments that no step of a second can have to itself. A busy machine slows both.
+    report: told in words what is under way.
     """
+    product_flops = 2 * gemm_size**3
+    counts = [max(1, round(case.flops / product_flops)) for case in cases]
     gemm = _gemm(gemm_size)
-    runtimes, seconds, compile_seconds = [], [[] for _ in cases], []
+    runtimes, compile_seconds = [], []
     for case in cases:
         report(f"compiling {case.name}")
         runtime = LocalRuntime(case.trainer)
         runtime.init_state()
         compile_seconds.append(_step_seconds(runtime, case.batch))
         runtimes.append(runtime)
-    gemm_seconds = [_seconds(gemm) for _ in range(3)]
+    seconds, gemm_seconds = [[] for _ in cases], [[] for _ in cases]
     for repeat in range(repeats):
         report(f"measuring, {repeat + 1} of {repeats}")
-        for case, runtime, taken in zip(cases, runtimes, seconds, strict=True):
-            taken.append(_step_seconds(runtime, case.batch))
-            gemm_seconds.append(_seconds(gemm))
-    rate = 2 * gemm_size**3 / min(gemm_seconds)
-    return [
-        Row(case.name, case.flops, min(taken), rate, case.flops / min(taken) / rate, compiling)
-        for case, taken, compiling in zip(cases, seconds, compile_seconds, strict=True)
-    ]
+        for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
+            seconds[index].append(_step_seconds(runtime, case.batch))
+            gemm_seconds[index].append(_seconds(functools.partial(_times, counts[index], gemm)))
+    rows = []
+    for index, case in enumerate(cases):
+        rate = counts[index] * product_flops / min(gemm_seconds[index])
+        taken = min(seconds[index])
+        ratio = case.flops / taken / rate
+        rows.append(Row(case.name, case.flops, taken, rate, ratio, compile_seconds[index]))
+    return rows
 
 
 def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Params]]:
@@ -184,6 +187,11 @@ def _gemm(size: int) -> Callable[[], object]:
 
     run()
     return run
+
+
+def _times(count: int, function: Callable[[], object]) -> None:
+    for _ in range(count):
+        function()
 
 
 def _step_seconds(runtime: LocalRuntime, batch: Batch) -> float:

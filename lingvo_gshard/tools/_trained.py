@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from absl import flags
 
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools._runtime import Launch
 from lingvo_gshard.tools.train import with_vocabulary_sizes
 from lingvo_gshard.training.checkpoint import CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
@@ -46,13 +46,13 @@ class Trained:
 
     step: int
     task: TranslationTask
-    theta: NestedMap
+    runtime: object
     input: object
 
     def translator(self, **options: object) -> Translator:
         """Returns a Translator; the options are its own."""
         vocabularies = self.input.source_vocabulary, self.input.target_vocabulary
-        return Translator(self.task, self.theta, *vocabularies, **options)
+        return Translator(self.task, self.runtime, *vocabularies, **options)
 
 
 class Run:
@@ -85,16 +85,21 @@ class Run:
         """The run's input; nothing of its corpus has been read."""
         return self.params.input.instantiate()
 
-    def restore(self, say: Callable[[str], None]) -> Trained:
-        """Returns the newest readable checkpoint; damaged ones are reported through `say`."""
+    def restore(self, launch: Launch, say: Callable[[str], None]) -> Trained:
+        """Returns the newest readable checkpoint, its weights on the runtime that was asked for.
+
+        Damaged checkpoints are reported through `say`.
+        """
         store = CheckpointStore(self._logdir.checkpoints, say=say, writable=False)
         try:
-            checkpoint = store.restore(with_slots=False)
+            newest = store.peek()
+            if newest is None:
+                raise ValueError(f"{self._logdir.checkpoints} holds no whole checkpoint")
+            self.input.load_vocabularies(newest.extras)
+            task = with_vocabulary_sizes(self.params.task, self.input).instantiate()
+            runtime = launch.runtime(self.params.trainer.instantiate(task))
+            checkpoint = store.restore(runtime.like(), with_slots=False)
         finally:
             store.close()
-        if checkpoint is None:
-            raise ValueError(f"{self._logdir.checkpoints} holds no whole checkpoint")
-        self.input.load_vocabularies(checkpoint.extras)
-        task = with_vocabulary_sizes(self.params.task, self.input).instantiate()
-        theta = unflatten(task.variable_specs(), checkpoint.theta, "weights")
-        return Trained(checkpoint.step, task, theta, self.input)
+        runtime.load_theta(unflatten(task.variable_specs(), checkpoint.theta, "weights"))
+        return Trained(checkpoint.step, task, runtime, self.input)

@@ -3,6 +3,7 @@
     gshard-bench step
     gshard-bench step --json=step.json
     gshard-bench step --experiment=translation.hundred_languages --repeats=20
+    gshard-bench partition
 
 `step` takes training steps, optimizer included, of an experiment and of an encoder alone, each with
 its mixtures of experts and with dense layers of the same FLOPs in their place. In turns with them
@@ -12,11 +13,18 @@ it multiplies two square float32 matrices, and says what share of that rate the 
 
 flops counts useful operations only: products of matrices, forward and backward, and of experts
 those that a token uses; see lingvo_gshard/training/flops.py for the formulas. seconds is the best
-of --repeats, gemm_rate the best product of the run in operations per second, and compile_seconds
-what the first step of a shape takes. No corpus is read and nothing is kept.
+of --repeats; gemm_rate, in operations per second, the best of as many times the products that have
+together a step's operations; and compile_seconds what the first step of a shape takes. No corpus is
+read and nothing is kept.
 
-The JSON is {"device": ..., "rows": [{name, flops, seconds, gemm_rate, ratio, compile_seconds}]};
---json alone prints it, and the table then goes to standard error.
+`partition` takes training steps of an experiment by the spmd runtime on a mesh of one device, where
+there is nothing to cut, in turns with the same program compiled by jax alone without a mesh and
+without annotations, and with the local runtime. Here ratio is seconds over those of the program
+without annotations: 1.00 says that partitioning costs nothing.
+
+The JSON is {"device": ..., "rows": [{name, flops, seconds, gemm_rate, ratio, compile_seconds}]},
+for `partition` without flops and gemm_rate; --json alone prints it, and the table then goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -40,10 +48,10 @@ from lingvo_gshard import params as experiments  # noqa: E402, F401
 from lingvo_gshard.core import names, registry  # noqa: E402
 from lingvo_gshard.core.params import Params  # noqa: E402
 from lingvo_gshard.layers.transformer import TransformerStack  # noqa: E402
-from lingvo_gshard.tools import _step_bench  # noqa: E402
+from lingvo_gshard.tools import _partition_bench, _step_bench  # noqa: E402
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step",)
+SUBCOMMANDS = ("step", "partition")
 STANDARD_OUTPUT = "-"
 
 
@@ -82,8 +90,12 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand, what to measure, {given}. {hint}")
     console = rich.console.Console(stderr=values.json == STANDARD_OUTPUT)
-    rows = measure_step(values, console)
-    print_table(console, rows)
+    if subcommand == "partition":
+        rows = measure_partition(values, console)
+        print_partition_table(console, rows)
+    else:
+        rows = measure_step(values, console)
+        print_table(console, rows)
     write_json(values.json, rows)
     return 0
 
@@ -106,6 +118,15 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
         return _step_bench.measure(cases, values.repeats, values.gemm_size, status.update)
 
 
+def measure_partition(
+    values: flags.FlagValues, console: rich.console.Console
+) -> list[_partition_bench.Row]:
+    """Returns the rows of `gshard-bench partition`."""
+    case = _step_bench.translation_cases(registry.get(values.experiment))[0]
+    with console.status("starting") as status:
+        return _partition_bench.measure(case, values.repeats, status.update)
+
+
 def stack_params(values: flags.FlagValues) -> Params:
     """Returns the Params of the encoder alone; dropout is the paper's (arXiv 2006.16668)."""
     stack = TransformerStack.params().set(
@@ -123,10 +144,9 @@ def stack_params(values: flags.FlagValues) -> Params:
 
 def print_table(console: rich.console.Console, rows: list[_step_bench.Row]) -> None:
     """Prints the rows for a person."""
-    gemm_rate = f"ratio: to {rows[0].gemm_rate / 1e9:,.1f} GFLOP/s, the best matrix product"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=gemm_rate)
+    table = rich.table.Table(box=rich.box.SIMPLE, caption="ratio: to the rate of a matrix product")
     table.add_column("training step", no_wrap=True)
-    for heading in ("GFLOP", "seconds", "GFLOP/s", "ratio", "compile"):
+    for heading in ("GFLOP", "seconds", "GFLOP/s", "product", "ratio", "compile"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -134,13 +154,27 @@ def print_table(console: rich.console.Console, rows: list[_step_bench.Row]) -> N
             f"{row.flops / 1e9:,.1f}",
             f"{row.seconds:.4f}",
             f"{row.flops / row.seconds / 1e9:,.1f}",
+            f"{row.gemm_rate / 1e9:,.1f}",
             f"{row.ratio:.1%}",
             f"{row.compile_seconds:.1f}",
         )
     console.print(table)
 
 
-def write_json(path: str | None, rows: list[_step_bench.Row]) -> None:
+def print_partition_table(console: rich.console.Console, rows: list[_partition_bench.Row]) -> None:
+    """Prints the rows of `gshard-bench partition` for a person."""
+    caption = "ratio: to the same program without annotations"
+    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
+    table.add_column("training step", no_wrap=True)
+    for heading in ("seconds", "ratio", "compile"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
+        table.add_row(row.name, *cells)
+    console.print(table)
+
+
+def write_json(path: str | None, rows: list) -> None:
     """Writes the rows to a file or to standard output, or not at all."""
     if path is None:
         return

@@ -36,7 +36,7 @@ from lingvo_gshard.data import files, mixing  # noqa: E402
 from lingvo_gshard.data.readers import SPLITS  # noqa: E402
 from lingvo_gshard.data.row import Row  # noqa: E402
 from lingvo_gshard.decoding import Translator, scoring  # noqa: E402
-from lingvo_gshard.tools import _perplexity, _trained  # noqa: E402
+from lingvo_gshard.tools import _perplexity, _runtime, _trained  # noqa: E402
 from lingvo_gshard.tools._progress import Progress  # noqa: E402
 
 NAME = "gshard-evaluate"
@@ -83,6 +83,7 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     _trained.define_decoding_flags(values)
+    _runtime.define_runtime_flags(values)
     return values
 
 
@@ -93,25 +94,35 @@ def main(argv: list[str]) -> int:
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
         raise ValueError(f"--split={values.split} is unknown. {hint}")
-    console = rich.console.Console()
     run = _trained.Run(values.logdir)
+    with _runtime.Launch(values, run.params) as launch:
+        return _evaluate_run(values, run, launch)
+
+
+def _evaluate_run(values: flags.FlagValues, run: _trained.Run, launch: _runtime.Launch) -> int:
+    console = rich.console.Console(quiet=not launch.is_main)
     rows = choose_rows(
         run.input.rows(values.split), values.split, values.languages, values.max_rows_per_language
     )
-    trained = run.restore(say=lambda text: print(text, file=sys.stderr))
+    trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
     _say(console, f"{run.params.name}, step {trained.step:,}: {len(rows):,} rows of {values.split}")
     translator = trained.translator(**_trained.decoding_options(values))
     evaluation = evaluate(run.params, trained, translator, rows, values.shuffled, console)
     _print(console, evaluation)
-    if values.json:
+    if launch.is_main:
         record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
         record |= {"split": values.split, **to_record(evaluation)}
+        _write_files(values, record, evaluation)
+    return 0
+
+
+def _write_files(values: flags.FlagValues, record: dict, evaluation: Evaluation) -> None:
+    if values.json:
         _write(values.json, "json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     if values.output:
         columns = zip(evaluation.rows, evaluation.translations, strict=True)
         lines = ("\t".join((*row[:3], text)) + "\n" for row, text in columns)
         _write(values.output, "output", "".join(lines))
-    return 0
 
 
 def run() -> None:

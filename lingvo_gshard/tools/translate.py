@@ -29,7 +29,7 @@ _start.quiet_tensorflow()
 
 from lingvo_gshard.core import names  # noqa: E402
 from lingvo_gshard.decoding import Translator  # noqa: E402
-from lingvo_gshard.tools import _trained  # noqa: E402
+from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
 
 NAME = "gshard-translate"
 _BAD_LINE = ("refuse", "skip")
@@ -53,6 +53,7 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     _trained.define_decoding_flags(values)
+    _runtime.define_runtime_flags(values, in_cluster=False)
     return values
 
 
@@ -64,8 +65,9 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(values.on_bad_line, _BAD_LINE)
         raise ValueError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
     run = _trained.Run(values.logdir)
+    launch = _runtime.Launch(values, run.params)
     lines = Lines(sys.stdin.buffer)
-    trained = run.restore(say=_warn)
+    trained = run.restore(launch, say=_warn)
     if sys.stdin.isatty():
         _warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
     try:

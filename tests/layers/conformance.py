@@ -1,7 +1,8 @@
 """The conformance registry: each layer once, with tiny Params and how to call it.
 
 A new layer adds one line to CASES, and test_conformance.py then holds it to everything that is
-asked of every layer. A new way to run layers adds one entry to RUNNERS.
+asked of every layer, and test_conformance_partitioned.py to the same on eight devices. A new way to
+run layers on one device adds one entry to RUNNERS, a new way to split them one to STRATEGIES.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
+from lingvo_gshard.runtime.partition import Partitioned, partition
+from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.tasks.translation import TranslationTask
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
@@ -240,6 +243,18 @@ RUNNERS = {
     "jit": functools.partial(tf.function, autograph=False, jit_compile=True),
 }
 
+# Strategy and mesh. Most dimensions do not divide: parts are padded, and some devices have nothing.
+STRATEGIES = (
+    ("data", "data=8"),
+    ("expert", "data=8"),
+    ("tensor", "model=8"),
+    ("fsdp", "data=8"),
+    ("zero1", "data=8"),
+    ("expert_tensor", "data=4,model=2"),
+    ("data_tensor", "data=2,model=4"),
+    ("expert_fsdp_tensor", "data=2,fsdp=2,model=2"),
+)
+
 
 def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
     """Returns a function (theta, inputs, seed) -> all that one forward and backward pass gives.
@@ -268,6 +283,17 @@ def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
         )
 
     return run
+
+
+def partitioned_pass_of(case: Case, training: bool, mesh: str, strategy: str) -> Partitioned:
+    """Returns `pass_of` on the devices of a mesh, the weights split as the strategy says."""
+    specs, function = case.build().variable_specs().flatten(), pass_of(case, training)
+
+    def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
+        pairs = zip(theta.flatten(), specs, strict=True)
+        return function(theta.pack(annotate_like(w, spec) for w, spec in pairs), inputs, seed)
+
+    return partition(run, mesh, strategy)
 
 
 def cotangent(shape: tf.TensorShape) -> np.ndarray:

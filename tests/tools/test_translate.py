@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.tools import _start, _trained, translate
+from lingvo_gshard.tools import _runtime, _start, _trained, translate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -24,13 +24,16 @@ class Stdin(io.TextIOWrapper):
 @pytest.fixture(scope="module")
 def trained(trained_logdir):
     """The model, restored and compiled once for all tests."""
-    return _trained.Run(str(trained_logdir)).restore(say=print)
+    run = _trained.Run(str(trained_logdir))
+    values = translate.define_flags()
+    values(["gshard-translate"])
+    return run.restore(_runtime.Launch(values, run.params), say=print)
 
 
 @pytest.fixture
 def run_here(trained_logdir, trained, monkeypatch, capsys):
     """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(_trained.Run, "restore", lambda self, say: trained)
+    monkeypatch.setattr(_trained.Run, "restore", lambda self, launch, say: trained)
     monkeypatch.setattr(
         translate, "_Translators", lambda trained, options: SharedTranslator(trained)
     )

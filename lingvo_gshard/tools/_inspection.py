@@ -1,0 +1,186 @@
+"""What gshard-inspect finds out: how a trainer's state is split, and what its step compiles to."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import time
+from collections.abc import Iterable, Sequence
+
+from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.runtime import hlo
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.executable import Executable
+from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.runtime.step_programs import eval_program, init_program, train_program
+from lingvo_gshard.sharding import replication
+from lingvo_gshard.sharding.listing import WeightRow, weight_rows
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.replication import Replicated
+from lingvo_gshard.tools._untrained import batch_specs
+from lingvo_gshard.training.trainer import Trainer
+
+FUNCTIONS = ("train_step", "eval_step", "init_state")
+FORWARD, BACKWARD, NO_PASS = "forward", "backward", ""
+PASSES = (FORWARD, BACKWARD, NO_PASS)
+SEVERAL_LAYERS = "several layers"
+NO_LAYER = "outside of layers"
+_BACKWARD_SCOPE = "gradient_tape/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How the weights and slots are kept, and what of them is whole although it might be split."""
+
+    weights: list[WeightRow]
+    slots: list[WeightRow]
+    whole_weights: list[Replicated]
+    whole_slots: list[Replicated]
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveRow:
+    """Collectives of one kind in one layer and pass: how many, and the bytes of their results.
+
+    layer: a path; SEVERAL_LAYERS where XLA made one collective of those of layers that have no
+        layer around them all, NO_LAYER for those of the optimizer and of names that tell no layer.
+    pass_: FORWARD, BACKWARD, or NO_PASS where there is no layer.
+    bytes: on each device.
+    """
+
+    layer: str
+    pass_: str
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled function: seconds it took, bytes per device, collectives, what was made whole."""
+
+    name: str
+    seconds: float
+    memory: dict[str, int]
+    collectives: list[CollectiveRow]
+    rematerialisations: list[hlo.Rematerialisation]
+
+
+def split(trainer: Trainer, placed: Partitioning) -> Split:
+    """Returns how a trainer's state is split."""
+    specs = trainer.state_specs()
+    weights, slots = specs.theta.flatten(), specs.slots.flatten()
+    return Split(
+        weights=weight_rows(weights, placed),
+        slots=weight_rows(slots, placed, "slots"),
+        whole_weights=replication.replicated(weights, placed),
+        whole_slots=replication.replicated(slots, placed, "slots"),
+    )
+
+
+def check_replicated(found: Split, most_megabytes: float | None) -> None:
+    """Raises ValueError naming --max_replicated_mb if more is whole; None: anything goes."""
+    if most_megabytes is not None:
+        whole = [*found.whole_weights, *found.whole_slots]
+        replication.check_replicated(whole, most_megabytes)
+
+
+def lower(
+    function: str, params: Params, trainer: Trainer, placed: Partitioning, partitioner: str
+) -> Program:
+    """Returns one of FUNCTIONS as a program."""
+    if function == "init_state":
+        return init_program(trainer, placed, partitioner)
+    make = {"train_step": train_program, "eval_step": eval_program}[function]
+    return make(trainer, placed, partitioner, batch_specs(params))[0]
+
+
+def compile_program(program: Program, task: Layer) -> Compiled:
+    """Compiles a program for CPU devices, as many as its mesh needs."""
+    devices = devices_for(program.mesh.size)
+    started = time.monotonic()
+    executable = Executable(program, devices)
+    seconds = time.monotonic() - started
+    return Compiled(
+        name=program.name,
+        seconds=seconds,
+        memory=executable.memory(),
+        collectives=by_layer(executable.collectives(), task.layer_paths()),
+        rematerialisations=executable.rematerialisations(),
+    )
+
+
+def by_layer(found: Sequence[hlo.Collective], paths: Sequence[str]) -> list[CollectiveRow]:
+    """Returns the collectives summed by layer, pass and kind: the layers in order, in each pass."""
+    scopes = {scope_name(path): path for path in paths if path}
+    counts: collections.Counter[tuple] = collections.Counter()
+    sizes: collections.Counter[tuple] = collections.Counter()
+    for collective in found:
+        layer = _layer(collective.operation, scopes)
+        backward = _BACKWARD_SCOPE in collective.operation
+        pass_ = NO_PASS if layer == NO_LAYER else BACKWARD if backward else FORWARD
+        key = (layer, pass_, collective.kind)
+        counts[key] += 1
+        sizes[key] += collective.bytes
+    order = [*paths, SEVERAL_LAYERS, NO_LAYER]
+    rows = [CollectiveRow(*key, counts[key], sizes[key]) for key in counts]
+    return sorted(rows, key=lambda r: (PASSES.index(r.pass_), order.index(r.layer), r.kind))
+
+
+def total_by_kind(rows: Iterable[CollectiveRow]) -> dict[str, tuple[int, int]]:
+    """Returns kind -> (count, bytes), sorted by kind."""
+    totals: dict[str, tuple[int, int]] = {}
+    for row in sorted(rows, key=lambda row: row.kind):
+        count, size = totals.get(row.kind, (0, 0))
+        totals[row.kind] = (count + row.count, size + row.bytes)
+    return totals
+
+
+def split_record(placed: Partitioning, found: Split, with_slots: bool) -> dict:
+    """Returns a split as JSON values."""
+    record = {
+        "mesh": str(placed.mesh),
+        "strategy": placed.strategy.name,
+        "table": placed.strategy.to_text(),
+        "overrides": {pattern: table.to_text() for pattern, table in placed.overrides},
+        "unused_axes": list(placed.unused_axes),
+    }
+    for kind, rows in (("weights", found.weights), ("slots", found.slots)):
+        record[f"{kind}_bytes"] = sum(row.bytes for row in rows)
+        record[f"{kind}_bytes_per_device"] = sum(row.bytes_per_device for row in rows)
+    whole = found.whole_weights + (found.whole_slots if with_slots else [])
+    record["held_whole"] = [dataclasses.asdict(row) for row in whole]
+    record["weights"] = [dataclasses.asdict(row) for row in found.weights]
+    if with_slots:
+        record["slots"] = [dataclasses.asdict(row) for row in found.slots]
+    return record
+
+
+def compiled_record(compiled: Compiled) -> dict:
+    """Returns what was compiled as JSON values; `pass` is empty where there is no layer."""
+    rows = [dataclasses.asdict(row) for row in compiled.collectives]
+    return {
+        "function": compiled.name,
+        "compile_seconds": compiled.seconds,
+        "memory_per_device": compiled.memory,
+        "collectives": [{key.rstrip("_"): row[key] for key in row} for row in rows],
+        "rematerialisations": [dataclasses.asdict(row) for row in compiled.rematerialisations],
+    }
+
+
+def _layer(operation: str, scopes: dict[str, str]) -> str:
+    """The layer of an operation's name; of several operations made one, the layer around all."""
+    paths = {_innermost(part, scopes) for part in operation.strip("()").split(":")}
+    if len(paths) == 1:
+        return paths.pop() or NO_LAYER
+    steps = os.path.commonprefix([path.split(".") for path in paths])
+    around = ".".join(steps)
+    return around if around in scopes.values() else SEVERAL_LAYERS
+
+
+def _innermost(name: str, scopes: dict[str, str]) -> str:
+    """The path of the longest scope in the name of an operation; empty if there is none."""
+    found = [scope for scope in scopes if f"/{scope}/" in f"/{name}/"]
+    return scopes[max(found, key=len)] if found else ""

@@ -1,0 +1,43 @@
+"""An experiment's step before it has a corpus: its trainer and the shapes of its batches."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.tools import _summary
+from lingvo_gshard.tools.train import with_vocabulary_sizes
+from lingvo_gshard.training.trainer import Trainer
+
+
+def make_trainer(experiment: Params) -> Trainer:
+    """Returns the trainer; the vocabularies are taken to be as large as they may become.
+
+    The corpus is read only if the Params do not say how large that is.
+    """
+    task = with_largest_vocabularies(experiment)
+    return experiment.trainer.instantiate(task.instantiate())
+
+
+def with_largest_vocabularies(experiment: Params) -> Params:
+    """Returns the task's Params with the sizes that its vocabularies may have where they are 0."""
+    task, input_ = experiment.task.copy(), experiment.input
+    if "vocabulary" not in input_:
+        return with_vocabulary_sizes(task, input_.instantiate())
+    size = input_.vocabulary.size
+    sizes = {"source": size, "target": input_.vocabulary.target_size or size}
+    for side, largest in sizes.items():
+        name = f"{side}_vocabulary_size"
+        if name in task and not task.get(name):
+            task.set_path(name, largest)
+    return task
+
+
+def batch_specs(experiment: Params) -> dict[str, tf.TensorSpec]:
+    """Returns shape and type of every array of a training batch, by name."""
+    input_ = experiment.input.instantiate()
+    if hasattr(input_, "batch_spec"):
+        specs = input_.batch_spec()
+        return {name: tf.TensorSpec(*specs[name]) for name in sorted(specs)}
+    batch = _summary.next_batch(input_, experiment.trainer.seed)
+    return {name: tf.TensorSpec(batch[name].shape, batch[name].dtype) for name in sorted(batch)}

@@ -1,0 +1,155 @@
+"""Shows how a strategy splits an experiment over a mesh, and what its step then does.
+
+    gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
+        --strategy=expert_tensor
+
+lists every weight: its letters, its shape, what it is split over, its bytes in all and on each
+device. --slots lists the optimizer's slots as well; their totals are always there. Below stand what
+every device holds whole although the strategy splits a letter of it, and axes over which nothing is
+split. No device is needed for this, so the mesh may be as large as you like:
+
+    gshard-inspect --experiment=translation.hundred_languages --mesh=data=16,model=8 \\
+        --strategy=expert_tensor --slots --json=split.json
+
+--compile lowers the real training step and has XLA partition and compile it for the mesh, on CPU
+devices made virtually. It shows the memory that the step takes on each device, its collectives by
+layer, kind, count and bytes, and each tensor that the partitioner had to make whole to change its
+layout. Nothing is run:
+
+    gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert --compile
+
+--program saves the lowered step as one file that runs where only jax is installed; --function says
+which function of the trainer is meant, here and by --compile:
+
+    gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert \\
+        --function=init_state --program=init_state.zip
+
+No corpus is read: vocabularies are taken to be as large as the experiment asks for. The bytes of a
+collective are those of its result on one device; one in a loop counts once. The JSON holds all of
+it; --json alone prints it, and the tables then go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from absl import flags
+
+from lingvo_gshard.tools import _start
+
+_start.quiet_tensorflow()
+
+import rich.console  # noqa: E402
+
+from lingvo_gshard.core import names  # noqa: E402
+from lingvo_gshard.data import files  # noqa: E402
+from lingvo_gshard.runtime.program import Program  # noqa: E402
+from lingvo_gshard.tools import _inspection, _inspection_tables, _runtime  # noqa: E402
+from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
+from lingvo_gshard.tools._untrained import make_trainer  # noqa: E402
+
+NAME = "gshard-inspect"
+STANDARD_OUTPUT = "-"
+# Where nobody can widen a window, lines are as long as a table needs.
+_WIDE = 240
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this program's flags."""
+    values = flags.FlagValues()
+    define_experiment_flags(values)
+    _runtime.define_partitioning_flags(values)
+    flags.DEFINE_boolean(
+        "slots", False, "Lists the optimizer's slots beside the weights.", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "compile",
+        False,
+        "Compiles the function for the mesh and shows its memory and collectives.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "function",
+        _inspection.FUNCTIONS[0],
+        f"What --compile compiles and --program saves: {', '.join(_inspection.FUNCTIONS)}.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "program",
+        None,
+        "File to save the lowered function in, to be run under jax alone.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "json",
+        None,
+        "File for the result; -, or no value, for standard output.",
+        flag_values=values,
+    )
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    values = define_flags()
+    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
+    _start.parse_flags(values, argv, __doc__)
+    _runtime.check_choices(values)
+    if values.function not in _inspection.FUNCTIONS:
+        hint = names.nearest(values.function, _inspection.FUNCTIONS)
+        raise ValueError(f"--function={values.function} is unknown. {hint}")
+    params = experiment_params(values)
+    mesh = _runtime.mesh_asked_for(values, params)
+    if mesh is None:
+        raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
+    placed = _runtime.placed_on(mesh, values, params)
+    trainer = make_trainer(params)
+    _runtime.check_overrides(placed, trainer)
+    console = _console(values.json == STANDARD_OUTPUT)
+    split = _inspection.split(trainer, placed)
+    _inspection_tables.print_split(console, params.name, placed, split, values.slots)
+    _inspection.check_replicated(split, values.max_replicated_mb)
+    record = {"experiment": params.name, **_inspection.split_record(placed, split, values.slots)}
+    if values.compile or values.program:
+        program = _inspection.lower(values.function, params, trainer, placed, values.partitioner)
+        if values.program:
+            _save(program, values.program, console)
+        if values.compile:
+            step = _inspection.compile_program(program, trainer.task)
+            _inspection_tables.print_compiled(console, step)
+            record["compiled"] = _inspection.compiled_record(step)
+    _write(values.json, json.dumps(record, indent=1))
+    return 0
+
+
+def run() -> None:
+    """The console script."""
+    _start.run_program(NAME, main)
+
+
+def _console(to_standard_error: bool) -> rich.console.Console:
+    stream = sys.stderr if to_standard_error else sys.stdout
+    return rich.console.Console(file=stream, width=None if stream.isatty() else _WIDE)
+
+
+def _save(program: Program, path: str, console: rich.console.Console) -> None:
+    try:
+        program.save(path)
+    except OSError as error:
+        raise ValueError(f"--program={path} cannot be written: {error.strerror}") from None
+    _inspection_tables.say(console, f"{program.name} for {program.mesh} saved in {path}")
+
+
+def _write(path: str | None, text: str) -> None:
+    if path == STANDARD_OUTPUT:
+        print(text)
+    elif path:
+        try:
+            files.write_atomically(path, f"{text}\n".encode())
+        except OSError as error:
+            raise ValueError(f"--json={path} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,99 @@
+"""Every layer of the conformance registry on eight devices: the same as on one.
+
+Where a router chooses, the choice made on one device is kept: a gate's last bit may decide which of
+two like experts a token goes to, and then all that follows is another number.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import top2
+from tests.layers import conformance
+from tests.tolerances import assert_close
+
+BY_NAME = {case.name: case for case in conformance.CASES}
+SEED = (5, 0)
+# Splits the letters that any other strategy splits.
+HYBRID = ("expert_fsdp_tensor", "data=2,fsdp=2,model=2")
+
+
+class Choices:
+    """What routers chose in one pass, to be chosen again in another."""
+
+    def __init__(self):
+        self._made: list[np.ndarray] = []
+
+    def record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Keeps what is chosen while `monkeypatch` holds."""
+        best, wants_second = top2._best, top2.Top2Router._wants_second
+
+        def recorded_best(*arguments, **options):
+            found = best(*arguments, **options)
+            self._made.append(found[0].numpy())
+            return found
+
+        def recorded_wants_second(router, gate_GS):
+            found = wants_second(router, gate_GS)
+            self._made.append(found.numpy())
+            return found
+
+        monkeypatch.setattr(top2, "_best", recorded_best)
+        monkeypatch.setattr(top2.Top2Router, "_wants_second", recorded_wants_second)
+
+    def repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Has the same chosen while `monkeypatch` holds."""
+        made = iter(self._made)
+
+        def repeated_best(gates_GSE, excluded_GSE=None):
+            expert_GS = tf.constant(next(made))
+            chosen_GSE = tf.one_hot(expert_GS, gates_GSE.shape[-1])
+            return expert_GS, tf.reduce_sum(gates_GSE * chosen_GSE, -1), chosen_GSE
+
+        monkeypatch.setattr(top2, "_best", repeated_best)
+        monkeypatch.setattr(
+            top2.Top2Router, "_wants_second", lambda router, gate_GS: tf.constant(next(made))
+        )
+
+
+@functools.cache
+def reference(name: str, training: bool) -> tuple[NestedMap, Choices]:
+    """The pass on one device, and what was chosen in it."""
+    case = BY_NAME[name]
+    choices = Choices()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        choices.record(monkeypatch)
+        theta = conformance.make_theta(case.build())
+        inputs = conformance.make_inputs().transform(tf.constant)
+        return conformance.pass_of(case, training)(theta, inputs, tf.constant(SEED)), choices
+
+
+def check(name: str, training: bool, strategy: str, mesh: str) -> None:
+    expected, choices = reference(name, training)
+    case = BY_NAME[name]
+    theta = conformance.make_theta(case.build())
+    run = conformance.partitioned_pass_of(case, training, mesh, strategy)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        choices.repeat(monkeypatch)
+        actual = run(theta, conformance.make_inputs(), np.array(SEED, np.int32))
+    tf.nest.assert_same_structure(actual, expected)
+    for (path, one), other in zip(actual.flatten_items(), expected.flatten(), strict=True):
+        assert one.dtype == other.dtype.as_numpy_dtype, path
+        separated_by = "order" if path.startswith("gradients") else "float32"
+        assert_close(one, other, separated_by)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_hybrid_in_training(name):
+    check(name, True, *HYBRID)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "mesh"), conformance.STRATEGIES)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_strategy(name, training, strategy, mesh):
+    check(name, training, strategy, mesh)

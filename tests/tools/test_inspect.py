@@ -1,0 +1,261 @@
+"""gshard-inspect as its users meet it: the split of every weight, and what a step compiles to."""
+
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core import gin_binding, registry
+from lingvo_gshard.runtime.hlo import Collective
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.tools import _inspection, _inspection_tables, _start, _untrained, inspect
+from lingvo_gshard.tools._inspection import CollectiveRow
+
+EXPERIMENT = "translation.quickstart"
+SETTINGS = (
+    "task.model_dim = 16",
+    "task.encoder.num_layers = 1",
+    "task.encoder.hidden_dim = 32",
+    "task.encoder.moe_every = 1",
+    "task.encoder.moe.group_size = 16",
+    "task.decoder.num_layers = 1",
+    "task.decoder.hidden_dim = 32",
+    "task.decoder.moe_every = 0",
+    "input.batch_rows = 16",
+    "input.source_length = 16",
+    "input.target_length = 16",
+    "input.vocabulary.size = 64",
+)
+TINY = (f"--experiment={EXPERIMENT}", *(f"--gin_param={setting}" for setting in SETTINGS))
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
+
+
+def run_here(capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    name = inspect.NAME
+    code = _start.guarded(name, inspect.main)([name, *TINY, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def tiny_params():
+    return gin_binding.apply_gin(registry.get(EXPERIMENT), [], SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The directory with step.json, train_step.zip and init_state.zip of the expert strategy."""
+    directory = tmp_path_factory.mktemp("compiled")
+    flags = [inspect.NAME, *TINY, "--mesh=data=8", "--strategy=expert"]
+    step = [f"--json={directory}/step.json", f"--program={directory}/train_step.zip"]
+    inspect.main([*flags, "--compile", *step])
+    inspect.main([*flags, "--function=init_state", f"--program={directory}/init_state.zip"])
+    return directory
+
+
+def test_every_weight_and_its_bytes(capsys, tmp_path):
+    path = tmp_path / "split.json"
+    flags = ["--mesh=data=4,model=2", "--strategy=expert_tensor", f"--json={path}"]
+    code, out, err = run_here(capsys, *flags)
+    assert code == 0 and err == ""
+    record = json.loads(path.read_text())
+    parts = {"E": 4, "H": 2, "N": 2, "V": 2}
+    specs = _untrained.make_trainer(tiny_params()).theta_specs.flatten()
+    assert [row["path"] for row in record["weights"]] == [spec.path for spec in specs]
+    held = 0
+    for spec, row in zip(specs, record["weights"], strict=True):
+        size = 4 * math.prod(spec.shape)
+        cut = math.prod(parts.get(x, 1) for x in spec.layout if x not in spec.unsplit)
+        assert (row["bytes"], row["bytes_per_device"]) == (size, size // cut), spec.path
+        held += size // cut
+        assert spec.path in out
+    assert record["weights_bytes_per_device"] == held
+    assert record["slots_bytes_per_device"] == 2 * held and "slots" not in record
+    assert "E over data (4), H over model (2)" in out
+    assert "weights: 34 arrays, 53.6 KiB; each device holds" in out
+    (whole,) = record["held_whole"]
+    assert whole["path"] == "encoder.layers[0].feed_forward.router.w_gate"
+    assert whole["reason"] == "the layer keeps E whole" and whole["reason"] in out
+    assert record["unused_axes"] == [] and "Warning" not in out
+
+
+def test_slots_and_json_alone(capsys):
+    flags = ["--mesh=data=8", "--strategy=zero1", "--slots", "--json"]
+    code, out, err = run_here(capsys, *flags)
+    record = json.loads(out)
+    assert code == 0 and "M over data (8)" in err
+    assert len(record["slots"]) == 2 * len(record["weights"])
+    assert {row["split"] for row in record["weights"]} == {"whole"}
+    held = sum(row["bytes_per_device"] for row in record["slots"])
+    assert record["slots_bytes_per_device"] == held < record["slots_bytes"]
+
+
+def test_what_is_not_split_is_said(capsys):
+    code, out, _ = run_here(capsys, "--mesh=data=2,model=3", "--strategy=tensor")
+    assert code == 0
+    assert "Warning: nothing is split over axis 'data': its 2 devices do the same" in out
+    assert "whole (N of 4 does not divide by 3: kept whole)" in out
+    assert "V of 64 does not divide by 3" in out.split("held whole")[1]
+    code, out, err = run_here(
+        capsys, "--mesh=model=3", "--strategy=tensor", "--max_replicated_mb=0.01"
+    )
+    assert code == 1 and "--max_replicated_mb=0.01: every device would hold" in err
+
+
+def test_an_override_and_a_written_table(capsys):
+    flags = [
+        "--mesh=data=4,model=2",
+        "--strategy=E->data; H->model",
+        "--gin_param=sharding.overrides = {'task.encoder': 'H->none', '*.w_key': 'N->data'}",
+    ]
+    code, out, _ = run_here(capsys, *flags)
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "E over data (4)  " in lines["encoder.layers[0].feed_forward.w_in"]
+    assert "H over model (2)" in lines["decoder.layers[0].feed_forward.w_in"]
+    assert "N over data (4)" in lines["decoder.layers[0].cross_attention.w_key"]
+
+
+def test_collectives_by_layer_and_memory(compiled):
+    found = json.loads((compiled / "step.json").read_text())["compiled"]
+    rows = found["collectives"]
+    counts = {(row["layer"], row["pass"], row["kind"]): row["count"] for row in rows}
+    moe = "encoder.layers[0].feed_forward"
+    for pass_ in ("forward", "backward"):
+        assert counts.pop((moe, pass_, "all-to-all")) == 2
+    assert {kind for _, _, kind in counts} == {"all-reduce"}
+    for row in rows:
+        assert row["bytes"] > 0
+        if row["kind"] == "all-to-all":
+            # Two tensors of [E,G,C,M] float32 on each of 8 devices: E=8, G=16, C=4, M=16.
+            assert row["bytes"] == 2 * 4 * 8 * 16 * 4 * 16 // 8
+    memory = found["memory_per_device"]
+    assert memory["peak"] > memory["arguments"] > 0 < memory["temporaries"]
+    assert found["rematerialisations"] == [] and found["function"] == "train_step"
+
+
+def test_saved_programs_are_those_of_the_runtime(compiled):
+    step = Program.load(compiled / "train_step.zip")
+    init = Program.load(compiled / "init_state.zip")
+    assert (step.name, init.name) == ("train_step", "init_state")
+    assert str(step.mesh) == "data=8" and len(step.donated) == len(init.outputs)
+    assert [a.path for a in step.inputs[: len(init.outputs)]] == [a.path for a in init.outputs]
+
+
+def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
+    snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (alone,) = [text for text in snippets if "zipfile" in text]
+    alone += "\nimport sys; assert not {'tensorflow', 'lingvo_gshard'} & set(sys.modules)\n"
+    command = [sys.executable, "-c", alone]
+    run = subprocess.run(command, cwd=compiled, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    losses = [float(line.removeprefix("loss")) for line in run.stdout.splitlines()]
+    params = tiny_params()
+    specs = _untrained.batch_specs(params)
+    batch = {name: np.ones(spec.shape, np.int32) for name, spec in specs.items()}
+    local = LocalRuntime(_untrained.make_trainer(params))
+    local.init_state()
+    expected = [local.train_step(batch).read()["loss"] for _ in losses]
+    assert len(losses) == 3
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_collectives_find_their_layer():
+    paths = ["", "encoder", "encoder.layers[1]", "encoder.layers[10]", "encoder.layers[1].moe"]
+
+    def row(operation, kind="all-reduce", size=4):
+        return _inspection.by_layer([Collective(kind, size, operation)], paths)[0]
+
+    inside = "encoder/layers_1/moe/Einsum"
+    assert row(inside) == CollectiveRow("encoder.layers[1].moe", "forward", "all-reduce", 1, 4)
+    assert row(f"gradient_tape/{inside}").pass_ == "backward"
+    assert row("while/body/encoder/layers_10/add").layer == "encoder.layers[10]"
+    assert row(f"({inside}:gradient_tape/encoder/layers_1/x:{inside})").layer == "encoder.layers[1]"
+    assert row(f"({inside}:encoder/layers_10/x)").layer == "encoder"
+    assert row(f"({inside}:Sum_3)") == CollectiveRow(
+        "several layers", "forward", "all-reduce", 1, 4
+    )
+    for name in ("AddN", "", "(Sum:Sum_1)", "decoder/encoder_2/x"):
+        assert row(name) == CollectiveRow("outside of layers", "", "all-reduce", 1, 4)
+
+
+def test_collectives_are_summed_in_order():
+    found = [
+        Collective("all-reduce", 1, "Sum"),
+        Collective("all-gather", 2, "gradient_tape/a/x"),
+        Collective("all-gather", 3, "b/x"),
+        Collective("all-to-all", 5, "a/x"),
+        Collective("all-gather", 7, "b/y"),
+    ]
+    rows = _inspection.by_layer(found, ["", "a", "b"])
+    assert [(r.layer, r.pass_, r.kind, r.count, r.bytes) for r in rows] == [
+        ("a", "forward", "all-to-all", 1, 5),
+        ("b", "forward", "all-gather", 2, 10),
+        ("a", "backward", "all-gather", 1, 2),
+        ("outside of layers", "", "all-reduce", 1, 1),
+    ]
+    totals = _inspection.total_by_kind(rows)
+    assert totals == {"all-gather": (3, 12), "all-reduce": (1, 1), "all-to-all": (1, 5)}
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (5 * 2**20, "5.0 MiB"),
+        (2**40 * 2500, "2,500.0 TiB"),
+    ],
+)
+def test_sizes_in_words(size, words):
+    assert _inspection_tables.size_in_words(size) == words
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--mesh is missing, such as --mesh=data=4,model=2"),
+        (["--mesh=data=8", "--experiment=translation.quikstart"], f"Did you mean '{EXPERIMENT}'?"),
+        (["--mesh=data"], "--mesh=data: 'data'; expected axes with their sizes"),
+        (["--mesh=data=8", "--strategy=expret"], "Did you mean 'expert'?"),
+        (["--mesh=data=8", "--strategy=Q->data"], "'Q' is no letter of a dimension"),
+        (["--mesh=data=8", "--partitioner=shardi"], "Did you mean 'shardy'?"),
+        (["--mesh=data=8", "--function=train"], "Did you mean 'train_step'?"),
+        (["--mesh=data=8", "--gin_param=task.modle_dim = 3"], "Did you mean 'task.model_dim'?"),
+        (["--mesh=data=8", "--runtime=spmd"], "'runtime'"),
+        (
+            ["--mesh=data=8", "--gin_param=sharding.overrides = {'task.encodre': 'H->none'}"],
+            "no layer or weight is named 'task.encodre'. Did you mean 'encoder'?",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, capsys):
+    code, out, err = run_here(capsys, *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-inspect: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_files_that_cannot_be_written(capsys):
+    for flag in ("--json=/dev/null/x", "--program=/dev/null/x"):
+        function = "--function=init_state"
+        code, _, err = run_here(capsys, "--mesh=data=2", "--strategy=data", function, flag)
+        assert code == 1 and err.count("\n") == 1
+        assert err.startswith(f"gshard-inspect: error: {flag} cannot be written: ")
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        inspect.main([inspect.NAME, "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "--mesh=data=8 --strategy=expert --compile" in out
+    for name in inspect.define_flags():
+        assert f"--{name}" in out
