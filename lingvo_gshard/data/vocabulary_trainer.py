@@ -3,14 +3,13 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import sentencepiece
 from absl import logging
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core import names, user_cache
 from lingvo_gshard.core.params import Configurable, Params
 from lingvo_gshard.data import mixing
 from lingvo_gshard.data.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -90,7 +89,7 @@ class VocabularyTrainer(Configurable):
         chosen = _sample(sentences, self.p.max_sentences, temperature)
         options = self._options(size)
         key = _content_key(chosen, options)
-        directory = cache_directory(self.p.cache_directory)
+        directory = user_cache.directory("vocabularies", self.p.cache_directory)
         try:
             return Vocabulary.load(directory, key)
         except (OSError, ValueError):
@@ -126,14 +125,6 @@ class VocabularyTrainer(Configurable):
             "eos_id": EOS_ID,
             "unk_id": UNK_ID,
         }
-
-
-def cache_directory(given: str = "") -> str:
-    """Returns the cache directory: as given, or lingvo_gshard under the user's cache."""
-    if given:
-        return os.path.expanduser(given)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(home, "lingvo_gshard", "vocabularies")
 
 
 def _by_language(rows: Sequence[Row]) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ import math
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
@@ -147,7 +148,7 @@ def _mix(
     """
     dtype = query_BNLD.dtype
 
-    @tf.custom_gradient
+    @custom_gradient
     def compute(query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, values_BNKD: tf.Tensor):
         logits_BNLK = einsum("BNLD,BNKD->BNLK", query_BNLD, keys_BNKD)
         logits_BNLK = tf.cast(logits_BNLK, tf.float32) + bias_B1LK

@@ -4,6 +4,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_gshard.core.gradients import custom_gradient
+
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
@@ -45,7 +47,7 @@ def _per_token(
     The gradient is written out so that it is one pass over [B,L,V] and needs no scatter.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def compute(logits_BLV: tf.Tensor):
         values_BLV = tf.cast(logits_BLV, tf.float32)
         largest_BL = tf.reduce_max(values_BLV, -1)

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
@@ -34,7 +35,7 @@ def _layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float)
     """The norm with its gradient written out in products and few passes over x."""
     model_dim = x.shape[-1]
 
-    @tf.custom_gradient
+    @custom_gradient
     def compute(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor):
         centred = x - tf.reduce_mean(x, -1, keepdims=True)
         # With epsilon inside the mean XLA sums by its vectorised library: it leaves products out.

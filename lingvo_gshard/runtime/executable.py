@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from lingvo_gshard.runtime import hlo, standard_error
+from lingvo_gshard.runtime.compilation_cache import with_earlier_output
 from lingvo_gshard.runtime.program import Program, memory_bytes, using_partitioner
 
 # What the compiler says that needs no showing: that GSPMD will go one day, and what is reported.
@@ -22,7 +23,8 @@ class Executable:
     def __init__(self, program: Program, devices: Sequence[jax.Device]):
         self.program = program
         lowered = program.lower(devices)
-        self._compiled, self.compiler_output = _compile(lowered, program.partitioner)
+        self._compiled, output = _compile(lowered, program.partitioner)
+        self.compiler_output = with_earlier_output(program.digest, output)
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         return self._compiled(*arrays)

@@ -4,6 +4,7 @@ import math
 
 import tensorflow as tf
 
+from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.letters import check_layout
 
@@ -55,7 +56,7 @@ def _is_product(layouts: list[str], output: str) -> bool:
 def _product(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """The einsum of two operands; products in its gradients do not transpose the larger operand."""
 
-    @tf.custom_gradient
+    @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
         def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return _contract(output, right, left, dz, y), _contract(output, left, right, dz, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core import names, user_cache
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.runtime import cluster
 from lingvo_gshard.runtime.cluster import Cluster
@@ -12,6 +12,7 @@ from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tools import _start
 from lingvo_gshard.training.trainer import Trainer
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
@@ -23,6 +24,7 @@ _READ_BY = {
     "mesh": ("spmd", "tpu_strategy"),
     "strategy": ("spmd", "tpu_strategy"),
     "max_replicated_mb": ("spmd", "tpu_strategy"),
+    "compilation_cache": ("spmd",),
     "device_order": ("spmd",),
     "partitioner": ("spmd",),
     "coordinator": ("spmd",),
@@ -85,6 +87,13 @@ def define_partitioning_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_string("partitioner", "gspmd", "gspmd or shardy.", flag_values=values)
+    flags.DEFINE_string(
+        "compilation_cache",
+        None,
+        "Directory of compiled programs, for later runs; '' keeps none. Default: "
+        "lingvo_gshard/xla in $XDG_CACHE_HOME or ~/.cache.",
+        flag_values=values,
+    )
     flags.DEFINE_float(
         "max_replicated_mb",
         None,
@@ -145,9 +154,13 @@ class Launch:
         )
 
     def _start_spmd(self, values: flags.FlagValues, params: Params) -> None:
+        from lingvo_gshard.runtime import compilation_cache
         from lingvo_gshard.runtime.devices import devices_for
 
+        _start.let_jax_choose_devices()
         mesh = mesh_asked_for(values, params)
+        if values.compilation_cache != "":
+            compilation_cache.keep_in(user_cache.directory("xla", values.compilation_cache))
         facts = {f"--{name}": str(values[name].value) for name in _ALIKE}
         if "coordinator" in values:
             self.cluster = Cluster.from_flags(values, {**facts, "Params": params.to_text()})

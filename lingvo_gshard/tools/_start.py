@@ -16,6 +16,7 @@ from absl import app, flags, logging
 import lingvo_gshard
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
+_JAX_PLATFORMS_GIVEN = bool(os.environ.get("JAX_PLATFORMS"))
 _HELP = ("-h", "--h", "-help", "--help", "--helpshort", "--helpfull")
 
 
@@ -45,6 +46,14 @@ def quiet_tensorflow() -> None:
         finally:
             os.dup2(screen, 2)
             os.close(screen)
+
+
+def let_jax_choose_devices() -> None:
+    """Takes back that `quiet_tensorflow` keeps jax on the CPU; what JAX_PLATFORMS said holds."""
+    import jax
+
+    if not _JAX_PLATFORMS_GIVEN:
+        jax.config.update("jax_platforms", None)
 
 
 def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:

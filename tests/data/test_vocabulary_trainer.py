@@ -80,15 +80,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     assert vocabulary.size == corpora.SIZE
 
 
-def test_cache_directory(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert vocabulary_trainer.cache_directory() == "/x/lingvo_gshard/vocabularies"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/h")
-    assert vocabulary_trainer.cache_directory() == "/h/.cache/lingvo_gshard/vocabularies"
-    assert vocabulary_trainer.cache_directory("~/v") == "/h/v"
-
-
 def test_sampling_is_bounded_and_by_temperature():
     sentences = {"big": [f"b{i}" for i in range(1000)], "small": [f"s{i}" for i in range(250)]}
     flat = vocabulary_trainer._sample(sentences, 400, 1e9)

@@ -1,0 +1,12 @@
+"""The user's cache: where the usual variables say, or where the user does."""
+
+from lingvo_gshard.core import user_cache
+
+
+def test_the_user_says_where(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert user_cache.directory("vocabularies") == "/x/lingvo_gshard/vocabularies"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/h")
+    assert user_cache.directory("vocabularies") == "/h/.cache/lingvo_gshard/vocabularies"
+    assert user_cache.directory("vocabularies", "~/v") == "/h/v"

@@ -1,0 +1,303 @@
+"""The spmd runtime on eight virtual devices against the local one on one."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding import Translator
+from lingvo_gshard.runtime import hlo
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.listing import weight_rows
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.trainer import Trainer
+from tests import tiny
+from tests.data import corpora
+from tests.decoding import tiny_model
+from tests.runtime import tiny_translation
+
+STEPS = 20
+# Strategy, mesh, experts and vocabulary. Of the uneven ones nothing divides by the devices.
+EVEN, UNEVEN = (8, 32), (6, 29)
+FAST = [
+    ("expert", "data=8", *EVEN, "gspmd"),
+    ("expert_fsdp_tensor", "data=2,fsdp=2,model=2", *EVEN, "gspmd"),
+]
+SLOW = [
+    ("replicated", "data=8", *EVEN, "gspmd"),
+    ("data", "data=8", *EVEN, "gspmd"),
+    ("fsdp", "data=8", *EVEN, "gspmd"),
+    ("zero1", "data=8", *EVEN, "gspmd"),
+    ("tensor", "model=8", *EVEN, "gspmd"),
+    ("expert_tensor", "data=4,model=2", *EVEN, "gspmd"),
+    ("zero1_tensor", "data=4,model=2", *EVEN, "gspmd"),
+    ("expert", "data=8", *UNEVEN, "gspmd"),
+    ("expert_fsdp_tensor", "data=2,fsdp=2,model=2", *UNEVEN, "gspmd"),
+    ("expert", "data=8", *EVEN, "shardy"),
+    ("expert_fsdp_tensor", "data=2,fsdp=2,model=2", *EVEN, "shardy"),
+]
+
+
+def make(trainer: Trainer, strategy: str, mesh: str, *arguments, overrides=None) -> SpmdRuntime:
+    placed = Partitioning.make(mesh, strategy, overrides)
+    return SpmdRuntime(trainer, placed, devices_for(placed.mesh.size), *arguments)
+
+
+@functools.cache
+def trained_locally(experts: int, vocabulary: int) -> tuple[NestedMap, list, LocalRuntime]:
+    """The initial state, the metrics of each step, and the runtime after them."""
+    runtime = LocalRuntime(tiny_translation.trainer(experts, vocabulary))
+    runtime.init_state()
+    state = runtime.state()
+    batches = (tiny_translation.batch(index, vocabulary) for index in range(STEPS))
+    return state, [runtime.train_step(batch).read() for batch in batches], runtime
+
+
+@functools.cache
+def trained(strategy: str, mesh: str, experts: int, vocabulary: int, partitioner: str):
+    """The runtime after the same steps from the same state, and their metrics."""
+    runtime = make(tiny_translation.trainer(experts, vocabulary), strategy, mesh, partitioner)
+    runtime.load_state(trained_locally(experts, vocabulary)[0])
+    batches = (tiny_translation.batch(index, vocabulary) for index in range(STEPS))
+    return runtime, [runtime.train_step(batch).read() for batch in batches]
+
+
+def slow(cases: list) -> list:
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "experts", "vocabulary", "partitioner"), [*FAST, *slow(SLOW)]
+)
+def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitioner):
+    runtime, metrics = trained(strategy, mesh, experts, vocabulary, partitioner)
+    _, expected, local = trained_locally(experts, vocabulary)
+    assert expected[0]["loss"] - expected[-1]["loss"] > 0.3
+    for step, (found, wanted) in enumerate(zip(metrics, expected, strict=True)):
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            np.testing.assert_allclose(
+                found[name], value, rtol=1e-4, atol=1e-6, err_msg=f"step {step}: {name}"
+            )
+    assert runtime.step == STEPS
+    for (path, mine), theirs in zip(
+        runtime.state().flatten_items(), local.state().flatten(), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5, err_msg=path)
+    assert runtime.executable().rematerialisations() == []
+    batch = tiny_translation.batch(STEPS, vocabulary)
+    found, wanted = runtime.eval_step(batch), local.eval_step(batch)
+    assert found.keys() == wanted.keys()
+    for name, pair in wanted.items():
+        np.testing.assert_allclose(found[name], pair, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def check_lies_as_listed(runtime: SpmdRuntime, trainer: Trainer, placed: Partitioning) -> None:
+    """Every device holds of every weight and slot the bytes that the listing says."""
+    for part, kind in (("theta", "weights"), ("slots", "slots")):
+        rows = weight_rows(trainer.state_specs()[part], placed, kind)
+        for row, array in zip(rows, runtime.state()[part].flatten(), strict=True):
+            assert len(array.addressable_shards) == placed.mesh.size
+            for shard in array.addressable_shards:
+                assert shard.data.nbytes == row.bytes_per_device, row
+
+
+def test_experts_stay_where_they_are_through_steps():
+    strategy, mesh, *sizes, _ = FAST[0]
+    runtime, _ = trained(*FAST[0])
+    placed = Partitioning.make(mesh, strategy)
+    check_lies_as_listed(runtime, tiny_translation.trainer(*sizes), placed)
+    w_in = runtime.state().theta.encoder.layers[1].feed_forward.w_in
+    assert [shard.data.shape for shard in w_in.addressable_shards] == [(1, 16, 32)] * 8
+    assert [shard.index[0].start for shard in w_in.addressable_shards] == list(range(8))
+
+
+def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
+    """Two layers of experts, each with an all-to-all there and back, forward and backward."""
+    runtime, _ = trained(*FAST[0])
+    counts = hlo.count_by_kind(runtime.executable().collectives())
+    assert counts["all-to-all"] == 8 and counts.keys() == {"all-to-all", "all-reduce"}
+    moved = [c.operation for c in runtime.executable().collectives() if c.kind == "all-to-all"]
+    assert all("feed_forward" in operation for operation in moved), moved
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh"),
+    [("fsdp", "data=8"), ("zero1", "data=8"), ("expert_tensor", "data=4,model=2")],
+)
+def test_weights_are_born_in_parts(strategy, mesh):
+    trainer = tiny_translation.trainer()
+    runtime = make(trainer, strategy, mesh)
+    runtime.init_state()
+    expected, *_ = trained_locally(*EVEN)
+    for (path, mine), theirs in zip(
+        runtime.state().flatten_items(), expected.flatten(), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7, err_msg=path)
+    check_lies_as_listed(runtime, trainer, Partitioning.make(mesh, strategy))
+    assert runtime.executable("init").collectives() == []
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    rows = corpora.rows(200)
+    return corpora.trainer(tmp_path_factory.mktemp("cache")).train(rows, 1.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "strategy", "mesh"),
+    [
+        (2, "expert_tensor", "data=4,model=2"),
+        *slow([(1, "expert_tensor", "data=4,model=2"), (4, "fsdp", "data=8")]),
+        *slow([(3, "expert", "data=8"), (1, "tensor", "model=8")]),
+    ],
+)
+def test_translates_as_on_one_device(beam_size, strategy, mesh, vocabulary):
+    task = tiny_model.task(vocabulary_size=vocabulary.size, num_layers=1)
+    sentences = [row.source for row in corpora.rows(11)]
+    translations = []
+    sharded = make(tiny.experiment_params().trainer.instantiate(task), strategy, mesh)
+    sharded.load_theta(tiny_model.theta(task, 1))
+    for runtime in (tiny_model.runtime(task, 1), sharded):
+        translator = Translator(
+            task, runtime, vocabulary, vocabulary, (16,), batch_tokens=6 * 16, beam_size=beam_size
+        )
+        translations.append(translator.translate(sentences).texts)
+        assert translator.compile_count == 1
+    assert translations[0] == translations[1]
+    assert len(set(translations[0])) > 3
+
+
+# What the runtime is asked for by its callers, on a model of two matrices.
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    params = tiny.experiment_params()
+    return params.trainer.instantiate(params.task.instantiate())
+
+
+@pytest.fixture
+def runtime(trainer) -> SpmdRuntime:
+    runtime = make(trainer, "data_tensor", "data=4,model=2")
+    runtime.init_state()
+    return runtime
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_a_batch_that_does_not_divide(trainer, partitioner):
+    local, sharded = LocalRuntime(trainer), make(trainer, "data_tensor", "data=4,model=2")
+    sharded = make(trainer, "data_tensor", "data=4,model=2", partitioner)
+    for each in (local, sharded):
+        each.init_state()
+    for rows in (7, 3):
+        batch = tiny.make_batch(1, rows, rows)
+        expected, found = local.train_step(batch).read(), sharded.train_step(batch).read()
+        for name in expected.keys() - {"accuracy"}:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, err_msg=name)
+
+
+def test_a_step_takes_its_states_memory_over(runtime):
+    before = runtime.state()
+    runtime.train_step(tiny.make_batch(1, 0)).read()
+    assert all(array.is_deleted() for array in before.flatten())
+    assert runtime.executable().memory()["outputs"] < 100
+
+
+def test_compiles_once_per_shape(runtime):
+    assert runtime.compile_count == 1
+    for rows in (16, 8, 16, 8):
+        runtime.train_step(tiny.make_batch(1, rows, rows))
+    assert runtime.compile_count == 3
+    seconds = runtime.compile_seconds
+    runtime.train_step(tiny.make_batch(1, 9))
+    assert runtime.compile_seconds == seconds > 0
+
+
+def test_a_state_goes_on_in_another_runtime(trainer, runtime):
+    for index in range(2):
+        runtime.train_step(tiny.make_batch(1, index))
+    as_numpy = runtime.state().transform(np.asarray)
+    local, other = LocalRuntime(trainer), make(trainer, "fsdp", "data=2")
+    local.load_state(as_numpy)
+    other.load_state(runtime.state())
+    for each in (local, other):
+        assert each.step == 2
+        for mine, theirs in zip(each.state().flatten(), as_numpy.flatten(), strict=True):
+            assert np.asarray(mine).tobytes() == theirs.tobytes()
+    found = [each.train_step(tiny.make_batch(1, 2)).read() for each in (local, other, runtime)]
+    for name in found[0].keys() - {"accuracy"}:
+        values = [each[name] for each in found]
+        np.testing.assert_allclose(values, values[0], rtol=1e-4, err_msg=name)
+
+
+def test_a_state_may_be_taken_over_by_another_runtime_of_the_same_layout(trainer, runtime):
+    other = make(trainer, "data_tensor", "data=4,model=2")
+    other.load_state(runtime.state())
+    assert other.shardings().flatten() == runtime.shardings().flatten()
+    first = other.train_step(tiny.make_batch(1, 0)).read()
+    assert first["loss"] > 0
+
+
+def test_a_state_of_another_shape_is_refused_by_its_path(trainer, runtime):
+    state = runtime.state().transform(np.asarray)
+    state.theta.hidden.w = state.theta.hidden.w[1:]
+    with pytest.raises(ValueError, match=r"theta\.hidden\.w is float32\[6, 8\], but the value for"):
+        runtime.load_state(state)
+
+
+def test_weights_alone_are_enough_to_evaluate(trainer, runtime):
+    other = make(trainer, "fsdp", "data=2")
+    other.load_theta(runtime.state().theta.transform(np.asarray))
+    batch = tiny.make_batch(2, 0)
+    expected = runtime.eval_step(batch)
+    for name, pair in other.eval_step(batch).items():
+        np.testing.assert_allclose(pair, expected[name], rtol=1e-5)
+
+
+def test_says_what_it_compiled_and_what_is_not_split(trainer):
+    runtime = make(trainer, "tensor", "model=8")
+    assert runtime.devices == "8 CPU devices as model=8"
+    runtime.init_state()
+    runtime.train_step(tiny.make_batch(1, 0)).read()
+    notes = runtime.notes()
+    assert [note.split(":")[0] for note in notes] == ["init_state", "train_step"]
+    assert all("MiB per device" in note for note in notes)
+    assert runtime.notes() == []
+    with pytest.raises(ValueError, match="no eval step has been compiled yet"):
+        runtime.executable("eval")
+
+
+def test_too_much_that_is_whole_is_refused(trainer):
+    # The second matrix has 5 columns, its bias 5 numbers, and so have their slots.
+    with pytest.raises(ValueError, match="--max_replicated_mb=0: .*\n.*output.w.*H of 5 does not"):
+        make(trainer, "tensor", "model=8", "gspmd", 0.0)
+    assert make(trainer, "tensor", "model=8", "gspmd", 1.0).notes() == []
+    assert make(trainer, "data", "data=8", "gspmd", 0.0)
+
+
+def test_devices_that_do_not_fill_the_mesh_are_refused(trainer):
+    placed = Partitioning.make("data=4", "data")
+    with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .*but there are 8"):
+        SpmdRuntime(trainer, placed, devices_for(8))
+
+
+def test_more_devices_than_can_be_had_are_refused():
+    assert len(devices_for(None)) == len(jax.devices())
+    with pytest.raises(ValueError, match="--mesh needs 1000 devices, but there are"):
+        devices_for(1000)
+
+
+def test_an_override_holds_for_its_layer(trainer):
+    runtime = make(
+        trainer, "tensor", "model=2", overrides={"task.hidden": "weights: H->none; M->model"}
+    )
+    runtime.init_state()
+    theta = runtime.state().theta
+    assert theta.hidden.w.addressable_shards[0].data.shape == (3, 8)
+    assert theta.hidden.b.addressable_shards[0].data.shape == (8,)
+    assert theta.output.b.addressable_shards[0].data.shape == (5,)
