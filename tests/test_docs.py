@@ -29,7 +29,7 @@ ELSEWHERE = {
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"tensorboard .*": "tests/training",
     # There is no TPU here; these files run what can be run without one.
-    r"JAX_PLATFORMS=tpu,cpu gshard-train .*": "tests/runtime/test_ahead_of_time.py",
+    r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/test_tpu_flags.py",
 }
 

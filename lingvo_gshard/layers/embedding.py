@@ -34,7 +34,9 @@ class TokenEmbedding(Layer):
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M], of the table's type, for ids in [0, V)."""
         scale = math.sqrt(self.p.model_dim)
-        return annotate(tf.gather(theta.table, ids_BL), "BLM") * scale
+        # Gathered where weights are split by M: XLA would look up parts of rows, then reshard them.
+        table_VM = annotate(theta.table, "VM")
+        return annotate(tf.gather(table_VM, ids_BL), "BLM") * scale
 
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,V]: the softmax tied to this table."""
@@ -102,7 +104,7 @@ class LearnedPositions(Layer):
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)
-        return annotate(tf.gather(theta.table, positions_BL), "BLM")
+        return annotate(tf.gather(annotate(theta.table, "LM"), positions_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:

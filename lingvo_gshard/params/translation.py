@@ -67,7 +67,7 @@ def quickstart_dense() -> Params:
 
 @registry.register("translation.hundred_languages")
 def hundred_languages() -> Params:
-    """All 99 languages of the corpus to English (hours on 2 cores).
+    """All 99 languages of the corpus to English (an hour and more on 2 cores).
 
     Purpose: massively multilingual translation, as in the GShard paper (arXiv 2006.16668), at the
     size of one machine, with source and target vocabularies apart as there. The corpus is naturally
@@ -75,7 +75,9 @@ def hundred_languages() -> Params:
     temperature 2 (arXiv 1907.05019). The learning rate falls in the last fifth of the steps only,
     so a larger --steps goes on from an earlier run without loss.
 
-    Time: hours on 2 CPU cores. Result: below the quickstart's; few languages have enough text.
+    Time: an hour on 2 CPU cores for 7,000 steps, 90 minutes for all. Result: after 7,000 steps
+    chrF 30 and BLEU 9, averaged over the 58 languages with 20 test rows or more; docs/results.md
+    has the table by language. Few languages have enough text.
 
         gshard-train --experiment=translation.hundred_languages --logdir=runs/hundred
         gshard-evaluate --logdir=runs/hundred

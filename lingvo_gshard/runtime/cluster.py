@@ -28,9 +28,10 @@ from lingvo_gshard.training.signals import StoppedError
 DEFAULT_TIMEOUT = 60
 _FLAGS = ("coordinator", "num_processes", "process_id")
 
-# What a process waits for its own end when it has heard that another failed, since it may be about
-# to say the same of itself; and for that news, when jax could not reach another.
+# How long a process that heard of another's failure waits for its own main thread, which may be
+# about to fail in the same way; and how long one that fails waits for news of who is the cause.
 _GRACE_SECONDS = 5.0
+_NEWS_SECONDS = 2.0
 _SHUTDOWN_SECONDS = 3600
 
 
@@ -70,6 +71,8 @@ class Cluster:
         self._place = place
         self._line: Lifeline | None = None
         self._leaving = threading.Event()
+        self._closed = False
+        self._own_code = 1
         # Where checkpoints are, for the line that says how to go on.
         self.logdir: Logdir | None = None
 
@@ -126,22 +129,24 @@ class Cluster:
         if error is None:
             self._line.say_done()
             jax.distributed.shutdown()
+            self._closed = True
             return
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            # The others may be the cause; then the lifeline is about to end this process.
-            time.sleep(_GRACE_SECONDS)
-        self._leaving.set()
-        how, code, own_code = _how_it_left(error)
-        self._line.say_left(how, code)
-        # jax would wait for the others once more, and so may Orbax's threads.
-        atexit.register(_end, own_code)
-        timer = threading.Timer(_GRACE_SECONDS, _end, [own_code])
+        if isinstance(error, Exception) and not isinstance(error, StoppedError):
+            # Where a collective failed since another is gone, the lifeline ends this process.
+            time.sleep(_NEWS_SECONDS)
+        how, code, self._own_code = _how_it_left(error)
+        self._leave(how, code)
+        # Orbax's threads may keep this process from its end as long as the others live.
+        timer = threading.Timer(_GRACE_SECONDS, _end, [self._own_code])
         timer.daemon = True
         timer.start()
 
     def _connect(self, local_devices: list[int] | None, timeout: float, facts: dict) -> None:
         facts = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__, **facts}
         connections = call_roll(self._place, facts, timeout)
+        _slow_down_aborts()
+        self._line = Lifeline(self.index, connections, self._on_loss, _end)
+        atexit.register(self._at_exit)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # It would take SIGTERM away from training/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
@@ -154,8 +159,19 @@ class Cluster:
             initialization_timeout=max(int(timeout), DEFAULT_TIMEOUT),
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
-        _slow_down_aborts()
-        self._line = Lifeline(self.index, connections, self._on_loss, _end)
+
+    def _leave(self, how: str, code: int) -> None:
+        """Tells the others that this process leaves them, and that it ends by itself."""
+        self._leaving.set()
+        self._line.say_left(how, code)
+
+    def _at_exit(self) -> None:
+        """Ends the process where jax would wait for the others once more."""
+        if self._closed:
+            return
+        if not self._leaving.is_set():
+            self._leave("ended early", 1)
+        _end(self._own_code)
 
     def _on_loss(self, loss: Loss) -> bool:
         """Says that a process is lost; False where this one is already ending by itself."""

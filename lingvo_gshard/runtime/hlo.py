@@ -43,7 +43,10 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Rematerialisation:
-    """A tensor made whole on every device because no cheaper change of layout was found."""
+    """A tensor made whole on every device because no cheaper change of layout was found.
+
+    operation: with the layer's name; of one that the partitioner itself made, its name and type.
+    """
 
     operation: str
     before: str
@@ -73,13 +76,19 @@ def rematerialisations(compiler_output: str) -> list[Rematerialisation]:
     """Returns the partitioner's warnings of involuntary full rematerialisation, each once."""
     found = {
         Rematerialisation(
-            operation_name(match["operation"]) or match["operation"].split(" ")[0],
+            operation_name(match["operation"]) or _unnamed(match["operation"]),
             match["before"],
             match["after"],
         ): None
         for match in _WARNING.finditer(compiler_output)
     }
     return list(found)
+
+
+def _unnamed(instruction: str) -> str:
+    """The kind and type of an instruction that the partitioner made, which has no layer's name."""
+    name, _, rest = instruction.partition(" = ")
+    return f"{name} {rest.partition('{')[0]}".strip()
 
 
 def _result(match: re.Match) -> str:

@@ -115,6 +115,9 @@ def main(argv: list[str]) -> int:
     define_flags(values)
     values(argv[:1] + argv[4:])
     steps_of = [item.split(":") for item in plan.split(",") if item]
+    if plan == "early":
+        Cluster.from_flags(values)
+        raise ValueError("after joining, before the program is with the others")
     try:
         with StopRequest() as stop, Cluster.from_flags(values, {"STEPS": str(steps)}) as cluster:
             cluster.logdir = logdir

@@ -172,6 +172,16 @@ def test_an_error_in_one_ends_the_others_with_its_words(tmp_path, process):
 
 
 @pytest.mark.slow
+def test_a_program_that_never_entered_its_cluster_ends(tmp_path):
+    """jax alone would wait for minutes."""
+    for process in run(2, tmp_path, 3, plan="early"):
+        assert process.code == 1
+        assert process.last_words == (
+            "ValueError: after joining, before the program is with the others"
+        )
+
+
+@pytest.mark.slow
 def test_a_stop_before_the_first_step_is_a_good_end_for_all(tmp_path):
     ended = run(2, tmp_path, 200, plan="1:0:SIGTERM")
     assert_good(*ended)

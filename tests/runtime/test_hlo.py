@@ -109,6 +109,6 @@ def test_a_rematerialisation_has_the_layers_name_and_both_layouts():
     layouts = ("{devices=[1,2]0,1}", "{devices=[2,1]0,1}")
     assert hlo.rematerialisations(text) == [
         hlo.Rematerialisation("encoder/x", *layouts),
-        hlo.Rematerialisation("%copy.1", *layouts),
+        hlo.Rematerialisation("%copy.1 f32[8,4]", *layouts),
     ]
     assert hlo.rematerialisations("") == []

@@ -20,8 +20,8 @@ class Classifier(keras.Model):
         self.embedding = keras.layers.Embedding(V, M)
         self.attention = keras.layers.MultiHeadAttention(num_heads=4, key_dim=4)
         self.norm = keras.layers.LayerNormalization()
-        self.up = keras.layers.Dense(H, activation="gelu")
-        self.down = keras.layers.Dense(M)
+        self.up = keras.layers.Dense(H, activation="gelu", name="up")
+        self.down = keras.layers.Dense(M, name="down")
         self.classes = keras.layers.Dense(V)
 
     def call(self, ids_BL):
@@ -97,6 +97,10 @@ def test_gradients_equal_keras_own(model, ids):
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     for one, other in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    # `down` forward, `up` backward, and all sums over the batch in one.
+    found = run.compile(trainable, [], ids, labels).collectives()
+    assert [c.kind for c in found] == ["all-reduce"] * 3
+    assert "down" in found[0].operation and "gradient_tape/up" in found[1].operation
 
 
 def test_weights_lie_in_parts_where_layouts_say_so(model, ids):

@@ -135,3 +135,11 @@ _leaves = st.recursive(
 def test_every_experiment_comes_back_from_its_text(task, input_):
     params = Experiment.params().set(name="test.tree", task=task, input=input_)
     assert not experiment_from_text(params.to_text()).diff(params)
+
+
+def test_the_last_step_is_that_of_the_newest_whole_checkpoint(tmp_path):
+    logdir = Logdir(tmp_path)
+    assert logdir.last_step is None and not logdir.has_checkpoints()
+    for name in ("8", "16", "24.orbax-checkpoint-tmp"):
+        (logdir.checkpoints / name).mkdir(parents=True)
+    assert logdir.last_step == 16 and logdir.has_checkpoints()

@@ -1,0 +1,49 @@
+"""What processes tell one another, as one process alone hears it; of several, see test_cluster."""
+
+import pytest
+
+from lingvo_gshard.training import processes
+from lingvo_gshard.training.signals import StopRequest
+
+
+def test_alone_everything_answers_at_once():
+    assert (processes.count(), processes.index(), processes.is_main()) == (1, 0, True)
+    assert processes.gather([1, "a"]) == [[1, "a"]]
+    assert processes.from_main({"step": 3}) == {"step": 3}
+    assert processes.together(lambda: 5) == 5
+
+
+def test_alone_an_error_stays_what_it_is():
+    def fail():
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        processes.together(fail)
+
+
+def test_what_fails_in_one_fails_in_all(monkeypatch):
+    """As process 0 of 2 sees it, whose own part went well."""
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "gather", lambda value: [value, "OSError: no room"])
+    with pytest.raises(processes.SharedError, match="process 1: OSError: no room"):
+        processes.together(lambda: 5)
+
+
+def test_a_ballot_counts_the_last_casting():
+    ballot = processes.Ballot()
+    assert ballot.highest() == 0
+    for number in (2, 1):
+        ballot.cast(number)
+        assert ballot.highest() == number
+
+
+def test_a_request_is_agreed_one_announcement_late(monkeypatch):
+    from lingvo_gshard.training import signals
+
+    stop = StopRequest()
+    stop.requested = "SIGTERM"
+    assert stop.agreed == "SIGTERM"
+    monkeypatch.setattr(signals.processes, "count", lambda: 2)
+    assert stop.agreed is None
+    stop.announce()
+    assert stop.agreed == "SIGTERM"
