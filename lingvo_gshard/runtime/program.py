@@ -58,6 +58,7 @@ class Array:
     def put(self, value: np.ndarray | jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
         """Returns a value in this layout; of a NumPy array each process takes its devices' parts.
 
+        A jax.Array that lies so already is returned itself; of others the result is a copy.
         Raises ValueError if the value has another shape or type.
         """
         value = value if isinstance(value, jax.Array) else np.asarray(value)
@@ -69,7 +70,10 @@ class Array:
         sharding = self.sharding(mesh)
         with jax.enable_x64(True):
             if isinstance(value, jax.Array):
-                return jax.device_put(value, sharding)
+                if value.sharding == sharding:
+                    return value
+                # Who takes the memory of one of two arrays over that share it breaks the other.
+                return jax.device_put(value, sharding, may_alias=False)
             return jax.make_array_from_callback(self.shape, sharding, lambda index: value[index])
 
 

@@ -161,7 +161,7 @@ class Launch:
         mesh = mesh_asked_for(values, params)
         if values.compilation_cache != "":
             compilation_cache.keep_in(user_cache.directory("xla", values.compilation_cache))
-        facts = {f"--{name}": str(values[name].value) for name in _ALIKE}
+        facts = {f"--{name}": values[name].value or "its default" for name in _ALIKE}
         if "coordinator" in values:
             self.cluster = Cluster.from_flags(values, {**facts, "Params": params.to_text()})
         self._devices = devices_for(mesh.size if mesh else None, self.cluster.size)

@@ -82,7 +82,8 @@ def main(argv: list[str]) -> int:
         _say(console, f"{stopped}: stopped before the first step. Start again with:\n  {command}")
         return 0
     except NonFiniteError as error:
-        print(f"{NAME}: error: {error}", file=sys.stderr)
+        if launch.is_main:
+            print(f"{NAME}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         _say(console, f"Left without saving. Go on from the last checkpoint with:\n  {command}")
