@@ -17,7 +17,8 @@ _HIDDEN = ("GSPMD sharding propagation is going to be deprecated", hlo.REMATERIA
 class Executable:
     """A compiled program, to be called with flat jax.Arrays.
 
-    Raises ValueError if the devices do not fill the program's mesh.
+    Raises ValueError if the devices do not fill the program's mesh, and, when called, if an array's
+    memory has been taken over by an earlier call.
     """
 
     def __init__(self, program: Program, devices: Sequence[jax.Device]):
@@ -27,6 +28,13 @@ class Executable:
         self.compiler_output = with_earlier_output(program.digest, output)
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        for spec, array in zip(self.program.inputs, arrays, strict=True):
+            # jax would end the process.
+            if array.is_deleted():
+                raise ValueError(
+                    f"{self.program.name}: the memory of {spec.path} was taken over by an earlier "
+                    "call; its result holds the new value"
+                )
         return self._compiled(*arrays)
 
     @property

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from lingvo_gshard.runtime.captures import captured_constants, make_constants
+from lingvo_gshard.runtime.iotas import make_iotas
 from lingvo_gshard.runtime.manual_constants import keep_apart
 from lingvo_gshard.runtime.program import Array, Program, writers_versions
 from lingvo_gshard.runtime.shardy import to_shardy
@@ -100,6 +101,7 @@ def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner
         parsed = ir.Module.parse(module)
         _name(parsed, name)
         make_constants(parsed, constants)
+        make_iotas(parsed)
         keep_apart(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)

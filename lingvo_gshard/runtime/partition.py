@@ -49,9 +49,12 @@ class Partitioned:
     def __call__(self, *arguments: Any) -> Any:
         """Runs the function on the mesh; returns as soon as it is under way."""
         executable, structure = self._find(arguments)
+        program = executable.program
         arrays = [
-            array.put(_array(value), self._mesh)
-            for array, value in zip(executable.program.inputs, _leaves(arguments), strict=True)
+            array.put(_array(value), self._mesh, taken_over=index in program.donated)
+            for index, (array, value) in enumerate(
+                zip(program.inputs, _leaves(arguments), strict=True)
+            )
         ]
         results = iter(executable(*arrays))
         return tf.nest.map_structure(

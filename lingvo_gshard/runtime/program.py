@@ -55,10 +55,13 @@ class Array:
         """Shape and dtype, as jax has them."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
 
-    def put(self, value: np.ndarray | jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
+    def put(
+        self, value: np.ndarray | jax.Array, mesh: jax.sharding.Mesh, taken_over: bool = False
+    ) -> jax.Array:
         """Returns a value in this layout; of a NumPy array each process takes its devices' parts.
 
-        A jax.Array that lies so already is returned itself; of others the result is a copy.
+        A jax.Array that lies so already is returned itself.
+        taken_over: whether a call will take its memory over; then no other array shares it.
         Raises ValueError if the value has another shape or type.
         """
         value = value if isinstance(value, jax.Array) else np.asarray(value)
@@ -68,13 +71,16 @@ class Array:
                 f"{value.dtype.name}{list(value.shape)}"
             )
         sharding = self.sharding(mesh)
+        if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
+            return value
         with jax.enable_x64(True):
-            if isinstance(value, jax.Array):
-                if value.sharding == sharding:
-                    return value
-                # Who takes the memory of one of two arrays over that share it breaks the other.
-                return jax.device_put(value, sharding, may_alias=False)
-            return jax.make_array_from_callback(self.shape, sharding, lambda index: value[index])
+            if isinstance(value, np.ndarray):
+                # A copy: jax would go on reading the memory of what the caller may write to.
+                return jax.make_array_from_callback(
+                    self.shape, sharding, lambda index: np.array(value[index])
+                )
+            placed = jax.device_put(value, sharding)
+            return _copy_of_parts(placed) if taken_over else placed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +221,12 @@ def _array(record: dict) -> Array:
     if split is not None:
         split = tuple(tuple(axes) for axes in split)
     return Array(record["path"], tuple(record["shape"]), record["dtype"], split)
+
+
+def _copy_of_parts(array: jax.Array) -> jax.Array:
+    """A copy that shares no memory, as device_put's result may, whatever it is asked for."""
+    parts = [jax.device_put(np.array(part.data), part.device) for part in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
 def _in_words(mesh: Mesh) -> str:

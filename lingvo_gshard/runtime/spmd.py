@@ -103,6 +103,7 @@ class SpmdRuntime:
     def devices(self) -> str:
         """The devices in words, such as `8 CPU devices as data=8`."""
         kind = self._devices[0].device_kind
+        kind = kind.upper() if kind == "cpu" else kind
         return f"{len(self._devices)} {kind} devices as {self._placed.mesh}"
 
     @property
@@ -126,9 +127,12 @@ class SpmdRuntime:
         self._state = list(step.executable())
 
     def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of NumPy arrays or of jax.Arrays."""
+        """Takes over a state of NumPy arrays or of jax.Arrays.
+
+        Of jax.Arrays that lie as they shall already the next step takes the memory.
+        """
         self._state = [
-            array.put(value, self._mesh)
+            array.put(value, self._mesh, taken_over=True)
             for array, value in zip(self._arrays, state.flatten(), strict=True)
         ]
 
@@ -137,7 +141,8 @@ class SpmdRuntime:
         arrays = [a for a in self._arrays if a.path.startswith("theta.")]
         values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
         self._state = [
-            a.put(values[a.path], self._mesh) if a.path in values else None for a in self._arrays
+            a.put(values[a.path], self._mesh, taken_over=True) if a.path in values else None
+            for a in self._arrays
         ]
 
     def state(self) -> NestedMap:

@@ -23,6 +23,7 @@ Batch = dict[str, np.ndarray]
 ONE_DEVICE = "data=1"
 YARDSTICK = "without annotations"
 _PARTITIONER = "gspmd"
+_RUN = 5
 # What an annotation is called in a StableHLO module.
 _ANNOTATION = b"Sharding"
 
@@ -51,11 +52,11 @@ class Unannotated:
         program = init_program(self._trainer, self._placed, _PARTITIONER)
         self._state = list(jax.jit(program.exported().call)())
 
-    def train_step(self, batch: Batch) -> np.ndarray:
-        """Takes a step and waits for its metrics; the first one compiles it."""
+    def train_step(self, batch: Batch) -> Callable[[], object]:
+        """Starts a step, the first one compiles it; returns how to wait for its metrics."""
         self._step = self._step or self._compiled(batch)
         *self._state, metrics = self._step(*self._state, *(batch[name] for name in sorted(batch)))
-        return np.asarray(metrics)
+        return lambda: np.asarray(metrics)
 
     def _compiled(self, batch: Batch) -> Callable:
         specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
@@ -67,8 +68,8 @@ class Unannotated:
 def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[Row]:
     """Returns the step unannotated, by the spmd runtime and by the local one, taken in turns.
 
-    seconds are the best of `repeats`; reading the metrics is part of a step. report: told in words
-    what is under way.
+    seconds are a step's, the best of `repeats` runs of `_RUN` steps, whose metrics are read one step
+    late, as in training. report: told in words what is under way.
     """
     placed = Partitioning.make(ONE_DEVICE, "expert")
     local = LocalRuntime(case.trainer)
@@ -76,19 +77,19 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     unannotated = Unannotated(case.trainer)
     steps = {
         YARDSTICK: (unannotated, lambda: unannotated.train_step(case.batch)),
-        f"spmd, {ONE_DEVICE}": (spmd, lambda: spmd.train_step(case.batch).read()),
-        f"local, {local.devices}": (local, lambda: local.train_step(case.batch).read()),
+        f"spmd, {ONE_DEVICE}": (spmd, lambda: spmd.train_step(case.batch).read),
+        f"local, {local.devices}": (local, lambda: local.train_step(case.batch).read),
     }
     compile_seconds = {}
     for name, (runtime, step) in steps.items():
         report(f"compiling {name}")
         runtime.init_state()
-        compile_seconds[name] = _seconds(step)
+        compile_seconds[name] = _seconds(step, 1)
     taken = {name: [] for name in steps}
     for repeat in range(repeats):
         report(f"measuring, {repeat + 1} of {repeats}")
         for name, (_, step) in steps.items():
-            taken[name].append(_seconds(step))
+            taken[name].append(_seconds(step, _RUN))
     yardstick = min(taken[YARDSTICK])
     return [
         Row(name, min(seconds), min(seconds) / yardstick, compile_seconds[name])
@@ -96,7 +97,13 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     ]
 
 
-def _seconds(function: Callable[[], object]) -> float:
+def _seconds(step: Callable[[], Callable[[], object]], count: int) -> float:
+    """The seconds of a step among `count`, each of which is waited for when the next is started."""
     started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+    wait = step()
+    for _ in range(count - 1):
+        following = step()
+        wait()
+        wait = following
+    wait()
+    return (time.perf_counter() - started) / count

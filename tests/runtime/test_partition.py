@@ -164,7 +164,26 @@ def test_a_donated_argument_is_taken_over():
     second = run(first)
     assert first.is_deleted()
     np.testing.assert_array_equal(second, 4 * X)
+    with pytest.raises(ValueError, match=r"double: the memory of argument\[0\] was taken over by"):
+        run(first)
+    # One that lies otherwise is copied, and so is what it shared memory with.
+    elsewhere = jax.device_put(X, devices_for(8)[0])
+    np.testing.assert_array_equal(run(elsewhere), 2 * X)
+    whole = partition(tf.identity, "other=8")(X)
+    np.testing.assert_array_equal(run(whole), 2 * X)
+    for kept in (elsewhere, whole):
+        np.testing.assert_array_equal(run(kept), 2 * kept)
     assert run.compile(X).memory()["outputs"] == 0
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "one=1", "other=8"])
+def test_what_is_written_to_an_array_afterwards_does_not_reach_the_call(mesh):
+    x = np.ones((64, 64), np.float32)
+    run = partition(lambda x: x + 0, mesh, "data" if "data" in mesh else "replicated")
+    (first,) = run.compile(x).program.inputs
+    put = first.put(x, run._mesh)
+    x[:] = 5
+    np.testing.assert_array_equal(put, np.ones((64, 64)))
 
 
 def test_what_was_compiled_can_be_looked_at():

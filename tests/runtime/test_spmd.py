@@ -137,7 +137,7 @@ def test_weights_are_born_in_parts(strategy, mesh):
     for (path, mine), theirs in zip(
         runtime.state().flatten_items(), expected.flatten(), strict=True
     ):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7, err_msg=path)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6, err_msg=path)
     check_lies_as_listed(runtime, trainer, Partitioning.make(mesh, strategy))
     assert runtime.executable("init").collectives() == []
 
@@ -205,7 +205,8 @@ def test_a_step_takes_its_states_memory_over(runtime):
     before = runtime.state()
     runtime.train_step(tiny.make_batch(1, 0)).read()
     assert all(array.is_deleted() for array in before.flatten())
-    assert runtime.executable().memory()["outputs"] < 100
+    # The metrics, and a pointer to each output.
+    assert runtime.executable().memory()["outputs"] < 200
 
 
 def test_compiles_once_per_shape(runtime):
@@ -222,6 +223,7 @@ def test_a_state_goes_on_in_another_runtime(trainer, runtime):
     for index in range(2):
         runtime.train_step(tiny.make_batch(1, index))
     as_numpy = runtime.state().transform(np.asarray)
+    kept = as_numpy.transform(np.copy)
     local, other = LocalRuntime(trainer), make(trainer, "fsdp", "data=2")
     local.load_state(as_numpy)
     other.load_state(runtime.state())
@@ -233,14 +235,17 @@ def test_a_state_goes_on_in_another_runtime(trainer, runtime):
     for name in found[0].keys() - {"accuracy"}:
         values = [each[name] for each in found]
         np.testing.assert_allclose(values, values[0], rtol=1e-4, err_msg=name)
+    # NumPy's views of arrays whose memory the step took over.
+    for mine, theirs in zip(as_numpy.flatten(), kept.flatten(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_a_state_may_be_taken_over_by_another_runtime_of_the_same_layout(trainer, runtime):
     other = make(trainer, "data_tensor", "data=4,model=2")
     other.load_state(runtime.state())
-    assert other.shardings().flatten() == runtime.shardings().flatten()
-    first = other.train_step(tiny.make_batch(1, 0)).read()
-    assert first["loss"] > 0
+    assert other.train_step(tiny.make_batch(1, 0)).read()["loss"] > 0
+    with pytest.raises(ValueError, match="train_step: the memory of step was taken over by an ear"):
+        runtime.train_step(tiny.make_batch(1, 0))
 
 
 def test_a_state_of_another_shape_is_refused_by_its_path(trainer, runtime):

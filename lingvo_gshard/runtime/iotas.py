@@ -1,0 +1,116 @@
+"""Tensors that count along a dimension, in the form in which XLA's partitioner knows them.
+
+A scatter or gather of rows within rows is partitioned without communication where the partitioner
+sees that its indices count the rows: it looks for an iota. TensorFlow broadcasts and reshapes a
+short one, which hides it, or makes a constant of the result, of up to megabytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxlib.mlir import ir
+
+_LEAST_CONSTANT = 64
+_MOVES = (
+    "stablehlo.reshape",
+    "stablehlo.broadcast_in_dim",
+    "stablehlo.transpose",
+    "stablehlo.slice",
+)
+# As TensorFlow writes a range: start + step * iota. Each with the number that changes nothing.
+_NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
+
+
+def make_iotas(module: ir.Module) -> None:
+    """Makes an iota of every int32 tensor that counts along one of its dimensions."""
+    found: list[tuple[ir.Operation, int]] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name in ("stablehlo.constant", *_MOVES) and _is_int32(operation.results[0]):
+            dimension = _counts_along(operation)
+            if dimension is not None:
+                found.append((operation, dimension))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation, dimension in found:
+        _replace(operation, dimension)
+
+
+def _replace(operation: ir.Operation, dimension: int) -> None:
+    with ir.InsertionPoint(operation), operation.location:
+        along = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
+        iota = ir.Operation.create(
+            "stablehlo.iota",
+            results=[operation.results[0].type],
+            attributes={"iota_dimension": along},
+        )
+    operation.results[0].replace_all_uses_with(iota.results[0])
+
+
+def _counts_along(operation: ir.Operation) -> int | None:
+    """The dimension of the result along which its elements are their own indices, if any."""
+    if operation.name == "stablehlo.iota":
+        return ir.IntegerAttr(operation.attributes["iota_dimension"]).value
+    if operation.name == "stablehlo.constant":
+        return _constant_counts_along(operation)
+    if operation.name in _NEUTRAL:
+        number, other = operation.operands
+        return _counts_of(other) if _is_all(number, _NEUTRAL[operation.name]) else None
+    if operation.name not in _MOVES:
+        return None
+    before = _counts_of(operation.operands[0])
+    return None if before is None else _moved(operation, before)
+
+
+def _counts_of(value: ir.Value) -> int | None:
+    return None if isinstance(value.owner, ir.Block) else _counts_along(value.owner)
+
+
+def _moved(operation: ir.Operation, before: int) -> int | None:
+    """Where a dimension of the operand is in the result, if it is whole there."""
+    old, new = _shape(operation.operands[0]), _shape(operation.results[0])
+    if operation.name == "stablehlo.slice":
+        return before if old == new else None
+    if operation.name == "stablehlo.transpose":
+        return list(ir.DenseI64ArrayAttr(operation.attributes["permutation"])).index(before)
+    if operation.name == "stablehlo.broadcast_in_dim":
+        after = ir.DenseI64ArrayAttr(operation.attributes["broadcast_dimensions"])[before]
+        return after if old[before] == new[after] else None
+    # A reshape that only adds and removes dimensions of size 1.
+    kept = [d for d, size in enumerate(old) if size != 1]
+    if [old[d] for d in kept] != [size for size in new if size != 1] or before not in kept:
+        return None
+    return [d for d, size in enumerate(new) if size != 1][kept.index(before)]
+
+
+def _is_all(value: ir.Value, number: int) -> bool:
+    """Whether every element is that number."""
+    owner = value.owner
+    while not isinstance(owner, ir.Block) and owner.name in _MOVES:
+        owner = owner.operands[0].owner
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+        return False
+    values = ir.DenseElementsAttr(owner.attributes["value"])
+    return values.is_splat and np.array(values).flat[0] == number
+
+
+def _constant_counts_along(operation: ir.Operation) -> int | None:
+    values = ir.DenseElementsAttr(operation.attributes["value"])
+    shape = _shape(operation.results[0])
+    if values.is_splat or np.prod(shape) < _LEAST_CONSTANT:
+        return None
+    array = np.array(values).reshape(shape)
+    for dimension, size in enumerate(shape):
+        along = [-1 if d == dimension else 1 for d in range(len(shape))]
+        if (array == np.arange(size).reshape(along)).all():
+            return dimension
+    return None
+
+
+def _is_int32(value: ir.Value) -> bool:
+    return ir.RankedTensorType(value.type).element_type == ir.IntegerType.get_signless(32)
+
+
+def _shape(value: ir.Value) -> list[int]:
+    return list(ir.RankedTensorType(value.type).shape)
