@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -68,6 +69,7 @@ def lower(
         mesh=placed.mesh,
         partitioner=partitioner,
         strategy=placed.strategy.to_text(),
+        flags=os.environ.get("XLA_FLAGS", ""),
         versions=writers_versions(tensorflow=tf.__version__),
     )
 

@@ -88,7 +88,8 @@ class Program:
     """A partitioned function of arrays: module is a StableHLO portable artifact.
 
     donated: indices of the inputs whose memory the outputs may take over.
-    strategy: what split the tensors, as a table of letters; for the record.
+    strategy: what split the tensors, as a table of letters; for the record, as `flags` is: what
+        XLA_FLAGS held when it was made.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Program:
     mesh: Mesh
     partitioner: str = "gspmd"
     strategy: str = ""
+    flags: str = ""
     versions: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
@@ -177,6 +179,7 @@ class Program:
             mesh=Mesh.parse(record["mesh"], record["device_order"]),
             partitioner=record["partitioner"],
             strategy=record["strategy"],
+            flags=record["flags"],
             versions=tuple(sorted(record["versions"].items())),
         )
         if mesh is not None and mesh != program.mesh:
@@ -195,6 +198,7 @@ class Program:
             "device_order": self.mesh.device_order,
             "partitioner": self.partitioner,
             "strategy": self.strategy,
+            "flags": self.flags,
             "versions": dict(self.versions),
         }
 

@@ -10,7 +10,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.lowering import lower
 from lingvo_gshard.runtime.program import Array, Program
-from lingvo_gshard.sharding.annotate import annotate_like
+from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 
@@ -118,8 +118,7 @@ def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
     marked = NestedMap(state)
     for part, kind in (("theta", "weights"), ("slots", "slots")):
         if part in state:
-            pairs = zip(state[part].flatten(), specs[part].flatten(), strict=True)
-            marked[part] = state[part].pack(annotate_like(x, s, kind) for x, s in pairs)
+            marked[part] = annotate_weights(state[part], specs[part], kind)
     return marked
 
 

@@ -7,6 +7,7 @@ from absl import logging
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import partitioning, xla
 from lingvo_gshard.sharding.letters import check_layout
 
@@ -33,6 +34,16 @@ def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") 
     For weights, gradients and optimizer slots. Raises ValueError as `annotate` does.
     """
     return _annotate(tensor, spec.layout, kind, spec.path, spec.unsplit)
+
+
+def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") -> NestedMap:
+    """Returns a tree of weights, gradients or slots, each marked as `annotate_like` does.
+
+    specs: as of `layer.variable_specs()`. With the weights of a layer so marked, a runtime keeps
+    each in parts where its letters say so. Raises ValueError as `annotate` does.
+    """
+    pairs = zip(theta.flatten(), specs.flatten(), strict=True)
+    return theta.pack(annotate_like(weight, spec, kind) for weight, spec in pairs)
 
 
 def _annotate(tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str) -> tf.Tensor:

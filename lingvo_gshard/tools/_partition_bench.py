@@ -68,8 +68,8 @@ class Unannotated:
 def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[Row]:
     """Returns the step unannotated, by the spmd runtime and by the local one, taken in turns.
 
-    seconds are a step's, the best of `repeats` runs of `_RUN` steps, whose metrics are read one step
-    late, as in training. report: told in words what is under way.
+    seconds are a step's, the best of `repeats` runs of `_RUN` steps, whose metrics are read one
+    step late, as in training. report: told in words what is under way.
     """
     placed = Partitioning.make(ONE_DEVICE, "expert")
     local = LocalRuntime(case.trainer)

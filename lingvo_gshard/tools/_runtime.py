@@ -48,7 +48,7 @@ def define_runtime_flags(values: flags.FlagValues, in_cluster: bool = True) -> N
         None,
         "What runs the steps: local (one device), spmd (all devices of --mesh, through XLA's "
         "SPMD partitioner), or tpu_strategy (all cores of --tpu, through TensorFlow's TPU build). "
-        "spmd if --mesh or --coordinator is given, else local.",
+        "spmd if --mesh, --coordinator or sharding.mesh is given, else local.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -112,7 +112,7 @@ class Launch:
     """
 
     def __init__(self, values: flags.FlagValues, params: Params):
-        self.kind = _kind(values)
+        self.kind = _kind(values, params)
         self._values = values
         self.cluster = Cluster()
         self.placed: Partitioning | None = None
@@ -206,10 +206,10 @@ def check_choices(values: flags.FlagValues) -> None:
             raise ValueError(f"--{flag}={values[flag].value} is unknown. {hint}")
 
 
-def _kind(values: flags.FlagValues) -> str:
+def _kind(values: flags.FlagValues, params: Params) -> str:
     """The runtime asked for, checked against the flags that only another one reads."""
-    several = [name for name in ("mesh", "coordinator") if _is_given(values, name)]
-    kind = values.runtime or ("spmd" if several else "local")
+    several = any(_is_given(values, name) for name in ("mesh", "coordinator"))
+    kind = values.runtime or ("spmd" if several or params.sharding.mesh else "local")
     if kind not in RUNTIMES:
         raise ValueError(f"--runtime={kind} is unknown. {names.nearest(kind, RUNTIMES)}")
     check_choices(values)

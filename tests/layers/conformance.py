@@ -31,7 +31,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
 from lingvo_gshard.runtime.partition import Partitioned, partition
-from lingvo_gshard.sharding import annotate_like
+from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.tasks.translation import TranslationTask
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
@@ -287,11 +287,10 @@ def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
 
 def partitioned_pass_of(case: Case, training: bool, mesh: str, strategy: str) -> Partitioned:
     """Returns `pass_of` on the devices of a mesh, the weights split as the strategy says."""
-    specs, function = case.build().variable_specs().flatten(), pass_of(case, training)
+    specs, function = case.build().variable_specs(), pass_of(case, training)
 
     def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
-        pairs = zip(theta.flatten(), specs, strict=True)
-        return function(theta.pack(annotate_like(w, spec) for w, spec in pairs), inputs, seed)
+        return function(annotate_weights(theta, specs), inputs, seed)
 
     return partition(run, mesh, strategy)
 

@@ -1,4 +1,4 @@
-"""Annotations in Shardy's form: the same splits, over the mesh's named axes, and no falling back."""
+"""Annotations in Shardy's form: the same splits, over axes by name, and no falling back."""
 
 import hypothesis
 import numpy as np

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.sharding import annotate, annotate_like, einsum, partitioning
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding import annotate, annotate_like, annotate_weights, einsum, partitioning
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 SHARDING = re.compile(r'@Sharding.*?mhlo\.sharding = "\{(.*?)\}"')
@@ -117,6 +118,21 @@ def test_weights_and_slots_are_stated_as_their_specs():
     split = "devices=[1,2,2]0,2,1,3 last_tile_dim_replicate"
     assert shardings(weight_and_slot, placed, (4, 4)) == [split, split]
     assert annotate_like(x := tf.ones([4, 4]), spec) is x
+
+
+def test_a_tree_of_weights_is_stated_as_its_specs():
+    specs = Dense(Dense.params(), "one").variable_specs()
+    placed = Partitioning.make("data=2,model=2", "weights: H->model | slots: H->data")
+
+    def weights_and_slots(x):
+        theta = NestedMap(w=x)
+        return annotate_weights(theta, specs).w, annotate_weights(theta, specs, "slots").w
+
+    def one_by_one(x):
+        return annotate_like(x, specs.w), annotate_like(x, specs.w, "slots")
+
+    found = shardings(weights_and_slots, placed, (4, 4))
+    assert found == shardings(one_by_one, placed, (4, 4)) and len(set(found)) == 2
 
 
 def test_another_rank_and_unknown_letters_are_refused_with_the_layers_name():

@@ -53,7 +53,7 @@ def losses_of(logdir):
 
 def test_training_says_what_it_runs_on(sharded_run):
     logdir, _, out = sharded_run
-    assert "8 cpu devices as data=8" in out
+    assert "8 CPU devices as data=8" in out
     assert "compiled in" in out and "Trained 4 steps" in out
     assert re.search(r"train_step: [\d.]+ MiB per device .*; collectives: .*4 all-to-all", out)
     assert len(losses_of(logdir)) == 4
@@ -172,7 +172,7 @@ def test_the_devices_need_not_all_be_used(capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=3", "--steps=2"]
     code, out, err = run_here(train, capsys, *flags)
     assert code == 0, err
-    assert "3 cpu devices as data=3" in out
+    assert "3 CPU devices as data=3" in out
 
 
 def test_one_override_names_a_weight(capsys, tmp_path):

@@ -1,6 +1,7 @@
 """The mixture-of-experts layer: a feed-forward layer whose weights are chosen token by token."""
 
 import tensorflow as tf
+from absl import logging
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import Layer
@@ -9,7 +10,7 @@ from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.moe import dispatch
 from lingvo_gshard.layers.moe.top2 import Top2Router
-from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.sharding import annotate, einsum, partitioning
 
 
 class MixtureOfExperts(Layer):
@@ -71,11 +72,22 @@ class MixtureOfExperts(Layer):
         size = min(self.p.group_size, tokens)
         groups = -(-tokens // size)
         missing = groups * size - tokens
+        self._warn_of_uneven_groups(groups)
         x = tf.pad(tf.reshape(x_BLM, (tokens, model_dim)), [[0, missing], [0, 0]])
         mask = tf.reshape(tf.cast(tf.not_equal(mask_BL, 0), tf.float32), (tokens,))
         mask = tf.pad(mask, [[0, missing]])
         x_GSM = annotate(tf.reshape(x, (groups, size, model_dim)), "GSM")
         return x_GSM, annotate(tf.reshape(mask, (groups, size)), "GS")
+
+    def _warn_of_uneven_groups(self, groups: int) -> None:
+        """Groups that devices cannot share evenly are padded, and cross them on the way."""
+        current = partitioning.current()
+        parts = current.parts(current.split("G", path=self.path)[0]) if current else 1
+        if groups % parts:
+            logging.warning(
+                f"{self.path}: {groups} groups of tokens over {parts} devices; with a group_size "
+                f"that makes a multiple of {parts} groups less is moved and nothing padded"
+            )
 
     def _report(self, routing, mask_GS: tf.Tensor) -> None:
         self.add_loss("auxiliary_loss", routing.auxiliary_loss * self.p.auxiliary_loss_weight)

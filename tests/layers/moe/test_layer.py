@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.sharding import partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.moe import algorithm
 from tests.tolerances import assert_close
 
@@ -188,3 +190,14 @@ def test_sizes_that_contradict_are_refused(name):
 def test_mistakes_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         make_params(**values).instantiate(path="moe")
+
+
+@pytest.mark.parametrize(("group_size", "warned"), [(8, True), (3, False)])
+def test_groups_that_devices_cannot_share_evenly_are_told(group_size, warned, monkeypatch):
+    said = []
+    monkeypatch.setattr("lingvo_gshard.layers.moe.layer.logging.warning", said.append)
+    layer = make_params(group_size=group_size).instantiate(path="moe")
+    with partitioning.use(Partitioning.make("data=4", "expert")):
+        tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
+    assert bool(said) == warned
+    assert not warned or said[0].startswith("moe: 3 groups of tokens over 4 devices")
