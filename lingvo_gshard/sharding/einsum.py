@@ -17,6 +17,7 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     """
     inputs, arrow, output = equation.partition("->")
     layouts = inputs.split(",")
+    operands = tuple(map(tf.convert_to_tensor, operands))
     _check(equation, layouts, arrow, output, operands)
     if _is_product(layouts, output):
         result = _product(*layouts, output, *operands)
