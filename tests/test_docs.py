@@ -33,6 +33,10 @@ ELSEWHERE = {
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/test_tpu_flags.py",
 }
 
+# Pages whose `python` blocks are one script; the `text` block after one is what it prints.
+SCRIPTS = ("docs/your_own_layer.md",)
+
+_PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -90,6 +94,22 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
             timeout=600,
         )
         assert result.returncode == 0, f"$ {command}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_the_script_of_a_page_prints_what_the_page_says(page, tmp_path, environment):
+    blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
+    script = "\nprint('\\x1e', end='')\n".join(code for code, _ in blocks)
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\x1e") == [printed for _, printed in blocks]
 
 
 @pytest.mark.parametrize("file", sorted(set(ELSEWHERE.values())))
