@@ -30,7 +30,7 @@ class Executable:
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         for spec, array in zip(self.program.inputs, arrays, strict=True):
             # jax would end the process.
-            if array.is_deleted():
+            if isinstance(array, jax.Array) and array.is_deleted():
                 raise ValueError(
                     f"{self.program.name}: the memory of {spec.path} was taken over by an earlier "
                     "call; its result holds the new value"
