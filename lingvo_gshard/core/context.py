@@ -14,25 +14,31 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.repetition import Iteration
 
 Metric = tuple[tf.Tensor, tf.Tensor]
 
 
 @dataclasses.dataclass
 class Context:
-    """One forward pass: its mode and random key, and the losses and metrics collected in it."""
+    """One forward pass: its mode and random key, and the losses and metrics collected in it.
+
+    iteration: where layers are one loop, which of them it is.
+    """
 
     training: bool = False
     seed: tf.Tensor | None = None
     losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
     on_output: Callable[[str, tf.Tensor], None] | None = None
+    iteration: Iteration | None = None
 
     def random_seed(self, path: str) -> tf.Tensor:
         """Returns an int32 [2] key that depends on the pass's seed and on `path` alone."""
         if self.seed is None:
             raise ValueError(f"{path} needs random numbers, but context.scope was given no seed")
-        return random_numbers.fold_in(self.seed, path)
+        word = self.iteration.word(path) if self.iteration else random_numbers.word(path)
+        return random_numbers.fold_in_word(self.seed, word)
 
     def add_loss(self, path: str, value: tf.Tensor) -> None:
         """Adds a scalar to the training loss."""
@@ -46,7 +52,12 @@ class Context:
     def observe(self, path: str, output: tf.Tensor) -> None:
         """Shows a layer's output to whoever asked to see outputs in forward order."""
         if self.on_output is not None:
-            self.on_output(path, output)
+            self.on_output(self.iteration.path(path) if self.iteration else path, output)
+
+    def part(self, iteration: Iteration | None = None) -> Context:
+        """Returns a context like this one that collects what a part of the pass leaves behind."""
+        observer = self.on_output
+        return Context(self.training, self.seed, on_output=observer, iteration=iteration)
 
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
@@ -68,7 +79,13 @@ def scope(
     seed: int32 [2]; needed where a layer draws random numbers (dropout, random routing).
     on_output: called with (layer path, output) for the outputs that layers observe.
     """
-    context = Context(training, seed, on_output=on_output)
+    with use(Context(training, seed, on_output=on_output)) as context:
+        yield context
+
+
+@contextlib.contextmanager
+def use(context: Context) -> Iterator[Context]:
+    """Makes a context that of the pass under way."""
     token = _current.set(context)
     try:
         yield context
@@ -92,6 +109,24 @@ def layer(path: str) -> Iterator[None]:
         yield
     finally:
         _layer_path.reset(token)
+
+
+_recomputing: contextvars.ContextVar[bool] = contextvars.ContextVar("recomputing", default=False)
+
+
+def recomputing() -> bool:
+    """Whether what layers compute was computed before, and not kept."""
+    return _recomputing.get()
+
+
+@contextlib.contextmanager
+def recomputation() -> Iterator[None]:
+    """Says that layers compute again what they have computed before."""
+    token = _recomputing.set(True)
+    try:
+        yield
+    finally:
+        _recomputing.reset(token)
 
 
 def _unused(path: str, taken: dict) -> str:

@@ -23,6 +23,7 @@ class VariableSpec:
     """A weight: where it stands, its layout letters, and how it begins.
 
     unsplit: letters of the layout along which no strategy splits it.
+    slices: the paths of the weights that it is a stack of, along its first dimension.
     """
 
     path: str
@@ -31,11 +32,24 @@ class VariableSpec:
     dtype: str
     initializer: Initializer
     unsplit: str = ""
+    slices: tuple[str, ...] = ()
 
     def init(self, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the initial weight; it depends on the int32 [2] seed and the path alone."""
-        key = random_numbers.fold_in(seed, self.path)
-        return self.initializer(self.shape, tf.as_dtype(self.dtype), key)
+        """Returns the initial weight; it depends on the int32 [2] seed and the path alone.
+
+        Of a stack every slice depends on its own path.
+        """
+        dtype = tf.as_dtype(self.dtype)
+        if not self.slices:
+            key = random_numbers.fold_in(seed, self.path)
+            return self.initializer(self.shape, dtype, key)
+
+        def init_slice(word: tf.Tensor) -> tf.Tensor:
+            key = random_numbers.fold_in_word(seed, word)
+            return self.initializer(self.shape[1:], dtype, key)
+
+        words = tf.constant([random_numbers.word(path) for path in self.slices], tf.int32)
+        return tf.map_fn(init_slice, words, fn_output_signature=dtype)
 
 
 class Layer(Configurable):
@@ -202,6 +216,10 @@ def _within_scope(method: Callable) -> Callable:
     return run
 
 
+# Around the name scopes of what is computed again in the backward pass.
+RECOMPUTED = "rematerialised"
+
+
 def scope_name(path: str) -> str:
     """Returns the name scope of a layer's path, `encoder/layers_0` of `encoder.layers[0]`."""
     name = re.sub(r"[^\w.\-]", "_", path.replace("]", ""), flags=re.ASCII).replace(".", "/")
@@ -212,6 +230,8 @@ def scope_name(path: str) -> str:
 def _name_scope(path: str) -> Iterator[None]:
     """The absolute name scope of a layer's path; no other one for the root or where it is open."""
     name = scope_name(path)
+    if name and context.recomputing():
+        name = f"{RECOMPUTED}/{name}"
     if not name or f"{tf.get_current_name_scope()}/".startswith(f"{name}/"):
         yield
         return

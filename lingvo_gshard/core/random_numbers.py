@@ -21,7 +21,16 @@ _PHILOX = tf.random.Algorithm.PHILOX
 
 def fold_in(key: tf.Tensor, name: str) -> tf.Tensor:
     """Returns the int32 [2] key `key` mixed with a name."""
-    word = zlib.crc32(name.encode()) & 0x7FFFFFFF
+    return fold_in_word(key, word(name))
+
+
+def word(name: str) -> int:
+    """Returns the 31 bits that a name is mixed into keys as."""
+    return zlib.crc32(name.encode()) & 0x7FFFFFFF
+
+
+def fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
+    """Returns the int32 [2] key `key` mixed with the word of a name."""
     return tf.random.experimental.stateless_fold_in(key, word, alg=_PHILOX)
 
 

@@ -116,10 +116,11 @@ class TranslationInput(Configurable):
         self.__dict__.pop("_examples", None)
         self._held_out.clear()
 
-    def batch_spec(self) -> dict[str, tuple[tuple[int, int], str]]:
-        """Returns {name: (shape, dtype)} of a batch."""
-        wide = (self.p.batch_rows, self.p.source_length)
-        narrow = (self.p.batch_rows, self.p.target_length)
+    @staticmethod
+    def batch_spec(params: Params) -> dict[str, tuple[tuple[int, int], str]]:
+        """Returns {name: (shape, dtype)} of a batch, for which no corpus is needed."""
+        wide = (params.batch_rows, params.source_length)
+        narrow = (params.batch_rows, params.target_length)
         shapes = {f"source_{part}": wide for part in ("ids", "segments", "positions")}
         target_parts = ("inputs", "labels", "segments", "positions")
         shapes |= {f"target_{part}": narrow for part in target_parts}

@@ -6,14 +6,17 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_gshard.core import rematerialisation
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.segment import rematerialised
 from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers.repeat import Repeat
 
 
 def inherit(params: Params, **values: object) -> Params:
@@ -147,6 +150,13 @@ class TransformerStack(Layer):
         p.define("moe_every", 2, "Layers moe_every, 2 * moe_every, ... have experts; 0: none has.")
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
+        p.define("repeat", False, "Whether the layers are compiled as one loop.")
+        p.define(
+            "rematerialise",
+            rematerialisation.NONE,
+            "What of a layer, or of a time through the loop, is computed again in the backward "
+            "pass: a policy of core/rematerialisation.py.",
+        )
         p.define("input_dropout_rate", 0.0, "Share of the stack's input dropped in training.")
         p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
         p.define("attention_dropout_rate", 0.0, "Share of attention weights dropped.")
@@ -156,8 +166,25 @@ class TransformerStack(Layer):
         super().__init__(params, path)
         p = self.p
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
-        self.create_children("layers", [self._layer_params(i) for i in range(p.num_layers)])
+        rematerialisation.check(p.rematerialise, f"{path}.rematerialise")
+        if p.repeat:
+            self.create_child("layers", self._repeat_params())
+        else:
+            self.create_children("layers", [self._layer_params(i) for i in range(p.num_layers)])
         self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
+
+    def _repeat_params(self) -> Params:
+        """One loop whose body reaches to the first layer with experts."""
+        p = self.p
+        body = max(p.moe_every, 1)
+        if p.num_layers % body:
+            raise ValueError(
+                f"{self.path}.repeat: {p.num_layers} layers are no whole number of times "
+                f"{self.path}.moe_every, {body} layers"
+            )
+        layers = tuple(self._layer_params(i) for i in range(body))
+        repeat = Repeat.params().set(body=layers, times=p.num_layers // body)
+        return repeat.set(rematerialise=p.rematerialise)
 
     def _layer_params(self, index: int) -> Params:
         p = self.p
@@ -182,16 +209,32 @@ class TransformerStack(Layer):
     ) -> tf.Tensor:
         """Returns [B,L,M], normalised; a position sees its own segment only."""
         bias_B1LL = segment_bias(segments_BL, segments_BL, causal=self.p.is_decoder)
-        memory_BKM = memory_bias_B1LK = None
+        fixed = [segments_BL, bias_B1LL]
         if self.p.is_decoder:
-            memory_BKM = memory.output_BKM
-            memory_bias_B1LK = segment_bias(segments_BL, memory.segments_BK)
+            fixed += [memory.output_BKM, segment_bias(segments_BL, memory.segments_BK)]
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
-        for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
-            x_BLM = layer.fprop(
-                layer_theta, x_BLM, segments_BL, bias_B1LL, memory_BKM, memory_bias_B1LK
-            )
+        if self.p.repeat:
+            x_BLM = self.layers.fprop(theta.layers, x_BLM, *fixed)
+        else:
+            for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
+                x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
         return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
+
+    def _run_layer(self, layer: Layer, layer_theta: NestedMap, *tensors: tf.Tensor) -> tf.Tensor:
+        if self.p.rematerialise == rematerialisation.NONE:
+            return layer.fprop(layer_theta, *tensors)
+
+        def run(*both: tf.Tensor) -> tf.Tensor:
+            weights = layer_theta.pack(both[len(tensors) :])
+            return layer.fprop(weights, *both[: len(tensors)])
+
+        return rematerialised(run, self.p.rematerialise, *tensors, *layer_theta.flatten())
+
+    def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """Returns the layers one after another, each with its weights, of a loop or not."""
+        if self.p.repeat:
+            return self.layers.unrolled(theta.layers)
+        return list(zip(self.layers, theta.layers, strict=True))
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns the cache for decoding up to `length` positions against one-segment memories."""
@@ -200,7 +243,7 @@ class TransformerStack(Layer):
             memory_bias=segment_bias(ones_B1, memory.segments_BK),
             layers=[
                 layer.init_cache(layer_theta, memory, length)
-                for layer, layer_theta in zip(self.layers, theta.layers, strict=True)
+                for layer, layer_theta in self.unrolled(theta)
             ],
         )
 
@@ -214,8 +257,8 @@ class TransformerStack(Layer):
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns ([B,1,M], cache): `fprop` at position `step`."""
         caches = []
-        for layer, layer_theta, layer_cache in zip(
-            self.layers, theta.layers, cache.layers, strict=True
+        for (layer, layer_theta), layer_cache in zip(
+            self.unrolled(theta), cache.layers, strict=True
         ):
             x_B1M, layer_cache = layer.extend_step(
                 layer_theta, x_B1M, mask_B1, step, layer_cache, cache.memory_bias

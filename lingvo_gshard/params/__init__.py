@@ -1,5 +1,5 @@
 """Experiments: small functions that return Params; importing this room registers all of them."""
 
-from lingvo_gshard.params import translation
+from lingvo_gshard.params import gshard_paper, translation
 
-__all__ = ["translation"]
+__all__ = ["gshard_paper", "translation"]

@@ -4,7 +4,9 @@ import math
 
 import tensorflow as tf
 
+from lingvo_gshard.core import rematerialisation
 from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.letters import check_layout
 
@@ -20,10 +22,15 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     operands = tuple(map(tf.convert_to_tensor, operands))
     _check(equation, layouts, arrow, output, operands)
     if _is_product(layouts, output):
-        result = _product(*layouts, output, *operands)
+        kept = rematerialisation.kept()
+        known = kept.take(*layouts, output) if kept else None
+        result = annotate(_product(*layouts, output, *operands, known), output)
+        if kept:
+            kept.add(*layouts, output, result)
     else:
-        result = tf.einsum(equation, *operands)
-    return annotate(result, output)
+        result = annotate(tf.einsum(equation, *operands), output)
+    recording.add(equation, operands, result)
+    return result
 
 
 def _check(
@@ -54,15 +61,21 @@ def _is_product(layouts: list[str], output: str) -> bool:
     return all(sum(x in layout for layout in (*layouts, output)) >= 2 for x in letters)
 
 
-def _product(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """The einsum of two operands; products in its gradients do not transpose the larger operand."""
+def _product(
+    left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor, known: tf.Tensor | None
+) -> tf.Tensor:
+    """The einsum of two operands; products in its gradients do not transpose the larger operand.
+
+    known: the result, where it need not be computed, only differentiated.
+    """
 
     @custom_gradient
     def compute(x: tf.Tensor, y: tf.Tensor):
         def gradient(dz: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return _contract(output, right, left, dz, y), _contract(output, left, right, dz, x)
 
-        return tf.einsum(f"{left},{right}->{output}", x, y), gradient
+        result = tf.einsum(f"{left},{right}->{output}", x, y) if known is None else known
+        return result, gradient
 
     return compute(x, y)
 

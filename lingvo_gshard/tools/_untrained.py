@@ -35,9 +35,8 @@ def with_largest_vocabularies(experiment: Params) -> Params:
 
 def batch_specs(experiment: Params) -> dict[str, tf.TensorSpec]:
     """Returns shape and type of every array of a training batch, by name."""
-    input_ = experiment.input.instantiate()
-    if hasattr(input_, "batch_spec"):
-        specs = input_.batch_spec()
+    if hasattr(experiment.input.cls, "batch_spec"):
+        specs = experiment.input.cls.batch_spec(experiment.input)
         return {name: tf.TensorSpec(*specs[name]) for name in sorted(specs)}
-    batch = _summary.next_batch(input_, experiment.trainer.seed)
+    batch = _summary.next_batch(experiment.input.instantiate(), experiment.trainer.seed)
     return {name: tf.TensorSpec(batch[name].shape, batch[name].dtype) for name in sorted(batch)}

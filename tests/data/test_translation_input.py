@@ -49,7 +49,7 @@ def test_batches_read_back_as_the_corpus(place, joint):
     assert (data.source_vocabulary is data.target_vocabulary) == joint
     rows = {(row.source, row.target) for row in data.rows("train")}
     batches = data.train_batches(seed=1)
-    spec = data.batch_spec()
+    spec = data.batch_spec(p)
     seen = set()
     for _ in range(60):
         batch = next(batches)

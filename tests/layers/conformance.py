@@ -227,6 +227,14 @@ CASES = (
     ),
     Case("TransformerStack.encoder", _stack(model_dim=M), _on_x_and_mask, draws=True),
     Case("TransformerStack.decoder", _stack(model_dim=M, is_decoder=True), _decoder_stack, True),
+    Case(
+        "TransformerStack.loop",
+        _stack(model_dim=M, is_decoder=True, repeat=True, rematerialise="products").set(
+            num_layers=4
+        ),
+        _decoder_stack,
+        draws=True,
+    ),
     Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
     Case(
         "TranslationTask.loss",

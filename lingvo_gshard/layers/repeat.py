@@ -1,0 +1,109 @@
+"""Repeat: a stack of like layers as one compiled loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context, rematerialisation
+from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.core.segment import Reports, Segment
+from lingvo_gshard.layers.loop import Loop
+from lingvo_gshard.sharding import annotate, annotate_weights
+
+# Of what every layer of a stack takes and returns.
+_CARRIED = "BLM"
+
+
+class Repeat(Layer):
+    """`body`, a layer or several that take turns, run `times` times over weights of its own.
+
+    Computes what the layers one after another would, and is compiled in the same time however many
+    they are. A weight of layer `body[1]` is a stack over the letter R of what would be the weights
+    of `[1]`, `[3]`, ... Each begins, draws random numbers and reports metrics by that name.
+
+    rematerialise: as in core/rematerialisation.py, for each time through the body.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("body", (), "Params of the layers of the body.")
+        p.define("times", 0, "How often the body is run; the size of R.")
+        p.define("rematerialise", rematerialisation.NONE, "Policy of what is computed again.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.times < 1 or not p.body:
+            raise ValueError(f"{path}: {p.times} times a body of {len(p.body)} layers")
+        rematerialisation.check(p.rematerialise, f"{path}.rematerialise")
+        self.create_children("body", list(p.body))
+        self._repetition = Repetition(path, len(p.body), p.times)
+
+    def variable_specs(self) -> NestedMap:
+        """Returns the body's tree of VariableSpec, each with R before its dimensions."""
+        return super().variable_specs().transform(self._stacked)
+
+    def _stacked(self, spec: VariableSpec) -> VariableSpec:
+        return dataclasses.replace(
+            spec,
+            layout=f"R{spec.layout}",
+            shape=(self.p.times, *spec.shape),
+            slices=tuple(self._repetition.paths(spec.path)),
+        )
+
+    def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """Returns the layers of the body with their weights, one after another, time after time."""
+        return [pair for r in range(self.p.times) for pair in self._body_at(theta, r)]
+
+    def _body_at(self, theta: NestedMap, r: int) -> list[tuple[Layer, NestedMap]]:
+        at_r = theta.transform(lambda weight: weight[r])
+        return list(zip(self.body, at_r.body, strict=True))
+
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *fixed: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,M]: x through all layers, each called with (theta, x, *fixed)."""
+        if tf.executing_eagerly():
+            return self._fprop_eagerly(theta, x_BLM, fixed)
+        specs = super().variable_specs()
+
+        def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
+            read_theta = annotate_weights(specs.pack(tensors[len(fixed) :]), specs)
+            x_BLM = annotate(x_BLM, _CARRIED)
+            for layer, layer_theta in zip(self.body, read_theta.body, strict=True):
+                x_BLM = layer.fprop(layer_theta, x_BLM, *tensors[: len(fixed)])
+            return annotate(x_BLM, _CARRIED)
+
+        loop = Loop(Segment(body, self.p.rematerialise), self._repetition, len(fixed), _CARRIED)
+        run = (
+            loop.run if self.p.rematerialise == rematerialisation.NONE else loop.run_rematerialised
+        )
+        outcome = run(x_BLM, *fixed, *theta.flatten())
+        for r in range(self.p.times):
+            self._report(outcome.reports, r, [value[r] for value in outcome.values])
+        return outcome.output
+
+    def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, fixed: Sequence) -> tf.Tensor:
+        """The layers one by one, where no loop is compiled."""
+        pass_under_way = context.current()
+        for r in range(self.p.times):
+            with context.use(pass_under_way.part(Iteration(self._repetition, r))) as part:
+                for layer, layer_theta in self._body_at(theta, r):
+                    x_BLM = layer.fprop(layer_theta, x_BLM, *fixed)
+            reports = Reports.of(part)
+            self._report(reports, r, reports.values)
+        return x_BLM
+
+    def _report(self, reports: Reports, r: int, values: Sequence[tf.Tensor]) -> None:
+        """Reports what the body left behind under the names that it stands for at time r."""
+        named = Reports(
+            [self._repetition.paths(name)[r] for name in reports.losses],
+            [self._repetition.paths(name)[r] for name in reports.metrics],
+        )
+        named.add_to(context.current(), values)

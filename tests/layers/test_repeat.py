@@ -1,0 +1,188 @@
+"""Layers as one loop: the same as layers one by one, whatever is kept for the gradient."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.rematerialisation import POLICIES
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.transformer import Memory, TransformerStack
+from tests.tolerances import assert_close
+
+B, L, K, M = 2, 8, 6, 16
+COTANGENT = np.random.default_rng(5).normal(size=(B, L, M)).astype(np.float32)
+SEED = tf.constant([3, 4])
+
+
+def stack(num_layers: int = 4, **values: object) -> TransformerStack:
+    p = TransformerStack.params().set(
+        num_layers=num_layers,
+        model_dim=M,
+        num_heads=2,
+        hidden_dim=24,
+        is_decoder=True,
+        moe=MixtureOfExperts.params().set(num_experts=4, group_size=8),
+        residual_dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+        **values,
+    )
+    return p.instantiate(path="decoder")
+
+
+def inputs() -> tuple[tf.Tensor, tf.Tensor]:
+    rng = np.random.default_rng(0)
+    return tuple(tf.constant(rng.normal(size=(B, n, M)), tf.float32) for n in (L, K))
+
+
+def pass_of(layer: TransformerStack):
+    """A function of (x, memory, *weights): one training pass, with its gradients and reports."""
+    theta = layer.variable_specs()
+
+    def run(*tensors: tf.Tensor) -> dict:
+        x, memory, *weights = tensors
+        with context.scope(training=True, seed=SEED) as scope, tf.GradientTape() as tape:
+            tape.watch(tensors)
+            source = Memory(memory, tf.ones([B, K], tf.int32))
+            output = layer.fprop(theta.pack(weights), x, tf.ones([B, L], tf.int32), source)
+            total = tf.reduce_sum(output * COTANGENT) + tf.add_n(list(scope.losses.values()))
+        gradients = tape.gradient(total, tensors)
+        return {
+            "output": output,
+            "losses": scope.losses,
+            "metrics": {name: value for name, (value, _) in scope.metrics.items()},
+            "gradients": gradients,
+        }
+
+    return run
+
+
+def by_name(layer: TransformerStack, found: dict) -> dict:
+    """What a pass gives, with the gradient of every layer's weight by its own name."""
+    x, memory, *weights = found["gradients"]
+    named = {"x": x, "memory": memory}
+    for spec, gradient in zip(layer.variable_specs().flatten(), weights, strict=True):
+        slices = zip(spec.slices, gradient, strict=True) if spec.slices else [(spec.path, gradient)]
+        named.update(slices)
+    return {**found, "gradients": named}
+
+
+def assert_same(actual: dict, expected: dict) -> None:
+    assert_close(actual["output"], expected["output"], "order")
+    for part in ("losses", "metrics", "gradients"):
+        assert set(actual[part]) == set(expected[part])
+        for name, value in expected[part].items():
+            assert_close(actual[part][name], value, "order")
+
+
+def run(jit_compile: bool | None = None, **values: object) -> dict:
+    layer = stack(**values)
+    function = pass_of(layer)
+    if jit_compile is not None:
+        function = tf.function(function, jit_compile=jit_compile, autograph=False)
+    return by_name(layer, function(*inputs(), *layer.init(1).flatten()))
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> dict:
+    return run()
+
+
+def test_weights_begin_as_those_of_layers_one_by_one():
+    loop, layers = stack(repeat=True), stack()
+    paths = [spec.path for spec in layers.variable_specs().flatten()]
+    expected = dict(zip(paths, layers.init(1).flatten(), strict=True))
+    for spec, weight in zip(loop.variable_specs().flatten(), loop.init(1).flatten(), strict=True):
+        assert weight.shape == spec.shape
+        slices = zip(spec.slices, weight, strict=True) if spec.slices else [(spec.path, weight)]
+        for path, value in slices:
+            np.testing.assert_array_equal(value, expected.pop(path))
+    assert not expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("repeat", [False, True], ids=["one_by_one", "loop"])
+def test_eager_is_the_same_to_the_bit(one_by_one, repeat, policy):
+    found = run(repeat=repeat, rematerialise=policy)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, one_by_one)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "policy"),
+    [(False, "products"), (True, "none"), (True, "full"), (True, "products_but_hidden")],
+)
+def test_compiled_is_the_same(one_by_one, repeat, policy):
+    assert_same(run(True, repeat=repeat, rematerialise=policy), one_by_one)
+
+
+def test_a_graph_that_is_not_compiled_is_the_same(one_by_one):
+    assert_same(run(False, repeat=True, rematerialise="products"), one_by_one)
+
+
+def test_decodes_as_layers_one_by_one():
+    results = []
+    for repeat in (False, True):
+        layer = stack(repeat=repeat)
+        theta = layer.init(1)
+        x, memory = inputs()
+        source = Memory(memory, tf.ones([B, K], tf.int32))
+        cache = layer.init_cache(theta, source, 3)
+        for step in range(2):
+            y, cache = layer.extend_step(
+                theta, x[:, step : step + 1], tf.ones([B, 1], tf.int32), tf.constant(step), cache
+            )
+        results.append(y)
+    np.testing.assert_array_equal(*results)
+
+
+def compiled_text(**values: object) -> str:
+    layer = stack(**values)
+    function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
+    tensors = (*inputs(), *layer.init(1).flatten())
+    return function.experimental_get_compiler_ir(*tensors)(stage="hlo")
+
+
+def test_the_program_does_not_grow_with_depth():
+    few, many = (compiled_text(num_layers=n, repeat=True, rematerialise="full") for n in (4, 16))
+    # Each layer with experts reports a loss and three metrics of its own.
+    assert many.count(" = ") < 1.1 * few.count(" = ")
+    assert many.count(" while(") == few.count(" while(")
+
+
+def products(text: str) -> int:
+    return text.count(" dot(")
+
+
+def test_a_policy_recomputes_what_it_does_not_keep_and_the_compiler_leaves_it():
+    layer_counts = {}
+    for policy in POLICIES:
+        layer = stack(num_layers=2, rematerialise=policy)
+        function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
+        tensors = (*inputs(), *layer.init(1).flatten())
+        ir = function.experimental_get_compiler_ir(*tensors)
+        layer_counts[policy] = products(ir(stage="optimized_hlo"))
+    none, full = layer_counts["none"], layer_counts["full"]
+    kept, but_hidden = layer_counts["products"], layer_counts["products_but_hidden"]
+    assert none < kept < but_hidden < full, layer_counts
+
+
+def test_a_wrong_policy_is_named():
+    with pytest.raises(ValueError, match=r"decoder.rematerialise: .*'ful'.*'full'"):
+        stack(rematerialise="ful")
+
+
+def test_a_number_of_layers_that_the_body_does_not_divide_is_named():
+    with pytest.raises(ValueError, match="decoder.repeat: 5 layers .* decoder.moe_every, 2"):
+        stack(num_layers=5, repeat=True)
+
+
+def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
+    layer = stack(repeat=True)
+    theta: NestedMap = layer.init(1)
+    seen = []
+    x, memory = inputs()
+    with context.scope(on_output=lambda path, _: seen.append(path)):
+        source = Memory(memory, tf.ones([B, K], tf.int32))
+        layer.fprop(theta, x, tf.ones([B, L], tf.int32), source)
+    assert "decoder.layers[3].feed_forward" in seen
