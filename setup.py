@@ -36,7 +36,15 @@ setup(
     ],
     python_requires=">=3.11",
     packages=find_packages(include=["lingvo_gshard", "lingvo_gshard.*"]),
-    package_data={"lingvo_gshard": ["data/embedded/*", "params/*.gin"]},
+    package_data={
+        "lingvo_gshard": [
+            "data/embedded/*",
+            "params/*.gin",
+            "planning/picture/*.css",
+            "planning/picture/*.html",
+            "planning/picture/*.js",
+        ]
+    },
     # The least version that is known to work; constraints.txt pins the row that was tested.
     install_requires=[
         "absl-py>=2.1",
@@ -46,6 +54,7 @@ setup(
         "jax>=0.10.2,<0.11",
         "numpy>=2.0",
         "orbax-checkpoint>=0.12.8",
+        "packaging>=23",
         "polib>=1.2",
         "rich>=13",
         "sacrebleu>=2.5",

@@ -69,13 +69,17 @@ class Segment:
         kept: Sequence[tf.Tensor],
         upstream: Sequence[tf.Tensor],
         iteration: Iteration | None = None,
+        hidden: int = 0,
     ) -> list[tf.Tensor | None]:
         """Returns the gradients of the tensors; None for those that nothing depends on.
 
         kept: results of the products that `forward` kept. upstream: gradients of the output and of
-        the reports' values.
+        the reports' values. hidden: how many tensors are put behind a barrier, without which XLA
+        would see in one program the same computed twice, and keep the first result.
         """
-        tensors, kept, upstream = optimization_barrier(tensors, kept, upstream)
+        if hidden:
+            shown, upstream = optimization_barrier(tensors[:hidden], upstream)
+            tensors = [*shown, *tensors[hidden:]]
         with tf.GradientTape() as tape:
             tape.watch([t for t in tensors if t.dtype.is_floating])
             with (
@@ -89,8 +93,10 @@ class Segment:
         return tape.gradient(outputs, list(tensors), output_gradients=list(upstream))
 
 
-def rematerialised(function: Function, policy: str, *tensors: tf.Tensor) -> tf.Tensor:
-    """Returns function(*tensors), which keeps what the policy says and computes the rest again."""
+def rematerialised(
+    function: Function, policy: str, activations: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Returns function(*activations, *weights), of which a policy says what is computed again."""
     segment = Segment(function, policy)
     reports: list[Reports] = []
 
@@ -100,10 +106,10 @@ def rematerialised(function: Function, policy: str, *tensors: tf.Tensor) -> tf.T
         reports[:] = [left_behind]
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
-            return segment.gradients(tensors, kept.results, upstream)
+            return segment.gradients(tensors, kept.results, upstream, hidden=len(activations))
 
         return (output, *left_behind.values), gradient
 
-    output, *values = compute(*tensors)
+    output, *values = compute(*activations, *weights)
     reports[0].add_to(context.current(), values)
     return output

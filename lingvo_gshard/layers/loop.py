@@ -122,9 +122,11 @@ class Loop:
             x, *results = [_read(stack, r) for stack in kept]
             upstream = [dx, *(_read(d, r) for d in d_values)]
             return self.segment.gradients(
-                self._at(r, x, tensors), results, upstream, self._iteration(r)
+                self._at(r, x, tensors), results, upstream, self._iteration(r), hidden
             )
 
+        # Of a loop that is run once XLA makes a part of the program around it.
+        hidden = 1 + self.fixed if self.repetition.times == 1 else 0
         connected = _connected(once, tf.TensorSpec([], tf.int32), _spec(dx))
         alike = [i for i in connected if 0 < i <= self.fixed]
         sliced = [i for i in connected if i > self.fixed]

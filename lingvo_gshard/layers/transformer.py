@@ -228,7 +228,13 @@ class TransformerStack(Layer):
             weights = layer_theta.pack(both[len(tensors) :])
             return layer.fprop(weights, *both[: len(tensors)])
 
-        return rematerialised(run, self.p.rematerialise, *tensors, *layer_theta.flatten())
+        return rematerialised(run, self.p.rematerialise, tensors, layer_theta.flatten())
+
+    def layers_by_times(self) -> list[tuple[TransformerLayer, int]]:
+        """Returns the layers, each with how often a pass runs it: once, but in a loop."""
+        if self.p.repeat:
+            return [(layer, self.layers.p.times) for layer in self.layers.body]
+        return [(layer, 1) for layer in self.layers]
 
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """Returns the layers one after another, each with its weights, of a loop or not."""

@@ -8,7 +8,7 @@ from absl import logging
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding import partitioning, xla
+from lingvo_gshard.sharding import partitioning, recording, xla
 from lingvo_gshard.sharding.letters import check_layout
 
 
@@ -25,7 +25,9 @@ def annotate(
     Raises ValueError, naming the layer that is computing, if the layout has an unknown letter or
     another rank than the tensor.
     """
-    return _annotate(tensor, layout, kind, context.layer_path(), unsplit)
+    result = _annotate(tensor, layout, kind, context.layer_path(), unsplit)
+    recording.add(f"{layout}->{layout}", (tensor,), result, is_annotation=True)
+    return result
 
 
 def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") -> tf.Tensor:

@@ -10,6 +10,9 @@ from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEm
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.layers.transformer import Memory, TransformerStack, inherit
 
+# Name scope of what is computed from the logits.
+LOSS_SCOPE = "loss"
+
 
 class TranslationTask(Layer):
     """Source ids to target ids: embeddings, encoder, decoder, softmax and label-smoothed loss.
@@ -65,6 +68,12 @@ class TranslationTask(Layer):
         The loss is the label-smoothed cross-entropy per target token plus the layers' own losses.
         """
         logits_BLV = self.logits(theta, batch)
+        with tf.name_scope(f"{LOSS_SCOPE}/"):
+            return self._loss_of_logits(logits_BLV, batch)
+
+    def _loss_of_logits(
+        self, logits_BLV: tf.Tensor, batch: NestedMap
+    ) -> tuple[tf.Tensor, NestedMap]:
         sums = cross_entropy(
             logits_BLV, batch["target_labels"], batch["target_segments"], self.p.label_smoothing
         )

@@ -20,11 +20,12 @@ from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
 from lingvo_gshard.tools._untrained import batch_specs
+from lingvo_gshard.training import optimizers
 from lingvo_gshard.training.trainer import Trainer
 
 FUNCTIONS = ("train_step", "eval_step", "init_state")
-FORWARD, BACKWARD, NO_PASS = "forward", "backward", ""
-PASSES = (FORWARD, BACKWARD, NO_PASS)
+FORWARD, BACKWARD, OPTIMIZER, NO_PASS = "forward", "backward", optimizers.SCOPE, ""
+PASSES = (FORWARD, BACKWARD, OPTIMIZER, NO_PASS)
 SEVERAL_LAYERS = "several layers"
 NO_LAYER = "outside of layers"
 _BACKWARD_SCOPE = "gradient_tape/"
@@ -45,8 +46,8 @@ class CollectiveRow:
     """Collectives of one kind in one layer and pass: how many, and the bytes of their results.
 
     layer: a path; SEVERAL_LAYERS where XLA made one collective of those of layers that have no
-        layer around them all, NO_LAYER for those of the optimizer and of names that tell no layer.
-    pass_: FORWARD, BACKWARD, or NO_PASS where there is no layer.
+        layer around them all, NO_LAYER for those of names that tell no layer.
+    pass_: FORWARD, BACKWARD, OPTIMIZER, or NO_PASS where neither is told.
     bytes: on each device.
     """
 
@@ -119,9 +120,7 @@ def by_layer(found: Sequence[hlo.Collective], paths: Sequence[str]) -> list[Coll
     sizes: collections.Counter[tuple] = collections.Counter()
     for collective in found:
         layer = _layer(collective.operation, scopes)
-        backward = _BACKWARD_SCOPE in collective.operation
-        pass_ = NO_PASS if layer == NO_LAYER else BACKWARD if backward else FORWARD
-        key = (layer, pass_, collective.kind)
+        key = (layer, _pass(collective.operation, layer), collective.kind)
         counts[key] += 1
         sizes[key] += collective.bytes
     order = [*paths, SEVERAL_LAYERS, NO_LAYER]
@@ -178,6 +177,15 @@ def _layer(operation: str, scopes: dict[str, str]) -> str:
     steps = os.path.commonprefix([path.split(".") for path in paths])
     around = ".".join(steps)
     return around if around in scopes.values() else SEVERAL_LAYERS
+
+
+def _pass(operation: str, layer: str) -> str:
+    several = operation[1:-1].split(":") if operation.startswith("(") else [operation]
+    if all(name.startswith(f"{OPTIMIZER}/") for name in several):
+        return OPTIMIZER
+    if layer == NO_LAYER:
+        return NO_PASS
+    return BACKWARD if _BACKWARD_SCOPE in operation else FORWARD
 
 
 def _innermost(name: str, scopes: dict[str, str]) -> str:

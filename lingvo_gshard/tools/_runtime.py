@@ -64,6 +64,26 @@ def define_runtime_flags(values: flags.FlagValues, in_cluster: bool = True) -> N
 
 
 def define_partitioning_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that say what is split, over which devices, and how that is compiled."""
+    define_splitting_flags(values)
+    flags.DEFINE_string(
+        "compilation_cache",
+        None,
+        "Directory of compiled programs, for later runs; '' keeps none. Default: "
+        "lingvo_gshard/xla in $XDG_CACHE_HOME or ~/.cache.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "max_replicated_mb",
+        None,
+        "Refuses to run if every device would hold more than so many MiB whole although the "
+        "strategy splits them.",
+        0.0,
+        flag_values=values,
+    )
+
+
+def define_splitting_flags(values: flags.FlagValues) -> None:
     """Adds the flags that say what is split, and over which devices."""
     flags.DEFINE_string(
         "mesh",
@@ -87,21 +107,6 @@ def define_partitioning_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_string("partitioner", "gspmd", "gspmd or shardy.", flag_values=values)
-    flags.DEFINE_string(
-        "compilation_cache",
-        None,
-        "Directory of compiled programs, for later runs; '' keeps none. Default: "
-        "lingvo_gshard/xla in $XDG_CACHE_HOME or ~/.cache.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "max_replicated_mb",
-        None,
-        "Refuses to run if every device would hold more than so many MiB whole although the "
-        "strategy splits them.",
-        0.0,
-        flag_values=values,
-    )
 
 
 class Launch:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import rich.console
 import rich.table
 
-from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -18,7 +17,8 @@ def print_summary(
     console: rich.console.Console, params: Params, input_: object, trainer: Trainer, runtime: object
 ) -> None:
     """Prints the experiment, the model's size, the device and what the input made of its corpus."""
-    total, active = count_parameters(trainer.task)
+    total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
+    active = flops.active_parameters(trainer.task)
     table = rich.table.Table.grid(padding=(0, 2))
     table.add_row("experiment", params.name)
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
@@ -61,29 +61,3 @@ def share_filled(batch: dict[str, np.ndarray]) -> float | None:
         return None
     filled = sum(np.count_nonzero(value) for value in segments)
     return filled / sum(value.size for value in segments)
-
-
-def count_parameters(task: Layer) -> tuple[int, int]:
-    """Returns the number of weights in all, and of those that one token uses.
-
-    Of a layer's E experts a token uses as many as the layer's router chooses.
-    """
-    total = active = 0
-    chosen = dict(_experts_per_token(task))
-    for path, spec in task.variable_specs().flatten_items():
-        count = math.prod(spec.shape)
-        total += count
-        layer = path.rpartition(".")[0]
-        if layer in chosen and "E" in spec.layout:
-            count = count * chosen[layer] // spec.shape[spec.layout.index("E")]
-        active += count
-    return total, active
-
-
-def _experts_per_token(layer: Layer) -> Iterator[tuple[str, int]]:
-    """Yields (path of a layer with a router, how many experts that chooses for a token)."""
-    for child in layer.children.values():
-        for one in child if isinstance(child, list) else [child]:
-            if hasattr(type(one), "experts_per_token"):
-                yield layer.path, one.experts_per_token
-            yield from _experts_per_token(one)

@@ -1,4 +1,4 @@
-"""Useful floating-point operations of a training step, counted from the layers' sizes.
+"""Useful floating-point operations of a training step, and active weights, from layers' sizes.
 
 A multiply-add is two operations. With T = B * L tokens, a forward pass takes
 
@@ -16,7 +16,11 @@ norms, activations, dropout, losses and the optimizer.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.transformer import TransformerStack
@@ -34,6 +38,12 @@ def translation_step(task: TranslationTask, rows: int, source: int, target: int)
     return FORWARD_AND_BACKWARD * (encoder + decoder + softmax)
 
 
+def translation_batch(task: TranslationTask, input_params: Params) -> int:
+    """Returns the operations of a training step on a batch as the input's Params make it."""
+    p = input_params
+    return translation_step(task, p.batch_rows, p.source_length, p.target_length)
+
+
 def stack_step(stack: TransformerStack, rows: int, length: int) -> int:
     """Returns the operations of a training step of an encoder on `rows` of `length` positions."""
     return FORWARD_AND_BACKWARD * _stack(stack, rows, length)
@@ -41,11 +51,11 @@ def stack_step(stack: TransformerStack, rows: int, length: int) -> int:
 
 def _stack(stack: TransformerStack, rows: int, length: int, memory: int = 0) -> int:
     total = 0
-    for layer in stack.layers:
-        total += _attention(layer.self_attention, rows, length, length)
+    for layer, times in stack.layers_by_times():
+        once = _attention(layer.self_attention, rows, length, length)
         if layer.p.has_cross_attention:
-            total += _attention(layer.cross_attention, rows, length, memory)
-        total += _feed_forward(layer.feed_forward, rows * length)
+            once += _attention(layer.cross_attention, rows, length, memory)
+        total += times * (once + _feed_forward(layer.feed_forward, rows * length))
     return total
 
 
@@ -62,3 +72,28 @@ def _feed_forward(layer: Layer, tokens: int) -> int:
         return dense
     router = 2 * tokens * p.model_dim * p.num_experts
     return router + layer.router.experts_per_token * dense
+
+
+def active_parameters(task: Layer) -> int:
+    """Returns the number of weights that one token uses: all, but of experts those it is sent to.
+
+    Of a layer's E experts these are as many as the layer's router chooses.
+    """
+    chosen = dict(_experts_per_token(task))
+    total = 0
+    for spec in task.variable_specs().flatten():
+        count = math.prod(spec.shape)
+        layer = spec.path.rpartition(".")[0]
+        if layer in chosen and "E" in spec.layout:
+            count = count * chosen[layer] // spec.shape[spec.layout.index("E")]
+        total += count
+    return total
+
+
+def _experts_per_token(layer: Layer) -> Iterator[tuple[str, int]]:
+    """Yields (path of a layer with a router, how many experts that chooses for a token)."""
+    for child in layer.children.values():
+        for one in child if isinstance(child, list) else [child]:
+            if hasattr(type(one), "experts_per_token"):
+                yield layer.path, one.experts_per_token
+            yield from _experts_per_token(one)

@@ -13,9 +13,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Configurable
+
+# Around the name scopes of what an optimizer computes, which are those of the weights' paths.
+SCOPE = "optimizer"
 
 Slots = dict[str, tf.Tensor]
 # keep(old, new): new, but old in a step that must change nothing.
@@ -86,11 +89,12 @@ class Optimizer(Configurable):
         rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
         for spec, weight, gradient in rows:
             slot = {name: next(flat_slots) for name in sorted(self.slot_layouts(spec))}
-            weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
-            updated, slot = self.update_weight(
-                spec, weight_32, gradient_32, slot, step, learning_rate, keep
-            )
-            weights.append(tf.cast(updated, weight.dtype))
+            with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
+                weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+                updated, slot = self.update_weight(
+                    spec, weight_32, gradient_32, slot, step, learning_rate, keep
+                )
+                weights.append(tf.cast(updated, weight.dtype))
             slot_maps.append(NestedMap(slot))
         return specs.pack(weights), specs.pack(slot_maps)
 

@@ -14,6 +14,7 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Configurable, Params
+from lingvo_gshard.training import optimizers
 from lingvo_gshard.training.adafactor import Adafactor
 from lingvo_gshard.training.schedules import InverseSquareRoot
 
@@ -82,14 +83,16 @@ class Trainer(Configurable):
         """
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         loss, metrics, gradients = self.gradients(state.theta, batch, key)
-        norm = tf.sqrt(tf.add_n([_sum_of_squares(g) for g in gradients.flatten()]))
-        learning_rate = self.schedule(state.step)
-        scale = _clip_scale(norm, self.p.clip_norm)
+        with tf.name_scope(f"{optimizers.SCOPE}/"):
+            norm = tf.sqrt(tf.add_n([_sum_of_squares(g) for g in gradients.flatten()]))
+            learning_rate = self.schedule(state.step)
+            scale = _clip_scale(norm, self.p.clip_norm)
+            gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) * scale)
         stopped = state.stopped | ~(tf.math.is_finite(loss) & tf.math.is_finite(norm))
         theta, slots = self.optimizer.update(
             self.theta_specs,
             state.theta,
-            gradients.transform(lambda g: tf.cast(g, tf.float32) * scale),
+            gradients,
             state.slots,
             state.step,
             learning_rate,

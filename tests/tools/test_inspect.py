@@ -181,6 +181,13 @@ def test_collectives_find_their_layer():
     assert row(f"({inside}:Sum_3)") == CollectiveRow(
         "several layers", "forward", "all-reduce", 1, 4
     )
+    update = row("optimizer/encoder/layers_1/moe/w_in/Mean")
+    assert (update.layer, update.pass_) == ("encoder.layers[1].moe", "optimizer")
+    assert row("(optimizer/Sum:optimizer/encoder/w/Sum)").pass_ == "optimizer"
+    assert row("(optimizer/Sum:gradient_tape/encoder/w/Sum)").pass_ == "backward"
+    assert row("optimizer/Sum") == CollectiveRow(
+        "outside of layers", "optimizer", "all-reduce", 1, 4
+    )
     for name in ("AddN", "", "(Sum:Sum_1)", "decoder/encoder_2/x"):
         assert row(name) == CollectiveRow("outside of layers", "", "all-reduce", 1, 4)
 

@@ -1,4 +1,4 @@
-"""Useful operations: hand numbers, and the products that XLA is really given."""
+"""Useful operations: hand numbers, and the products that XLA is really given; active weights."""
 
 import math
 import re
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training import flops
@@ -94,3 +95,44 @@ def test_hand_numbers():
     stack.moe.num_experts = 8
     with_experts = flops.stack_step(stack.instantiate(), 16, 256)
     assert with_experts == expected + 3 * (dense + 2 * 4096 * 512 * 8)
+
+
+def task_of_four_layers(repeat: bool) -> TranslationTask:
+    params = task_of(moe_every=2).p.copy()
+    for stack in (params.encoder, params.decoder):
+        stack.set(num_layers=4, repeat=repeat)
+    return params.instantiate()
+
+
+def test_a_loop_counts_as_the_layers_that_it_runs():
+    loop, layers = (task_of_four_layers(repeat) for repeat in (True, False))
+    assert flops.translation_step(loop, B, L, K) == flops.translation_step(layers, B, L, K)
+    assert flops.translation_step(loop, B, L, K) > flops.translation_step(task_of(2), B, L, K)
+    assert flops.active_parameters(loop) == flops.active_parameters(layers)
+
+
+def test_a_batch_is_as_the_input_makes_it():
+    task = task_of(moe_every=2)
+    rows = TranslationInput.params().set(batch_rows=B, source_length=L, target_length=K)
+    assert flops.translation_batch(task, rows) == flops.translation_step(task, B, L, K)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_token_uses_two_of_the_experts_and_all_the_rest(repeat):
+    """Of norms, projections, routers and embeddings, and of feed-forward layers with biases."""
+    norm, projections = 2 * M, 4 * M * M
+    dense = M * H + H + H * M + M
+    mixture = M * E + 2 * (M * H + H * M)
+    encoder = 2 * (2 * (2 * norm + projections) + dense + mixture) + norm
+    decoder = 2 * (2 * (3 * norm + 2 * projections) + dense + mixture) + norm
+    active = encoder + decoder + 2 * V * M
+    task = task_of_four_layers(repeat)
+    assert flops.active_parameters(task) == active
+    total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
+    assert total == active + 4 * (E - 2) * 2 * M * H
+
+
+def test_without_experts_a_token_uses_every_weight():
+    task = task_of(moe_every=0)
+    total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
+    assert flops.active_parameters(task) == total

@@ -14,42 +14,41 @@ from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate, einsum
 
+# Name scopes, within that of the layer, of what moves tokens to experts and back.
+DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
+
 
 class EinsumDispatch:
     """The paper's one-hot einsums."""
 
     def __init__(self, routing: Routing, dtype: tf.DType):
-        self._dtype = dtype
-        self._combine_GSEC = tf.add_n(
-            [
-                einsum(
-                    "GSE,GSC->GSEC",
-                    tf.one_hot(c.expert_GS, routing.num_experts) * c.gate_GS[..., None],
-                    tf.one_hot(c.position_GS, routing.capacity),
-                )
-                for c in routing.choices
-            ]
-        )
-        self._dispatch_GSEC = tf.add_n(
-            [
-                einsum(
-                    "GSE,GSC->GSEC",
-                    tf.one_hot(c.expert_GS, routing.num_experts)
-                    * tf.cast(c.kept_GS, tf.float32)[..., None],
-                    tf.one_hot(c.position_GS, routing.capacity),
-                )
-                for c in routing.choices
-            ]
-        )
+        self._routing, self._dtype = routing, dtype
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the experts' inputs [E,G,C,M]; empty slots are zero."""
-        return einsum("GSEC,GSM->EGCM", tf.cast(self._dispatch_GSEC, self._dtype), x_GSM)
+        kept = [tf.cast(choice.kept_GS, tf.float32) for choice in self._routing.choices]
+        return einsum("GSEC,GSM->EGCM", self._weighted_slots(kept), x_GSM)
 
     def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,M]: each token's sum of expert outputs times gates."""
+        gates = [choice.gate_GS for choice in self._routing.choices]
         y_GECM = annotate(tf.transpose(y_EGCM, (1, 0, 2, 3)), "GECM")
-        return einsum("GSEC,GECM->GSM", tf.cast(self._combine_GSEC, self._dtype), y_GECM)
+        return einsum("GSEC,GECM->GSM", self._weighted_slots(gates), y_GECM)
+
+    def _weighted_slots(self, weights: list[tf.Tensor]) -> tf.Tensor:
+        """Returns [G,S,E,C]: the weight of each choice at its token and slot, 0 elsewhere."""
+        routing = self._routing
+        slots_GSEC = tf.add_n(
+            [
+                einsum(
+                    "GSE,GSC->GSEC",
+                    tf.one_hot(choice.expert_GS, routing.num_experts) * weight_GS[..., None],
+                    tf.one_hot(choice.position_GS, routing.capacity),
+                )
+                for choice, weight_GS in zip(routing.choices, weights, strict=True)
+            ]
+        )
+        return tf.cast(slots_GSEC, self._dtype)
 
 
 class GatherDispatch:

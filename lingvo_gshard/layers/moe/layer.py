@@ -57,8 +57,12 @@ class MixtureOfExperts(Layer):
         x_GSM, mask_GS = self._to_groups(x_BLM, mask_BL)
         routing = self.router.fprop(theta.router, x_GSM, mask_GS)
         self._report(routing, mask_GS)
-        mover = self._dispatch(routing, x_BLM.dtype)
-        y_GSM = mover.combine(self._experts(theta, mover.dispatch(x_GSM)))
+        with tf.name_scope(dispatch.DISPATCH_SCOPE):
+            mover = self._dispatch(routing, x_BLM.dtype)
+            x_EGCM = mover.dispatch(x_GSM)
+        y_EGCM = self._experts(theta, x_EGCM)
+        with tf.name_scope(dispatch.COMBINE_SCOPE):
+            y_GSM = mover.combine(y_EGCM)
         return self.observe(_from_groups(y_GSM, x_BLM.shape))
 
     def _experts(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,313 @@
+"""The figures of chips, each with where it is published: field -> (figure, source).
+
+Figures that are published per chip are divided by the chip's partitions here.
+"""
+
+from __future__ import annotations
+
+_CLOUD = "Google Cloud documentation, {0}, https://cloud.google.com/tpu/docs/{1}"
+_V2 = (
+    "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7),"
+    " 2020, table 3, https://doi.org/10.1145/3360307"
+)
+_V3 = _CLOUD.format("TPU v3", "v3")
+_V4 = _CLOUD.format("TPU v4", "v4")
+_V5E = _CLOUD.format("TPU v5e", "v5e")
+_V5P = _CLOUD.format("TPU v5p", "v5p")
+_V6E = _CLOUD.format("TPU v6e", "v6e")
+_V7X = _CLOUD.format("TPU7x (Ironwood)", "tpu7x")
+_LIBTPU = "what libtpu 0.0.42.1 names as available when a program needs more"
+_DESIGN = (
+    "Norrie et al., The Design Process for Google's Training Chips: TPUv2 and TPUv3, IEEE Micro"
+    " 41(2), 2021, https://doi.org/10.1109/MM.2021.3058217: 1,024 lanes, two vector operations a"
+    " cycle, times the clock"
+)
+_SCALING = (
+    "Austin et al., How to Scale Your Model, part 2, https://jax-ml.github.io/scaling-book/tpus"
+)
+_PRICING = "https://cloud.google.com/tpu/pricing"
+_V5P_BLOG = (
+    "https://cloud.google.com/blog/products/ai-machine-learning/"
+    "introducing-cloud-tpu-v5p-and-ai-hypercomputer, table of prices per chip-hour"
+)
+_ONE_PASS = "; one pass of the matrix unit takes bfloat16 operands, also for float32"
+_A100 = "NVIDIA A100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/a100/"
+_H100 = "NVIDIA H100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h100/"
+_H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h200/"
+_B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
+_DENSE = ", without sparsity; float32 as TF32"
+_PREALLOCATED = (
+    "75% of the memory, what JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise,"
+    " https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
+)
+_EC2 = (
+    "Amazon EC2 on-demand price of a {0} divided by its 8 GPUs, https://aws.amazon.com/ec2/pricing/"
+)
+_EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
+_NO_SOURCE = "not published"
+_SWITCH = "an NVSwitch joins the GPUs of a host: no torus"
+
+GIB = 2**30
+
+
+def _price(amount: float, region: str, date: str) -> dict:
+    return {"amount": amount, "currency": "USD", "region": region, "date": date}
+
+
+FIGURES = {
+    "v2": {
+        "name": ("TPU v2", _V2),
+        "kind": ("tpu", _V2),
+        "partitions": (2, _V2 + ": two cores a chip, each with its own memory"),
+        "peak_flops": ({"bf16": 46e12 / 2, "f32": 46e12 / 2}, _V2 + _ONE_PASS),
+        "vector_flops": (2 * 1024 * 700e6, _DESIGN),
+        "memory_bytes": (8 * GIB, _V2),
+        "usable_bytes": (7.48 * GIB, _LIBTPU),
+        "memory_bandwidth": (700e9 / 2, _V2),
+        "links": (4, _V2),
+        "link_bandwidth": (496e9 / 8, _V2 + ": 496 Gbit/s a link and direction"),
+        "torus_dimensions": (2, _V2),
+        "host_chips": (4, _V2),
+        "pod_shape": ((16, 16), _V2),
+        "network_bandwidth": (None, _NO_SOURCE),
+        "watts": (280, _V2 + ": thermal design power"),
+        "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, on demand, of 4"),
+    },
+    "v3": {
+        "name": ("TPU v3", _V3),
+        "kind": ("tpu", _V3),
+        "partitions": (2, _V3 + ": two cores a chip, each with its own memory"),
+        "peak_flops": ({"bf16": 123e12 / 2, "f32": 123e12 / 2}, _V3 + _ONE_PASS),
+        "vector_flops": (2 * 1024 * 940e6, _DESIGN),
+        "memory_bytes": (16 * GIB, _V3),
+        "usable_bytes": (15.48 * GIB, _LIBTPU),
+        "memory_bandwidth": (900e9 / 2, _V3),
+        "links": (4, _V2),
+        "link_bandwidth": (656e9 / 8, _V2 + ": 656 Gbit/s a link and direction"),
+        "torus_dimensions": (2, _V3),
+        "host_chips": (4, _V3),
+        "pod_shape": ((32, 32), _V3),
+        "network_bandwidth": (None, _NO_SOURCE),
+        "watts": (220, _V3 + ": mean of the measured power"),
+        "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, on demand, of 4"),
+    },
+    "v4": {
+        "name": ("TPU v4", _V4),
+        "kind": ("tpu", _V4),
+        "partitions": (1, _SCALING + ": the two cores of a chip act as one"),
+        "peak_flops": ({"bf16": 275e12, "f32": 275e12, "int8": 275e12}, _V4 + _ONE_PASS),
+        "vector_flops": (None, _NO_SOURCE),
+        "memory_bytes": (32 * GIB, _V4),
+        "usable_bytes": (30.75 * GIB, _LIBTPU),
+        "memory_bandwidth": (1200e9, _V4),
+        "links": (6, "Jouppi et al., TPU v4, ISCA 2023, table 4, https://arxiv.org/abs/2304.01433"),
+        "link_bandwidth": (
+            50e9,
+            "Jouppi et al., TPU v4, ISCA 2023, table 4: 6 links of 50 GB/s,"
+            " https://arxiv.org/abs/2304.01433",
+        ),
+        "torus_dimensions": (3, _V4),
+        "host_chips": (4, _V4),
+        "pod_shape": ((16, 16, 16), _V4),
+        "network_bandwidth": (None, _NO_SOURCE),
+        "watts": (170, _V4 + ": mean of the measured power"),
+        "price": (_price(3.22, "us-central2", "2023-12"), _V5P_BLOG),
+    },
+    "v5e": {
+        "name": ("TPU v5e", _V5E),
+        "kind": ("tpu", _V5E),
+        "partitions": (1, _V5E + ": one core a chip"),
+        "peak_flops": ({"bf16": 197e12, "f32": 197e12, "int8": 393e12}, _V5E + _ONE_PASS),
+        "vector_flops": (None, _NO_SOURCE),
+        "memory_bytes": (16 * GIB, _V5E),
+        "usable_bytes": (15.75 * GIB, _LIBTPU),
+        "memory_bandwidth": (819e9, _V5E),
+        "links": (4, _V5E),
+        "link_bandwidth": (50e9, _V5E + ": 400 GB/s of 4 links, both directions"),
+        "torus_dimensions": (2, _V5E),
+        "host_chips": (4, _SCALING),
+        "pod_shape": ((16, 16), _V5E),
+        "network_bandwidth": (None, _NO_SOURCE),
+        "watts": (None, _NO_SOURCE),
+        "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
+    },
+    "v5p": {
+        "name": ("TPU v5p", _V5P),
+        "kind": ("tpu", _V5P),
+        "partitions": (1, _SCALING + ": the two cores of a chip act as one"),
+        "peak_flops": (
+            {"bf16": 459e12, "f32": 459e12, "int8": 918e12, "fp8": 459e12},
+            _V5P + _ONE_PASS + "; int8: " + _SCALING,
+        ),
+        "vector_flops": (None, _NO_SOURCE),
+        "memory_bytes": (96 * GIB, _SCALING),
+        "usable_bytes": (95.74 * GIB, _LIBTPU),
+        "memory_bandwidth": (2765e9, _V5P),
+        "links": (6, _V5P),
+        "link_bandwidth": (100e9, _V5P + ": 1200 GB/s of 6 links, both directions"),
+        "torus_dimensions": (3, _V5P),
+        "host_chips": (4, _SCALING),
+        "pod_shape": ((16, 20, 28), _SCALING),
+        "network_bandwidth": (50e9 / 8, _V5P),
+        "watts": (None, _NO_SOURCE),
+        "price": (_price(4.2, "us", "2023-12"), _V5P_BLOG),
+    },
+    "v6e": {
+        "name": ("TPU v6e", _V6E),
+        "kind": ("tpu", _V6E),
+        "partitions": (1, _V6E + ": one core a chip"),
+        "peak_flops": (
+            {"bf16": 918e12, "f32": 918e12, "int8": 1836e12, "fp8": 918e12},
+            _V6E + _ONE_PASS + "; fp8: " + _V7X,
+        ),
+        "vector_flops": (None, _NO_SOURCE),
+        "memory_bytes": (32 * GIB, _V6E),
+        "usable_bytes": (31.25 * GIB, _LIBTPU),
+        "memory_bandwidth": (1638e9, _V6E),
+        "links": (4, _V6E),
+        "link_bandwidth": (100e9, _V6E + ": 800 GB/s of 4 links, both directions"),
+        "torus_dimensions": (2, _V6E),
+        "host_chips": (4, _SCALING),
+        "pod_shape": ((16, 16), _V6E),
+        "network_bandwidth": (None, _NO_SOURCE),
+        "watts": (None, _NO_SOURCE),
+        "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
+    },
+    "tpu7x": {
+        "name": ("TPU7x", _V7X),
+        "kind": ("tpu", _V7X),
+        "partitions": (2, _V7X + ": two cores a chip, which libtpu lists apart"),
+        "peak_flops": (
+            {"bf16": 2307e12 / 2, "f32": 2307e12 / 2, "fp8": 4614e12 / 2},
+            _V7X + _ONE_PASS,
+        ),
+        "vector_flops": (None, _NO_SOURCE),
+        "memory_bytes": (96 * GIB, _V7X),
+        "usable_bytes": (94.75 * GIB, _LIBTPU),
+        "memory_bandwidth": (7380e9 / 2, _V7X),
+        "links": (6, _V7X),
+        "link_bandwidth": (100e9, _V7X + ": 1200 GB/s of 6 links, both directions"),
+        "torus_dimensions": (3, _V7X),
+        "host_chips": (4, _V7X),
+        "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
+        "network_bandwidth": (None, _NO_SOURCE),
+        "watts": (None, _NO_SOURCE),
+        "price": (None, _NO_SOURCE),
+    },
+}
+
+
+def _gpu(
+    name: str,
+    datasheet: str,
+    tera: tuple[float, float, float, float | None, float],
+    memory: tuple[float, float],
+    network: tuple[float, str],
+    nvlink: float,
+    watts: float,
+    price: tuple[dict | None, str],
+) -> dict:
+    """Figures of a GPU. tera: bf16, TF32, int8, fp8, float32 rates; memory: bytes, bytes/s."""
+    bf16, tf32, int8, fp8, vector = tera
+    peak = {"bf16": bf16 * 1e12, "f32": tf32 * 1e12, "int8": int8 * 1e12}
+    if fp8 is not None:
+        peak["fp8"] = fp8 * 1e12
+    return {
+        "name": (name, datasheet),
+        "kind": ("gpu", datasheet),
+        "partitions": (1, datasheet),
+        "peak_flops": (peak, datasheet + _DENSE),
+        "vector_flops": (vector * 1e12, datasheet + ": float32 without tensor cores"),
+        "memory_bytes": (memory[0], datasheet),
+        "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
+        "memory_bandwidth": (memory[1], datasheet),
+        "links": (1, _SWITCH),
+        "link_bandwidth": (nvlink / 2, datasheet + ": NVLink, half of what both directions take"),
+        "torus_dimensions": (0, _SWITCH),
+        "host_chips": (8, datasheet),
+        "pod_shape": ((), _SWITCH),
+        "network_bandwidth": network,
+        "watts": (watts, datasheet + ": thermal design power"),
+        "price": price,
+    }
+
+
+_DGX = "NVIDIA DGX {0} datasheet: a network adapter of {1} Gbit/s for each GPU"
+
+FIGURES |= {
+    "a100-40gb": _gpu(
+        "NVIDIA A100 40GB SXM",
+        _A100,
+        (312, 156, 624, None, 19.5),
+        (40e9, 1555e9),
+        (200e9 / 8, _DGX.format("A100", 200)),
+        600e9,
+        400,
+        (_price(32.7726 / 8, "us-east-1", "2024-01"), _EC2.format("p4d.24xlarge")),
+    ),
+    "a100": _gpu(
+        "NVIDIA A100 80GB SXM",
+        _A100,
+        (312, 156, 624, None, 19.5),
+        (80e9, 2039e9),
+        (200e9 / 8, _DGX.format("A100", 200)),
+        600e9,
+        400,
+        (_price(40.96 / 8, "us-east-1", "2024-01"), _EC2.format("p4de.24xlarge")),
+    ),
+    "h100": _gpu(
+        "NVIDIA H100 SXM",
+        _H100,
+        (989.5, 494.5, 1979, 1979, 67),
+        (80e9, 3350e9),
+        (400e9 / 8, _DGX.format("H100", 400)),
+        900e9,
+        700,
+        (_price(98.32 / 8, "us-east-1", "2024-01"), _EC2.format("p5.48xlarge")),
+    ),
+    "h200": _gpu(
+        "NVIDIA H200 SXM",
+        _H200,
+        (989.5, 494.5, 1979, 1979, 67),
+        (141e9, 4800e9),
+        (400e9 / 8, _DGX.format("H200", 400)),
+        900e9,
+        700,
+        (None, _NO_SOURCE),
+    ),
+    "b200": _gpu(
+        "NVIDIA B200 SXM",
+        _B200,
+        (2250, 1125, 4500, 4500, 75),
+        (180e9, 8000e9),
+        (400e9 / 8, _DGX.format("B200", 400)),
+        1800e9,
+        1000,
+        (None, _NO_SOURCE),
+    ),
+    "cpu": {
+        "name": ("core of AMD EPYC 9654", _EPYC),
+        "kind": ("cpu", _EPYC),
+        "partitions": (1, "a partition is one core"),
+        "peak_flops": (
+            {"bf16": 64 * 3.55e9, "f32": 32 * 3.55e9, "int8": 128 * 3.55e9},
+            _EPYC + ": 3.55 GHz on all cores, two 256-bit multiply-adds a cycle",
+        ),
+        "vector_flops": (32 * 3.55e9, _EPYC),
+        "memory_bytes": (
+            8 * GIB,
+            "8 GiB a core, as c3d-standard has, https://cloud.google.com/compute/docs/"
+            "general-purpose-machines#c3d_series",
+        ),
+        "usable_bytes": (8 * GIB, "the CPU compiler sets no limit of its own"),
+        "memory_bandwidth": (460.8e9 / 96, _EPYC + ": 460.8 GB/s of a socket, for 96 cores"),
+        "links": (0, "cores share memory"),
+        "link_bandwidth": (0.0, "cores share memory"),
+        "torus_dimensions": (0, "cores share memory"),
+        "host_chips": (96, _EPYC),
+        "pod_shape": ((), "cores share memory"),
+        "network_bandwidth": (None, "a cpu topology is one machine"),
+        "watts": (360 / 96, _EPYC + ": default TDP of a socket, for 96 cores"),
+        "price": (None, "a core is not let by itself"),
+    },
+}

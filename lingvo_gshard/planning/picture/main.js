@@ -1,0 +1,16 @@
+// Puts the page together.
+
+const { plan, mesh } = JSON.parse(document.getElementById("plan").textContent);
+
+document.getElementById("page").replaceChildren(
+  headline(plan),
+  ...remediesSection(plan),
+  memorySection(plan),
+  timeSection(plan),
+  arithmeticSection(plan),
+  communicationSection(plan),
+  shardingSection(plan, mesh),
+  layersSection(plan),
+  temporariesSection(plan),
+  notesSection(plan),
+);

@@ -1,0 +1,285 @@
+"""The planner: compiles a program for a topology and says what it needs, does and costs there."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import lingvo_gshard
+from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.planning import compilation, hlo_operations, hlo_text, memory, roofline
+from lingvo_gshard.planning import topologies as topologies_lib
+from lingvo_gshard.planning.compilation import Compiled
+from lingvo_gshard.planning.hlo_operations import OperationList
+from lingvo_gshard.planning.plan import Plan, Row
+from lingvo_gshard.planning.roofline import TimedOperation
+from lingvo_gshard.planning.topologies import Topology
+from lingvo_gshard.runtime.partition import Partitioned
+from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.runtime.step_programs import BatchSpecs, train_program
+from lingvo_gshard.sharding.listing import WeightRow, weight_rows
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.trainer import Trainer
+
+_PACKAGES = ("jax", "jaxlib", "libtpu", "tensorflow")
+_KINDS = {"theta.": memory.WEIGHTS, "slots.": memory.SLOTS}
+LOSS_SCOPE = "loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A program to plan, and what is known of it that its text does not say.
+
+    classes: of each input, what its memory is for. layers: scopes of all layers; None: as names
+    have them. useful_flops: of all devices in one step; None: not known.
+    """
+
+    program: Program
+    name: str
+    classes: tuple[str, ...]
+    layers: frozenset[str] | None = None
+    tensors: tuple[Row, ...] = ()
+    parameters: tuple[int, int] = (0, 0)
+    useful_flops: int | None = None
+    tokens: int | None = None
+
+
+def plan(
+    function: Callable[..., Any],
+    specs: Sequence[Any],
+    topology: str,
+    *,
+    mesh: str | None = None,
+    strategy: str = "replicated",
+    layouts: Sequence[Any] | None = None,
+    donate: Sequence[int] = (),
+    overrides: Mapping[str, str] | None = None,
+    partitioner: str = "gspmd",
+) -> Plan:
+    """Returns the plan of any TensorFlow function on a topology, such as "v3:32x32".
+
+    specs: nested structures of tf.TensorSpecs, one for each argument. mesh: axes over the devices;
+    None: data=N for all of them. The rest is as `lingvo_gshard.partition` takes it; an argument
+    whose layout begins with "weights:" counts as weights.
+
+    Raises ValueError for an unknown topology, a mesh that does not fit it, and what `partition`
+    raises.
+    """
+    machine = topologies_lib.get(topology)
+    placed = Partitioning.make(mesh or f"data={machine.devices}", strategy, overrides)
+    placed.mesh.check_devices(machine.devices)
+    devices = machine.compile_devices()
+    partitioned = Partitioned(function, placed, devices, layouts, donate, partitioner)
+    program = partitioned.lower(*specs)
+    classes = []
+    for position, argument in enumerate(specs):
+        layout = layouts[position] if layouts else None
+        is_weight = isinstance(layout, str) and layout.startswith("weights:")
+        kind = memory.WEIGHTS if is_weight else memory.INPUTS
+        classes += [kind] * len(tf.nest.flatten(argument))
+    return plan_program(Subject(program, program.name, tuple(classes)), placed, machine)
+
+
+def plan_step(
+    trainer: Trainer,
+    batch: BatchSpecs,
+    placed: Partitioning,
+    topology: Topology,
+    name: str,
+    partitioner: str = "gspmd",
+    tokens: float | None = None,
+) -> Plan:
+    """Returns the plan of a trainer's training step.
+
+    tokens: to train on in all, for which the plan says what they cost.
+    """
+    subject = step_subject(trainer, batch, placed, name, partitioner)
+    return plan_program(subject, placed, topology, tokens)
+
+
+def step_subject(
+    trainer: Trainer, batch: BatchSpecs, placed: Partitioning, name: str, partitioner: str
+) -> Subject:
+    """Returns a trainer's training step, lowered, with what its layers say of it."""
+    program, _ = train_program(trainer, placed, partitioner, batch)
+    specs = trainer.state_specs()
+    weights = specs.theta.flatten()
+    scopes = {scope_name(path) for path in trainer.task.layer_paths()}
+    rows, source = batch["source_ids"].shape.as_list()
+    target = batch["target_labels"].shape[1]
+    tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, placed)]
+    tensors += [(row, memory.SLOTS) for row in weight_rows(specs.slots.flatten(), placed, "slots")]
+    return Subject(
+        program=program,
+        name=name,
+        classes=tuple(_kind(array.path) for array in program.inputs),
+        layers=frozenset(scopes - {""} | {LOSS_SCOPE}),
+        tensors=tuple(_tensor(row, kind) for row, kind in tensors),
+        parameters=(
+            sum(tf.TensorShape(spec.shape).num_elements() for spec in weights),
+            flops.active_parameters(trainer.task),
+        ),
+        useful_flops=flops.translation_step(trainer.task, rows, source, target),
+        tokens=rows * target,
+    )
+
+
+def plan_program(
+    subject: Subject, placed: Partitioning, topology: Topology, tokens: float | None = None
+) -> Plan:
+    """Returns the plan of a program on a topology.
+
+    Raises ValueError if the mesh does not fit it, and what `compilation.compile_for` raises.
+    """
+    program = subject.program
+    compiled = compilation.compile_for(program, topology)
+    module = hlo_text.parse_module(compiled.text)
+    found = hlo_operations.operations_of_text(compiled.text, program.mesh, subject.layers)
+    timed = roofline.time_operations(found.operations, topology, program.mesh)
+    step = roofline.step_time(timed)
+    sizes = memory.by_class(program, subject.classes, compiled.memory, module)
+    capacity = topology.chip.usable_bytes
+    work = _flops(timed, subject, topology.devices)
+    return Plan(
+        name=subject.name,
+        topology=topology.name,
+        chip=topology.chip.name,
+        devices=topology.devices,
+        compiler=topology.compiler,
+        mesh=str(program.mesh),
+        strategy=program.strategy,
+        strategy_name=placed.strategy.name,
+        partitioner=program.partitioner,
+        fits=sizes["peak"] <= capacity,
+        bytes_per_device={**sizes, "capacity": capacity},
+        parameters=dict(zip(("total", "active"), subject.parameters, strict=True)),
+        tensors=list(subject.tensors),
+        largest_temporaries=memory.largest_results(module, subject.layers),
+        collectives=_collectives(timed, step.communication_seconds),
+        flops=work,
+        layers=_layers(timed),
+        seconds_per_step=step.seconds,
+        seconds_per_step_bound=step.seconds_bound,
+        steps_per_second=1 / step.seconds,
+        steps_per_second_bound=1 / step.seconds_bound,
+        tokens_per_step=subject.tokens,
+        tokens_per_second=subject.tokens and subject.tokens / step.seconds,
+        mfu=roofline.utilisation(work["useful"], step.seconds, topology),
+        budget=_budget(tokens, subject, step.seconds, topology),
+        remedies=[],
+        compile_seconds=compiled.seconds,
+        versions=_versions(),
+        notes=_notes(compiled, found, placed, topology),
+    )
+
+
+def _kind(path: str) -> str:
+    return next((k for prefix, k in _KINDS.items() if path.startswith(prefix)), memory.INPUTS)
+
+
+def _tensor(row: WeightRow, kind: str) -> Row:
+    record = dataclasses.asdict(row)
+    note = record.pop("note")
+    layer = row.path.partition("/")[0].rpartition(".")[0]
+    return {**record, "shape": list(row.shape), "kind": kind, "layer": layer, "note": note}
+
+
+def _flops(timed: Sequence[TimedOperation], subject: Subject, devices: int) -> Row:
+    """What a device's matrix products do in a step."""
+    done = collections.Counter()
+    for operation in (t.operation for t in timed):
+        amount = operation.matmul_flops * operation.times
+        done["executed"] += amount
+        if operation.dispatch:
+            done["dispatch"] += amount
+        elif operation.phase == "rematerialised":
+            done["rematerialised"] += amount
+    rest = done["executed"] - done["dispatch"] - done["rematerialised"]
+    useful = rest if subject.useful_flops is None else subject.useful_flops // devices
+    names = ("executed", "dispatch", "rematerialised")
+    return {"useful": useful, **{n: done[n] for n in names}, "padding": max(rest - useful, 0)}
+
+
+def _collectives(timed: Sequence[TimedOperation], all_seconds: float) -> list[Row]:
+    """A row for each kind, axis, layer, phase, type and size; most seconds first."""
+    rows: dict[tuple, Row] = {}
+    for each in timed:
+        operation, call = each.operation, each.operation.collective
+        if call is None:
+            continue
+        row = {
+            "kind": call.kind,
+            "axis": ",".join(call.axes) or "all",
+            "layer": operation.layer,
+            "phase": operation.phase,
+            "dtype": call.dtype,
+            "bytes": call.bytes,
+        }
+        row = rows.setdefault(
+            tuple(row.values()), {**row, "count": 0, "seconds_bound": 0.0, "seconds": 0.0}
+        )
+        row["count"] += operation.times
+        row["seconds_bound"] += each.communication_seconds
+        row["seconds"] += each.seconds
+    for row in rows.values():
+        row["share"] = row["seconds_bound"] / all_seconds if all_seconds else 0.0
+    return sorted(rows.values(), key=lambda row: -row["seconds"])
+
+
+def _layers(timed: Sequence[TimedOperation]) -> list[Row]:
+    """A row for each layer, phase and number of times, in the order of its first operation."""
+    rows: dict[tuple, Row] = {}
+    sums = ("compute_seconds", "memory_seconds", "communication_seconds", "seconds_bound")
+    for each in timed:
+        operation = each.operation
+        key = (operation.layer, operation.phase, operation.times)
+        row = rows.setdefault(
+            key,
+            dict(zip(("layer", "phase", "times"), key, strict=True))
+            | dict.fromkeys(("flops", "bytes"), 0)
+            | dict.fromkeys((*sums, "seconds"), 0.0),
+        )
+        row["flops"] += operation.matmul_flops * operation.times
+        row["bytes"] += operation.bytes * operation.times
+        for name in (*sums, "seconds"):
+            row[name] += getattr(each, name)
+    return list(rows.values())
+
+
+def _budget(
+    tokens: float | None, subject: Subject, seconds: float, topology: Topology
+) -> Row | None:
+    if not tokens or not subject.tokens:
+        return None
+    found = roofline.budget(tokens, seconds / subject.tokens, topology)
+    return {**dataclasses.asdict(found), "sources": list(found.sources)}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"lingvo_gshard": lingvo_gshard.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _notes(
+    compiled: Compiled, found: OperationList, placed: Partitioning, topology: Topology
+) -> list[str]:
+    whole = [
+        f"{row.operation} is made whole on every device: from {row.before} to {row.after}"
+        for row in compiled.made_whole
+    ]
+    unused = [
+        f"strategy {placed.strategy.name} splits nothing over axis {axis}"
+        for axis in placed.unused_axes
+    ]
+    return [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *whole]

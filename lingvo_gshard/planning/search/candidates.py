@@ -1,0 +1,182 @@
+"""Candidates: a mesh, tables of letters and a policy, as the flags that a user would give."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from lingvo_gshard.core import rematerialisation
+from lingvo_gshard.planning.search.groups import Group, Grouped
+from lingvo_gshard.planning.search.roles import Option
+from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
+from lingvo_gshard.sharding.strategies import KINDS, Table
+
+Tables = dict[str, Table]
+
+_BATCH_NAMES = ("data", "fsdp", "batch")
+_OTHER_NAMES = ("model", "inner", "outer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """What is to be compiled. overrides: (pattern of paths, table) of layers split otherwise.
+
+    micro_batches: into how many parts the trainer cuts a batch.
+    """
+
+    mesh: str
+    strategy: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    rematerialise: str = rematerialisation.NONE
+    micro_batches: int = 1
+
+    def flags(self, rematerialise_params: Iterable[str] = ()) -> list[str]:
+        """Returns the flags of a tool.
+
+        rematerialise_params: the task's Params that take a policy, see `policy_params`.
+        """
+        given = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
+        if self.overrides:
+            given.append(f"--gin_param=sharding.overrides = {dict(self.overrides)!r}")
+        given += [f"--gin_param={path} = {self.rematerialise!r}" for path in rematerialise_params]
+        return given
+
+
+def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
+    """Returns the paths of the hyperparameters that are rematerialisation policies.
+
+    leaves: of an experiment's Params, as `params.leaves()` gives them.
+    """
+    return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialise"]
+
+
+def candidate(
+    grouped: Grouped, chosen: Sequence[Option], mesh: Mesh, policy: str, paths: Iterable[str]
+) -> Candidate:
+    """Returns the candidate in which each group has its chosen option, axes named for their use.
+
+    paths: of all layers that have weights.
+    """
+    names = _axis_names(mesh, chosen)
+    tables = [
+        _renamed(_tables(option, mesh, group), names)
+        for group, option in zip(grouped.groups, chosen, strict=True)
+    ]
+    common = _common(grouped.groups, tables)
+    overrides = []
+    for group, own in zip(grouped.groups, tables, strict=True):
+        different = {
+            kind: {x: axes for x, axes in own[kind].items() if common[kind][x] != axes}
+            for kind in KINDS
+        }
+        if any(different.values()):
+            # Where an override says nothing of slots they are split as it splits the weights.
+            different["slots"] |= {x: own["slots"][x] for x in different["weights"]}
+            text = _text(different, _rules)
+            overrides += [(pattern, text) for pattern in patterns(group.paths, paths)]
+    sizes = ",".join(f"{names[axis]}={size}" for axis, size in mesh.axes)
+    return Candidate(sizes, _text(common, _rules_of_split), tuple(overrides), policy)
+
+
+def patterns(paths: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Returns patterns that match these layers, and those below them, but none of the others."""
+    inside = set(paths)
+    outside = [path for path in others if not any(_is_below(path, p) for p in inside)]
+    tops = [p for p in sorted(inside) if not any(p != q and _is_below(p, q) for q in inside)]
+    found: dict[str, None] = {}
+    for path in tops:
+        pattern = re.sub(r"\[\d+\]", "[*]", path)
+        is_general = not any(_matches(pattern, other) for other in outside)
+        found.setdefault(pattern if is_general else path)
+    return list(found)
+
+
+def _is_below(path: str, layer: str) -> bool:
+    return path == layer or path.startswith((f"{layer}.", f"{layer}["))
+
+
+def _matches(pattern: str, path: str) -> bool:
+    steps = path.split(".")
+    escaped = pattern.replace("[", "[[]")
+    around = (".".join(steps[:end]) for end in range(1, len(steps) + 1))
+    return any(fnmatch.fnmatchcase(name, escaped) for name in around)
+
+
+def _axis_names(mesh: Mesh, chosen: Sequence[Option]) -> dict[str, str]:
+    """A name for each axis; `data` is the batch's over which weights are whole."""
+    used: dict[str, str] = {}
+    rows = [a for a in mesh.names if any(a in option.rows(mesh) for option in chosen)]
+    gathered = [
+        axis
+        for axis in rows
+        if any("M" in option.roles[mesh.names.index(axis)].weights for option in chosen)
+    ]
+    order = sorted(rows, key=lambda axis: axis in gathered)
+    free_batch, free_other = list(_BATCH_NAMES), list(_OTHER_NAMES)
+    for axis in order:
+        used[axis] = free_batch.pop(0)
+    for axis in mesh.names:
+        if axis not in used:
+            used[axis] = free_other.pop(0)
+    return used
+
+
+def _tables(option: Option, mesh: Mesh, group: Group) -> Tables:
+    """An option's tables with every letter of the group, for it may stand whole in this group."""
+    strategy = option.strategy(mesh)
+    weights = {x for spec in group.weights for x in spec.layout}
+    relevant = {"activations": group.letters | {"B"}, "weights": weights, "slots": weights}
+    return {
+        kind: {x: strategy.table(kind).get(x, ()) for x in sorted(relevant[kind])} for kind in KINDS
+    }
+
+
+def _renamed(tables: Tables, names: dict[str, str]) -> Tables:
+    return {
+        kind: {x: tuple(names[a] for a in axes) for x, axes in table.items()}
+        for kind, table in tables.items()
+    }
+
+
+def _common(groups: Sequence[Group], tables: Sequence[Tables]) -> Tables:
+    """For every letter its axes in the group with most weights of those that have the letter."""
+    by_weight = sorted(
+        zip(groups, tables, strict=True),
+        key=lambda pair: sum(_elements(spec.shape) for spec in pair[0].weights),
+    )
+    merged: Tables = {kind: {} for kind in KINDS}
+    for _, own in by_weight:
+        for kind in KINDS:
+            merged[kind].update(own[kind])
+    return merged
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _text(tables: Tables, rules: Callable[[Table], str]) -> str:
+    """The tables as strategies.get reads them: slots only where they differ from weights."""
+    slots = {x: axes for x, axes in tables["slots"].items() if tables["weights"].get(x) != axes}
+    kinds = {**tables, "slots": slots}
+    sections = [f"{kind}: {text}" for kind in KINDS if (text := rules(kinds[kind]))]
+    return " | ".join(sections) or f"B->{NO_AXES}"
+
+
+def _rules(table: Table) -> str:
+    letters: dict[tuple[str, ...], list[str]] = {}
+    for letter, axes in table.items():
+        letters.setdefault(axes, []).append(letter)
+    return "; ".join(
+        f"{','.join(of_axes)}->{','.join(axes) or NO_AXES}" for axes, of_axes in letters.items()
+    )
+
+
+def _rules_of_split(table: Table) -> str:
+    """Without the letters that stay whole, as those that a table does not name do."""
+    return _rules({letter: axes for letter, axes in table.items() if axes})

@@ -1,0 +1,92 @@
+"""Roles: what a mesh axis may split in a group of layers. One for each axis makes a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Strategy, Table
+
+# Letters of inner dimensions: each product of a layer has one, its weights and activations share
+# it, and splitting it leaves partial sums at the layer's end.
+_INNER = "HNV"
+_ROWS = "BG"
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """Letters that one axis splits, in activations, weights and optimizer slots."""
+
+    activations: str = ""
+    weights: str = ""
+    slots: str = ""
+
+
+ROLES = (
+    Role(),
+    Role(_ROWS),
+    Role(_ROWS, slots="M"),
+    Role(_ROWS, "M", "M"),
+    Role(_INNER, _INNER, _INNER),
+    Role(_ROWS + "E", "E", "E"),
+    Role(_ROWS + "E", "E", "EM"),
+    Role(_ROWS + "E", "EM", "EM"),
+    Role("E", "E", "E"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One role for each axis of a mesh, in its order: how a group of layers is split."""
+
+    roles: tuple[Role, ...]
+
+    def rows(self, mesh: Mesh) -> tuple[str, ...]:
+        """Returns the axes that split the batch, which neighbouring layers should have alike."""
+        return tuple(
+            axis
+            for axis, role in zip(mesh.names, self.roles, strict=True)
+            if "B" in role.activations
+        )
+
+    def strategy(self, mesh: Mesh) -> Strategy:
+        """Returns the tables of letters."""
+        tables = [self._table(kind, mesh) for kind in ("activations", "weights", "slots")]
+        return Strategy("searched", *tables)
+
+    def _table(self, kind: str, mesh: Mesh) -> Table:
+        table: dict[str, tuple[str, ...]] = {}
+        # Minor axes are those that experts take from the batch: then an all-to-all is all it takes.
+        pairs = sorted(zip(mesh.names, self.roles, strict=True), key=lambda p: "E" in p[1].weights)
+        for axis, role in pairs:
+            for letter in getattr(role, kind):
+                table[letter] = (*table.get(letter, ()), axis)
+        return table
+
+
+def options(mesh: Mesh, letters: Iterable[str]) -> list[Option]:
+    """Returns the options of layers with these letters: those that differ in what they split."""
+    known = set(letters) | {"B"}
+    roles: dict[Role, None] = {}
+    for role in ROLES:
+        kept = {
+            field.name: "".join(x for x in getattr(role, field.name) if x in known)
+            for field in dataclasses.fields(role)
+        }
+        roles.setdefault(Role(**kept))
+    per_axis = [list(roles) if size > 1 else [Role()] for _, size in mesh.axes]
+    return [Option(chosen) for chosen in itertools.product(*per_axis)]
+
+
+def of_strategy(strategy: Strategy, mesh: Mesh) -> Option:
+    """Returns the option with a strategy's tables, whatever they split."""
+    roles = []
+    for axis in mesh.names:
+        letters = {
+            kind: "".join(x for x, axes in strategy.table(kind).items() if axis in axes)
+            for kind in ("activations", "weights", "slots")
+        }
+        roles.append(Role(**letters))
+    return Option(tuple(roles))

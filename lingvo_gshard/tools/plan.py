@@ -1,0 +1,192 @@
+"""Says what training takes on machines you have not got: memory, communication, time and money.
+
+    gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v3:16x16
+
+lowers the real training step (forward, backward, optimizer), has the topology's own compiler
+compile it ahead of time, and reports whether it fits, what fills the memory, every collective with
+its layer and bytes, the arithmetic, and two times: a bound, from the chip's published figures, and
+an estimate, from measured efficiencies of single operations. Nothing is run; a TPU's compiler is in
+the package's extra `plan`, and every other topology is planned with XLA's compiler for CPUs.
+
+    gshard-plan --list_topologies
+
+shows the machines. Mesh and strategy are the experiment's own unless --mesh and --strategy say
+otherwise; --tokens says what a whole training costs:
+
+    gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v4:8x8x8 --tokens=1e12 \\
+        --mesh=data=512 --strategy=expert_fsdp --json=plan.json --html=plan.html
+
+If a step does not fit, changes that may help are tried, one on top of the other, until it does;
+--remedies says how many. Plans are compared by
+
+    gshard-plan diff before.json after.json
+
+The JSON holds all of it; --json alone prints it, and the tables then go to standard error. Tokens
+are the target positions of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from absl import flags
+
+from lingvo_gshard.tools import _start
+
+_start.quiet_tensorflow()
+
+import rich.console  # noqa: E402
+
+from lingvo_gshard.core.params import Params  # noqa: E402
+from lingvo_gshard.data import files  # noqa: E402
+from lingvo_gshard.planning import (  # noqa: E402
+    picture,
+    plan_diff,
+    planner,
+    topologies,
+)
+from lingvo_gshard.planning.plan import Plan  # noqa: E402
+from lingvo_gshard.planning.topologies import Topology  # noqa: E402
+from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
+from lingvo_gshard.tools import _plan_tables, _remedies, _runtime  # noqa: E402
+from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
+from lingvo_gshard.tools._untrained import batch_specs, make_trainer  # noqa: E402
+
+NAME = "gshard-plan"
+DIFF = "diff"
+STANDARD_OUTPUT = "-"
+# Where nobody can widen a window, lines are as long as a table needs.
+_WIDE = 240
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this program's flags."""
+    values = flags.FlagValues()
+    define_experiment_flags(values)
+    flags.DEFINE_string(
+        "topology",
+        None,
+        "The machine: a slice of a TPU pod such as v3:32x32, cpu:N, or gpu:h100:8x4 for 8 hosts "
+        "of 4 GPUs. --list_topologies shows what there is.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "list_topologies", False, "Shows the machines that can be planned for.", flag_values=values
+    )
+    _runtime.define_splitting_flags(values)
+    flags.DEFINE_float(
+        "tokens", None, "Tokens to train on in all, to say what they cost.", 0.0, flag_values=values
+    )
+    flags.DEFINE_integer(
+        "remedies",
+        3,
+        "How many changes are tried, each a compilation, where the step does not fit.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "json",
+        None,
+        "File for the plan; -, or no value, for standard output.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "html", None, "File for the plan as a page to look at in a browser.", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "allow_other_versions",
+        False,
+        "Compares plans by `diff` although other versions made them.",
+        flag_values=values,
+    )
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    values = define_flags()
+    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
+    compared, argv = _compared(argv)
+    _start.parse_flags(values, argv, __doc__)
+    console = _console(values.json == STANDARD_OUTPUT)
+    if compared:
+        return _diff(compared, values, console)
+    if values.list_topologies:
+        console.print(topologies.listing(), markup=False, highlight=False)
+        return 0
+    params = experiment_params(values)
+    if not values.topology:
+        raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
+    topology = topologies.get(values.topology)
+    _runtime.check_choices(values)
+    record = plan_experiment(values, params, topology).to_json()
+    if not record["fits"]:
+        tries = _remedies.Remedies(values, params, topology, plan_experiment)
+        record["remedies"] = tries.until_one_fits(values.remedies, console)
+    _plan_tables.print_plan(record, console)
+    _write("json", values.json, json.dumps(record, indent=1) + "\n")
+    if values.html:
+        _write("html", values.html, picture.to_html(record))
+    return 0
+
+
+def plan_experiment(values: flags.FlagValues, params: Params, topology: Topology) -> Plan:
+    """Returns the plan of an experiment's training step, split as flags or Params say."""
+    mesh = _runtime.mesh_asked_for(values, params)
+    mesh = mesh or Mesh((("data", topology.devices),), values.device_order)
+    mesh.check_devices(topology.devices)
+    placed = _runtime.placed_on(mesh, values, params)
+    trainer = make_trainer(params)
+    _runtime.check_overrides(placed, trainer)
+    batch = batch_specs(params)
+    return planner.plan_step(
+        trainer, batch, placed, topology, params.name, values.partitioner, values.tokens
+    )
+
+
+def run() -> None:
+    """The console script."""
+    _start.run_program(NAME, main)
+
+
+def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The files that `diff` is to compare, [] without it, and the arguments without them."""
+    if argv[1:2] != [DIFF]:
+        return [], argv
+    compared = [argument for argument in argv[2:] if not argument.startswith("--")]
+    rest = [argument for argument in argv[2:] if argument.startswith("--")]
+    if len(compared) != 2 and not set(rest) & {"--help", "-h"}:
+        raise ValueError(f"{NAME} {DIFF} takes two plans that --json wrote, not {len(compared)}")
+    return compared, [argv[0], *rest]
+
+
+def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.Console) -> int:
+    before, after = (plan_diff.load(path) for path in compared)
+    changes = plan_diff.diff(
+        before, after, allow_other_versions=values.allow_other_versions, names=tuple(compared)
+    )
+    _plan_tables.print_diff(changes, console)
+    rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
+    _write("json", values.json, json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def _console(to_standard_error: bool) -> rich.console.Console:
+    stream = sys.stderr if to_standard_error else sys.stdout
+    return rich.console.Console(file=stream, width=None if stream.isatty() else _WIDE)
+
+
+def _write(flag: str, path: str | None, text: str) -> None:
+    if path == STANDARD_OUTPUT:
+        print(text, end="")
+    elif path:
+        try:
+            files.write_atomically(path, text.encode())
+        except OSError as error:
+            raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    run()

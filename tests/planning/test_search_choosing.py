@@ -1,0 +1,76 @@
+"""The integer program chooses what trying all combinations does."""
+
+import itertools
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gshard.planning.search.choosing import Choice, choose, undominated
+
+FACES = ("data", "model")
+
+choices = st.builds(
+    Choice,
+    seconds=st.integers(1, 40).map(float),
+    held=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    working=st.integers(0, 30),
+    face=st.sampled_from(FACES),
+)
+groups = st.lists(st.lists(choices, min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@st.composite
+def instances(draw):
+    drawn = draw(groups)
+    pairs = {}
+    for pair in itertools.permutations(range(len(drawn)), 2):
+        faces = {(a, b): draw(st.integers(0, 30)) for a in FACES for b in FACES if a != b}
+        if draw(st.booleans()):
+            pairs[pair] = {face: float(cost) for face, cost in faces.items()}
+    return drawn, pairs, draw(st.integers(20, 200))
+
+
+def seconds(chosen, pairs) -> float:
+    total = sum(choice.seconds for choice in chosen)
+    for (source, target), costs in pairs.items():
+        total += costs.get((chosen[source].face, chosen[target].face), 0.0)
+    return total
+
+
+def fits(chosen, capacity: float) -> bool:
+    working = max(choice.working for choice in chosen)
+    moments = zip(*(choice.held for choice in chosen), strict=True)
+    return all(sum(moment) + working <= capacity for moment in moments)
+
+
+def brute_force(groups, pairs, capacity: float) -> float | None:
+    found = [
+        seconds(chosen, pairs) for chosen in itertools.product(*groups) if fits(chosen, capacity)
+    ]
+    return min(found, default=None)
+
+
+@hypothesis.given(instances())
+def test_the_program_finds_what_trying_all_finds(instance):
+    groups, pairs, capacity = instance
+    best = brute_force(groups, pairs, capacity)
+    numbers = choose(groups, pairs, capacity)
+    if best is None:
+        assert numbers is None
+        return
+    chosen = [of_group[number] for of_group, number in zip(groups, numbers, strict=True)]
+    assert fits(chosen, capacity)
+    assert seconds(chosen, pairs) == pytest.approx(best)
+
+
+@hypothesis.given(instances())
+def test_no_optimum_is_lost_with_dominated_options(instance):
+    groups, pairs, capacity = instance
+    few = [[of_group[i] for i in undominated(of_group)] for of_group in groups]
+    assert brute_force(few, pairs, capacity) == brute_force(groups, pairs, capacity)
+
+
+def test_of_equal_options_the_first_is_kept():
+    one = Choice(1.0, (1, 1), 1, "data")
+    assert undominated([one, one, Choice(1.0, (1, 1), 1, "model")]) == [0, 2]

@@ -1,0 +1,32 @@
+"""gshard-train with layers as one loop that is computed again: the run that layers one by one make."""
+
+import json
+
+from lingvo_gshard.tools import train
+from tests.tolerances import assert_close
+from tests.tools import tiny_translation
+
+STEPS = 2
+
+
+def metrics_of_run(directory, **settings):
+    """The lines of metrics.jsonl of a short run of two layers on each side."""
+    directory.mkdir()
+    stacks = {f"task__{stack}__num_layers": 2 for stack in ("encoder", "decoder")}
+    for stack in ("encoder", "decoder"):
+        stacks |= {f"task__{stack}__{name}": value for name, value in settings.items()}
+    flags = tiny_translation.write(directory, **stacks)
+    train.main(["gshard-train", *flags, f"--logdir={directory}/run", f"--steps={STEPS}"])
+    lines = (directory / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_loop_trains_as_its_layers_do_and_reports_under_their_names(tmp_path):
+    layers = metrics_of_run(tmp_path / "layers")
+    loop = metrics_of_run(tmp_path / "loop", repeat=True, rematerialise="full")
+    assert [row["step"] for row in loop] == [row["step"] for row in layers] == [1, 2]
+    for one, other in zip(loop, layers, strict=True):
+        assert set(one) == set(other)
+        assert any(name.startswith("encoder.layers[1].feed_forward/") for name in one)
+        for name in ("loss", "cross_entropy", "gradient_norm", "learning_rate"):
+            assert_close(one[name], other[name], "order")
