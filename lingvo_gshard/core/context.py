@@ -34,11 +34,14 @@ class Context:
     iteration: Iteration | None = None
 
     def random_seed(self, path: str) -> tf.Tensor:
-        """Returns an int32 [2] key that depends on the pass's seed and on `path` alone."""
+        """Returns an int32 [2] key that depends on the pass's seed and on `path` alone.
+
+        It is for random_numbers' hashed functions.
+        """
         if self.seed is None:
             raise ValueError(f"{path} needs random numbers, but context.scope was given no seed")
         word = self.iteration.word(path) if self.iteration else random_numbers.word(path)
-        return random_numbers.fold_in_word(self.seed, word)
+        return random_numbers.hashed_fold_in_word(self.seed, word)
 
     def add_loss(self, path: str, value: tf.Tensor) -> None:
         """Adds a scalar to the training loss."""

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
 
 import jax
 
-from lingvo_gshard.planning import topologies
+from lingvo_gshard.planning import chips, stages, topologies
 from lingvo_gshard.planning.topologies import Topology
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.executable import Executable
 from lingvo_gshard.runtime.hlo import Rematerialisation
 from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.sharding.mesh import Mesh
 
 # What compilers write while they compile for a machine that is not there is for nobody.
 _EVERYTHING = ("",)
+# Both forms of a TPU compiler's refusal name all of a program: what it is given, makes and keeps.
 _NEEDED = re.compile(
-    r"Used (?P<used>[\d.]+)(?P<used_unit>[KMGT]?)i?B? of"
-    r"|temporaries \((?P<temporaries>[\d.]+)(?P<unit>[KMGT]?)\)"
+    r"(?:Used |temporaries \()(?P<bytes>[\d.]+)(?P<unit>[KMGT]?)(?:\)| of)", re.IGNORECASE
 )
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# The chip of the most memory that libtpu compiles for; its devices are chips, in three dimensions.
-_ROOMIEST = "v5p"
+# Chips of most memory that libtpu compiles for; the second's devices are two to a chip.
+_ROOMIEST = ("v5p", "tpu7x")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +51,14 @@ def compile_for(program: Program, topology: Topology) -> Compiled:
     Raises ValueError if the mesh does not fit the topology, if the compiler refuses the program,
     or if it fits no chip.
     """
-    program.mesh.check_devices(topology.devices)
+    check_mesh(program.mesh, topology)
+    stages.begin(f"compiling for {topology.name}")
     started = time.monotonic()
     try:
         return _compile(program, topology, started)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
-    if "RESOURCE_EXHAUSTED" not in message:
+    if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise ValueError(
             f"--topology={topology.name}: its compiler refuses {program.name}: {message}"
         )
@@ -70,20 +73,32 @@ def _compile(program: Program, topology: Topology, started: float) -> Compiled:
     return Compiled(executable.hlo(), executable.memory(), seconds, made_whole)
 
 
+def check_mesh(mesh: Mesh, topology: Topology) -> None:
+    """Raises ValueError naming --mesh and --topology if they have not as many devices."""
+    if mesh.size != topology.devices:
+        raise ValueError(
+            f"--mesh={mesh} is of {mesh.size:,} devices, but --topology={topology.name} has "
+            f"{topology.devices:,}; expected axes whose sizes multiply to that, such as "
+            f"data={topology.devices}"
+        )
+
+
 def _compile_roomily(
     program: Program, topology: Topology, message: str, started: float
 ) -> Compiled:
-    larger = topologies.get(f"{_ROOMIEST}:{_shape_of(topology.devices)}")
+    larger = _roomier(topology)
+    if larger is None:
+        raise ValueError(_too_large(program, topology, message))
+    stages.begin(f"it does not fit: compiling for {larger.name}, which has more memory")
     try:
         compiled = _compile(program, larger, started)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(
-            f"--topology={topology.name}: {program.name} needs far more memory than a device has: "
-            f"{_first_line(message)} Not even {larger.chip.name} has as much: "
-            f"{_first_line(str(error))} Take more devices, or a strategy that splits more."
+            f"{_too_large(program, topology, message)} Not even {larger.chip.name} has as much: "
+            f"{_first_line(str(error))}"
         ) from None
-    temporaries = _temporaries(message, compiled.memory)
-    memory = {**compiled.memory, "temporaries": temporaries}
+    memory = dict(compiled.memory)
+    memory["temporaries"] = _temporaries(message, memory)
     memory["peak"] = sum(memory[name] for name in ("arguments", "outputs", "temporaries", "code"))
     note = (
         f"It does not fit: operations and times are of the program as compiled for "
@@ -93,35 +108,48 @@ def _compile_roomily(
     return dataclasses.replace(compiled, memory=memory, note=note)
 
 
+def _too_large(program: Program, topology: Topology, message: str) -> str:
+    return (
+        f"--topology={topology.name}: {program.name} needs far more memory than a device has; "
+        "take more devices, or a --strategy that splits more. Its compiler said: "
+        f"{_first_line(message)}"
+    )
+
+
 def _temporaries(message: str, memory: dict[str, int]) -> int:
-    """Bytes of temporaries that a compiler's refusal names, of the program or of those alone."""
+    """Bytes of temporaries by a compiler's refusal, which names the sum with what it is given."""
     found = _NEEDED.search(message)
     if found is None:
         return memory["temporaries"]
-    if found["temporaries"]:
-        return int(float(found["temporaries"]) * _UNITS[found["unit"]])
-    used = int(float(found["used"]) * _UNITS[found["used_unit"]])
-    return used - memory["arguments"] - memory["outputs"] - memory["code"]
+    whole = int(float(found["bytes"]) * _UNITS[found["unit"].upper()])
+    return max(whole - memory["arguments"] - memory["outputs"], 0)
 
 
 def _first_line(message: str) -> str:
     return message.strip().splitlines()[0]
 
 
-def _shape_of(devices: int) -> str:
-    """Three dimensions of so many chips in all, as even as powers of two allow."""
-    sizes = [1, 1, 1]
-    for factor in _prime_factors(devices):
-        sizes[sizes.index(min(sizes))] *= factor
-    return "x".join(map(str, sorted(sizes)))
+def _roomier(topology: Topology) -> Topology | None:
+    """A slice of as many devices, of a chip with more memory, as even as there is one."""
+    for key in _ROOMIEST:
+        chip = chips.get(key)
+        if chip.usable_bytes <= topology.chip.usable_bytes:
+            continue
+        count, apart = divmod(topology.devices, chip.partitions)
+        for shape in [] if apart else _shapes(count):
+            try:
+                return topologies.get(f"{key}:{shape}")
+            except ValueError:
+                continue
+    return None
 
 
-def _prime_factors(number: int) -> list[int]:
-    """Largest first."""
-    found, divisor = [], 2
-    while number > 1:
-        while number % divisor == 0:
-            found.append(divisor)
-            number //= divisor
-        divisor += 1
-    return found[::-1]
+def _shapes(count: int) -> list[str]:
+    """Three sizes whose product is `count`, the most even first."""
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    shapes = [
+        (a, b, count // (a * b))
+        for a, b in itertools.product(divisors, divisors)
+        if count % (a * b) == 0
+    ]
+    return ["x".join(map(str, shape)) for shape in sorted(shapes, key=lambda s: (max(s), s))]

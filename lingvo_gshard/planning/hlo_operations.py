@@ -121,7 +121,7 @@ class _Reader:
             passes=hlo_flops.passes(matmuls[0]) if matmuls else 1,
             bytes=hlo_bytes.memory_bytes(instruction),
             collective=collectives[0][1] if collectives else None,
-            dispatch=bool(matmuls) and hlo_names.is_dispatch(name),
+            dispatch=self._origins.is_dispatch(instruction, name, matmuls),
         )
         for inner, call in collectives[1:]:
             yield self._further_collective(inner, call, name, times)

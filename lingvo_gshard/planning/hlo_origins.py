@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from lingvo_gshard.planning.hlo_collectives import base_opcode
 from lingvo_gshard.planning.hlo_names import (
+    OPTIMIZER,
+    is_dispatch,
     merged_names,
     operation_name,
     says_nothing,
@@ -40,8 +42,31 @@ class Origins:
 
         parts: what it stands for, with weights. matmuls: the matrix products of these, the largest
         first. It is the name of the largest product, its own, or the most frequent in it, if any is
-        of a layer; else that of a value which it makes, goes into or is made from.
+        of a layer; else that of a value which it makes, goes into or is made from. An optimizer has
+        no products: what goes into it is a gradient.
         """
+        name = self._name(instruction, parts, matmuls)
+        if matmuls and self._phase(name) == PHASES.index(OPTIMIZER):
+            return f"gradient_tape/{name.removeprefix(f'{OPTIMIZER}/')}"
+        return name
+
+    def is_dispatch(self, instruction: Instruction, name: str, matmuls: list[Instruction]) -> bool:
+        """Whether an instruction of that name has a product that moves tokens to experts or back.
+
+        The experts' own products stand between those: without a name they do not count as either.
+        """
+        named = [*matmuls[:1], instruction]
+        if any(self._layer(operation_name(one.operation_name)) for one in named):
+            return bool(matmuls) and is_dispatch(name)
+        around = self._of_users(instruction), self._of_sources(instruction)
+        return bool(matmuls) and all(map(is_dispatch, around))
+
+    def _name(
+        self,
+        instruction: Instruction,
+        parts: list[tuple[Instruction, int]],
+        matmuls: list[Instruction],
+    ) -> str:
         own = self._of_combined(instruction) or operation_name(instruction.operation_name)
         for candidate in [*(operation_name(matmul.operation_name) for matmul in matmuls), own]:
             if self._layer(candidate):

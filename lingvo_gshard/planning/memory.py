@@ -11,14 +11,15 @@ from lingvo_gshard.runtime.program import Program, bytes_of
 
 WEIGHTS, SLOTS, INPUTS = "weights", "slots", "inputs"
 _LISTED = 20
-# What makes no array of its own.
-_VIEWS = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call")
+# What makes no array of its own, or one that is a part of the program.
+_VIEWS = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+_VIEWS += ("while", "conditional", "call")
 
 
 def by_class(
     program: Program, classes: Sequence[str], memory: dict[str, int], module: Module
 ) -> dict[str, int]:
-    """Returns bytes of one device: weights, slots, inputs, activations, program and their sum.
+    """Returns bytes of one device: weights, slots, inputs, activations, program and their peak.
 
     classes: of each input. memory: as the compiler gives it. Inputs take what they take in the
     compiler's layout, their padding included; activations are all temporaries, gradients among
@@ -33,7 +34,7 @@ def by_class(
     found[INPUTS] += max(memory["arguments"] - sum(sizes), 0)
     found["activations"] = memory["temporaries"] + memory["outputs"]
     found["program"] = memory["code"]
-    return {**found, "peak": sum(found.values())}
+    return {**found, "peak": memory["peak"]}
 
 
 def largest_results(module: Module, layers: frozenset[str] | None) -> list[dict]:

@@ -21,7 +21,8 @@ class Plan:
         other than a training step: all that are not computed again nor dispatch), computed again,
         moving tokens to experts and back, and padding, the rest.
     layers: bounds and estimate of each layer's operations, in the order of their first.
-    seconds_per_step, steps_per_second, tokens_per_second and mfu are the estimate.
+    seconds_per_step, steps_per_second, tokens_per_second and mfu are the estimate; None are the
+        latter of a program that does nothing.
     tokens_per_step: the target positions of a batch; None where that means nothing.
     remedies: what was tried where it did not fit.
     """
@@ -45,11 +46,11 @@ class Plan:
     layers: list[Row]
     seconds_per_step: float
     seconds_per_step_bound: float
-    steps_per_second: float
-    steps_per_second_bound: float
+    steps_per_second: float | None
+    steps_per_second_bound: float | None
     tokens_per_step: int | None
     tokens_per_second: float | None
-    mfu: float
+    mfu: float | None
     budget: Row | None
     remedies: list[Row]
     compile_seconds: float

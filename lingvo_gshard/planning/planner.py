@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import importlib.metadata
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.planning import compilation, hlo_operations, hlo_text, memory, roofline
+from lingvo_gshard.planning import compilation, hlo_operations, hlo_text, memory, roofline, stages
 from lingvo_gshard.planning import topologies as topologies_lib
 from lingvo_gshard.planning.compilation import Compiled
 from lingvo_gshard.planning.hlo_operations import OperationList
@@ -20,16 +21,18 @@ from lingvo_gshard.planning.plan import Plan, Row
 from lingvo_gshard.planning.roofline import TimedOperation
 from lingvo_gshard.planning.topologies import Topology
 from lingvo_gshard.runtime.partition import Partitioned
-from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.runtime.program import Program, bytes_of
 from lingvo_gshard.runtime.step_programs import BatchSpecs, train_program
-from lingvo_gshard.sharding.listing import WeightRow, weight_rows
+from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.translation import LOSS_SCOPE
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "tensorflow")
 _KINDS = {"theta.": memory.WEIGHTS, "slots.": memory.SLOTS}
-LOSS_SCOPE = "loss"
+# What layouts of arguments may begin with, beside letters.
+_LAYOUT_KINDS = (memory.WEIGHTS, memory.SLOTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,25 +68,57 @@ def plan(
     """Returns the plan of any TensorFlow function on a topology, such as "v3:32x32".
 
     specs: nested structures of tf.TensorSpecs, one for each argument. mesh: axes over the devices;
-    None: data=N for all of them. The rest is as `lingvo_gshard.partition` takes it; an argument
-    whose layout begins with "weights:" counts as weights.
+    None: data=N for all of them. The rest is as `lingvo_gshard.partition` takes it; arrays whose
+    layout begins with "weights:" or "slots:" count as such, all others as inputs.
 
     Raises ValueError for an unknown topology, a mesh that does not fit it, and what `partition`
     raises.
     """
     machine = topologies_lib.get(topology)
     placed = Partitioning.make(mesh or f"data={machine.devices}", strategy, overrides)
-    placed.mesh.check_devices(machine.devices)
+    compilation.check_mesh(placed.mesh, machine)
     devices = machine.compile_devices()
+    stages.begin("tracing and lowering")
     partitioned = Partitioned(function, placed, devices, layouts, donate, partitioner)
+    subject = _subject(partitioned, specs, placed)
+    return plan_program(subject, placed, machine)
+
+
+def _subject(partitioned: Partitioned, specs: Sequence[Any], placed: Partitioning) -> Subject:
+    """A function, lowered, with what the layouts of its arguments say of it."""
     program = partitioned.lower(*specs)
-    classes = []
-    for position, argument in enumerate(specs):
-        layout = layouts[position] if layouts else None
-        is_weight = isinstance(layout, str) and layout.startswith("weights:")
-        kind = memory.WEIGHTS if is_weight else memory.INPUTS
-        classes += [kind] * len(tf.nest.flatten(argument))
-    return plan_program(Subject(program, program.name, tuple(classes)), placed, machine)
+    layouts = [
+        layout
+        for position, argument in enumerate(specs)
+        for layout in partitioned.layouts_of(position, argument)
+    ]
+    classes, tensors, parameters = [], [], 0
+    for array, layout in zip(program.inputs, layouts, strict=True):
+        kind, _, letters = layout.rpartition(":") if isinstance(layout, str) else ("", "", "")
+        kind = kind.strip() if kind.strip() in _LAYOUT_KINDS else memory.INPUTS
+        classes.append(kind)
+        if kind == memory.INPUTS:
+            continue
+        elements = math.prod(array.shape)
+        parameters += elements if kind == memory.WEIGHTS else 0
+        row = WeightRow(
+            path=array.path,
+            layout=letters.strip(),
+            shape=array.shape,
+            dtype=array.dtype,
+            split=split_in_words(letters.strip(), array.split, placed),
+            bytes=elements * array.struct.dtype.itemsize,
+            bytes_per_device=bytes_of(array, program.mesh),
+            note="",
+        )
+        tensors.append(_tensor(row, kind))
+    return Subject(
+        program,
+        program.name,
+        tuple(classes),
+        tensors=tuple(tensors),
+        parameters=(parameters, parameters),
+    )
 
 
 def plan_step(
@@ -98,7 +133,13 @@ def plan_step(
     """Returns the plan of a trainer's training step.
 
     tokens: to train on in all, for which the plan says what they cost.
+
+    Raises ValueError if the mesh does not fit the topology, and what `compilation.compile_for`
+    raises.
     """
+    compilation.check_mesh(placed.mesh, topology)
+    # Before the step is traced, which takes long: the compiler may be missing or know no such TPU.
+    topology.compile_devices()
     subject = step_subject(trainer, batch, placed, name, partitioner)
     return plan_program(subject, placed, topology, tokens)
 
@@ -107,6 +148,7 @@ def step_subject(
     trainer: Trainer, batch: BatchSpecs, placed: Partitioning, name: str, partitioner: str
 ) -> Subject:
     """Returns a trainer's training step, lowered, with what its layers say of it."""
+    stages.begin("tracing and lowering")
     program, _ = train_program(trainer, placed, partitioner, batch)
     specs = trainer.state_specs()
     weights = specs.theta.flatten()
@@ -139,6 +181,7 @@ def plan_program(
     """
     program = subject.program
     compiled = compilation.compile_for(program, topology)
+    stages.begin("reading the compiled program")
     module = hlo_text.parse_module(compiled.text)
     found = hlo_operations.operations_of_text(compiled.text, program.mesh, subject.layers)
     timed = roofline.time_operations(found.operations, topology, program.mesh)
@@ -166,11 +209,11 @@ def plan_program(
         layers=_layers(timed),
         seconds_per_step=step.seconds,
         seconds_per_step_bound=step.seconds_bound,
-        steps_per_second=1 / step.seconds,
-        steps_per_second_bound=1 / step.seconds_bound,
+        steps_per_second=_rate(1, step.seconds),
+        steps_per_second_bound=_rate(1, step.seconds_bound),
         tokens_per_step=subject.tokens,
-        tokens_per_second=subject.tokens and subject.tokens / step.seconds,
-        mfu=roofline.utilisation(work["useful"], step.seconds, topology),
+        tokens_per_second=_rate(subject.tokens, step.seconds),
+        mfu=roofline.utilisation(work["useful"], step.seconds, topology) if step.seconds else None,
         budget=_budget(tokens, subject, step.seconds, topology),
         remedies=[],
         compile_seconds=compiled.seconds,
@@ -183,10 +226,14 @@ def _kind(path: str) -> str:
     return next((k for prefix, k in _KINDS.items() if path.startswith(prefix)), memory.INPUTS)
 
 
+def _rate(amount: int | None, seconds: float) -> float | None:
+    return amount / seconds if amount and seconds else None
+
+
 def _tensor(row: WeightRow, kind: str) -> Row:
     record = dataclasses.asdict(row)
     note = record.pop("note")
-    layer = row.path.partition("/")[0].rpartition(".")[0]
+    layer = scope_name(row.path.partition("/")[0].rpartition(".")[0])
     return {**record, "shape": list(row.shape), "kind": kind, "layer": layer, "note": note}
 
 

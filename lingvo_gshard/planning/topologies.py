@@ -73,6 +73,8 @@ class Topology:
             return (f"an estimate: the CPU's compiler stands in for the TPU's, {libtpu.MISSING}",)
         if self.kind == "gpu":
             return ("an estimate: the CPU's compiler stands in for the GPU's",)
+        if self.kind == "cpu":
+            return (f"an estimate: a device is one {self.chip.name}, with its share of memory",)
         return ()
 
     def compile_devices(self) -> list[Any]:

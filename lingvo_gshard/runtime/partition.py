@@ -106,7 +106,7 @@ class Partitioned:
         donated: list[int] = []
         for position, argument in enumerate(arguments):
             leaves = tf.nest.flatten(argument)
-            layouts = self._layouts_of(position, argument)
+            layouts = self.layouts_of(position, argument)
             if position in self._donate:
                 donated += range(len(inputs), len(inputs) + len(leaves))
             for index, (value, layout) in enumerate(zip(leaves, layouts, strict=True)):
@@ -116,8 +116,8 @@ class Partitioned:
                 inputs.append(Array(path, shape, spec.dtype.name, self._split(layout, shape, path)))
         return inputs, donated
 
-    def _layouts_of(self, position: int, argument: Any) -> list:
-        """The layout of each array of an argument."""
+    def layouts_of(self, position: int, argument: Any) -> list:
+        """Returns the layout of each array of an argument, as it was given; None: inferred."""
         layout = self._layouts[position] if self._layouts else INFERRED
         try:
             return _flatten_like(argument, layout)

@@ -98,10 +98,9 @@ def _print_verdict(console: rich.console.Console, plan: Row) -> None:
     if plan.get("strategy"):
         _say(console, f"  {plan['strategy']}")
     if plan.get("compiler") == "cpu":
-        _say(
-            console,
-            "Compiled for CPU devices, not this chip: memory and communication are an estimate.",
-        )
+        what = "" if plan["topology"].startswith("cpu:") else ", not this chip"
+        told = f"Compiled for CPU devices{what}: memory and communication are an estimate."
+        _say(console, told)
     if plan.get("seconds_per_step") is not None:
         _say(
             console,

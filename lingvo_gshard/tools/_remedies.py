@@ -7,7 +7,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 
-import rich.console
 from absl import flags
 
 from lingvo_gshard.core.params import Params
@@ -28,8 +27,9 @@ class Change:
     strategy: str = ""
 
     def __str__(self) -> str:
-        settings = [f"--gin_param='{path} = {json.dumps(value)}'" for path, value in self.params.items()]
-        return " ".join([*([f"--strategy={self.strategy}"] if self.strategy else []), *settings])
+        strategy = [f"--strategy={self.strategy}"] if self.strategy else []
+        settings = [f"{path} = {json.dumps(value)}" for path, value in self.params.items()]
+        return " ".join([*strategy, *(f"--gin_param='{setting}'" for setting in settings)])
 
 
 class Remedies:
@@ -41,13 +41,16 @@ class Remedies:
         self._values, self._params, self._topology = copy.deepcopy(values), params.copy(), topology
         self._plan = plan
 
-    def until_one_fits(self, most: int, console: rich.console.Console) -> list[Row]:
-        """Returns a row for each change tried: it and those before it, fits, peak, seconds."""
+    def until_one_fits(self, most: int, say: Callable[[str], None]) -> list[Row]:
+        """Returns a row for each change tried: it and those before it, fits, peak, seconds.
+
+        say: is told what is tried next.
+        """
         rows: list[Row] = []
         made: list[str] = []
         for _, change in zip(range(most), self._changes(), strict=False):
             made.append(str(change))
-            console.print(f"It does not fit; trying {made[-1]}", markup=False, highlight=False)
+            say(f"it does not fit; trying {made[-1]}")
             self._make(change)
             row = {"change": " ".join(made), "fits": False, "peak": None, "seconds_per_step": None}
             try:
@@ -75,7 +78,7 @@ class Remedies:
             yield Change({"task.fprop_dtype": "bfloat16"})
         while self._params.input.batch_rows >= 2 * self._topology.devices:
             yield Change({"input.batch_rows": self._params.input.batch_rows // 2})
-        yield from self._for_stacks("moe.router.capacity_factor", lambda stack: 1.0)
+        yield from self._for_stacks("moe.router.capacity_factor", _least_capacity)
 
     def _for_stacks(self, path: str, value: Callable[[Params], object]) -> Iterator[Change]:
         """One change of what both stacks have, where they have it otherwise."""
@@ -93,3 +96,7 @@ class Remedies:
             self._params.set_path(path, value)
         if change.strategy:
             self._values.strategy = change.strategy
+
+
+def _least_capacity(stack: Params) -> float:
+    return min(stack.moe.router.capacity_factor, 1.0)

@@ -21,14 +21,29 @@ If a step does not fit, changes that may help are tried, one on top of the other
 
     gshard-plan diff before.json after.json
 
-The JSON holds all of it; --json alone prints it, and the tables then go to standard error. Tokens
-are the target positions of a batch.
+What to split, and over which axes, can be looked for:
+
+    gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search
+
+has a cost model look at every mesh, tables of letters for each group of layers, and policies of
+rematerialisation, compiles the best, and prints the flags to use.
+
+The GShard paper's published figures stand beside ours, each experiment planned on its own cores, in
+
+    gshard-plan --paper
+
+which compiles 12 programs; --paper_rows=weights,steps_estimate takes some of the figures.
+
+The JSON holds all of it; --json alone prints it, and the tables then go to standard error, where
+what is being done stands in any case. Tokens are the target positions of a batch. The exit code is
+0 whether a step fits or not, and 1 where there is no plan.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 
 from absl import flags
@@ -42,16 +57,25 @@ import rich.console  # noqa: E402
 from lingvo_gshard.core.params import Params  # noqa: E402
 from lingvo_gshard.data import files  # noqa: E402
 from lingvo_gshard.planning import (  # noqa: E402
+    compilation,
     picture,
     plan_diff,
     planner,
+    stages,
     topologies,
 )
 from lingvo_gshard.planning.plan import Plan  # noqa: E402
 from lingvo_gshard.planning.topologies import Topology  # noqa: E402
 from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
-from lingvo_gshard.tools import _plan_tables, _remedies, _runtime  # noqa: E402
+from lingvo_gshard.tools import (  # noqa: E402
+    _plan_paper,
+    _plan_search,
+    _plan_tables,
+    _remedies,
+    _runtime,
+)
 from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
+from lingvo_gshard.tools._stages import Stages  # noqa: E402
 from lingvo_gshard.tools._untrained import batch_specs, make_trainer  # noqa: E402
 
 NAME = "gshard-plan"
@@ -95,6 +119,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "html", None, "File for the plan as a page to look at in a browser.", flag_values=values
     )
+    _plan_search.define_search_flags(values)
+    _plan_paper.define_paper_flags(values)
     flags.DEFINE_boolean(
         "allow_other_versions",
         False,
@@ -110,21 +136,27 @@ def main(argv: list[str]) -> int:
     argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     compared, argv = _compared(argv)
     _start.parse_flags(values, argv, __doc__)
-    console = _console(values.json == STANDARD_OUTPUT)
+    console = _console(STANDARD_OUTPUT in (values.json, values.html))
+    _check_files(values)
     if compared:
         return _diff(compared, values, console)
     if values.list_topologies:
         console.print(topologies.listing(), markup=False, highlight=False)
         return 0
+    if values.paper or values.paper_rows:
+        return _paper(values, console)
     params = experiment_params(values)
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
     _runtime.check_choices(values)
-    record = plan_experiment(values, params, topology).to_json()
-    if not record["fits"]:
-        tries = _remedies.Remedies(values, params, topology, plan_experiment)
-        record["remedies"] = tries.until_one_fits(values.remedies, console)
+    if values.search:
+        return _search(values, params, topology, console)
+    with Stages() as shown, stages.told_to(shown.begin):
+        record = plan_experiment(values, params, topology).to_json()
+        if not record["fits"]:
+            tries = _remedies.Remedies(values, params, topology, plan_experiment)
+            record["remedies"] = tries.until_one_fits(values.remedies, shown.say)
     _plan_tables.print_plan(record, console)
     _write("json", values.json, json.dumps(record, indent=1) + "\n")
     if values.html:
@@ -136,7 +168,7 @@ def plan_experiment(values: flags.FlagValues, params: Params, topology: Topology
     """Returns the plan of an experiment's training step, split as flags or Params say."""
     mesh = _runtime.mesh_asked_for(values, params)
     mesh = mesh or Mesh((("data", topology.devices),), values.device_order)
-    mesh.check_devices(topology.devices)
+    compilation.check_mesh(mesh, topology)
     placed = _runtime.placed_on(mesh, values, params)
     trainer = make_trainer(params)
     _runtime.check_overrides(placed, trainer)
@@ -173,9 +205,49 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
     return 0
 
 
+def _search(
+    values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
+) -> int:
+    with Stages() as shown, stages.told_to(shown.begin):
+        found = _plan_search.find(values, params, topology, shown.say)
+    _plan_search.print_found(found, console)
+    if found.plan:
+        _plan_tables.print_plan(found.plan.to_json(), console)
+    _write("json", values.json, json.dumps(_plan_search.to_json(found), indent=1) + "\n")
+    if values.html and found.plan:
+        _write("html", values.html, picture.to_html(found.plan.to_json()))
+    return 0 if found.result.best else 1
+
+
+def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
+    _runtime.check_choices(values)
+    record = _plan_paper.compare(values, plan_experiment, console)
+    _plan_paper.print_comparison(record, console)
+    _write("json", values.json, json.dumps(record, indent=1) + "\n")
+    return _plan_paper.exit_code(record)
+
+
 def _console(to_standard_error: bool) -> rich.console.Console:
     stream = sys.stderr if to_standard_error else sys.stdout
     return rich.console.Console(file=stream, width=None if stream.isatty() else _WIDE)
+
+
+def _check_files(values: flags.FlagValues) -> None:
+    """Raises ValueError, before anything long begins, if a file cannot be written."""
+    if values.json == values.html == STANDARD_OUTPUT:
+        raise ValueError("--json=- and --html=-: standard output takes one of them")
+    for flag in ("json", "html"):
+        path = values[flag].value
+        if not path or path == STANDARD_OUTPUT:
+            continue
+        folder = os.path.dirname(path) or "."
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
+        if os.path.isdir(path) or not os.access(folder, os.W_OK):
+            reason = "it is a folder" if os.path.isdir(path) else "permission denied"
+            raise ValueError(f"--{flag}={path} cannot be written: {reason}")
 
 
 def _write(flag: str, path: str | None, text: str) -> None:

@@ -10,6 +10,7 @@ from lingvo_gshard.core import random_numbers
 KEY = tf.constant([5, 9])
 SAMPLERS = {
     "uniform": stats.uniform(),
+    "hashed_uniform": stats.uniform(),
     "normal": stats.norm(),
     "truncated_normal": stats.truncnorm(-2, 2),
 }
@@ -22,6 +23,23 @@ def test_keys_differ_by_name_and_by_key():
         for name in ("a", "b", "a.b")
     }
     assert len(keys) == 9
+
+
+def test_hashed_keys_of_neighbours_have_nothing_in_common():
+    keys = np.array(
+        [
+            random_numbers.hashed_fold_in_word(tf.constant([1, step]), word).numpy()
+            for step in range(30)
+            for word in range(30)
+        ],
+        np.uint32,
+    )
+    assert len(np.unique(keys, axis=0)) == 900
+    bits = np.unpackbits(keys.view(np.uint8), axis=1)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.08
+    drawn = random_numbers.hashed_uniform([1000], tf.constant(keys[0].view(np.int32)))
+    again = random_numbers.hashed_uniform([1000], tf.constant(keys[1].view(np.int32)))
+    assert abs(np.corrcoef(drawn, again)[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("shape", [[], [3, 5], [1000, 7]])

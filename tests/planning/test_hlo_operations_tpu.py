@@ -28,6 +28,9 @@ def test_experts_in_a_loop():
     forward = 2 * (EXPERTS + ROUTER + 2 * DISPATCH) * 5 // DEVICES
     assert flops(found, phase="forward") == forward
     assert flops(found, phase="backward") == 2 * forward - 2 * DISPATCH * 5 // DEVICES
+    moving = 2 * DISPATCH * 5 // DEVICES
+    assert flops(found, dispatch=True, phase="forward") == 2 * moving
+    assert flops(found, dispatch=True, phase="backward") == 3 * moving
     # The compiler sends what goes into products as bfloat16.
     part = 2 * (B * L // S) * E * C * M // DEVICES
     assert calls(found) == {

@@ -26,6 +26,36 @@ def test_a_nameless_product_is_where_its_result_is_used():
     assert found["b"] == (FEED_FORWARD, "backward")
 
 
+def test_a_nameless_product_for_the_optimizer_is_a_gradient():
+    found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
+        %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+        ROOT %u = f32[8,8]{{1,0}} negate(%d), \
+metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
+    assert found == {"d": (FEED_FORWARD, "backward"), "u": (FEED_FORWARD, "optimizer")}
+
+
+def test_a_nameless_product_moves_tokens_if_all_around_it_does():
+    """Else it is an expert's, whose product stands between dispatch and combine."""
+    product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = f"""ENTRY %main () -> f32[8,8] {{
+  %p = f32[8,8]{{1,0}} parameter(0)
+  %m = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="{FEED_FORWARD}/dispatch/one_hot"}}
+  %x = f32[8,8]{{1,0}} dot(%m, %p), {product}
+  %t = f32[8,8]{{1,0}} negate(%x), metadata={{op_name="{FEED_FORWARD}/dispatch/transpose"}}
+  %h = f32[8,8]{{1,0}} dot(%t, %p), {product}
+  %r = f32[8,8]{{1,0}} tanh(%h), metadata={{op_name="{FEED_FORWARD}/Tanh"}}
+  %y = f32[8,8]{{1,0}} dot(%r, %p), {product}
+  ROOT %c = f32[8,8]{{1,0}} negate(%y), metadata={{op_name="{FEED_FORWARD}/combine/transpose"}}
+}}
+"""
+    found = operations_of_text(text, Mesh.parse("data=2"), LAYERS).operations
+    assert {o.name: o.dispatch for o in found if o.matmul_flops} == {
+        "x": True,
+        "h": False,
+        "y": False,
+    }
+
+
 def test_what_comes_from_deeper_within_the_users_layer_is_of_there():
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %x = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="rematerialised/{FEED_FORWARD}/Tanh"}}

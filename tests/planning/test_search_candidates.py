@@ -79,7 +79,7 @@ def test_flags_are_those_of_the_tools():
         "--mesh=data=8",
         "--strategy=B->data",
         "--gin_param=sharding.overrides = {'a.b': 'H->none'}",
-        "--gin_param=task.encoder.rematerialise = 'full'",
+        '--gin_param=task.encoder.rematerialise = "full"',
     ]
 
 

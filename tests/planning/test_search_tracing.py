@@ -105,6 +105,20 @@ def test_tokens_flow_to_experts_and_back():
                      ("GSM", "BLM")]  # fmt: skip
 
 
+def test_a_loop_is_given_what_was_before_it_and_hands_on_what_it_returns():
+    flows = {
+        (f.source_path, f.target_path, f.times)
+        for f in traced(True).flows
+        if f.source.layout == f.target.layout == "BLM"
+    }
+    assert ("source_embedding", "encoder.layers", 1) in flows
+    assert ("decoder.layers", "target_embedding", 1) in flows
+    assert ("encoder.layers.body[0].self_attention", "encoder.layers.body[0].feed_forward", 2) in (
+        flows
+    )
+    assert not any(source == "positions" for source, _, _ in flows)
+
+
 def test_layers_are_grouped_by_what_their_weights_are():
     for repeat in (True, False):
         grouped = group(traced(repeat))

@@ -1,4 +1,4 @@
-"""gshard-train with layers as one loop that is computed again: the run that layers one by one make."""
+"""gshard-train with layers as one loop, computed again: the run that layers one by one make."""
 
 import json
 

@@ -97,7 +97,8 @@ class Top2Router(Layer):
         """1 where the second expert is to be used, drawn with probability 2 * gate in training."""
         if not context.current().training or self.p.second_expert == "all":
             return tf.ones_like(second_gate_GS)
-        drawn_GS = random_numbers.uniform(second_gate_GS.shape, self.random_seed("second_expert"))
+        seed = self.random_seed("second_expert")
+        drawn_GS = random_numbers.hashed_uniform(second_gate_GS.shape, seed)
         return tf.cast(2 * second_gate_GS > drawn_GS, tf.float32)
 
     def _auxiliary_loss(

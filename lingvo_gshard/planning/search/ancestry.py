@@ -8,17 +8,19 @@ import tensorflow as tf
 
 # A sum over the model dimension, as norms have it: the tensor before it is another than after.
 _SUMS = frozenset(("Mean",))
+_LOOPS = frozenset(("While", "StatelessWhile"))
 _GATHERS = frozenset(("GatherV2",))
 
 
 class Ancestry:
     """Finds, for tensors of one trace, the nearest recorded ones that they come from.
 
-    recorded: id of a recorded tensor -> its number, in the order of the trace.
+    recorded: id of a recorded tensor -> its number, in the order of the trace. last_of: name of a
+    graph -> the last number in it; of what a loop returns that of its body is the nearest.
     """
 
-    def __init__(self, recorded: Mapping[int, int]):
-        self._recorded = recorded
+    def __init__(self, recorded: Mapping[int, int], last_of: Mapping[str, int] | None = None):
+        self._recorded, self._last_of = recorded, last_of or {}
         self._known: dict[int, tuple[int, bool] | None] = {}
 
     def nearest(self, tensor: tf.Tensor) -> tuple[int, bool] | None:
@@ -57,6 +59,10 @@ class Ancestry:
             for x in inputs
         ]
         found = [f for f in found if f is not None]
+        if tensor.op.type in _LOOPS:
+            last = self._last_of.get(tensor.op.get_attr("body").name)
+            if last is not None:
+                return last, False
         if not found:
             return None
         last = max(number for number, _ in found)

@@ -40,7 +40,7 @@ class Candidate:
         given = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
         if self.overrides:
             given.append(f"--gin_param=sharding.overrides = {dict(self.overrides)!r}")
-        given += [f"--gin_param={path} = {self.rematerialise!r}" for path in rematerialise_params]
+        given += [f'--gin_param={path} = "{self.rematerialise}"' for path in rematerialise_params]
         return given
 
 

@@ -76,7 +76,12 @@ class _Reader:
         self._weights: dict[str, list[VariableSpec]] = collections.defaultdict(list)
         for spec in weights:
             self._weights[spec.path.rpartition(".")[0]].append(spec)
-        self._marked = Ancestry({id(e.result): i for i, e in enumerate(events)})
+        marked = {id(e.result): i for i, e in enumerate(events)}
+        last_of = {event.result.graph.name: i for i, event in enumerate(events)}
+        self._begun = self._beginnings(Ancestry(marked, last_of))
+        constant = {i for i in self._begun if events[i].times == 1}
+        marked = {tensor: i for tensor, i in marked.items() if i not in constant}
+        self._marked = Ancestry(marked, last_of)
         self._lookups = {i: t for i, e in enumerate(events) if (t := self._table(e)) is not None}
         computed = {
             id(e.result): i
@@ -111,14 +116,40 @@ class _Reader:
                 if target.is_weight or number in self._lookups:
                     continue
                 near = self._marked.before if event.is_annotation else self._marked.nearest
-                source = near(operand)
+                source = self._handed_in(number) if number in self._begun else near(operand)
                 if source is not None and not self._result(source[0]).is_weight:
                     found.append(self._flow(self._events[source[0]], target, event))
         return found
 
+    def _beginnings(self, ancestry: Ancestry) -> set[int]:
+        """Numbers of annotations of what no recorded tensor came before, in their graph.
+
+        In a loop's body it is what the loop is given, elsewhere a constant, such as positions'.
+        """
+        return {
+            number
+            for number, event in enumerate(self._events)
+            if event.is_annotation
+            and not self._result(number).is_weight
+            and ancestry.before(event.operands[0]) is None
+        }
+
+    def _handed_in(self, number: int) -> tuple[int, bool] | None:
+        """The last tensor of these letters that was recorded before the loop."""
+        event = self._events[number]
+        if event.times == 1:
+            return None
+        for earlier in range(number - 1, -1, -1):
+            other = self._events[earlier]
+            is_outside = other.result.graph is not event.result.graph
+            if is_outside and earlier not in self._begun and _marked(other)[0] == _marked(event)[0]:
+                return earlier, False
+        return None
+
     def _flow(self, source: Event, target: Tensor, event: Event) -> Flow:
         marked = _tensor(source.equation.partition("->")[2], source.result)
-        return Flow(marked, target, source.path, event.path, event.times, _unit(event.path))
+        times = min(source.times, event.times)
+        return Flow(marked, target, source.path, event.path, times, _unit(event.path))
 
     def _product(self, event: Event, is_saved: bool) -> Product:
         layouts = event.equation.partition("->")[0].split(",")

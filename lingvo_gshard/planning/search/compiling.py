@@ -1,0 +1,38 @@
+"""Compiling candidates: the planner's own figures decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lingvo_gshard.planning import planner
+from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.search.candidates import Candidate
+from lingvo_gshard.planning.search.results import CompileCandidate, Compiled
+from lingvo_gshard.planning.topologies import Topology
+from lingvo_gshard.runtime.step_programs import BatchSpecs
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.trainer import Trainer
+
+
+def by_planner(
+    make_trainer: Callable[[str], Trainer],
+    batch: BatchSpecs,
+    topology: Topology,
+    partitioner: str = "gspmd",
+    plans: dict[Candidate, Plan] | None = None,
+) -> CompileCandidate:
+    """Returns what compiles a candidate's training step for a topology.
+
+    make_trainer: of a rematerialisation policy. plans: takes the plan of every candidate.
+    """
+
+    def compile_candidate(candidate: Candidate) -> Compiled:
+        overrides = dict(candidate.overrides)
+        placed = Partitioning.make(candidate.mesh, candidate.strategy, overrides)
+        trainer = make_trainer(candidate.rematerialise)
+        plan = planner.plan_step(trainer, batch, placed, topology, "searched", partitioner)
+        if plans is not None:
+            plans[candidate] = plan
+        return Compiled(plan.fits, plan.bytes_per_device["peak"], plan.seconds_per_step)
+
+    return compile_candidate

@@ -1,0 +1,182 @@
+"""Compiling for machines not here: what compilers say, and what is done where they refuse."""
+
+import sys
+
+import jax
+import pytest
+import tensorflow as tf
+
+import lingvo_gshard
+from lingvo_gshard.planning import compilation, libtpu, stages, topologies
+from lingvo_gshard.runtime.partition import Partitioned
+from lingvo_gshard.runtime.program import memory_bytes
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+GIB = 2**30
+MEMORY = {"arguments": 3 * GIB, "outputs": GIB, "temporaries": 5, "code": 7, "peak": 4 * GIB + 12}
+
+
+def program(topology: str, rows: int = 64):
+    machine = topologies.get(topology)
+    placed = Partitioning.make(f"data={machine.devices}", "data")
+    partitioned = Partitioned(
+        lambda x, w: tf.nn.softmax(x @ w), placed, machine.compile_devices(), ["BM", "weights:MH"]
+    )
+    return partitioned.lower(tf.TensorSpec((rows, 32)), tf.TensorSpec((32, 16)))
+
+
+def test_what_xla_says_of_the_same_program():
+    topology = topologies.get("cpu:8")
+    found = compilation.compile_for(program("cpu:8"), topology)
+    compiled = program("cpu:8").lower(topology.compile_devices()).compile()
+    assert found.memory == memory_bytes(compiled)
+    assert found.note == "" and found.made_whole == [] and found.seconds > 0
+    assert found.text.startswith("HloModule")
+
+
+def test_stages_are_told():
+    told = []
+    with stages.told_to(told.append):
+        lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "cpu:8")
+    assert told == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
+    stages.begin("nobody listens")
+    assert len(told) == 3
+
+
+def test_a_mesh_of_another_size_names_both_flags():
+    with pytest.raises(ValueError, match=r"--mesh=data=8 .* --topology=cpu:4 has 4.* data=4"):
+        compilation.compile_for(program("cpu:8"), topologies.get("cpu:4"))
+
+
+@pytest.mark.parametrize(
+    ("message", "temporaries"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (28.00G) exceeds available HBM (15.48G).",
+            24 * GIB,
+        ),
+        ("RESOURCE_EXHAUSTED: Used 5.50G of 15.48G hbm.", int(1.5 * GIB)),
+        ("RESOURCE_EXHAUSTED: Used 1.5G of 1.2G hbm.", 0),
+        ("RESOURCE_EXHAUSTED: no room in HBM", 5),
+    ],
+)
+def test_what_a_refusal_says_is_all_that_a_program_needs(monkeypatch, message, temporaries):
+    """The figures that TPU compilers name hold arguments and outputs, too."""
+    calls = []
+
+    def compile_(program, topology, started):
+        calls.append(topology.name)
+        if len(calls) == 1:
+            raise jax.errors.JaxRuntimeError(message)
+        return compilation.Compiled("HloModule m", dict(MEMORY), 1.0, [])
+
+    monkeypatch.setattr(compilation, "_compile", compile_)
+    found = compilation.compile_for(program("cpu:8"), topologies.get("v3:2x2"))
+    assert calls == ["v3:2x2", "v5p:2x2x2"]
+    assert found.memory["temporaries"] == temporaries
+    assert found.memory["peak"] == 4 * GIB + temporaries + 7
+    assert found.note.startswith("It does not fit: ") and message in found.note
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("INTERNAL: Mosaic failed", "--topology=v3:2x2: its compiler refuses "),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.", "its compiler refuses "),
+        ("RESOURCE_EXHAUSTED: Used 9T of 1G hbm.\nmore", "Not even TPU v5p has as much: RESOURCE"),
+    ],
+)
+def test_what_fits_nowhere_is_refused_in_words(monkeypatch, message, words):
+    def compile_(program, topology, started):
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(compilation, "_compile", compile_)
+    with pytest.raises(ValueError, match=".") as raised:
+        compilation.compile_for(program("cpu:8"), topologies.get("v3:2x2"))
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("topology", "roomier"),
+    [
+        ("v3:1x1", "tpu7x:1x1x1"),
+        ("v3:2x2", "v5p:2x2x2"),
+        ("v3:16x16", "v5p:8x8x8"),
+        ("v3:32x32", "v5p:8x16x16"),
+        ("v4:2x2x1", "v5p:2x2x1"),
+        ("v5e:2x6", "v5p:2x2x3"),
+        ("v5p:2x2x1", None),
+        ("v5e:1x1", "v5p:1x1x1"),
+    ],
+)
+def test_a_roomier_machine_of_as_many_devices(topology, roomier):
+    topology = topologies.get(topology)
+    found = compilation._roomier(topology)
+    assert (found and found.name) == roomier
+    assert found is None or found.devices == topology.devices
+
+
+def test_libtpu_missing_or_of_another_version(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    plan = lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
+    assert plan.compiler == "cpu"
+    assert any("pip install lingvo_gshard[plan]" in note for note in plan.notes)
+    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    with pytest.raises(ValueError, match=r"libtpu 0\.0\.1 is installed, but jax .* wants libtpu"):
+        lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
+
+
+def test_what_a_compiler_writes_is_not_shown(capfd):
+    compilation.compile_for(program("cpu:8"), topologies.get("cpu:8"))
+    print("after", file=sys.stderr)
+    assert capfd.readouterr().err == "after\n"
+
+
+def feed_forward(x, w_in, w_out):
+    """A step of gradient descent."""
+    with tf.GradientTape() as tape:
+        tape.watch((w_in, w_out))
+        loss = tf.reduce_sum(tf.nn.relu(x @ w_in) @ w_out)
+    gradients = tape.gradient(loss, (w_in, w_out))
+    return [w - 0.1 * d for w, d in zip((w_in, w_out), gradients, strict=True)]
+
+
+def plan_of_feed_forward(topology: str, hidden: int):
+    specs = [
+        tf.TensorSpec((64, 4096)),
+        tf.TensorSpec((4096, hidden)),
+        tf.TensorSpec((hidden, 4096)),
+    ]
+    layouts = ["BM", "weights:MH", "weights:HM"]
+    return lingvo_gshard.plan(
+        feed_forward, specs, topology, layouts=layouts, donate=[1, 2], strategy="data"
+    )
+
+
+def test_a_tpu_that_is_not_there():
+    pytest.importorskip("libtpu")
+    plan = plan_of_feed_forward("v3:2x2", 2**14)
+    assert plan.fits and plan.compiler == "tpu" and plan.devices == 8
+    assert plan.bytes_per_device["weights"] == 2 * 4 * 4096 * 2**14
+    assert plan.bytes_per_device["capacity"] == int(15.48 * GIB)
+    assert plan.flops["executed"] == 6 * 8 * 4096 * 2**14 * 2 - 2 * 8 * 4096 * 2**14
+    assert plan.notes == []
+
+
+def test_a_step_that_does_not_fit_a_tpu():
+    """32 GiB of weights, on a chip of 15.48 a core."""
+    pytest.importorskip("libtpu")
+    plan = plan_of_feed_forward("v3:1x1", 2**20)
+    assert not plan.fits and plan.compiler == "tpu"
+    assert plan.bytes_per_device["weights"] == 32 * GIB
+    sizes = dict(plan.bytes_per_device)
+    peak, capacity = sizes.pop("peak"), sizes.pop("capacity")
+    assert capacity < 32 * GIB <= peak == sum(sizes.values()) < 80 * GIB
+    assert any("v3's compiler said: RESOURCE_EXHAUSTED" in note for note in plan.notes)
+
+
+def test_a_step_too_large_for_any_tpu():
+    pytest.importorskip("libtpu")
+    with pytest.raises(ValueError, match=r"--topology=v3:1x1: .* Not even TPU7x .* has as much"):
+        plan_of_feed_forward("v3:1x1", 2**24)

@@ -1,0 +1,103 @@
+"""Memory by class, against XLA's own analysis and the shapes of what a program is given."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.planning import compilation, hlo_text, memory, topologies
+from lingvo_gshard.runtime.partition import Partitioned
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+ROWS, WIDTH, HIDDEN = 64, 24, 40
+CLASSES = (memory.INPUTS, memory.WEIGHTS, memory.SLOTS)
+
+
+def compiled(topology: str, donate=()):
+    """A product whose weight takes a step along a slot; both are new afterwards."""
+    machine = topologies.get(topology)
+
+    def step(x_BM, w_MH, slot_MH):
+        h_BH = annotate(x_BM @ w_MH, "BH")
+        slot_MH = 0.9 * slot_MH + tf.matmul(x_BM, tf.nn.softmax(h_BH), transpose_a=True)
+        return w_MH - slot_MH, slot_MH, tf.reduce_sum(h_BH)
+
+    placed = Partitioning.make("data=4,model=2", "data_tensor")
+    layouts = ["BM", "weights:MH", "slots:MH"]
+    partitioned = Partitioned(step, placed, machine.compile_devices(), layouts, donate)
+    weight = tf.TensorSpec((WIDTH, HIDDEN))
+    program = partitioned.lower(tf.TensorSpec((ROWS, WIDTH)), weight, weight)
+    return program, compilation.compile_for(program, machine)
+
+
+def sizes_of(topology: str, donate=()):
+    program, found = compiled(topology, donate)
+    module = hlo_text.parse_module(found.text)
+    return memory.by_class(program, CLASSES, found.memory, module), found.memory
+
+
+@pytest.mark.parametrize("donate", [(), (1, 2)])
+def test_classes_on_a_cpu(donate):
+    sizes, told = sizes_of("cpu:8", donate)
+    assert sizes["weights"] == sizes["slots"] == 4 * WIDTH * HIDDEN // 2
+    assert sizes["inputs"] == told["arguments"] - 2 * sizes["weights"]
+    assert 0 <= sizes["inputs"] - 4 * ROWS * WIDTH // 4 < 200
+    assert sizes["activations"] == told["temporaries"] + told["outputs"]
+    assert sizes["program"] == told["code"]
+    everything = ("arguments", "outputs", "temporaries", "code")
+    assert sizes["peak"] == told["peak"] == sum(told[name] for name in everything)
+    # What is donated is not there twice.
+    assert (told["outputs"] < 2 * sizes["weights"]) == bool(donate)
+
+
+def test_classes_on_a_tpu_are_as_padded_there():
+    pytest.importorskip("libtpu")
+    sizes, told = sizes_of("v3:2x2", (1, 2))
+    # Tiles of 8 x 128: 24 x 20 floats take 24 x 128, or the other way round 24 (of 20) x 128.
+    assert sizes["weights"] == sizes["slots"] == 4 * 24 * 128
+    assert sum(sizes[name] for name in CLASSES) == told["arguments"]
+    assert sizes["peak"] == told["peak"]
+
+
+def test_inputs_of_a_program_without_as_many_parameters():
+    """A compiler may leave some out; then they count as they are split."""
+    program, found = compiled("cpu:8")
+    module = hlo_text.parse_module(found.text)
+    more = dataclasses.replace(program, inputs=(*program.inputs, program.inputs[0]))
+    classes = (*CLASSES, memory.INPUTS)
+    sizes = memory.by_class(more, classes, found.memory, module)
+    assert sizes["weights"] == 4 * WIDTH * HIDDEN // 2
+
+
+def test_largest_results():
+    _, found = compiled("cpu:8")
+    rows = memory.largest_results(hlo_text.parse_module(found.text), None)
+    sizes = [row["bytes"] for row in rows]
+    assert sizes == sorted(sizes, reverse=True) and len(rows) <= 20
+    hidden = [ROWS // 4, HIDDEN // 2]
+    (row,) = [r for r in rows if r["shape"] == hidden and r["dtype"] == "float32"][:1]
+    assert row["bytes"] == 4 * ROWS // 4 * HIDDEN // 2
+    assert set(row) == {"name", "layer", "shape", "dtype", "bytes"}
+
+
+def test_constants_and_views_are_no_temporaries():
+    text = (
+        "HloModule m\n\n"
+        "ENTRY %m (a: f32[8,128]) -> f32[8,128] {\n"
+        "  %a = f32[8,128]{1,0} parameter(0)\n"
+        "  %c = f32[8,128]{1,0} constant({...})\n"
+        "  %b = f32[1024]{0} bitcast(%a)\n"
+        '  ROOT %s = f32[8,128]{1,0} add(%a, %c), metadata={op_name="encoder/layers_0/add"}\n'
+        "}\n"
+    )
+    layers = frozenset({"encoder/layers_0"})
+    assert memory.largest_results(hlo_text.parse_module(text), layers) == [
+        {
+            "name": "s",
+            "layer": "encoder/layers_0",
+            "shape": [8, 128],
+            "dtype": "float32",
+            "bytes": 4096,
+        }
+    ]

@@ -1,0 +1,317 @@
+"""Plans of layers against closed forms, with loops and without; and of a training step."""
+
+import functools
+import json
+import math
+
+import pytest
+import tensorflow as tf
+
+import lingvo_gshard
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.repeat import Repeat
+from lingvo_gshard.planning import picture, plan_file, planner, topologies
+from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training import flops
+from tests.planning.compiled_layers import B, E, H, L, M, N, S, layer_of
+from tests.runtime import tiny_translation
+
+D, C, DEVICES, FLOAT = M // N, 2 * S // E, 8, 4
+TIMES = 3
+KEYS = {
+    *("format", "name", "topology", "chip", "devices", "compiler", "mesh", "strategy"),
+    *("strategy_name", "partitioner", "fits", "bytes_per_device", "parameters", "tensors"),
+    *("largest_temporaries", "collectives", "flops", "layers", "seconds_per_step"),
+    *("seconds_per_step_bound", "steps_per_second", "steps_per_second_bound", "tokens_per_step"),
+    *("tokens_per_second", "mfu", "budget", "remedies", "compile_seconds", "versions", "notes"),
+}
+# Multiply-adds of all devices together in one forward pass of a layer.
+PRODUCTS = {
+    "feed_forward": 2 * B * L * M * H,
+    "attention": 4 * B * L * M * N * D + 2 * B * L * L * N * D,
+    "gather": 2 * B * L // S * E * C * M * H + B * L * M * E,
+}
+DISPATCH = 2 * B * L * E * C * M
+
+
+class Alone(Layer):
+    """A layer as the body of a loop, which it is called in by (theta, x)."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("layer", None, "Params of the layer.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.create_child("layer", params.layer)
+
+    def fprop(self, theta, x_BLM: tf.Tensor) -> tf.Tensor:
+        if "num_heads" in self.p.layer:
+            return self.layer.fprop(theta.layer, x_BLM, x_BLM, tf.zeros([1, 1, L, L]))
+        return self.layer.fprop(theta.layer, x_BLM, tf.ones([B, L], tf.int32))
+
+
+@functools.cache
+def plan_of(
+    kind: str, mesh: str, strategy: str, loop: bool, policy: str = "none", partitioner="gspmd"
+) -> Plan:
+    """The plan of a layer's gradients, of one or of a loop of three."""
+    params = Alone.params().set(layer=layer_of(kind).p)
+    if loop:
+        params = Repeat.params().set(body=(params,), times=TIMES, rematerialise=policy)
+    layer = params.instantiate(path="stack")
+    specs = layer.variable_specs()
+
+    def step(theta, x_BLM, d_y):
+        theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
+        with context.scope(training=False), tf.GradientTape() as tape:
+            tape.watch((theta, x_BLM))
+            y = annotate(layer.fprop(theta, x_BLM), "BLM")
+        d_theta, d_x = tape.gradient(y, (theta, x_BLM), annotate(d_y, "BLM"))
+        d_theta = annotate_weights(d_theta.transform(tf.convert_to_tensor), specs)
+        return y, d_theta, annotate(d_x, "BLM")
+
+    theta = specs.transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
+    x = tf.TensorSpec((B, L, M))
+    layouts = [
+        specs.transform(lambda spec: f"weights:{spec.layout}"),
+        "BLM",
+        "BLM",
+    ]
+    return planner.plan(
+        step,
+        (theta, x, x),
+        "cpu:8",
+        mesh=mesh,
+        strategy=strategy,
+        layouts=layouts,
+        partitioner=partitioner,
+    )
+
+
+def moved(plan: Plan) -> dict[tuple, int]:
+    """Bytes times calls of each kind over an axis."""
+    found: dict[tuple, int] = {}
+    for row in plan.collectives:
+        key = row["kind"], row["axis"]
+        found[key] = found.get(key, 0) + row["bytes"] * row["count"]
+    return found
+
+
+loops = pytest.mark.parametrize("loop", [False, True], ids=["one", "loop"])
+
+
+@loops
+@pytest.mark.parametrize(
+    ("kind", "mesh", "strategy"),
+    [
+        ("feed_forward", "data=8", "data"),
+        ("attention", "model=8", "tensor"),
+        ("gather", "data=8", "expert"),
+    ],
+)
+def test_arithmetic(kind, mesh, strategy, loop):
+    plan = plan_of(kind, mesh, strategy, loop)
+    expected = 3 * 2 * PRODUCTS[kind] * (TIMES if loop else 1) // DEVICES
+    assert plan.flops == {
+        "useful": expected,
+        "executed": expected,
+        "rematerialised": 0,
+        "dispatch": 0,
+        "padding": 0,
+    }
+    assert sum(row["flops"] for row in plan.layers) == expected
+    assert {row["phase"] for row in plan.layers if row["flops"]} == {"forward", "backward"}
+    assert 0 < plan.mfu < 1
+
+
+@pytest.mark.parametrize("kind", ["feed_forward", "attention"])
+def test_what_is_computed_again_is_told_apart(kind):
+    plan = plan_of(kind, "data=8", "data", True, "full")
+    forward = 2 * PRODUCTS[kind] * TIMES // DEVICES
+    last = 2 * B * L * M * (H if kind == "feed_forward" else N * D) * TIMES // DEVICES
+    # Of what is computed again, the last product is not needed for any gradient.
+    assert plan.flops["rematerialised"] in (forward, forward - last)
+    assert plan.flops["useful"] == 3 * forward
+    assert plan.flops["executed"] == 3 * forward + plan.flops["rematerialised"]
+    assert "rematerialised" in {row["phase"] for row in plan.layers}
+
+
+def test_dispatch_by_products_is_told_apart():
+    plan = plan_of("einsum", "data=8", "expert", True)
+    useful = 3 * 2 * PRODUCTS["gather"] * TIMES // DEVICES
+    # The gradient of dispatch and of combine is one product for tokens; of combine, for gates too.
+    once = 2 * DISPATCH * TIMES // DEVICES
+    assert plan.flops["useful"] == useful
+    assert plan.flops["dispatch"] in (2 * once, 2 * once + once // 2)
+    assert plan.flops["executed"] == useful + plan.flops["dispatch"]
+
+
+@loops
+def test_collectives(loop):
+    times = TIMES if loop else 1
+    plan = plan_of("gather", "data=8", "expert", loop)
+    places = FLOAT * (B * L // S) * E * C * M // DEVICES
+    assert moved(plan)["all-to-all", "data"] == 4 * times * places
+    assert moved(plan)["all-reduce", "data"] == times * FLOAT * M * E
+    rows = [row for row in plan.collectives if row["kind"] == "all-to-all"]
+    assert {(row["bytes"], row["dtype"]) for row in rows} == {(places, "float32")}
+    assert sorted(row["count"] for row in rows) == [2 * times, 2 * times]
+    assert all(row["layer"].endswith("layer") for row in rows)
+    assert math.isclose(sum(row["share"] for row in plan.collectives), 1)
+    plan = plan_of("attention", "model=8", "tensor", loop)
+    assert moved(plan) == {("all-reduce", "model"): 2 * times * FLOAT * B * L * M}
+
+
+def test_both_partitioners_have_the_same_plan_where_all_is_annotated():
+    gspmd = plan_of("feed_forward", "data=4,model=2", "data_tensor", False)
+    shardy = plan_of("feed_forward", "data=4,model=2", "data_tensor", False, partitioner="shardy")
+    assert shardy.partitioner == "shardy"
+    assert gspmd.flops == shardy.flops
+    assert moved(gspmd) == moved(shardy)
+    for name in ("weights", "slots", "inputs"):
+        assert gspmd.bytes_per_device[name] == shardy.bytes_per_device[name]
+
+
+def test_weights_of_a_function_are_those_whose_layouts_say_so():
+    plan = plan_of("gather", "data=8", "expert", False)
+    experts, router = 2 * E * M * H + E * H + E * M, M * E
+    held = FLOAT * (sum(row["bytes"] for row in plan.tensors) // FLOAT)
+    assert plan.parameters == {"total": held // FLOAT, "active": held // FLOAT}
+    assert {row["kind"] for row in plan.tensors} == {"weights"}
+    split = [row for row in plan.tensors if row["layout"][0] == "E"]
+    assert {row["split"] for row in split} == {"E over data (8)"}
+    assert all(8 * row["bytes_per_device"] == row["bytes"] for row in split)
+    assert sum(row["bytes"] for row in split) in (FLOAT * experts, FLOAT * 2 * E * M * H)
+    assert FLOAT * router in {row["bytes"] for row in plan.tensors}
+    on_device = sum(row["bytes_per_device"] for row in plan.tensors)
+    assert plan.bytes_per_device["weights"] == on_device
+    assert plan.bytes_per_device["inputs"] >= 2 * FLOAT * B * L * M // DEVICES
+
+
+def test_a_program_that_does_nothing():
+    plan = lingvo_gshard.plan(lambda x: x, [tf.TensorSpec((8, 4))], "cpu:8")
+    assert plan.fits and plan.flops["executed"] == 0 and plan.collectives == []
+    assert plan.tokens_per_step is None and plan.tokens_per_second is None
+    plan_file.check(json.loads(json.dumps(plan.to_json())), "here")
+
+
+def test_a_plan_on_gpus_is_labelled_an_estimate():
+    plan = lingvo_gshard.plan(
+        lambda x, w: tf.matmul(x, w),
+        [tf.TensorSpec((16, 32)), tf.TensorSpec((32, 64))],
+        "gpu:h100:1x8",
+        strategy="data",
+        layouts=["BM", "weights:MH"],
+    )
+    assert plan.compiler == "cpu" and plan.chip == topologies.get("gpu:h100:1x8").chip.name
+    assert any("estimate" in note and "GPU" in note for note in plan.notes)
+    assert plan.flops["executed"] == 2 * 16 * 32 * 64 // DEVICES
+
+
+@pytest.mark.parametrize(
+    ("topology", "settings", "words"),
+    [
+        ("cpu:8", {"mesh": "data=4"}, "--mesh=data=4 is of 4 devices, but --topology=cpu:8 has 8"),
+        ("v9:2x2", {}, "unknown kind of chip 'v9'"),
+        ("cpu:8", {"strategy": "expret"}, "Did you mean 'expert'?"),
+        ("cpu:8", {"partitioner": "shardi"}, "Did you mean 'shardy'?"),
+        ("cpu:8", {"layouts": ["BM", "BM"]}, "there are 2 for the 1 arguments"),
+    ],
+)
+def test_mistakes(topology, settings, words):
+    with pytest.raises(ValueError, match=".") as raised:
+        lingvo_gshard.plan(lambda x: x, [tf.TensorSpec((8, 4))], topology, **settings)
+    assert words in str(raised.value)
+
+
+@functools.cache
+def step_plan(mesh: str, strategy: str, partitioner: str = "gspmd") -> Plan:
+    trainer = tiny_translation.trainer()
+    batch = {
+        name: tf.TensorSpec(value.shape, value.dtype)
+        for name, value in tiny_translation.batch(0).items()
+    }
+    placed = Partitioning.make(mesh, strategy)
+    return planner.plan_step(
+        trainer, batch, placed, topologies.get("cpu:8"), "tiny", partitioner, tokens=1e9
+    )
+
+
+def state_bytes(kind: str, parts: dict[str, int]) -> int:
+    """Bytes of a device's share of weights or slots, a letter of `parts` cut in so many."""
+    specs = getattr(tiny_translation.trainer().state_specs(), kind).flatten()
+    total = 0
+    for spec in specs:
+        cut = math.prod(
+            parts.get(letter, 1)
+            for letter, size in zip(spec.layout, spec.shape, strict=True)
+            if letter not in spec.unsplit and size % parts.get(letter, 1) == 0
+        )
+        total += FLOAT * math.prod(spec.shape) // cut
+    return total
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy", "parts"),
+    [
+        ("data=8", "expert", {"E": 8}),
+        ("data=4,model=2", "expert_tensor", {"E": 4, "H": 2, "N": 2, "V": 2}),
+    ],
+)
+def test_weights_and_slots_are_their_share(mesh, strategy, parts):
+    plan = step_plan(mesh, strategy)
+    for name, kind in (("weights", "theta"), ("slots", "slots")):
+        assert plan.bytes_per_device[name] == state_bytes(kind, parts)
+        rows = [row for row in plan.tensors if row["kind"] == name]
+        assert sum(row["bytes_per_device"] for row in rows) == plan.bytes_per_device[name]
+    rows, length = tiny_translation.ROWS, tiny_translation.LENGTH
+    batch = 7 * 4 * rows * length // plan.devices * (2 if "model" in mesh else 1)
+    # With the step's number and its stop mark, and all of them aligned.
+    assert batch <= plan.bytes_per_device["inputs"] <= batch + 64 * 200
+
+
+def test_a_training_steps_plan():
+    plan = step_plan("data=8", "expert")
+    record = json.loads(json.dumps(plan.to_json()))
+    assert set(record) == KEYS
+    plan_file.check(record, "here")
+    assert "<html" in picture.to_html(record)
+    trainer = tiny_translation.trainer()
+    rows, length = tiny_translation.ROWS, tiny_translation.LENGTH
+    total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
+    assert plan.parameters == {"total": total, "active": flops.active_parameters(trainer.task)}
+    useful = flops.translation_step(trainer.task, rows, length, length)
+    assert plan.flops["useful"] == useful // 8
+    assert plan.flops["dispatch"] == plan.flops["rematerialised"] == 0
+    assert plan.flops["executed"] >= plan.flops["useful"]
+    assert plan.tokens_per_step == rows * length
+    assert plan.seconds_per_step >= plan.seconds_per_step_bound > 0
+    assert math.isclose(plan.steps_per_second, 1 / plan.seconds_per_step)
+    assert math.isclose(plan.tokens_per_second, rows * length * plan.steps_per_second)
+    hours = 1e9 / plan.tokens_per_second / 3600 * 8
+    assert math.isclose(plan.budget["chip_hours"], hours)
+    assert plan.notes[0].startswith("an estimate: ")
+    assert plan.versions["lingvo_gshard"] == lingvo_gshard.__version__
+    layers = {row["layer"] for row in plan.layers}
+    assert {row["layer"] for row in plan.tensors} <= layers
+    assert {"encoder/layers_1/feed_forward", "loss"} <= layers
+    moe = [r for r in plan.collectives if r["kind"] == "all-to-all" and "layers_1" in r["layer"]]
+    assert sum(row["count"] for row in moe) == 8
+
+
+def test_classes_make_up_the_peak():
+    sizes = dict(step_plan("data=8", "expert").bytes_per_device)
+    peak, _ = sizes.pop("peak"), sizes.pop("capacity")
+    assert sum(sizes.values()) == peak
+
+
+def test_an_axis_over_which_nothing_is_split_is_noted():
+    plan = step_plan("data=4,model=2", "data")
+    assert "strategy data splits nothing over axis model" in plan.notes
