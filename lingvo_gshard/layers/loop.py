@@ -13,9 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.segment import Reports, Segment
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding import annotate, annotate_like
 
 Tensors = Sequence[tf.Tensor]
 
@@ -43,13 +44,13 @@ class _Traced:
 class Loop:
     """Runs a segment `repetition.times` times.
 
-    fixed: how many tensors every time reads alike. carried: the layout of x.
+    carried: the layout of x. weights: of one time through the segment, without R.
     """
 
     segment: Segment
     repetition: Repetition
-    fixed: int
     carried: str
+    weights: Sequence[VariableSpec]
 
     def run(self, *tensors: tf.Tensor) -> Outcome:
         """Returns the outcome; TensorFlow keeps for the gradient whatever that needs."""
@@ -85,7 +86,9 @@ class Loop:
             traced.append(_Traced(reports, *specs, kept.layouts))
             return output
 
-        _trace_aside(once, [_spec(t) for t in tensors[: 1 + self.fixed]] + self._slices_of(tensors))
+        fixed = self._fixed(tensors)
+        alike, sliced = tensors[: 1 + fixed], tensors[1 + fixed :]
+        _trace_aside(once, [_spec(t) for t in alike] + [_slice_spec(stack) for stack in sliced])
         return traced[-1]
 
     def _forward(
@@ -118,18 +121,22 @@ class Loop:
     ) -> list[tf.Tensor | None]:
         """Returns the gradients of the loop's tensors; None for those that nothing depends on."""
 
+        fixed = self._fixed(tensors)
+        # Of a loop that is run once XLA makes a part of the program around it.
+        hidden = 1 + fixed if self.repetition.times == 1 else 0
+
         def once(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
             x, *results = [_read(stack, r) for stack in kept]
             upstream = [dx, *(_read(d, r) for d in d_values)]
-            return self.segment.gradients(
+            dx, *gradients = self.segment.gradients(
                 self._at(r, x, tensors), results, upstream, self._iteration(r), hidden
             )
+            slices = map(_narrowed, gradients[fixed:], self.weights)
+            return [dx, *gradients[:fixed], *slices]
 
-        # Of a loop that is run once XLA makes a part of the program around it.
-        hidden = 1 + self.fixed if self.repetition.times == 1 else 0
-        connected = _connected(once, tf.TensorSpec([], tf.int32), _spec(dx))
-        alike = [i for i in connected if 0 < i <= self.fixed]
-        sliced = [i for i in connected if i > self.fixed]
+        found = _results(once, tf.TensorSpec([], tf.int32), _spec(dx))
+        alike = [i for i in found if 0 < i <= fixed]
+        sliced = [i for i in found if i > fixed]
 
         def body(count: tf.Tensor, dx: tf.Tensor, sums: list, stacks: list) -> tuple:
             r = self.repetition.times - 1 - count
@@ -139,22 +146,29 @@ class Loop:
             return count + 1, gradients[0], sums, stacks
 
         sums = [tf.zeros(tensors[i].shape, tf.float32) for i in alike]
-        stacks = [self._stack_of(_slice_spec(tensors[i])) for i in sliced]
+        stacks = [self._stack_of(found[i]) for i in sliced]
         _, dx, sums, stacks = self._while(body, (tf.constant(0), dx, sums, stacks))
-        found = {i: tf.cast(s, tensors[i].dtype) for i, s in zip(alike, sums, strict=True)}
-        found |= {i: stack.stack() for i, stack in zip(sliced, stacks, strict=True)}
-        return [dx, *(found.get(i) for i in range(1, len(tensors)))]
+        gradients: list[tf.Tensor | None] = [None] * len(tensors)
+        for i, value in [*zip(alike, sums, strict=True), *zip(sliced, stacks, strict=True)]:
+            value = value.stack() if i > fixed else value
+            gradients[i] = tf.cast(value, tensors[i].dtype)
+        return [dx, *gradients[1:]]
+
+    def _fixed(self, tensors: Tensors) -> int:
+        """How many tensors every time reads alike."""
+        return len(tensors) - 1 - len(self.weights)
 
     def _iteration(self, r: tf.Tensor) -> Iteration:
         return Iteration(self.repetition, r)
 
     def _at(self, r: tf.Tensor, x: tf.Tensor, tensors: Tensors) -> list[tf.Tensor]:
         """The segment's arguments at time r."""
-        fixed, stacks = tensors[1 : 1 + self.fixed], tensors[1 + self.fixed :]
-        return [x, *fixed, *(_read(stack, r) for stack in stacks)]
-
-    def _slices_of(self, tensors: Tensors) -> list[tf.TensorSpec]:
-        return [_slice_spec(stack) for stack in tensors[1 + self.fixed :]]
+        fixed = self._fixed(tensors)
+        slices = [
+            annotate_like(_read(stack, r), spec)
+            for stack, spec in zip(tensors[1 + fixed :], self.weights, strict=True)
+        ]
+        return [x, *tensors[1 : 1 + fixed], *slices]
 
     def _stack_of(self, spec: tf.TensorSpec) -> tf.TensorArray:
         return tf.TensorArray(spec.dtype, self.repetition.times, element_shape=spec.shape)
@@ -183,14 +197,27 @@ def _trace_aside(function: Callable, specs: Sequence[tf.TensorSpec]) -> None:
     tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-def _connected(function: Callable[..., list], *specs: tf.TensorSpec) -> list[int]:
-    """Which of a function's results there are."""
-    found = []
+def _results(function: Callable[..., list], *specs: tf.TensorSpec) -> dict[int, tf.TensorSpec]:
+    """Shape and type of a function's results, those that there are, by their place."""
+    found: dict[int, tf.TensorSpec] = {}
 
     def traced(*tensors: tf.Tensor) -> list:
         results = function(*tensors)
-        found[:] = [i for i, result in enumerate(results) if result is not None]
+        found.update((i, _spec(x)) for i, x in enumerate(results) if x is not None)
         return [result for result in results if result is not None]
 
     _trace_aside(traced, specs)
     return found
+
+
+def _narrowed(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tensor | None:
+    """A weight's gradient, marked as the weight is.
+
+    Where it was computed in a narrower type and made a wide one it is that of the narrower type: it
+    says no less, and a stack of it takes half of the memory.
+    """
+    if gradient is None:
+        return None
+    if gradient.op.type == "Cast" and gradient.op.inputs[0].dtype.size < gradient.dtype.size:
+        gradient = gradient.op.inputs[0]
+    return annotate_like(gradient, spec)

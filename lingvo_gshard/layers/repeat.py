@@ -14,7 +14,7 @@ from lingvo_gshard.core.params import Params
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.segment import Reports, Segment
 from lingvo_gshard.layers.loop import Loop
-from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.sharding import annotate
 
 # Of what every layer of a stack takes and returns.
 _CARRIED = "BLM"
@@ -74,13 +74,14 @@ class Repeat(Layer):
         specs = super().variable_specs()
 
         def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
-            read_theta = annotate_weights(specs.pack(tensors[len(fixed) :]), specs)
+            at_time = specs.pack(tensors[len(fixed) :])
             x_BLM = annotate(x_BLM, _CARRIED)
-            for layer, layer_theta in zip(self.body, read_theta.body, strict=True):
+            for layer, layer_theta in zip(self.body, at_time.body, strict=True):
                 x_BLM = layer.fprop(layer_theta, x_BLM, *tensors[: len(fixed)])
             return annotate(x_BLM, _CARRIED)
 
-        loop = Loop(Segment(body, self.p.rematerialise), self._repetition, len(fixed), _CARRIED)
+        segment = Segment(body, self.p.rematerialise)
+        loop = Loop(segment, self._repetition, _CARRIED, specs.flatten())
         run = (
             loop.run if self.p.rematerialise == rematerialisation.NONE else loop.run_rematerialised
         )

@@ -144,7 +144,7 @@ def _peaks() -> list[Comparison]:
             f"{figures.TABLE_PLACE}: it was trained so",
             lambda record: record["bytes_per_device"]["peak"] / _GIGA,
             AT_MOST,
-            explanation=why.PEAKS.get(model, ""),
+            explanation=why.PEAKS.get(model, why.PEAK),
         )
         for model in (*_mixtures(), _LARGEST)
     ]
@@ -244,8 +244,8 @@ def _scaling() -> list[Comparison]:
         ),
         _compile_time(
             "depth",
-            "compile time, 60 layers over 12, both in loops",
-            (_LARGEST, "moe_2048e_12l_loops"),
+            "compile time, 60 layers over 12, both in loops, 16 experts",
+            ("moe_16e_60l", "moe_16e_12l_loops"),
             AT_MOST_1_3,
             why.COMPILE_DEPTH,
         ),
@@ -324,16 +324,18 @@ def _mixtures() -> list[str]:
 
 def _cases() -> list[Case]:
     """Those of little to compile first, so that the time left is known early."""
-    layers_in_loops = {f"task.{side}.num_layers": 6 for side in _SIDES}
     experts = {f"task.{side}.moe.num_experts": 16 for side in _SIDES}
     on_16 = {"input.batch_rows": _rows(16), "sharding.mesh": "data=16", **experts}
+    less_deep = {f"task.{side}.num_layers": 6 for side in _SIDES}
     return [
         _case("moe_16e_36l", "moe_2048e_36l", "v3:4x2", on_16),
+        # On cores with room for both: what does not fit is compiled twice.
+        _case("moe_16e_60l", _LARGEST, "v4:2x2x4", on_16),
+        _case("moe_16e_12l_loops", _LARGEST, "v4:2x2x4", {**on_16, **less_deep}),
         _case(f"moe_128e_12l{_EQUAL}", "moe_128e_12l", "v3:8x8", {"input.batch_rows": _rows(128)}),
         _case(f"moe_128e_36l{_EQUAL}", "moe_128e_36l", "v3:8x8", {"input.batch_rows": _rows(128)}),
         *(_case(model, model, _TOPOLOGIES[row.cores]) for model, row in figures.TABLE.items()),
         _case(_LARGEST, _LARGEST, _TOPOLOGIES[2048]),
-        _case("moe_2048e_12l_loops", _LARGEST, _TOPOLOGIES[2048], layers_in_loops),
     ]
 
 

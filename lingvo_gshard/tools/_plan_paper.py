@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import rich.box
 import rich.console
 import rich.progress
@@ -25,17 +27,8 @@ FORMAT = 1
 PlanExperiment = Callable[[flags.FlagValues, Params, Topology], Plan]
 Record = dict[str, Any]
 
-# The experiments and their machines are the paper's.
-_FIXED_FLAGS = (
-    "experiment",
-    "gin_file",
-    "gin_param",
-    "topology",
-    "mesh",
-    "strategy",
-    "tokens",
-    "html",
-)
+# The experiments, their machines and how they are split are the paper's.
+_FLAGS = ("paper", "paper_rows", "json", "partitioner", "device_order")
 _VERDICTS = {True: "yes", False: "[bold red]no[/]", None: "not planned"}
 _SHOWN = ("experiment", "topology", "settings")
 _KEPT = (
@@ -62,7 +55,7 @@ def define_paper_flags(values: flags.FlagValues) -> None:
         "paper",
         False,
         "Plans the GShard paper's experiments, each on the paper's own cores, and prints the "
-        "published figures beside those of the plans: 12 compilations.",
+        "published figures beside those of the plans: 13 compilations.",
         flag_values=values,
     )
     flags.DEFINE_list(
@@ -81,10 +74,11 @@ def compare(
 
     Raises ValueError for flags that do not go with --paper, and for unknown rows.
     """
-    for name in _FIXED_FLAGS:
-        if values[name].value not in (None, []):
+    for name in values:
+        if values[name].present and name not in _FLAGS:
             raise ValueError(
-                f"--paper plans the paper's own experiments on its own cores: leave --{name} out"
+                f"--paper plans the paper's own experiments on its own cores: leave --{name} out; "
+                f"it goes with --{', --'.join(_FLAGS[1:])}"
             )
     comparisons = paper_rows.select(values.paper_rows)
     plans, refusals = _plan_all(
@@ -145,6 +139,9 @@ def _plan_all(
                     plans[case.name] = plan(case).to_json()
             except ValueError as error:
                 refusals[case.name] = str(error)
+            # What jax keeps of one program is as large as what it takes to plan the next.
+            jax.clear_caches()
+            gc.collect()
             progress.end()
     return plans, refusals
 

@@ -32,7 +32,7 @@ The GShard paper's published figures stand beside ours, each experiment planned 
 
     gshard-plan --paper
 
-which compiles 12 programs; --paper_rows=weights,steps_estimate takes some of the figures.
+which compiles 13 programs; --paper_rows=weights,steps_estimate takes some of the figures.
 
 The JSON holds all of it; --json alone prints it, and the tables then go to standard error, where
 what is being done stands in any case. Tokens are the target positions of a batch. The exit code is
@@ -80,6 +80,7 @@ from lingvo_gshard.tools._untrained import batch_specs, make_trainer  # noqa: E4
 
 NAME = "gshard-plan"
 DIFF = "diff"
+_DIFF_FLAGS = ("json", "allow_other_versions")
 STANDARD_OUTPUT = "-"
 # Where nobody can widen a window, lines are as long as a table needs.
 _WIDE = 240
@@ -195,6 +196,10 @@ def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.Console) -> int:
+    for name in values:
+        if values[name].present and name not in _DIFF_FLAGS:
+            valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
+            raise ValueError(f"--{name}={values[name].value} is none of {DIFF}'s flags, {valid}")
     before, after = (plan_diff.load(path) for path in compared)
     changes = plan_diff.diff(
         before, after, allow_other_versions=values.allow_other_versions, names=tuple(compared)

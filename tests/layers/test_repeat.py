@@ -186,3 +186,27 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
         source = Memory(memory, tf.ones([B, K], tf.int32))
         layer.fprop(theta, x, tf.ones([B, L], tf.int32), source)
     assert "decoder.layers[3].feed_forward" in seen
+
+
+def test_gradients_that_are_bfloat16_wait_in_bfloat16():
+    layer = stack(repeat=True, rematerialise="full", moe_every=0)
+
+    def narrow(x: tf.Tensor, memory: tf.Tensor, *weights: tf.Tensor) -> list:
+        theta = layer.variable_specs().pack(weights)
+        source = Memory(tf.cast(memory, tf.bfloat16), tf.ones([B, K], tf.int32))
+        with context.scope(training=True, seed=SEED), tf.GradientTape() as tape:
+            tape.watch(weights)
+            output = layer.fprop(theta, tf.cast(x, tf.bfloat16), tf.ones([B, L], tf.int32), source)
+            total = tf.reduce_sum(tf.cast(output, tf.float32) * COTANGENT)
+        return tape.gradient(total, weights)
+
+    tensors = (*inputs(), *layer.init(1).flatten())
+    compiled = tf.function(narrow, jit_compile=True, autograph=False)
+    text = compiled.experimental_get_compiler_ir(*tensors)(stage="hlo")
+    backward = next(line for line in text.splitlines()[::-1] if " while(" in line)
+    hidden, scales = "[4,16,24]", "[4,16]"
+    assert f"bf16{hidden}" in backward
+    assert f"f32{scales}" in backward
+    for gradient, one_by_one in zip(compiled(*tensors), narrow(*tensors), strict=True):
+        assert gradient.dtype == tf.float32
+        assert_close(gradient, one_by_one, "bfloat16")

@@ -144,13 +144,12 @@ def test_what_is_computed_again_is_told_apart(kind):
 
 
 def test_dispatch_by_products_is_told_apart():
-    plan = plan_of("einsum", "data=8", "expert", True)
-    useful = 3 * 2 * PRODUCTS["gather"] * TIMES // DEVICES
-    # The gradient of dispatch and of combine is one product for tokens; of combine, for gates too.
-    once = 2 * DISPATCH * TIMES // DEVICES
-    assert plan.flops["useful"] == useful
-    assert plan.flops["dispatch"] in (2 * once, 2 * once + once // 2)
-    assert plan.flops["executed"] == useful + plan.flops["dispatch"]
+    plan = plan_of("einsum", "data=8", "expert", False)
+    # The gradient of either is one product for tokens; of combine, for gates too.
+    once = 2 * DISPATCH // DEVICES
+    assert plan.flops["useful"] == 3 * 2 * PRODUCTS["gather"] // DEVICES
+    assert plan.flops["dispatch"] // once == 2 and plan.flops["padding"] == 0
+    assert plan.flops["executed"] == plan.flops["useful"] + plan.flops["dispatch"]
 
 
 @loops
@@ -162,8 +161,9 @@ def test_collectives(loop):
     assert moved(plan)["all-reduce", "data"] == times * FLOAT * M * E
     rows = [row for row in plan.collectives if row["kind"] == "all-to-all"]
     assert {(row["bytes"], row["dtype"]) for row in rows} == {(places, "float32")}
-    assert sorted(row["count"] for row in rows) == [2 * times, 2 * times]
-    assert all(row["layer"].endswith("layer") for row in rows)
+    for phase in ("forward", "backward"):
+        assert sum(row["count"] for row in rows if row["phase"] == phase) == 2 * times
+    assert all("layer" in row["layer"].split("/") for row in rows)
     assert math.isclose(sum(row["share"] for row in plan.collectives), 1)
     plan = plan_of("attention", "model=8", "tensor", loop)
     assert moved(plan) == {("all-reduce", "model"): 2 * times * FLOAT * B * L * M}

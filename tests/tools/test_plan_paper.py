@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from lingvo_gshard.planning import stages
+from lingvo_gshard.planning import paper_rows, stages
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.tools import plan
 from tests.planning import example_plan
@@ -57,7 +57,7 @@ def test_rows_need_their_own_plans_only(planned, tmp_path, capsys):
 
 def test_all_rows(planned, capsys):
     assert run("--paper") == 0
-    assert len(planned) == 12
+    assert len(planned) == len(paper_rows.CASES)
     printed = capsys.readouterr().out
     assert "MoE(2048E, 36L): core-years" in printed
     assert "Not compared:" in printed
@@ -94,6 +94,7 @@ def test_a_plan_that_cannot_be_made_leaves_its_rows_out(planned, monkeypatch, ca
         (["--experiment=gshard_paper.moe_512e_12l"], "leave --experiment out"),
         (["--topology=v3:8x8"], "leave --topology out"),
         (["--gin_param=task.model_dim = 8"], "leave --gin_param out"),
+        (["--search"], "leave --search out"),
         (["--partitioner=shard"], "--partitioner"),
     ],
 )

@@ -86,7 +86,9 @@ def test_it_is_algorithm_1(mode, problem):
         capacity_factor=problem.capacity_factor,
         second_expert=problem.second_expert,
     )
-    drawn = mock.patch.object(random_numbers, "hashed_uniform", lambda *_: tf.constant(problem.drawn_GS))
+    drawn = mock.patch.object(
+        random_numbers, "hashed_uniform", lambda *_: tf.constant(problem.drawn_GS)
+    )
     with drawn:
         routing = route(layer, theta, problem.logits_GSE, problem.real_GS, problem.training)
     slots = algorithm.capacity(tokens, experts, problem.capacity_factor, mode)

@@ -1,0 +1,244 @@
+"""gshard-plan as its users meet it: plans, pages, comparisons, remedies and mistakes."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+import lingvo_gshard
+from lingvo_gshard.planning import libtpu, plan_file, topologies
+from lingvo_gshard.tools import _start, plan
+from tests.planning.test_planner import KEYS
+from tests.tools.test_inspect import TINY
+
+REQUIRED = {
+    "bytes_per_device": {
+        *("weights", "slots", "activations", "inputs", "program", "peak", "capacity")
+    },
+    "parameters": {"total", "active"},
+    "flops": {"useful", "executed", "rematerialised", "dispatch", "padding"},
+}
+COLLECTIVE = {"kind", "axis", "layer", "dtype", "bytes", "count", "share"}
+TENSOR = {"path", "kind", "layer", "layout", "shape", "dtype", "split", "bytes", "bytes_per_device"}
+
+
+def run_here(capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    capsys.readouterr()
+    code = _start.guarded(plan.NAME, plan.main)([plan.NAME, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Two plans of one experiment, expert.json with expert.html and fsdp.json."""
+    folder = tmp_path_factory.mktemp("planned")
+    flags = [plan.NAME, *TINY, "--topology=cpu:8", "--tokens=1e9"]
+    expert = [f"--json={folder}/expert.json", f"--html={folder}/expert.html"]
+    assert plan.main([*flags, *expert]) == 0
+    assert plan.main([*flags, "--strategy=expert_fsdp", f"--json={folder}/fsdp.json"]) == 0
+    return folder
+
+
+def test_the_json_has_all_of_it(planned):
+    record = plan_file.load(planned / "expert.json")
+    assert set(record) == KEYS
+    for name, keys in REQUIRED.items():
+        assert keys == set(record[name])
+    assert all(COLLECTIVE <= set(row) for row in record["collectives"])
+    assert all(TENSOR <= set(row) for row in record["tensors"])
+    assert record["name"] == "translation.quickstart" and record["fits"] is True
+    assert record["mesh"] == "data=8" and record["strategy_name"] == "expert"
+    assert record["budget"]["tokens"] == 1e9 and record["remedies"] == []
+    assert (record["topology"], record["compiler"]) == ("cpu:8", "cpu")
+    assert record["notes"][0].startswith("an estimate")
+    page = (planned / "expert.html").read_text()
+    assert page.startswith("<!") and "translation.quickstart" in page
+
+
+def test_json_alone_is_all_of_standard_output(capsys):
+    code, out, err = run_here(capsys, *TINY, "--topology=gpu:h100:1x8", "--json")
+    record = json.loads(out)
+    assert code == 0 and record["compiler"] == "cpu"
+    assert any("stands in for the GPU's" in note for note in record["notes"])
+    assert "It fits: peak" in err and "Compiled for CPU devices, not this chip" in err
+    assert "compiling for gpu:h100:1x8" in err and "tokens cost" not in err
+
+
+def test_the_report_and_what_is_being_done(capsys):
+    code, out, err = run_here(capsys, *TINY, "--topology=cpu:8", "--mesh=data=4,model=2")
+    assert code == 0
+    assert out.splitlines()[0].startswith("It fits: peak ")
+    for words in ("mesh data=4,model=2", "of capacity", "all-to-all over data", "useful", "Note: "):
+        assert words in out
+    stages = [line.partition("] ")[2] for line in err.splitlines()]
+    assert stages == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
+
+
+def test_a_spinner_on_a_terminal():
+    """Standard error alone is one: what is done stands there, also while the compiler works."""
+    shown, terminal = pty.openpty()
+    command = [sys.executable, "-m", "lingvo_gshard.tools.plan", *TINY, "--topology=cpu:2"]
+    run = subprocess.Popen(
+        [*command, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    os.close(terminal)
+    text = b""
+    try:
+        while part := os.read(shown, 65536):
+            text += part
+    except OSError:
+        pass
+    out, _ = run.communicate(timeout=60)
+    os.close(shown)
+    assert run.returncode == 0 and json.loads(out)["devices"] == 2
+    frames = text.decode().split("\r")
+    assert sum("compiling for cpu:2" in frame for frame in frames) > 3
+    assert "It fits: peak" in text.decode()
+
+
+def test_comparing(planned, capsys):
+    before, after = planned / "expert.json", planned / "fsdp.json"
+    code, out, err = run_here(capsys, "diff", before, after)
+    assert code == 0 and err == ""
+    assert "weights" in out and "all-gather" in out
+    code, out, _ = run_here(capsys, "diff", before, before)
+    assert (code, out) == (0, "Nothing changed.\n")
+    code, out, err = run_here(capsys, "diff", before, after, "--json")
+    rows = json.loads(out)
+    assert code == 0 and "all-gather" in err
+    assert {"section", "what", "field", "before", "after", "ratio"} <= set(rows[0])
+
+
+def test_plans_of_other_versions_are_compared_only_if_asked(planned, tmp_path, capsys):
+    record = json.loads((planned / "expert.json").read_text())
+    record["versions"]["jax"] = "0.1"
+    (tmp_path / "old.json").write_text(json.dumps(record))
+    files = tmp_path / "old.json", planned / "expert.json"
+    code, out, err = run_here(capsys, "diff", *files)
+    assert code == 1 and out == "" and "jax 0.1" in err and "--allow_other_versions" in err
+    code, out, _ = run_here(capsys, "diff", *files, "--allow_other_versions")
+    assert code == 0
+    (tmp_path / "format.json").write_text(json.dumps({**record, "format": 99}))
+    code, _, err = run_here(capsys, "diff", tmp_path / "format.json", files[1])
+    assert code == 1 and "a plan of format 99" in err
+
+
+def test_topologies_are_listed(capsys):
+    code, out, err = run_here(capsys, "--list_topologies")
+    assert code == 0 and err == ""
+    for name in topologies.names():
+        assert f"\n{name} " in out
+
+
+@pytest.fixture
+def small_chips(monkeypatch):
+    """Machines whose devices have just less memory than the step takes; returns what sets it."""
+    get = topologies.get
+
+    def with_memory(size):
+        def small(name):
+            topology = get(name)
+            chip = dataclasses.replace(topology.chip, usable_bytes=size)
+            return dataclasses.replace(topology, chip=chip)
+
+        monkeypatch.setattr(topologies, "get", small)
+
+    return with_memory
+
+
+def test_what_would_fit_is_tried(planned, small_chips, capsys, tmp_path):
+    peak = plan_file.load(planned / "expert.json")["bytes_per_device"]["peak"]
+    small_chips(peak - 1)
+    path = tmp_path / "plan.json"
+    code, out, err = run_here(capsys, *TINY, "--topology=cpu:8", f"--json={path}")
+    record = plan_file.load(path)
+    assert code == 0 and record["fits"] is False
+    assert record["bytes_per_device"]["peak"] == peak
+    rows = record["remedies"]
+    assert 1 <= len(rows) <= 3
+    assert [row["fits"] for row in rows] == [False] * (len(rows) - 1) + [True]
+    assert rows[-1]["peak"] < peak
+    assert out.startswith("It does not fit: peak ") and "tried instead" in out
+    assert err.count("it does not fit; trying --") == len(rows)
+
+
+TOPOLOGY = "--topology=cpu:8"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([*TINY], "--topology is missing, such as v3:32x32; --list_topologies shows all"),
+        ([TOPOLOGY], "--experiment is missing"),
+        ([*TINY, "--topology=v33:2x2"], "Did you mean 'v3'?"),
+        ([*TINY, "--topology=gpu:h1000:1x8"], "Did you mean 'h100'?"),
+        ([*TINY, "--topology=v3:32x33"], "a pod of TPU v3 has 1,024 chips"),
+        ([*TINY, "--topology=v3:3x3"], "a host has 2x2 chips"),
+        ([*TINY, TOPOLOGY, "--mesh=data=4"], "--mesh=data=4 is of 4 devices, but --topology=cpu:8"),
+        ([*TINY, TOPOLOGY, "--strategy=expret"], "Did you mean 'expert'?"),
+        ([*TINY, TOPOLOGY, "--partitioner=shardi"], "Did you mean 'shardy'?"),
+        ([*TINY, TOPOLOGY, "--device_order=topolgy"], "Did you mean 'topology'?"),
+        ([*TINY, TOPOLOGY, "--toplogy=x"], "toplogy"),
+        ([*TINY, TOPOLOGY, "--tokens=-1"], "tokens"),
+        ([*TINY, TOPOLOGY, "--json=/dev/null/x"], "--json=/dev/null/x cannot be written: "),
+        ([*TINY, TOPOLOGY, "--html=/tmp"], "--html=/tmp cannot be written: it is a folder"),
+        ([*TINY, TOPOLOGY, "--html=-", "--json=-"], "standard output takes one of them"),
+        (["diff", "one.json"], "takes two plans that --json wrote, not 1"),
+        (["diff", "one.json", "two.json"], "one.json: cannot be read: No such file"),
+        (["diff", "a", "b", "--topology=cpu:8"], "--topology=cpu:8 is none of"),
+        (["dif", "a", "b"], "'dif' is no flag"),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, capsys):
+    code, out, err = run_here(capsys, *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-plan: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_libtpu_missing_or_of_another_version(monkeypatch, capsys):
+    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")
+    assert code == 1 and out == ""
+    assert "libtpu 0.0.1 is installed" in err and "pip install lingvo_gshard[plan]" in err
+    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    code, out, _ = run_here(capsys, *TINY, "--topology=v3:2x2")
+    assert code == 0 and "libtpu is not installed" in out
+    assert "Compiled for CPU devices, not this chip" in out
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        plan.main([plan.NAME, "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "gshard-plan diff before.json after.json" in out
+    for name in plan.define_flags():
+        assert f"--{name}" in out
+
+
+def test_importing_the_package_brings_no_tensorflow():
+    code = (
+        "import sys, lingvo_gshard\n"
+        "assert not {'tensorflow', 'jax'} & set(sys.modules)\n"
+        "from lingvo_gshard import plan\n"
+        "assert plan.__module__ == 'lingvo_gshard.planning.planner'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert set(lingvo_gshard.__all__) == {"partition", "plan"}
+
+
+def test_the_console_script():
+    scripts = importlib.metadata.entry_points(group="console_scripts")
+    found = [s.value for s in scripts if s.name == plan.NAME]
+    assert set(found) <= {"lingvo_gshard.tools.plan:run"}
