@@ -17,7 +17,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
 
 # Flags added to a command that would take long as it stands.
-TINY = {"gshard-train": ["--steps=2"]}
+TINY = {
+    "gshard-train": ["--steps=2"],
+    "gshard-plan --experiment=translation.quickstart": [
+        "--gin_param=task.model_dim = 16",
+        "--gin_param=task.encoder.num_layers = 2",
+        "--gin_param=task.decoder.num_layers = 1",
+        "--gin_param=input.vocabulary.size = 64",
+    ],
+}
 
 # Commands that are not run here, and the file that runs them.
 ELSEWHERE = {
@@ -28,6 +36,7 @@ ELSEWHERE = {
     r"([\w./-]+/)?pip install .*": ".ci/run",
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"tensorboard .*": "tests/training",
+    r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/test_plan_paper.py",
     # There is no TPU here; these files run what can be run without one.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/test_tpu_flags.py",
@@ -59,7 +68,9 @@ def covered_by(command: str) -> str | None:
 def made_tiny(command: str) -> str:
     """Adds the flags of TINY behind the programs they are for."""
     for program, flags in TINY.items():
-        command = re.sub(rf"(?<![\w-]){program}(?![\w-])", shlex.join([program, *flags]), command)
+        command = re.sub(
+            rf"(?<![\w-]){program}(?![\w-])", f"{program} {shlex.join(flags)}", command
+        )
     return command
 
 

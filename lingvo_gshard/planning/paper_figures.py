@@ -48,7 +48,7 @@ TABLE: Mapping[str, Training] = {
 }
 
 # Of a core, read off the figure; GB are taken to be 1e9 bytes.
-MEMORY_PLACE = "figure 7 (read off)"
+MEMORY_PLACE = "figure 7, read off"
 WEIGHTS_GB = {"moe_128e_12l": 1.87, "moe_512e_12l": 2.04}
 ACTIVATIONS_GB = {"moe_128e_12l": 2.30, "moe_512e_12l": 2.18}
 

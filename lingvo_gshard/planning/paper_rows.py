@@ -99,6 +99,7 @@ def _attention_share_of_peak(record: Record) -> float:
 
 def _memory() -> list[Comparison]:
     rows = []
+    cases = {"moe_512e_12l": "moe_512e_12l", "moe_128e_12l": f"moe_128e_12l{_EQUAL}"}
     for model, published in figures.WEIGHTS_GB.items():
         rows.append(
             _of_one(
@@ -108,22 +109,21 @@ def _memory() -> list[Comparison]:
                 figures.MEMORY_PLACE,
                 _weights_gb,
                 WITHIN_15,
-                explanation=why.WEIGHTS,
+                cases[model],
+                why.WEIGHTS,
             )
         )
     activations = figures.ACTIVATIONS_GB
-    cases = {
-        "moe_512e_12l": ("moe_512e_12l", "", why.ACTIVATIONS),
-        "moe_128e_12l": (f"moe_128e_12l{_EQUAL}", ", 2,048 tokens a core", why.EQUAL_TOKENS),
-        "moe_128e_12l_own_batch": ("moe_128e_12l", ", 8,192 tokens a core", why.OWN_BATCH),
-    }
-    for name, (case, batch, explanation) in cases.items():
-        model = case.removesuffix(_EQUAL)
+    for name, case, batch, explanation in (
+        ("moe_512e_12l", cases["moe_512e_12l"], "", why.ACTIVATIONS),
+        ("moe_128e_12l", cases["moe_128e_12l"], ", 2,048 tokens a core", why.EQUAL_TOKENS),
+        ("moe_128e_12l_own_batch", "moe_128e_12l", ", 8,192 tokens a core", why.OWN_BATCH),
+    ):
         rows.append(
             _of_one(
                 f"activations.{name}",
-                f"{_title(model)}: activations of a core{batch}, GB",
-                activations[model],
+                f"{_title(case.removesuffix(_EQUAL))}: activations of a core{batch}, GB",
+                activations[case.removesuffix(_EQUAL)],
                 figures.MEMORY_PLACE,
                 _activations_gb,
                 WITHIN_15,
@@ -244,8 +244,8 @@ def _scaling() -> list[Comparison]:
         ),
         _compile_time(
             "depth",
-            "compile time, 60 layers over 12, both in loops, 16 experts",
-            ("moe_16e_60l", "moe_16e_12l_loops"),
+            "compile time, 60 layers over 12, both in loops",
+            (_LARGEST, "moe_2048e_12l_loops"),
             AT_MOST_1_3,
             why.COMPILE_DEPTH,
         ),
@@ -329,13 +329,11 @@ def _cases() -> list[Case]:
     less_deep = {f"task.{side}.num_layers": 6 for side in _SIDES}
     return [
         _case("moe_16e_36l", "moe_2048e_36l", "v3:4x2", on_16),
-        # On cores with room for both: what does not fit is compiled twice.
-        _case("moe_16e_60l", _LARGEST, "v4:2x2x4", on_16),
-        _case("moe_16e_12l_loops", _LARGEST, "v4:2x2x4", {**on_16, **less_deep}),
         _case(f"moe_128e_12l{_EQUAL}", "moe_128e_12l", "v3:8x8", {"input.batch_rows": _rows(128)}),
         _case(f"moe_128e_36l{_EQUAL}", "moe_128e_36l", "v3:8x8", {"input.batch_rows": _rows(128)}),
         *(_case(model, model, _TOPOLOGIES[row.cores]) for model, row in figures.TABLE.items()),
         _case(_LARGEST, _LARGEST, _TOPOLOGIES[2048]),
+        _case("moe_2048e_12l_loops", _LARGEST, _TOPOLOGIES[2048], less_deep),
     ]
 
 

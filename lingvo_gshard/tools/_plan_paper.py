@@ -55,7 +55,7 @@ def define_paper_flags(values: flags.FlagValues) -> None:
         "paper",
         False,
         "Plans the GShard paper's experiments, each on the paper's own cores, and prints the "
-        "published figures beside those of the plans: 13 compilations.",
+        "published figures beside those of the plans: 12 compilations.",
         flag_values=values,
     )
     flags.DEFINE_list(
@@ -105,6 +105,8 @@ def print_comparison(record: Record, console: rich.console.Console) -> None:
             _VERDICTS[row["within"]],
         )
     console.print(table, highlight=False)
+    held = sum(row["within"] is True for row in record["rows"])
+    _say(console, f"{held} of {len(record['rows'])} are as expected.")
     _print_explanations(record["rows"], console)
     _say(console, "\nNot compared:")
     for what, reason in record["left_out"].items():
@@ -163,7 +165,7 @@ def _print_explanations(rows: Sequence[Record], console: rich.console.Console) -
     of: dict[str, list[str]] = {}
     for row in rows:
         if row["explanation"]:
-            of.setdefault(row["explanation"], []).append(row["what"])
+            of.setdefault(row["explanation"], []).append(f"{row['what']} ({row['place']})")
     for explanation, whats in of.items():
         _say(console, "")
         for what in whats:

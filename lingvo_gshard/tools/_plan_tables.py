@@ -117,7 +117,7 @@ def _print_remedies(console: rich.console.Console, remedies: Sequence[Row]) -> N
     table = _table("tried instead", right=("fits", "peak", "step"))
     for row in remedies:
         table.add_row(
-            _plain(row["change"]),
+            _plain(row["change"] + (f"\n  {row['reason']}" if row.get("reason") else "")),
             "yes" if row["fits"] else "no",
             _units.in_bytes(row.get("peak")),
             _units.in_seconds(row.get("seconds_per_step")),

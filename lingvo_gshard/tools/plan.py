@@ -32,7 +32,7 @@ The GShard paper's published figures stand beside ours, each experiment planned 
 
     gshard-plan --paper
 
-which compiles 13 programs; --paper_rows=weights,steps_estimate takes some of the figures.
+which compiles 12 programs; --paper_rows=weights,steps_estimate takes some of the figures.
 
 The JSON holds all of it; --json alone prints it, and the tables then go to standard error, where
 what is being done stands in any case. Tokens are the target positions of a batch. The exit code is
@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 
@@ -139,6 +140,8 @@ def main(argv: list[str]) -> int:
     _start.parse_flags(values, argv, __doc__)
     console = _console(STANDARD_OUTPUT in (values.json, values.html))
     _check_files(values)
+    if values.tokens is not None and not 0 < values.tokens < math.inf:
+        raise ValueError(f"--tokens={values.tokens} is no number of tokens; expected such as 1e12")
     if compared:
         return _diff(compared, values, console)
     if values.list_topologies:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
+from lingvo_gshard.core.rematerialisation import Kept
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.letters import LETTERS
 from tests.tolerances import assert_close
@@ -120,3 +121,14 @@ def test_it_compiles_and_keeps_bfloat16():
 def test_mistakes_are_named(equation, shapes, message):
     with pytest.raises(ValueError, match=message):
         einsum(equation, *(tf.ones(shape) for shape in shapes))
+
+
+def test_takes_what_a_segment_kept():
+    x, w = tf.random.stateless_normal([2, 3, 4], [1, 2]), tf.ones([4, 5])
+    kept = Kept("products")
+    with kept.recorded():
+        first = einsum("BLM,MH->BLH", x, w)
+    (result,) = kept.results
+    with kept.replayed([result + 1]):
+        again = einsum("BLM,MH->BLH", x, w)
+    tf.debugging.assert_equal(again, first + 1)

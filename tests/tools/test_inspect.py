@@ -16,23 +16,9 @@ from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.program import Program
 from lingvo_gshard.tools import _inspection, _inspection_tables, _start, _untrained, inspect
 from lingvo_gshard.tools._inspection import CollectiveRow
+from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
+from tests.tools.tiny_quickstart import FLAGS as TINY
 
-EXPERIMENT = "translation.quickstart"
-SETTINGS = (
-    "task.model_dim = 16",
-    "task.encoder.num_layers = 1",
-    "task.encoder.hidden_dim = 32",
-    "task.encoder.moe_every = 1",
-    "task.encoder.moe.group_size = 16",
-    "task.decoder.num_layers = 1",
-    "task.decoder.hidden_dim = 32",
-    "task.decoder.moe_every = 0",
-    "input.batch_rows = 16",
-    "input.source_length = 16",
-    "input.target_length = 16",
-    "input.vocabulary.size = 64",
-)
-TINY = (f"--experiment={EXPERIMENT}", *(f"--gin_param={setting}" for setting in SETTINGS))
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
 
 

@@ -13,8 +13,8 @@ import pytest
 import lingvo_gshard
 from lingvo_gshard.planning import libtpu, plan_file, topologies
 from lingvo_gshard.tools import _start, plan
-from tests.planning.test_planner import KEYS
-from tests.tools.test_inspect import TINY
+from tests.planning import example_plan
+from tests.tools.tiny_quickstart import FLAGS as TINY
 
 REQUIRED = {
     "bytes_per_device": {
@@ -48,7 +48,7 @@ def planned(tmp_path_factory):
 
 def test_the_json_has_all_of_it(planned):
     record = plan_file.load(planned / "expert.json")
-    assert set(record) == KEYS
+    assert set(record) == set(example_plan.example_plan())
     for name, keys in REQUIRED.items():
         assert keys == set(record[name])
     assert all(COLLECTIVE <= set(row) for row in record["collectives"])
@@ -172,6 +172,29 @@ def test_what_would_fit_is_tried(planned, small_chips, capsys, tmp_path):
     assert err.count("it does not fit; trying --") == len(rows)
 
 
+@pytest.mark.slow
+def test_a_tpu_on_which_split_weights_fit(capsys, tmp_path):
+    """A billion weights with two slots each: 16.3 GiB on a core, half of it if they are split."""
+    pytest.importorskip("libtpu")
+    large = {
+        "task.model_dim": 1024,
+        "task.decoder.hidden_dim": 2**19,
+        "task.encoder.rematerialise": "full",
+        "task.decoder.rematerialise": "full",
+        "input.batch_rows": 8,
+    }
+    settings = [f"--gin_param={path} = {value!r}" for path, value in large.items()]
+    path = tmp_path / "plan.json"
+    flags = [*TINY, *settings, "--gin_param=task.encoder.moe_every = 0", "--topology=v3:1x1"]
+    code, out, err = run_here(capsys, *flags, f"--json={path}", "--remedies=1")
+    record = plan_file.load(path)
+    assert code == 0 and not record["fits"] and out.startswith("It does not fit: peak 16.3 GiB of")
+    assert [row["change"] for row in record["remedies"]] == ["--strategy=expert_fsdp"]
+    assert record["remedies"][0]["fits"] and record["remedies"][0]["peak"] < 13 * 2**30
+    assert any("TPU v3's compiler said" in note for note in record["notes"])
+    assert "it does not fit: compiling for tpu7x:1x1x1, which has more memory" in err
+
+
 TOPOLOGY = "--topology=cpu:8"
 
 
@@ -190,6 +213,8 @@ TOPOLOGY = "--topology=cpu:8"
         ([*TINY, TOPOLOGY, "--device_order=topolgy"], "Did you mean 'topology'?"),
         ([*TINY, TOPOLOGY, "--toplogy=x"], "toplogy"),
         ([*TINY, TOPOLOGY, "--tokens=-1"], "tokens"),
+        ([*TINY, TOPOLOGY, "--tokens=0"], "--tokens=0.0 is no number of tokens"),
+        ([*TINY, TOPOLOGY, "--tokens=inf"], "--tokens=inf is no number of tokens"),
         ([*TINY, TOPOLOGY, "--json=/dev/null/x"], "--json=/dev/null/x cannot be written: "),
         ([*TINY, TOPOLOGY, "--html=/tmp"], "--html=/tmp cannot be written: it is a folder"),
         ([*TINY, TOPOLOGY, "--html=-", "--json=-"], "standard output takes one of them"),

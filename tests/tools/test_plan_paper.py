@@ -52,7 +52,9 @@ def test_rows_need_their_own_plans_only(planned, tmp_path, capsys):
     assert record["plans"]["moe_512e_12l"]["bytes_per_device"] == made_up
     printed = capsys.readouterr().out
     assert "Plan 1 of 3: moe_128e_12l_2048_tokens on v3:8x8" in printed
-    assert "MoE(512E, 12L): weights of a core, GB" in printed
+    assert "MoE(512E, 12L): weights of a core, GB (figure 7, read off)" in printed
+    held = sum(row["within"] for row in record["rows"])
+    assert f"{held} of 5 are as expected." in printed
 
 
 def test_all_rows(planned, capsys):

@@ -46,6 +46,15 @@ def test_tables_fit_the_terminal_and_no_number_is_cut(strategy):
     assert "…" not in "".join(lines)
 
 
+def test_why_a_change_could_not_be_planned_stands_below_it():
+    plan = example_plan.too_large()
+    tried = {"change": "--strategy=expert_fsdp", "fits": False, "peak": None}
+    plan["remedies"] = [{**tried, "seconds_per_step": None, "reason": "its compiler refuses it"}]
+    lines = printed(_plan_tables.print_plan, plan)
+    position = next(i for i, line in enumerate(lines) if line.startswith(tried["change"]))
+    assert lines[position + 1].strip() == "its compiler refuses it"
+
+
 def test_memory_by_class():
     plan = example_plan.example_plan()
     text = "\n".join(printed(_plan_tables.print_plan, plan))
