@@ -32,13 +32,15 @@ _ROOMIEST = ("v5p", "tpu7x")
 class Compiled:
     """A program of one device, compiled.
 
-    memory: bytes as of runtime.program.memory_bytes. note: where another machine had to stand in.
+    memory: bytes as of runtime.program.memory_bytes. refused: whether the chip's own compiler found
+    that it does not fit, and another machine stood in. note: what there is to say of that.
     """
 
     text: str
     memory: dict[str, int]
     seconds: float
     made_whole: list[Rematerialisation]
+    refused: bool = False
     note: str = ""
 
 
@@ -105,7 +107,7 @@ def _compile_roomily(
         f"{larger.chip.name}, which has more memory; {topology.chip.name}'s compiler said: "
         f"{_first_line(message)}"
     )
-    return dataclasses.replace(compiled, memory=memory, note=note)
+    return dataclasses.replace(compiled, memory=memory, refused=True, note=note)
 
 
 def _too_large(program: Program, topology: Topology, message: str) -> str:

@@ -199,7 +199,7 @@ def plan_program(
         strategy=program.strategy,
         strategy_name=placed.strategy.name,
         partitioner=program.partitioner,
-        fits=sizes["peak"] <= capacity,
+        fits=_fits(compiled, sizes["peak"], topology),
         bytes_per_device={**sizes, "capacity": capacity},
         parameters=dict(zip(("total", "active"), subject.parameters, strict=True)),
         tensors=list(subject.tensors),
@@ -220,6 +220,13 @@ def plan_program(
         versions=_versions(),
         notes=_notes(compiled, found, placed, topology),
     )
+
+
+def _fits(compiled: Compiled, peak: int, topology: Topology) -> bool:
+    """What the chip's own compiler found, where there is one, else what the sum of bytes says."""
+    if topology.compiler == "tpu":
+        return not compiled.refused
+    return peak <= topology.chip.usable_bytes
 
 
 def _kind(path: str) -> str:
@@ -329,4 +336,11 @@ def _notes(
         f"strategy {placed.strategy.name} splits nothing over axis {axis}"
         for axis in placed.unused_axes
     ]
-    return [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *whole]
+    notes = [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *whole]
+    peak = compiled.memory["peak"]
+    if peak > topology.chip.usable_bytes and _fits(compiled, peak, topology):
+        notes.append(
+            "the compiler placed all buffers in the device's memory, although their sum is larger "
+            "than that: of those that share a place both are counted"
+        )
+    return notes
