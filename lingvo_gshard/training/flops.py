@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator
 
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.transformer import TransformerStack
@@ -36,12 +35,6 @@ def translation_step(task: TranslationTask, rows: int, source: int, target: int)
     encoder = _stack(task.encoder, rows, source)
     decoder = _stack(task.decoder, rows, target, memory=source)
     return FORWARD_AND_BACKWARD * (encoder + decoder + softmax)
-
-
-def translation_batch(task: TranslationTask, input_params: Params) -> int:
-    """Returns the operations of a training step on a batch as the input's Params make it."""
-    p = input_params
-    return translation_step(task, p.batch_rows, p.source_length, p.target_length)
 
 
 def stack_step(stack: TransformerStack, rows: int, length: int) -> int:

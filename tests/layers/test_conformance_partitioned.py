@@ -5,11 +5,13 @@ two like experts a token goes to, and then all that follows is another number.
 """
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import top2
 from tests.layers import conformance
@@ -46,17 +48,26 @@ class Choices:
 
     def repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Has the same chosen while `monkeypatch` holds."""
-        made = iter(self._made)
+        calls = itertools.count()
+
+        def next_choice() -> tf.Tensor:
+            iteration, call = context.current().iteration, next(calls)
+            if iteration is None:
+                return tf.constant(self._made[call])
+            # A loop, which holds all routers there are: traced for all times through it at once,
+            # and as often as its gradient needs.
+            made = np.stack(self._made).astype(np.float32)
+            by_time = np.split(made, iteration.repetition.times)
+            choices = [of_time[call % len(of_time)] for of_time in by_time]
+            return tf.gather(tf.constant(np.stack(choices)), iteration.index)
 
         def repeated_best(gates_GSE, excluded_GSE=None):
-            expert_GS = tf.constant(next(made))
+            expert_GS = tf.cast(next_choice(), tf.int32)
             chosen_GSE = tf.one_hot(expert_GS, gates_GSE.shape[-1])
             return expert_GS, tf.reduce_sum(gates_GSE * chosen_GSE, -1), chosen_GSE
 
         monkeypatch.setattr(top2, "_best", repeated_best)
-        monkeypatch.setattr(
-            top2.Top2Router, "_wants_second", lambda router, gate_GS: tf.constant(next(made))
-        )
+        monkeypatch.setattr(top2.Top2Router, "_wants_second", lambda router, gate_GS: next_choice())
 
 
 @functools.cache

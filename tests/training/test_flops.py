@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training import flops
@@ -109,12 +108,6 @@ def test_a_loop_counts_as_the_layers_that_it_runs():
     assert flops.translation_step(loop, B, L, K) == flops.translation_step(layers, B, L, K)
     assert flops.translation_step(loop, B, L, K) > flops.translation_step(task_of(2), B, L, K)
     assert flops.active_parameters(loop) == flops.active_parameters(layers)
-
-
-def test_a_batch_is_as_the_input_makes_it():
-    task = task_of(moe_every=2)
-    rows = TranslationInput.params().set(batch_rows=B, source_length=L, target_length=K)
-    assert flops.translation_batch(task, rows) == flops.translation_step(task, B, L, K)
 
 
 @pytest.mark.parametrize("repeat", [False, True])

@@ -78,15 +78,3 @@ def options(mesh: Mesh, letters: Iterable[str]) -> list[Option]:
         roles.setdefault(Role(**kept))
     per_axis = [list(roles) if size > 1 else [Role()] for _, size in mesh.axes]
     return [Option(chosen) for chosen in itertools.product(*per_axis)]
-
-
-def of_strategy(strategy: Strategy, mesh: Mesh) -> Option:
-    """Returns the option with a strategy's tables, whatever they split."""
-    roles = []
-    for axis in mesh.names:
-        letters = {
-            kind: "".join(x for x, axes in strategy.table(kind).items() if axis in axes)
-            for kind in ("activations", "weights", "slots")
-        }
-        roles.append(Role(**letters))
-    return Option(tuple(roles))
