@@ -21,7 +21,8 @@ TINY = {
     "gshard-train": ["--steps=2"],
     "gshard-plan --experiment=translation.quickstart": [
         "--gin_param=task.model_dim = 16",
-        "--gin_param=task.encoder.num_layers = 2",
+        "--gin_param=task.encoder.num_layers = 1",
+        "--gin_param=task.encoder.moe_every = 1",
         "--gin_param=task.decoder.num_layers = 1",
         "--gin_param=input.vocabulary.size = 64",
     ],

@@ -229,9 +229,7 @@ CASES = (
     Case("TransformerStack.decoder", _stack(model_dim=M, is_decoder=True), _decoder_stack, True),
     Case(
         "TransformerStack.loop",
-        _stack(model_dim=M, is_decoder=True, repeat=True, rematerialise="products").set(
-            num_layers=4
-        ),
+        _stack(model_dim=M, is_decoder=True, repeat=True, rematerialise="products", moe_every=1),
         _decoder_stack,
         draws=True,
     ),

@@ -46,7 +46,7 @@ def pass_of(layer: TransformerStack):
             tape.watch(tensors)
             source = Memory(memory, tf.ones([B, K], tf.int32))
             output = layer.fprop(theta.pack(weights), x, tf.ones([B, L], tf.int32), source)
-            total = tf.reduce_sum(output * COTANGENT) + tf.add_n(list(scope.losses.values()))
+            total = tf.add_n([tf.reduce_sum(output * COTANGENT), *scope.losses.values()])
         gradients = tape.gradient(total, tensors)
         return {
             "output": output,
@@ -110,7 +110,12 @@ def test_eager_is_the_same_to_the_bit(one_by_one, repeat, policy):
 
 @pytest.mark.parametrize(
     ("repeat", "policy"),
-    [(False, "products"), (True, "none"), (True, "full"), (True, "products_but_hidden")],
+    [
+        (True, "none"),
+        (True, "products_but_hidden"),
+        pytest.param(True, "full", marks=pytest.mark.slow),
+        pytest.param(False, "products", marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_is_the_same(one_by_one, repeat, policy):
     assert_same(run(True, repeat=repeat, rematerialise=policy), one_by_one)
@@ -150,21 +155,24 @@ def test_the_program_does_not_grow_with_depth():
     assert many.count(" while(") == few.count(" while(")
 
 
-def products(text: str) -> int:
-    return text.count(" dot(")
+def optimized_products(policy: str, **values: object) -> int:
+    """Products of matrices in one compiled pass."""
+    layer = stack(num_layers=2, rematerialise=policy, **values)
+    function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
+    tensors = (*inputs(), *layer.init(1).flatten())
+    ir = function.experimental_get_compiler_ir(*tensors)
+    return ir(stage="optimized_hlo").count(" dot(")
 
 
-def test_a_policy_recomputes_what_it_does_not_keep_and_the_compiler_leaves_it():
-    layer_counts = {}
-    for policy in POLICIES:
-        layer = stack(num_layers=2, rematerialise=policy)
-        function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
-        tensors = (*inputs(), *layer.init(1).flatten())
-        ir = function.experimental_get_compiler_ir(*tensors)
-        layer_counts[policy] = products(ir(stage="optimized_hlo"))
-    none, full = layer_counts["none"], layer_counts["full"]
-    kept, but_hidden = layer_counts["products"], layer_counts["products_but_hidden"]
-    assert none < kept < but_hidden < full, layer_counts
+@pytest.mark.slow
+def test_every_policy_recomputes_what_it_does_not_keep_and_the_compiler_leaves_it():
+    counts = {policy: optimized_products(policy) for policy in POLICIES}
+    kept, but_hidden = counts["products"], counts["products_but_hidden"]
+    assert counts["none"] < kept < but_hidden < counts["full"], counts
+
+
+def test_the_compiler_does_not_undo_rematerialisation():
+    assert optimized_products("none", moe_every=0) < optimized_products("full", moe_every=0)
 
 
 def test_a_wrong_policy_is_named():

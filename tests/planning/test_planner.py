@@ -257,7 +257,7 @@ def state_bytes(kind: str, parts: dict[str, int]) -> int:
 @pytest.mark.parametrize(
     ("mesh", "strategy", "parts"),
     [
-        ("data=8", "expert", {"E": 8}),
+        pytest.param("data=8", "expert", {"E": 8}, marks=pytest.mark.slow),
         ("data=4,model=2", "expert_tensor", {"E": 4, "H": 2, "N": 2, "V": 2}),
     ],
 )

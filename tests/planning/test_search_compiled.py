@@ -44,12 +44,12 @@ def grouped() -> Grouped:
 @pytest.mark.parametrize(
     ("mesh", "strategy"),
     [
-        ("data=8", "data"),
+        pytest.param("data=8", "data", marks=pytest.mark.slow),
         ("data=8", "expert"),
         ("model=8", "tensor"),
-        ("data=8", "fsdp"),
-        ("data=8", "zero1"),
-        ("data=4,model=2", "expert_tensor"),
+        pytest.param("data=8", "fsdp", marks=pytest.mark.slow),
+        pytest.param("data=8", "zero1", marks=pytest.mark.slow),
+        pytest.param("data=4,model=2", "expert_tensor", marks=pytest.mark.slow),
     ],
 )
 def test_bytes_of_a_step(mesh, strategy):

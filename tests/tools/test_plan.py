@@ -81,6 +81,7 @@ def test_the_report_and_what_is_being_done(capsys):
     assert stages == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
 
 
+@pytest.mark.slow
 def test_a_spinner_on_a_terminal():
     """Standard error alone is one: what is done stands there, also while the compiler works."""
     shown, terminal = pty.openpty()

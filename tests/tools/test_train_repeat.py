@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from lingvo_gshard.tools import train
 from tests.tolerances import assert_close
 from tests.tools import tiny_translation
@@ -21,6 +23,7 @@ def metrics_of_run(directory, **settings):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_loop_trains_as_its_layers_do_and_reports_under_their_names(tmp_path):
     layers = metrics_of_run(tmp_path / "layers")
     loop = metrics_of_run(tmp_path / "loop", repeat=True, rematerialise="full")
