@@ -8,9 +8,10 @@ tiles.
 from __future__ import annotations
 
 from lingvo_gshard.planning import hlo_demand
-from lingvo_gshard.planning.hlo_collectives import KINDS, base_opcode, result
+from lingvo_gshard.planning.hlo_collectives import base_opcode, result
 from lingvo_gshard.planning.hlo_shapes import Shape, element_bits
 from lingvo_gshard.planning.hlo_text import Instruction
+from lingvo_gshard.runtime.hlo import KINDS
 
 FREE = frozenset(
     """parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id

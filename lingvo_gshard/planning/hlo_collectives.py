@@ -7,19 +7,8 @@ from lingvo_gshard.planning.hlo_groups import axes_of_groups, axes_of_pairs
 from lingvo_gshard.planning.hlo_shapes import Shape, numpy_name
 from lingvo_gshard.planning.hlo_text import Computation, Instruction
 from lingvo_gshard.planning.operations import CollectiveCall
+from lingvo_gshard.runtime.hlo import KINDS
 from lingvo_gshard.sharding.mesh import Mesh
-
-KINDS = frozenset(
-    (
-        "all-reduce",
-        "all-gather",
-        "all-to-all",
-        "collective-permute",
-        "reduce-scatter",
-        "ragged-all-to-all",
-        "collective-broadcast",
-    )
-)
 
 
 def collectives(instruction: Instruction, mesh: Mesh) -> list[tuple[Instruction, CollectiveCall]]:

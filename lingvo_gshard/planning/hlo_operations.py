@@ -18,6 +18,7 @@ from lingvo_gshard.planning.hlo_shapes import numpy_name
 from lingvo_gshard.planning.hlo_text import Computation, Instruction, parse_module
 from lingvo_gshard.planning.hlo_values import Values
 from lingvo_gshard.planning.operations import CollectiveCall, Operation
+from lingvo_gshard.runtime.hlo import KINDS
 from lingvo_gshard.sharding.mesh import Mesh
 
 
@@ -137,7 +138,7 @@ class _Reader:
 
 def _is_of_scalars(instruction: Instruction) -> bool:
     """Whether it is arithmetic on single numbers, which a scalar unit does beside all else."""
-    if hlo_collectives.base_opcode(instruction) in hlo_collectives.KINDS:
+    if hlo_collectives.base_opcode(instruction) in KINDS:
         return False
     values = [instruction, *instruction.operands]
     return all(array.size <= 1 for value in values for array in value.shape.arrays)

@@ -21,7 +21,7 @@ from lingvo_gshard.planning.paper import Case, Comparison
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.topologies import Topology
 from lingvo_gshard.tools import _units
-from lingvo_gshard.training.progress import duration
+from lingvo_gshard.training.progress import BarOnTerminal, duration
 
 FORMAT = 1
 PlanExperiment = Callable[[flags.FlagValues, Params, Topology], Plan]
@@ -189,7 +189,7 @@ def _say(console: rich.console.Console, text: str, style: str | None = None) -> 
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Progress:
+class _Progress(BarOnTerminal):
     """Shows what is compiled and the time left: a bar on a terminal, a line each elsewhere."""
 
     def __init__(self, console: rich.console.Console, total: int):
@@ -206,15 +206,6 @@ class _Progress:
             )
             self._bar = rich.progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def begin(self, case: Case) -> None:
         """Shows that a plan is begun."""

@@ -7,12 +7,12 @@ import time
 import rich.console
 import rich.progress
 
-from lingvo_gshard.training.progress import duration
+from lingvo_gshard.training.progress import BarOnTerminal, duration
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
+class Progress(BarOnTerminal):
     """Shows how much is done, how fast, and the time left. Used as a context manager.
 
     what: the work, such as "Translating"; unit: what is counted, such as "sentences".
@@ -31,15 +31,6 @@ class Progress:
             )
             self._bar = rich.progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("compiling", total=total)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def update(self, done: int) -> None:
         """Shows that `done` of the total are done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Self
 
 import rich.console
 import rich.progress
@@ -16,7 +17,22 @@ _COLUMNS = (
 )
 
 
-class Progress:
+class BarOnTerminal:
+    """What shows `_bar` while it is used as a context manager; None where there is no terminal."""
+
+    _bar: rich.progress.Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Progress(BarOnTerminal):
     """Shows step, loss, throughput and time left. Used as a context manager around the loop."""
 
     def __init__(self, console: rich.console.Console, step: int, steps: int, every: int):
@@ -28,15 +44,6 @@ class Progress:
             self._bar = rich.progress.Progress(*_COLUMNS, console=console, refresh_per_second=4)
             self._task = self._bar.add_task("compiling", total=steps, completed=step)
         self._rate = _Rate()
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     @property
     def tokens_per_second(self) -> float:
