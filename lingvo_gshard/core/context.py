@@ -24,6 +24,7 @@ class Context:
     """One forward pass: its mode and random key, and the losses and metrics collected in it.
 
     iteration: where layers are one loop, which of them it is.
+    token_ids: int32 [B,L], which tokens are computed; None where nobody says.
     """
 
     training: bool = False
@@ -32,6 +33,7 @@ class Context:
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
     on_output: Callable[[str, tf.Tensor], None] | None = None
     iteration: Iteration | None = None
+    token_ids: tf.Tensor | None = None
 
     def random_seed(self, path: str) -> tf.Tensor:
         """Returns an int32 [2] key that depends on the pass's seed and on `path` alone.
@@ -59,8 +61,7 @@ class Context:
 
     def part(self, iteration: Iteration | None = None) -> Context:
         """Returns a context like this one that collects what a part of the pass leaves behind."""
-        observer = self.on_output
-        return Context(self.training, self.seed, on_output=observer, iteration=iteration)
+        return dataclasses.replace(self, losses={}, metrics={}, iteration=iteration)
 
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
@@ -112,6 +113,13 @@ def layer(path: str) -> Iterator[None]:
         yield
     finally:
         _layer_path.reset(token)
+
+
+@contextlib.contextmanager
+def tokens(ids_BL: tf.Tensor) -> Iterator[None]:
+    """Says which tokens, by their int32 ids, layers compute."""
+    with use(dataclasses.replace(current(), token_ids=ids_BL)):
+        yield
 
 
 _recomputing: contextvars.ContextVar[bool] = contextvars.ContextVar("recomputing", default=False)

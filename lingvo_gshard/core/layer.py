@@ -17,6 +17,8 @@ from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Configurable, Params
 
+UpdateRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
 
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
@@ -24,6 +26,8 @@ class VariableSpec:
 
     unsplit: letters of the layout along which no strategy splits it.
     slices: the paths of the weights that it is a stack of, along its first dimension.
+    update_rule: of (weight, what was reported of it in the step): the weight after the step, which
+    no optimizer moves.
     """
 
     path: str
@@ -33,6 +37,7 @@ class VariableSpec:
     initializer: Initializer
     unsplit: str = ""
     slices: tuple[str, ...] = ()
+    update_rule: UpdateRule | None = None
 
     def init(self, seed: tf.Tensor) -> tf.Tensor:
         """Returns the initial weight; it depends on the int32 [2] seed and the path alone.
@@ -112,10 +117,12 @@ class Layer(Configurable):
         sizes: dict[str, int],
         initializer: Initializer,
         unsplit: str = "",
+        update_rule: UpdateRule | None = None,
     ) -> None:
         """Declares a weight whose shape is `sizes` of the letters of `layout`.
 
         unsplit: letters of the layout along which no strategy may split this weight.
+        update_rule: how the weight moves where no optimizer does; see `report_update`.
         Raises ValueError if a letter has no size, a size is not positive, or a letter of `unsplit`
         is not in the layout.
         """
@@ -131,7 +138,9 @@ class Layer(Configurable):
             if letter not in layout:
                 raise ValueError(f"{path}: unsplit letter {letter!r} is not in layout {layout!r}")
         shape = tuple(sizes[letter] for letter in layout)
-        spec = VariableSpec(path, layout, shape, self.p.dtype, initializer, unsplit)
+        spec = VariableSpec(
+            path, layout, shape, self.p.dtype, initializer, unsplit, (), update_rule
+        )
         self._variables[name] = spec
 
     def layer_paths(self) -> list[str]:
@@ -174,6 +183,15 @@ class Layer(Configurable):
     def add_loss(self, name: str, value: tf.Tensor) -> None:
         """Adds a scalar to the training loss under this layer's path."""
         context.current().add_loss(self._join_metric(name), value)
+
+    def report_update(self, name: str, weight: tf.Tensor, value: tf.Tensor) -> None:
+        """Hands `value`, of the weight's shape, to the update rule of the weight of that name.
+
+        It travels as the weight's gradient, by a loss that is zero: so it is summed over devices
+        and micro-batches, stacked in loops and computed once, as gradients are.
+        """
+        carrier = tf.stop_gradient(value) * (weight - tf.stop_gradient(weight))
+        self.add_loss(name, tf.reduce_sum(carrier))
 
     def add_metric(self, name: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
         """Reports a scalar under this layer's path."""

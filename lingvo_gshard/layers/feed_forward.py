@@ -11,7 +11,10 @@ from lingvo_gshard.sharding import einsum
 
 
 class FeedForward(Layer):
-    """activation(x w_in + b_in) w_out + b_out. Vaswani et al. 2017, arXiv 1706.03762, 3.3."""
+    """activation(x w_in + b_in) w_out + b_out. Vaswani et al. 2017, arXiv 1706.03762, 3.3.
+
+    With a gated activation, as swiglu, its result is multiplied by x w_factor + b_factor.
+    """
 
     @classmethod
     def params(cls) -> Params:
@@ -19,28 +22,34 @@ class FeedForward(Layer):
         p.define("model_dim", 0, "Size of M.")
         p.define("hidden_dim", 0, "Size of H.")
         p.define("activation", "relu", "Name of the activation, see layers/activations.py.")
-        p.define("use_bias", True, "Whether both products add a bias.")
+        p.define("use_bias", True, "Whether the products add a bias.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
         sizes = {"M": p.model_dim, "H": p.hidden_dim}
-        self._activation = activations.get(p.activation, path)
-        self.create_variable("w_in", "MH", sizes, initializers.fan_in(p.model_dim))
+        self.activation = activations.get(p.activation, path)
+        inwards = ("in", "factor") if self.activation.is_gated else ("in",)
+        for name in inwards:
+            self.create_variable(f"w_{name}", "MH", sizes, initializers.fan_in(p.model_dim))
         self.create_variable("w_out", "HM", sizes, initializers.fan_in(p.hidden_dim))
         if p.use_bias:
-            self.create_variable("b_in", "H", sizes, initializers.constant(0.0))
+            for name in inwards:
+                self.create_variable(f"b_{name}", "H", sizes, initializers.constant(0.0))
             self.create_variable("b_out", "M", sizes, initializers.constant(0.0))
 
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] in x's type; padding is computed like the rest, the mask not read."""
         del mask_BL
         cast = theta.transform(lambda w: tf.cast(w, x_BLM.dtype))
-        h_BLH = einsum("BLM,MH->BLH", x_BLM, cast.w_in)
-        if self.p.use_bias:
-            h_BLH += cast.b_in
-        y_BLM = einsum("BLH,HM->BLM", self._activation(h_BLH), cast.w_out)
+        h_BLH = self._inwards(cast, "in", x_BLM)
+        factor_BLH = self._inwards(cast, "factor", x_BLM) if self.activation.is_gated else None
+        y_BLM = einsum("BLH,HM->BLM", self.activation(h_BLH, factor_BLH), cast.w_out)
         if self.p.use_bias:
             y_BLM += cast.b_out
         return self.observe(y_BLM)
+
+    def _inwards(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
+        h_BLH = einsum("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
+        return h_BLH + theta[f"b_{name}"] if self.p.use_bias else h_BLH

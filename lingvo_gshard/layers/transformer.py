@@ -150,6 +150,7 @@ class TransformerStack(Layer):
         p.define("moe_every", 2, "Layers moe_every, 2 * moe_every, ... have experts; 0: none has.")
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
+        p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
         p.define("repeat", False, "Whether the layers are compiled as one loop.")
         p.define(
             "rematerialise",
@@ -197,6 +198,8 @@ class TransformerStack(Layer):
         has_experts = p.moe_every and (index + 1) % p.moe_every == 0
         feed_forward = p.moe if has_experts else layer.feed_forward
         layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
+        if "router" in layer.feed_forward:
+            layer.feed_forward.set(is_causal=p.is_decoder, has_token_ids=p.has_token_ids)
         layer.has_cross_attention = p.is_decoder
         return layer
 

@@ -150,9 +150,13 @@ def _mixture(experts: int, layers: int, batch: int) -> Params:
     stack.moe = MixtureOfExperts.params().set(
         num_experts=experts,
         group_size=GROUP,
-        router=Top2Router.params().set(mode="paper", capacity_factor=2.0, second_expert="random"),
+        router=Top2Router.params().set(
+            mode="paper",
+            capacity_factor=1.0,
+            second_expert="random",
+            auxiliary_loss_weight=0.01 * experts**2,
+        ),
         dispatch="einsum",
-        auxiliary_loss_weight=0.01 * experts**2,
     )
     return _experiment(stack, batch, f"data={experts}", "expert")
 

@@ -58,8 +58,8 @@ def quickstart_dense() -> Params:
     params = quickstart()
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe = FeedForward.params().set(
-            hidden_dim=Top2Router.experts_per_token * stack.hidden_dim,
-            activation=stack.moe.activation,
+            hidden_dim=Top2Router.experts_per_token(stack.moe.router) * stack.hidden_dim,
+            activation=stack.moe.experts.activation,
             use_bias=False,
         )
     return params
@@ -171,16 +171,16 @@ def _experts(num_experts: int) -> Params:
     """Top-2 experts that drop no token in evaluation, so no translation depends on its batch."""
     router = Top2Router.params().set(
         mode="paper",
-        capacity_factor=2.0,
+        capacity_factor=1.0,
         evaluation_capacity_factor=float(num_experts),
         second_expert="random",
+        auxiliary_loss_weight=0.01 * num_experts**2,
     )
     return MixtureOfExperts.params().set(
         num_experts=num_experts,
         group_size=192,
         router=router,
         dispatch="gather",
-        auxiliary_loss_weight=0.01 * num_experts**2,
     )
 
 

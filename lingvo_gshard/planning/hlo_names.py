@@ -13,7 +13,7 @@ import re
 from collections.abc import Set
 
 from lingvo_gshard.core.layer import RECOMPUTED
-from lingvo_gshard.layers.moe.dispatch import COMBINE_SCOPE, DISPATCH_SCOPE
+from lingvo_gshard.layers.moe.exchange import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.training.optimizers import SCOPE as OPTIMIZER
 
 # Name scopes, within that of a layer, of the matrix products that only move tokens.

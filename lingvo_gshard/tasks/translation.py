@@ -49,8 +49,9 @@ class TranslationTask(Layer):
         if not p.share_embeddings:
             self._create_embedding("source_embedding", p.source_vocabulary_size)
         self.create_child("positions", inherit(p.positions, model_dim=p.model_dim))
-        self.create_child("encoder", inherit(p.encoder, model_dim=p.model_dim))
-        self.create_child("decoder", inherit(p.decoder, model_dim=p.model_dim))
+        for name in ("encoder", "decoder"):
+            stack = inherit(p.get(name), model_dim=p.model_dim).set(has_token_ids=True)
+            self.create_child(name, stack)
         if not p.tie_softmax:
             softmax = Softmax.params()
             softmax.set(vocabulary_size=p.target_vocabulary_size, model_dim=p.model_dim)
@@ -96,7 +97,8 @@ class TranslationTask(Layer):
         )
         ids_BL, positions_BL = batch["target_inputs"], batch["target_positions"]
         x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
-        x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
+        with context.tokens(ids_BL):
+            x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._softmax(theta, x_BLM)
 
     def encode(
@@ -105,7 +107,8 @@ class TranslationTask(Layer):
         """Returns what the decoder attends to."""
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         x_BKM = self._embed(name, theta, ids_BK, positions_BK)
-        output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
+        with context.tokens(ids_BK):
+            output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
@@ -130,9 +133,10 @@ class TranslationTask(Layer):
         """
         positions_B1 = tf.fill([ids_B.shape[0], 1], step)
         x_B1M = self._embed("target_embedding", theta, ids_B[:, None], positions_B1)
-        x_B1M, cache = self.decoder.extend_step(
-            theta.decoder, x_B1M, active_B[:, None], step, cache
-        )
+        with context.tokens(ids_B[:, None]):
+            x_B1M, cache = self.decoder.extend_step(
+                theta.decoder, x_B1M, active_B[:, None], step, cache
+            )
         logits_B1V = self._softmax(theta, x_B1M)
         return tf.cast(logits_B1V[:, 0], tf.float32), cache
 

@@ -85,8 +85,8 @@ class Remedies:
         settings = {}
         for name in ("encoder", "decoder"):
             stack = self._params.task.get(name)
-            has_experts = "moe" not in path or (stack.moe_every and "router" in stack.moe)
-            if has_experts and stack.get(path) != value(stack):
+            has_buffers = "moe" not in path or _limits_experts(stack)
+            if has_buffers and stack.get(path) != value(stack):
                 settings[f"task.{name}.{path}"] = value(stack)
         if settings:
             yield Change(settings)
@@ -98,5 +98,12 @@ class Remedies:
             self._values.strategy = change.strategy
 
 
+def _limits_experts(stack: Params) -> bool:
+    """Whether it has experts that drop tokens when their buffers are full."""
+    if not (stack.moe_every and "router" in stack.moe) or stack.moe.dispatch == "dropless":
+        return False
+    return "capacity_factor" in stack.moe.router
+
+
 def _least_capacity(stack: Params) -> float:
-    return min(stack.moe.router.capacity_factor, 1.0)
+    return min(stack.moe.router.capacity_factor or 0.5, 0.5)

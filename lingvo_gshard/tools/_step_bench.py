@@ -148,9 +148,9 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
     stacks = [node for _, node in dense.nodes() if node.cls is TransformerStack and node.moe_every]
     stacks = [stack for stack in stacks if stack.moe.cls is MixtureOfExperts]
     for stack in stacks:
-        experts = stack.moe.router.cls.experts_per_token
-        hidden_dim = experts * (stack.moe.hidden_dim or stack.hidden_dim)
-        activation = stack.moe.activation
+        experts = stack.moe.router.cls.experts_per_token(stack.moe.router)
+        hidden_dim = round(experts * (stack.moe.hidden_dim or stack.hidden_dim))
+        activation = stack.moe.experts.activation
         stack.moe = FeedForward.params()
         stack.moe.set(hidden_dim=hidden_dim, activation=activation, use_bias=False)
     as_it_is = [(f"{name}, experts", params)] if stacks else []

@@ -2,8 +2,9 @@
 
 A multiply-add is two operations. With T = B * L tokens, a forward pass takes
 
-    feed-forward           2 T M H + 2 T H M
+    feed-forward           2 T M H + 2 T H M, and 2 T M H more where it is gated
     mixture of experts     2 T M E for the router, and a feed-forward for each expert of a token
+                           and for the shared one
     self-attention         4 * 2 T M N D for the projections, 2 * 2 B L L N D for the rest
     cross-attention        2 * 2 B L M N D + 2 * 2 B K M N D, and 2 * 2 B L K N D
     softmax                2 T M V
@@ -60,11 +61,20 @@ def _attention(layer: MultiHeadAttention, rows: int, queries: int, keys: int) ->
 
 def _feed_forward(layer: Layer, tokens: int) -> int:
     p = layer.p
-    dense = 2 * 2 * tokens * p.model_dim * p.hidden_dim
     if not isinstance(layer, MixtureOfExperts):
-        return dense
-    router = 2 * tokens * p.model_dim * p.num_experts
-    return router + layer.router.experts_per_token * dense
+        return _dense(layer, tokens)
+    router = 2 * tokens * p.model_dim * p.num_experts if layer.router.is_learned else 0
+    shared = _dense(layer.shared, tokens) if p.shared_hidden_dim else 0
+    return router + shared + round(_experts_per_token(layer) * _dense(layer.experts, tokens))
+
+
+def _dense(layer: Layer, tokens: int) -> int:
+    products = 3 if layer.activation.is_gated else 2
+    return 2 * products * tokens * layer.p.model_dim * layer.p.hidden_dim
+
+
+def _experts_per_token(layer: MixtureOfExperts) -> float:
+    return layer.router.experts_per_token(layer.router.p)
 
 
 def active_parameters(task: Layer) -> int:
@@ -72,21 +82,22 @@ def active_parameters(task: Layer) -> int:
 
     Of a layer's E experts these are as many as the layer's router chooses.
     """
-    chosen = dict(_experts_per_token(task))
-    total = 0
+    mixtures = list(_mixtures(task))
+    total = 0.0
     for spec in task.variable_specs().flatten():
         count = math.prod(spec.shape)
-        layer = spec.path.rpartition(".")[0]
-        if layer in chosen and "E" in spec.layout:
-            count = count * chosen[layer] // spec.shape[spec.layout.index("E")]
+        for layer in mixtures:
+            if spec.path.startswith(f"{layer.experts.path}."):
+                count *= _experts_per_token(layer) / layer.p.num_experts
         total += count
-    return total
+    return round(total)
 
 
-def _experts_per_token(layer: Layer) -> Iterator[tuple[str, int]]:
-    """Yields (path of a layer with a router, how many experts that chooses for a token)."""
+def _mixtures(layer: Layer) -> Iterator[MixtureOfExperts]:
+    """Yields the mixtures of experts among a layer and all below it."""
+    if isinstance(layer, MixtureOfExperts):
+        yield layer
+        return
     for child in layer.children.values():
         for one in child if isinstance(child, list) else [child]:
-            if hasattr(type(one), "experts_per_token"):
-                yield layer.path, one.experts_per_token
-            yield from _experts_per_token(one)
+            yield from _mixtures(one)

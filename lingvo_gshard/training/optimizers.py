@@ -29,7 +29,7 @@ class Optimizer(Configurable):
     """A functional update rule: `update(specs, theta, gradients, slots, step, learning_rate)`.
 
     A subclass says which slots a weight has (`slot_layouts`) and how one weight moves
-    (`update_weight`).
+    (`update_weight`). Weights with a rule of their own have no slots and move by that.
     """
 
     def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Optimizer(Configurable):
             lambda spec: NestedMap(
                 {
                     name: _slot_spec(spec, name, layout)
-                    for name, layout in self.slot_layouts(spec).items()
+                    for name, layout in self._slots_of(spec).items()
                 }
             )
         )
@@ -88,15 +88,21 @@ class Optimizer(Configurable):
         flat_slots = iter(slots.flatten())
         rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
         for spec, weight, gradient in rows:
-            slot = {name: next(flat_slots) for name in sorted(self.slot_layouts(spec))}
+            slot = {name: next(flat_slots) for name in sorted(self._slots_of(spec))}
             with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
                 weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
-                updated, slot = self.update_weight(
-                    spec, weight_32, gradient_32, slot, step, learning_rate, keep
-                )
+                if spec.update_rule:
+                    updated = keep(weight_32, spec.update_rule(weight_32, gradient_32))
+                else:
+                    updated, slot = self.update_weight(
+                        spec, weight_32, gradient_32, slot, step, learning_rate, keep
+                    )
                 weights.append(tf.cast(updated, weight.dtype))
             slot_maps.append(NestedMap(slot))
         return specs.pack(weights), specs.pack(slot_maps)
+
+    def _slots_of(self, spec: VariableSpec) -> dict[str, str]:
+        return {} if spec.update_rule else self.slot_layouts(spec)
 
 
 def _slot_spec(spec: VariableSpec, name: str, layout: str) -> VariableSpec:

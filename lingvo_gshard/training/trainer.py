@@ -84,10 +84,9 @@ class Trainer(Configurable):
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         loss, metrics, gradients = self.gradients(state.theta, batch, key)
         with tf.name_scope(f"{optimizers.SCOPE}/"):
-            norm = tf.sqrt(tf.add_n([_sum_of_squares(g) for g in gradients.flatten()]))
+            norm = self._norm(gradients)
             learning_rate = self.schedule(state.step)
-            scale = _clip_scale(norm, self.p.clip_norm)
-            gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) * scale)
+            gradients = self._scaled(gradients, _clip_scale(norm, self.p.clip_norm))
         stopped = state.stopped | ~(tf.math.is_finite(loss) & tf.math.is_finite(norm))
         theta, slots = self.optimizer.update(
             self.theta_specs,
@@ -103,6 +102,17 @@ class Trainer(Configurable):
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, slots=slots)
         return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
+
+    def _norm(self, gradients: NestedMap) -> tf.Tensor:
+        """The global norm, of the weights that the optimizer moves."""
+        pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
+        return tf.sqrt(tf.add_n([_sum_of_squares(g) for spec, g in pairs if not spec.update_rule]))
+
+    def _scaled(self, gradients: NestedMap, scale: tf.Tensor) -> NestedMap:
+        pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
+        return gradients.pack(
+            tf.cast(g, tf.float32) * (1.0 if spec.update_rule else scale) for spec, g in pairs
+        )
 
     def gradients(
         self,

@@ -180,7 +180,8 @@ def _transformer_layer(**values: object) -> Params:
 
 def _stack(**values: object) -> Params:
     p = TransformerStack.params().set(num_layers=2, num_heads=N, hidden_dim=H, moe=_moe(), **values)
-    p.moe.set(model_dim=0, hidden_dim=0, activation="gelu")
+    p.moe.set(model_dim=0, hidden_dim=0)
+    p.moe.experts.activation = "gelu"
     p.layer.feed_forward.activation = "gelu"
     return p.set(input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1)
 

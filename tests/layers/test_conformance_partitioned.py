@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import top2
+from lingvo_gshard.layers.moe import choosing
+from lingvo_gshard.layers.moe.routers import top2
 from tests.layers import conformance
 from tests.tolerances import assert_close
 
@@ -31,7 +32,7 @@ class Choices:
 
     def record(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Keeps what is chosen while `monkeypatch` holds."""
-        best, wants_second = top2._best, top2.Top2Router._wants_second
+        best, wants_second = choosing.best, top2.Top2Router._wants_second
 
         def recorded_best(*arguments, **options):
             found = best(*arguments, **options)
@@ -43,7 +44,7 @@ class Choices:
             self._made.append(found.numpy())
             return found
 
-        monkeypatch.setattr(top2, "_best", recorded_best)
+        monkeypatch.setattr(choosing, "best", recorded_best)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", recorded_wants_second)
 
     def repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +62,11 @@ class Choices:
             choices = [of_time[call % len(of_time)] for of_time in by_time]
             return tf.gather(tf.constant(np.stack(choices)), iteration.index)
 
-        def repeated_best(gates_GSE, excluded_GSE=None):
+        def repeated_best(scores_GSE, excluded_GSE=None):
             expert_GS = tf.cast(next_choice(), tf.int32)
-            chosen_GSE = tf.one_hot(expert_GS, gates_GSE.shape[-1])
-            return expert_GS, tf.reduce_sum(gates_GSE * chosen_GSE, -1), chosen_GSE
+            return expert_GS, tf.one_hot(expert_GS, scores_GSE.shape[-1])
 
-        monkeypatch.setattr(top2, "_best", repeated_best)
+        monkeypatch.setattr(choosing, "best", repeated_best)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", lambda router, gate_GS: next_choice())
 
 

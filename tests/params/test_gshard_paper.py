@@ -210,5 +210,5 @@ def test_activations_are_bfloat16_in_the_largest_only(name):
 def test_routing_is_the_papers(name):
     moe = params_of(name).task.decoder.moe
     assert moe.router.mode == "paper" and moe.router.second_expert == "random"
-    assert moe.router.capacity_factor == 2.0
+    assert moe.router.capacity_factor == 1.0
     assert moe.dispatch == "einsum"

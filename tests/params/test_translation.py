@@ -64,9 +64,9 @@ def test_each_survives_its_text_dump(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_call_gives_params_of_its_own(name):
-    registry.get(name).set_path("task.encoder.moe.activation", "changed")
-    assert registry.get(name).task.encoder.moe.activation != "changed"
-    assert registry.get(name).task.decoder.moe.activation != "changed"
+    registry.get(name).set_path("task.encoder.moe.experts.activation", "changed")
+    assert registry.get(name).task.encoder.moe.experts.activation != "changed"
+    assert registry.get(name).task.decoder.moe.experts.activation != "changed"
 
 
 def test_files_are_given_as_the_docstring_says():

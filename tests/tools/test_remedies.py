@@ -58,7 +58,7 @@ def test_changes_are_made_one_on_top_of_the_other():
     assert rows[0]["peak"] == 99 and rows[0]["seconds_per_step"] == 1.0
     batches = [p.input.batch_rows for _, p in seen]
     assert sorted(set(batches), reverse=True) == [33, 16, 8]
-    assert seen[-1][1].task.encoder.moe.router.capacity_factor == 1.0
+    assert seen[-1][1].task.encoder.moe.router.capacity_factor == 0.5
 
 
 def test_flags_of_a_row_make_the_same_params():

@@ -1,16 +1,23 @@
 """The mixture-of-experts layer: a feed-forward layer whose weights are chosen token by token."""
 
+from __future__ import annotations
+
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gshard.core import initializers
+from lingvo_gshard.core import context, initializers, names
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers import activations
-from lingvo_gshard.layers.moe import dispatch
-from lingvo_gshard.layers.moe.top2 import Top2Router
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import balance, dispatches
+from lingvo_gshard.layers.moe.exchange import Exchange
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.routers import Top2Router
+from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate, einsum, partitioning
+
+_COMBINATIONS = ("sum", "learned")
 
 
 class MixtureOfExperts(Layer):
@@ -18,6 +25,10 @@ class MixtureOfExperts(Layer):
 
     Tokens are cut into groups of S that are routed apart, each with its own capacity. A batch whose
     tokens do not fill the last group is padded; the padding is routed nowhere.
+
+    Beside the routed experts there may be a shared one, that computes every token (Dai et al. 2024,
+    arXiv 2401.06066, section 3.2). Its output is added; or, residual MoE (Rajbhandari et al. 2022,
+    arXiv 2201.05596, section 4.1), both are weighted, as a learned softmax says.
     """
 
     @classmethod
@@ -27,10 +38,14 @@ class MixtureOfExperts(Layer):
         p.define("hidden_dim", 0, "Size of H.")
         p.define("num_experts", 0, "Size of E.")
         p.define("group_size", 1024, "Size of S: tokens that are routed together.")
-        p.define("activation", "relu", "Name of the activation, see layers/activations.py.")
         p.define("router", Top2Router.params(), "Params of the router.")
+        p.define("experts", Experts.params(), "Params of the experts.")
         p.define("dispatch", "gather", "'gather', or 'einsum' as in the paper.")
-        p.define("auxiliary_loss_weight", 0.01, "Factor k of the load-balancing loss.")
+        p.define("exchange", Exchange.params(), "How rows travel between devices.")
+        p.define("shared_hidden_dim", 0, "Hidden size of the shared expert; 0: there is none.")
+        p.define("shared_combination", "sum", "How its output joins in: 'sum' or 'learned'.")
+        p.define("is_causal", False, "Whether a token must not be routed by what comes after it.")
+        p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -38,43 +53,94 @@ class MixtureOfExperts(Layer):
         p = self.p
         if p.group_size < 1:
             raise ValueError(f"{path}.group_size: {p.group_size}; a positive size was expected")
-        self._activation = activations.get(p.activation, path)
-        self._dispatch = dispatch.get(p.dispatch, path)
-        for name in ("model_dim", "num_experts"):
-            if p.router.get(name) not in (0, p.get(name)):
+        self._dispatch = dispatches.get(p.dispatch, path)
+        self._exchange = p.exchange.instantiate()
+        self.create_child("router", self._with_sizes("router"))
+        self._check_router()
+        self.create_child("experts", self._with_sizes("experts"))
+        if p.shared_hidden_dim:
+            self._create_shared()
+
+    def _with_sizes(self, name: str) -> Params:
+        """A child's Params with the sizes of this layer; ValueError where it has others."""
+        p = self.p
+        child = p.get(name).copy()
+        for size in ("model_dim", "hidden_dim", "num_experts"):
+            if size not in child:
+                continue
+            if child.get(size) not in (0, p.get(size)):
                 raise ValueError(
-                    f"{path}.router.{name}: {p.router.get(name)}, but {path}.{name} is "
-                    f"{p.get(name)}; leave the router's 0"
+                    f"{self.path}.{name}.{size}: {child.get(size)}, but {self.path}.{size} is "
+                    f"{p.get(size)}; leave the {name}'s 0"
                 )
-        router = p.router.copy().set(model_dim=p.model_dim, num_experts=p.num_experts)
-        self.create_child("router", router)
-        sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
-        self.create_variable("w_in", "EMH", sizes, initializers.fan_in(p.model_dim))
-        self.create_variable("w_out", "EHM", sizes, initializers.fan_in(p.hidden_dim))
+            child.set(**{size: p.get(size)})
+        return child
+
+    def _check_router(self) -> None:
+        p, router = self.p, self.router
+        kind = type(router).__name__
+        if router.sees_later_tokens and p.is_causal and not router.p.allow_causal:
+            raise ValueError(
+                f"{self.path}.router: {kind} routes a token by those after it, and "
+                f"{self.path}.is_causal says that it must not be; choose another router, or set "
+                f"{self.path}.router.allow_causal to train a decoder that cannot decode as it "
+                "was trained"
+            )
+        if router.needs_token_ids and not p.has_token_ids:
+            raise ValueError(
+                f"{self.path}.router: {kind} routes by token ids, and {self.path}.has_token_ids "
+                "says that there are none; give them by context.tokens and set it"
+            )
+        if self._dispatch.takes_all:
+            router.take_all()
+
+    def _create_shared(self) -> None:
+        p = self.p
+        if p.shared_combination not in _COMBINATIONS:
+            raise ValueError(
+                f"{self.path}.shared_combination: {p.shared_combination!r}. "
+                f"{names.nearest(p.shared_combination, _COMBINATIONS)}"
+            )
+        shared = FeedForward.params().set(
+            model_dim=p.model_dim,
+            hidden_dim=p.shared_hidden_dim,
+            activation=p.experts.activation,
+            use_bias=p.experts.use_bias,
+        )
+        self.create_child("shared", shared)
+        if p.shared_combination == "learned":
+            init = initializers.fan_in(p.model_dim)
+            self.create_variable("w_mix", "M", {"M": p.model_dim}, init)
 
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]: zero for tokens that no expert took; mask is 0 at padding."""
-        x_GSM, mask_GS = self._to_groups(x_BLM, mask_BL)
-        routing = self.router.fprop(theta.router, x_GSM, mask_GS)
-        self._report(routing, mask_GS)
-        with tf.name_scope(dispatch.DISPATCH_SCOPE):
-            mover = self._dispatch(routing, x_BLM.dtype)
-            x_EGCM = mover.dispatch(x_GSM)
-        y_EGCM = self._experts(theta, x_EGCM)
-        with tf.name_scope(dispatch.COMBINE_SCOPE):
-            y_GSM = mover.combine(y_EGCM)
-        return self.observe(_from_groups(y_GSM, x_BLM.shape))
+        """Returns [B,L,M]; mask is 0 at padding.
 
-    def _experts(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
-        h_EGCH = einsum("EGCM,EMH->EGCH", x_EGCM, tf.cast(theta.w_in, x_EGCM.dtype))
-        w_out = tf.cast(theta.w_out, x_EGCM.dtype)
-        return einsum("EGCH,EHM->EGCM", self._activation(h_EGCH), w_out)
+        Routed experts give zero to tokens that none of them took.
+        """
+        x_GSM, mask_GS = self._to_groups(x_BLM, mask_BL)
+        routing = self.router.fprop(theta.router, x_GSM, mask_GS, self._token_ids(x_BLM.shape))
+        self._report(routing, mask_GS)
+        mover = self._dispatch(routing, x_BLM.dtype)
+        y_GSM = mover.run(x_GSM, self.experts, theta.experts, self._exchange)
+        y_BLM = _from_groups(y_GSM, x_BLM.shape)
+        if self.p.shared_hidden_dim:
+            y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
+        return self.observe(y_BLM)
+
+    def _with_shared(
+        self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
+    ) -> tf.Tensor:
+        shared_BLM = self.shared.fprop(theta.shared, x_BLM, mask_BL)
+        if self.p.shared_combination == "sum":
+            return y_BLM + shared_BLM
+        x_float, w_mix = tf.cast(x_BLM, tf.float32), tf.cast(theta.w_mix, tf.float32)
+        mix_BL = tf.nn.sigmoid(einsum("BLM,M->BL", x_float, w_mix))
+        mix_BL1 = tf.cast(mix_BL, x_BLM.dtype)[..., None]
+        return y_BLM * mix_BL1 + shared_BLM * (1.0 - mix_BL1)
 
     def _to_groups(self, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        rows, length, model_dim = x_BLM.shape.as_list()
-        tokens = rows * length
-        size = min(self.p.group_size, tokens)
-        groups = -(-tokens // size)
+        model_dim = x_BLM.shape[-1]
+        tokens, groups, size = self._group_sizes(x_BLM.shape)
         missing = groups * size - tokens
         self._warn_of_uneven_groups(groups)
         x = tf.pad(tf.reshape(x_BLM, (tokens, model_dim)), [[0, missing], [0, 0]])
@@ -82,6 +148,26 @@ class MixtureOfExperts(Layer):
         mask = tf.pad(mask, [[0, missing]])
         x_GSM = annotate(tf.reshape(x, (groups, size, model_dim)), "GSM")
         return x_GSM, annotate(tf.reshape(mask, (groups, size)), "GS")
+
+    def _group_sizes(self, shape_BLM: tf.TensorShape) -> tuple[int, int, int]:
+        """How many tokens there are, in how many groups, and of what size."""
+        tokens = shape_BLM[0] * shape_BLM[1]
+        size = min(self.p.group_size, tokens)
+        return tokens, -(-tokens // size), size
+
+    def _token_ids(self, shape_BLM: tf.TensorShape) -> tf.Tensor | None:
+        """The ids of the groups' tokens, int32 [G,S]; None where the router needs none."""
+        if not self.router.needs_token_ids:
+            return None
+        ids_BL = context.current().token_ids
+        if ids_BL is None or ids_BL.shape != shape_BLM[:2]:
+            given = "none" if ids_BL is None else f"those of {ids_BL.shape}"
+            raise ValueError(
+                f"{self.path}: context.tokens gives {given}; ids of {shape_BLM[:2]} were expected"
+            )
+        tokens, groups, size = self._group_sizes(shape_BLM)
+        ids = tf.pad(tf.reshape(ids_BL, (tokens,)), [[0, groups * size - tokens]])
+        return annotate(tf.reshape(ids, (groups, size)), "GS")
 
     def _warn_of_uneven_groups(self, groups: int) -> None:
         """Groups that devices cannot share evenly are padded, and cross them on the way."""
@@ -93,10 +179,11 @@ class MixtureOfExperts(Layer):
                 f"that makes a multiple of {parts} groups less is moved and nothing padded"
             )
 
-    def _report(self, routing, mask_GS: tf.Tensor) -> None:
-        self.add_loss("auxiliary_loss", routing.auxiliary_loss * self.p.auxiliary_loss_weight)
-        self.add_metric("auxiliary_loss", routing.auxiliary_loss)
-        for name, value in routing.statistics(mask_GS).items():
+    def _report(self, routing: Routing, mask_GS: tf.Tensor) -> None:
+        for name, loss in routing.losses.items():
+            self.add_loss(name, loss.value * loss.weight)
+            self.add_metric(name, loss.value)
+        for name, value in {**routing.metrics, **balance.statistics(routing, mask_GS)}.items():
             self.add_metric(name, value)
 
 

@@ -1,10 +1,10 @@
 """Routing: the small description every router returns and every dispatch understands."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import tensorflow as tf
-
-from lingvo_gshard.core.nested_map import NestedMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,40 +21,52 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightedLoss:
+    """A loss of the router's own, a float32 scalar, and its factor in the training loss."""
+
+    value: tf.Tensor
+    weight: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Routing:
-    """The choices of every token, first choice first, with the size of the experts' buffers."""
+    """The choices of every token, first choice first, with the size of the experts' buffers.
+
+    losses and metrics: by name; metrics are float32 scalars.
+    """
 
     choices: tuple[Choice, ...]
     num_experts: int
     capacity: int
-    auxiliary_loss: tf.Tensor
+    losses: dict[str, WeightedLoss] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
-    def statistics(self, mask_GS: tf.Tensor) -> NestedMap:
-        """Returns float32 scalars: load_max_over_mean and dropped_share of the real tokens.
-
-        Load counts the tokens an expert keeps; the mean is over experts and groups together.
-        """
-        kept = [tf.cast(c.kept_GS, tf.float32) for c in self.choices]
-        load_E = tf.add_n(
+    def load(self) -> tf.Tensor:
+        """Returns how many tokens each expert keeps, of all groups together, float32 [E]."""
+        return tf.add_n(
             [
-                tf.einsum("GSE,GS->E", tf.one_hot(c.expert_GS, self.num_experts), k)
-                for c, k in zip(self.choices, kept, strict=True)
+                tf.einsum(
+                    "GSE,GS->E",
+                    tf.one_hot(choice.expert_GS, self.num_experts),
+                    tf.cast(choice.kept_GS, tf.float32),
+                )
+                for choice in self.choices
             ]
         )
-        wanted = tf.reduce_sum(mask_GS) * len(self.choices)
-        total = tf.reduce_sum(load_E)
-        return NestedMap(
-            load_max_over_mean=tf.reduce_max(load_E) * self.num_experts / tf.maximum(total, 1.0),
-            dropped_share=1.0 - total / tf.maximum(wanted, 1.0),
-        )
+
+    def wanted(self, mask_GS: tf.Tensor) -> tf.Tensor:
+        """Returns how many places the real tokens ask for, a float32 scalar."""
+        return tf.reduce_sum(mask_GS) * len(self.choices)
 
 
-def expert_capacity(tokens: int, num_experts: int, factor: float, multiple: int = 1) -> int:
-    """Returns C: tokens * factor / num_experts, rounded down, then up to `multiple`; at least that.
+def expert_capacity(
+    tokens: int, num_experts: int, factor: float, multiple: int = 1, at_least: int = 1
+) -> int:
+    """Returns C: tokens * factor / num_experts, rounded down, then up to `multiple`.
 
-    Never more than the tokens, rounded up likewise, since an expert takes a token at most once.
-    With factor 2 and multiple 1 it is the paper's 2S/E (arXiv 2006.16668, section 2.2); Lingvo
-    rounds up to multiples of 4.
+    Never more than the tokens and never less than `at_least`, both rounded up likewise: an expert
+    takes a token at most once. With factor 2 and multiple 1 it is the paper's 2S/E (arXiv
+    2006.16668, section 2.2); Lingvo rounds up to multiples of 4.
     """
-    slots = min(int(tokens * factor / num_experts), tokens)
+    slots = min(max(int(tokens * factor / num_experts), at_least), tokens)
     return max(-(-slots // multiple) * multiple, multiple)

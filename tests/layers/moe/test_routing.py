@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.layers.moe.balance import statistics
 from lingvo_gshard.layers.moe.routing import Choice, Routing, expert_capacity
 from tests.tolerances import assert_close
 
@@ -51,17 +52,19 @@ def test_statistics_are_counts():
         )
         for e, k in zip(picked, kept, strict=True)
     )
-    statistics = Routing(choices, experts, 8, tf.zeros([])).statistics(tf.cast(mask, tf.float32))
+    found = statistics(Routing(choices, experts, 8), tf.cast(mask, tf.float32))
     load = np.zeros(experts)
     for experts_GS, kept_GS in zip(picked, kept, strict=True):
         for expert, is_kept in zip(experts_GS.ravel(), kept_GS.ravel(), strict=True):
             load[expert] += is_kept
-    assert_close(statistics.load_max_over_mean, load.max() / load.mean(), "float32")
-    assert_close(statistics.dropped_share, 1 - load.sum() / (2 * mask.sum()), "float32")
+    assert_close(found["load_max_over_mean"], load.max() / load.mean(), "float32")
+    assert_close(found["dropped_share"], 1 - load.sum() / (2 * mask.sum()), "float32")
+    assert_close(found["utilisation"], load.sum() / (2 * experts * 8), "float32")
+    assert float(found["dead_experts"]) == (load == 0).sum()
 
 
 def test_statistics_of_nothing_but_padding_are_finite():
     zeros = tf.zeros([1, 4], tf.int32)
     choice = Choice(zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool))
-    statistics = Routing((choice, choice), 2, 4, tf.zeros([])).statistics(tf.zeros([1, 4]))
-    assert all(np.isfinite(value) for value in statistics.values())
+    found = statistics(Routing((choice, choice), 2, 4), tf.zeros([1, 4]))
+    assert all(np.isfinite(value) for value in found.values())

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import MixtureOfExperts, dispatch
+from lingvo_gshard.layers.moe import MixtureOfExperts, dispatches
 from lingvo_gshard.layers.moe.routing import Choice, Routing
 from tests.tolerances import assert_close
 
 M, H = 4, 6
+BUFFERS = ("gather", "einsum")
 
 
 def make(name: str, experts: int, group_size: int, **router):
@@ -44,7 +45,7 @@ def output_and_gradients(layer, theta, x, mask, training: bool) -> NestedMap:
     experts=st.integers(2, 5),
     tokens=st.integers(2, 14),
     group_size=st.integers(1, 8),
-    factor=st.sampled_from([0.4, 1.0, 2.0, 5.0]),
+    factor=st.sampled_from([0.2, 0.5, 1.0, 2.5]),
     mode=st.sampled_from(["paper", "lingvo"]),
     training=st.booleans(),
     seed=st.integers(0, 1000),
@@ -54,7 +55,7 @@ def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, trainin
     x = tf.constant(rng.normal(size=(1, tokens, M)), tf.float32)
     mask = tf.constant(rng.random((1, tokens)) < 0.8)
     results = []
-    for name in dispatch.DISPATCHES:
+    for name in BUFFERS:
         layer = make(name, experts, group_size, mode=mode, capacity_factor=factor)
         mask_BL = tf.cast(mask, tf.float32)
         results.append(output_and_gradients(layer, layer.init(1), x, mask_BL, training))
@@ -62,19 +63,19 @@ def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, trainin
         assert_close(one, other, "order"), path
 
 
-@pytest.mark.parametrize("name", dispatch.DISPATCHES)
+@pytest.mark.parametrize("name", BUFFERS)
 def test_dispatch_moves_rows_and_combine_weighs_them(name):
     """One group, two experts of two slots: by hand."""
     choices = (
         Choice(*_rows(expert=[0, 1, 0, 0], position=[0, 0, 1, 2], gate=[0.5, 0.25, 1, 0])),
         Choice(*_rows(expert=[1, 0, 1, 1], position=[1, 3, 2, 5], gate=[0.5, 0, 0, 0])),
     )
-    routing = Routing(choices, 2, 2, tf.zeros([]))
+    routing = Routing(choices, 2, 2)
     x = tf.constant([[[1.0], [2.0], [3.0], [4.0]]])
-    mover = dispatch.get(name, "moe")(routing, tf.float32)
-    slots_EGCM = mover.dispatch(x)
-    np.testing.assert_array_equal(slots_EGCM[..., 0], [[[1, 3]], [[2, 1]]])
-    combined = mover.combine(slots_EGCM * tf.constant([10.0, 100.0])[:, None, None, None])
+    mover = dispatches.get(name, "moe")(routing, tf.float32)
+    slots_GECM = mover.dispatch(x)
+    np.testing.assert_array_equal(slots_GECM[..., 0], [[[1, 3], [2, 1]]])
+    combined = mover.combine(slots_GECM * tf.constant([10.0, 100.0])[:, None, None])
     np.testing.assert_allclose(combined[0, :, 0], [5 + 50, 50, 30, 0])
 
 
@@ -88,7 +89,7 @@ def _rows(expert, position, gate):
     )
 
 
-@pytest.mark.parametrize("name", dispatch.DISPATCHES)
+@pytest.mark.parametrize("name", BUFFERS)
 def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
     tokens = 600
     index = tf.range(tokens)[None]
@@ -99,12 +100,12 @@ def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
         Choice(tf.ones_like(index), index, zeros, none),
     )
     x = tf.cast(np.random.default_rng(1).normal(size=(1, tokens, M)), tf.bfloat16)
-    mover = dispatch.get(name, "moe")(Routing(choices, 2, tokens, tf.zeros([])), tf.bfloat16)
-    slots_EGCM = mover.dispatch(x)
-    assert slots_EGCM.dtype == tf.bfloat16
-    np.testing.assert_array_equal(slots_EGCM[0], x)
-    np.testing.assert_array_equal(slots_EGCM[1], tf.zeros_like(x))
-    np.testing.assert_array_equal(mover.combine(slots_EGCM), x)
+    mover = dispatches.get(name, "moe")(Routing(choices, 2, tokens), tf.bfloat16)
+    slots_GECM = mover.dispatch(x)
+    assert slots_GECM.dtype == tf.bfloat16
+    np.testing.assert_array_equal(slots_GECM[:, 0], x)
+    np.testing.assert_array_equal(slots_GECM[:, 1], tf.zeros_like(x))
+    np.testing.assert_array_equal(mover.combine(slots_GECM), x)
 
 
 def largest_tensor(name: str) -> int:

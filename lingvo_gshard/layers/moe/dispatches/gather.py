@@ -1,61 +1,24 @@
-"""Dispatch and combine: tokens into the experts' buffers and back, in two ways of equal result.
+"""Gather dispatch: rows moved by index, forward and backward.
 
-`einsum` is the paper's (arXiv 2006.16668, Algorithm 2): one-hot products through a [G,S,E,C].
-`gather` moves rows only. A slot holds at most one token and a token fills at most one slot per
-choice, so the gradient of a gather is again a gather: no scatter of activations, no [G,S,E,C].
+A slot holds at most one token and a token fills at most one slot per choice, so the gradient of a
+gather is again a gather: no scatter of activations, no [G,S,E,C].
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core import names
 from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.layers.moe.dispatches.buffers import BufferDispatch
 from lingvo_gshard.layers.moe.routing import Routing
-from lingvo_gshard.sharding import annotate, einsum
-
-# Name scopes, within that of the layer, of what moves tokens to experts and back.
-DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
+from lingvo_gshard.sharding import annotate
 
 
-class EinsumDispatch:
-    """The paper's one-hot einsums."""
-
-    def __init__(self, routing: Routing, dtype: tf.DType):
-        self._routing, self._dtype = routing, dtype
-
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns the experts' inputs [E,G,C,M]; empty slots are zero."""
-        kept = [tf.cast(choice.kept_GS, tf.float32) for choice in self._routing.choices]
-        return einsum("GSEC,GSM->EGCM", self._weighted_slots(kept), x_GSM)
-
-    def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
-        """Returns [G,S,M]: each token's sum of expert outputs times gates."""
-        gates = [choice.gate_GS for choice in self._routing.choices]
-        y_GECM = annotate(tf.transpose(y_EGCM, (1, 0, 2, 3)), "GECM")
-        return einsum("GSEC,GECM->GSM", self._weighted_slots(gates), y_GECM)
-
-    def _weighted_slots(self, weights: list[tf.Tensor]) -> tf.Tensor:
-        """Returns [G,S,E,C]: the weight of each choice at its token and slot, 0 elsewhere."""
-        routing = self._routing
-        slots_GSEC = tf.add_n(
-            [
-                einsum(
-                    "GSE,GSC->GSEC",
-                    tf.one_hot(choice.expert_GS, routing.num_experts) * weight_GS[..., None],
-                    tf.one_hot(choice.position_GS, routing.capacity),
-                )
-                for choice, weight_GS in zip(routing.choices, weights, strict=True)
-            ]
-        )
-        return tf.cast(slots_GSEC, self._dtype)
-
-
-class GatherDispatch:
+class GatherDispatch(BufferDispatch):
     """Rows moved by index, forward and backward."""
 
     def __init__(self, routing: Routing, dtype: tf.DType):
-        self._dtype = dtype
+        super().__init__(routing, dtype)
         self._experts, self._capacity = routing.num_experts, routing.capacity
         self._groups, self._tokens = routing.choices[0].expert_GS.shape.as_list()
         self._slots = routing.num_experts * routing.capacity
@@ -80,7 +43,7 @@ class GatherDispatch:
         return entry_of_slot // choices, entry_of_slot % choices
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns the experts' inputs [E,G,C,M]; empty slots are zero."""
+        """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
 
         @custom_gradient
         def move(x_GSM: tf.Tensor):
@@ -91,13 +54,11 @@ class GatherDispatch:
             return _take(_append_zero_row(x_GSM), self._token_of_slot), gradient
 
         shape = (self._groups, self._experts, self._capacity, x_GSM.shape[-1])
-        x_GECM = annotate(tf.reshape(move(x_GSM), shape), "GECM")
-        return annotate(tf.transpose(x_GECM, (1, 0, 2, 3)), "EGCM")
+        return annotate(tf.reshape(move(x_GSM), shape), "GECM")
 
-    def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,M]: each token's sum of expert outputs times gates."""
-        y_GECM = annotate(tf.transpose(y_EGCM, (1, 0, 2, 3)), "GECM")
-        y_rows = tf.reshape(y_GECM, (self._groups, self._slots, y_EGCM.shape[-1]))
+        y_rows = tf.reshape(y_GECM, (self._groups, self._slots, y_GECM.shape[-1]))
 
         @custom_gradient
         def move(y_rows: tf.Tensor, *gates: tf.Tensor):
@@ -121,18 +82,6 @@ class GatherDispatch:
         flat = tf.pad(flat, [[0, 0], [0, len(gates)]])
         index = self._token_of_slot * len(gates) + self._choice_of_slot
         return tf.gather(flat, index, batch_dims=1)
-
-
-DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch}
-
-
-def get(name: str, path: str) -> type[GatherDispatch] | type[EinsumDispatch]:
-    """Returns the dispatch of that name; ValueError naming the layer's path if there is none."""
-    if name not in DISPATCHES:
-        raise ValueError(
-            f"{path}.dispatch: unknown dispatch {name!r}. {names.nearest(name, DISPATCHES)}"
-        )
-    return DISPATCHES[name]
 
 
 def _append_zero_row(x_GSM: tf.Tensor) -> tf.Tensor:

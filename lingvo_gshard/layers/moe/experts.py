@@ -1,0 +1,75 @@
+"""Experts: E feed-forward networks whose weights stand side by side."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers import activations
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.sharding import einsum
+
+
+class Experts(Layer):
+    """activation(x w_in + b_in) w_out + b_out, with weights of each expert's own.
+
+    With a gated activation, as swiglu, its result is multiplied by x w_factor + b_factor.
+    dropout_rate is expert dropout (Fedus et al. 2021, arXiv 2101.03961, section 2.4).
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("hidden_dim", 0, "Size of H.")
+        p.define("num_experts", 0, "Size of E.")
+        p.define("activation", "relu", "Name of the activation, see layers/activations.py.")
+        p.define("use_bias", False, "Whether the products add a bias.")
+        p.define("dropout_rate", 0.0, "Share of the hidden activations dropped in training.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        self.activation = activations.get(p.activation, path)
+        sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
+        inwards = ("in", "factor") if self.activation.is_gated else ("in",)
+        for name in inwards:
+            self.create_variable(f"w_{name}", "EMH", sizes, initializers.fan_in(p.model_dim))
+        self.create_variable("w_out", "EHM", sizes, initializers.fan_in(p.hidden_dim))
+        if p.use_bias:
+            for name in inwards:
+                self.create_variable(f"b_{name}", "EH", sizes, initializers.constant(0.0))
+            self.create_variable("b_out", "EM", sizes, initializers.constant(0.0))
+        self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
+
+    def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
+        """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in their type."""
+        cast = theta.transform(lambda w: tf.cast(w, x_EGCM.dtype))
+        return self._network(cast, x_EGCM, "EGC", "E")
+
+    def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
+        """Returns [C,M]: the output of one expert, whose weights are without E."""
+        return self._network(theta, x_CM, "C", "")
+
+    def _network(self, theta: NestedMap, x: tf.Tensor, rows: str, experts: str) -> tf.Tensor:
+        """The network of rows of letters `rows`, by weights that begin with `experts`."""
+
+        def inwards(name: str) -> tf.Tensor:
+            h = einsum(f"{rows}M,{experts}MH->{rows}H", x, theta[f"w_{name}"])
+            return h + _along(theta[f"b_{name}"], h) if self.p.use_bias else h
+
+        factor = inwards("factor") if self.activation.is_gated else None
+        h = self.dropout.fprop(theta.dropout, self.activation(inwards("in"), factor))
+        y = einsum(f"{rows}H,{experts}HM->{rows}M", h, theta.w_out)
+        return y + _along(theta.b_out, y) if self.p.use_bias else y
+
+
+def _along(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """A bias, shaped so that it is added to every row of its expert."""
+    shape = bias.shape.as_list()
+    between = [1] * (rows.shape.rank - bias.shape.rank)
+    return tf.reshape(bias, [*shape[:-1], *between, shape[-1]])

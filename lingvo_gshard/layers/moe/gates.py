@@ -1,0 +1,93 @@
+"""Gates: how well each expert suits each token, by a learned product in float32."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context, initializers, random_numbers
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.moe import balance_loss
+from lingvo_gshard.layers.moe.balance import entropy
+from lingvo_gshard.layers.moe.router import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import WeightedLoss
+from lingvo_gshard.sharding import annotate, einsum
+
+
+class LearnedRouter(TokenChoiceRouter):
+    """A router whose logits are products of tokens with a weight of shape [M,E].
+
+    jitter: Fedus et al. 2021 (arXiv 2101.03961, section 2.4). z-loss: the mean over tokens of the
+    squared log of the sum of exp(logits), Zoph et al. 2022 (arXiv 2202.08906, equation 5).
+    """
+
+    is_learned = True
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("jitter", 0.0, "In training the input is multiplied by 1 - jitter to 1 + jitter.")
+        p.define("z_loss_weight", 0.0, "Factor of the loss that keeps logits small.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        self.check_range("jitter", 0, 1)
+        self.check_range("z_loss_weight", 0)
+        sizes = {"M": p.model_dim, "E": p.num_experts}
+        # The paper replicates the router's weight (section 3.2): every group sees every expert.
+        init = initializers.fan_in(p.model_dim)
+        self.create_variable("w_gate", "ME", sizes, init, unsplit="E")
+
+    def logits(self, theta: NestedMap, x_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns [G,S,E] in float32."""
+        x_float = tf.cast(x_GSM, tf.float32)
+        if self.p.jitter and context.current().training:
+            drawn = random_numbers.hashed_uniform(x_GSM.shape, self.random_seed("jitter"))
+            x_float *= 1.0 + self.p.jitter * (2.0 * annotate(drawn, "GSM") - 1.0)
+        return einsum("GSM,ME->GSE", x_float, tf.cast(theta.w_gate, tf.float32))
+
+    def z_loss(self, logits_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, WeightedLoss]:
+        """Returns the z-loss by its name; nothing where it has no weight."""
+        if not self.p.z_loss_weight:
+            return {}
+        squared_GS = tf.square(tf.reduce_logsumexp(logits_GSE, -1))
+        mean = tf.reduce_sum(squared_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
+        return {"z_loss": WeightedLoss(mean, self.p.z_loss_weight)}
+
+
+class SoftmaxRouter(LearnedRouter):
+    """A learned router whose gates are a softmax, balanced by an auxiliary loss."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("auxiliary_loss_weight", 0.01, "Factor k of the load-balancing loss.")
+        p.define(
+            "auxiliary_loss_level",
+            balance_loss.GROUP,
+            "Over which tokens loads are balanced: of a 'group', of a 'batch', or of batches one "
+            "after another, 'global'.",
+        )
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.check_choice("auxiliary_loss_level", balance_loss.LEVELS)
+        self.check_range("auxiliary_loss_weight", 0)
+        if self.p.auxiliary_loss_level == balance_loss.GLOBAL:
+            recent = balance_loss.RecentLoad.params().set(num_experts=self.p.num_experts)
+            self.create_child("recent_load", recent)
+
+    def auxiliary_loss(
+        self, theta: NestedMap, gates_GSE: tf.Tensor, counted_GSE: tf.Tensor, mask_GS: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the loss, unweighted; counted is 1 at the experts that a token counts for."""
+        level = self.p.auxiliary_loss_level
+        recent = (self.recent_load, theta.recent_load) if level == balance_loss.GLOBAL else ()
+        return balance_loss.auxiliary_loss(gates_GSE, counted_GSE, mask_GS, level, *recent)
+
+    def metrics(self, gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns what is to be seen of the gates."""
+        return {"router_entropy": entropy(gates_GSE, mask_GS)}
