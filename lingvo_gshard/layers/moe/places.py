@@ -33,8 +33,8 @@ def place(
 ) -> tuple[Choice, ...]:
     """Returns the picks with their places: the first ones in order of priority, then the second.
 
-    Counts are integers below 2^24, which float32 holds exactly. Priority by gate is that of Riquelme
-    et al. 2021 (arXiv 2106.05974, section 4), in each group.
+    Counts are integers below 2^24, which float32 holds exactly. Priority by gate is that of
+    Riquelme et al. 2021 (arXiv 2106.05974, section 4), in each group.
     """
     order_GS = None
     if priority == "gate":

@@ -1,4 +1,4 @@
-"""Einsum dispatch, the paper's (arXiv 2006.16668, Algorithm 2): products with a one-hot [G,S,E,C]."""
+"""Einsum dispatch: products with a one-hot [G,S,E,C], as in arXiv 2006.16668, Algorithm 2."""
 
 from __future__ import annotations
 
