@@ -159,7 +159,9 @@ def test_dimensions(name):
     for stack in (task.encoder, task.decoder):
         assert sum(times for _, times in stack.layers_by_times()) == layers // 2
         for index, (layer, _) in enumerate(stack.layers_by_times()):
-            assert layer.feed_forward.p.activation == "relu"
+            feed_forward = layer.feed_forward
+            networks = getattr(feed_forward, "experts", feed_forward)
+            assert networks.p.activation == "relu"
             has_experts = isinstance(layer.feed_forward, MixtureOfExperts)
             assert has_experts == (name in MIXTURES and index % 2 == 1)
     target = task.target_embedding.variable_specs().table

@@ -64,9 +64,9 @@ def test_each_survives_its_text_dump(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_call_gives_params_of_its_own(name):
-    registry.get(name).set_path("task.encoder.moe.experts.activation", "changed")
-    assert registry.get(name).task.encoder.moe.experts.activation != "changed"
-    assert registry.get(name).task.decoder.moe.experts.activation != "changed"
+    registry.get(name).set_path("task.encoder.moe.hidden_dim", 12345)
+    assert registry.get(name).task.encoder.moe.hidden_dim != 12345
+    assert registry.get(name).task.decoder.moe.hidden_dim != 12345
 
 
 def test_files_are_given_as_the_docstring_says():
@@ -99,7 +99,7 @@ def used_by_a_token(task):
     """The sizes of the experts' weights, two experts of eight, or of what stands in their place."""
     total = 0
     for path, spec in task.variable_specs().flatten_items():
-        if "layers[1].feed_forward.w_" in path:
+        if "layers[1].feed_forward" in path and spec.layout.strip("E") in ("MH", "HM"):
             sizes = dict(zip(spec.layout, spec.shape, strict=True))
             total += sizes["M"] * sizes["H"] * (2 if "E" in sizes else 1)
     return total

@@ -119,13 +119,13 @@ def test_factored_slots_are_split_by_the_letters_they_have():
         translation_task().variable_specs()
     )
     placed = Partitioning.make("data=2,fsdp=2,model=2", "expert_fsdp_tensor")
-    experts = slots.encoder.layers[1].feed_forward
+    mixture = slots.encoder.layers[1].feed_forward
     got = {
         name: in_letters(spec.layout, placed.spec_split(spec, "slots"))
-        for name, spec in experts.w_in.items()
+        for name, spec in mixture.experts.w_in.items()
     }
     assert got == {"row_moment": "EdMf", "column_moment": "EdHm"}
-    gate = {n: placed.spec_split(s, "slots") for n, s in experts.router.w_gate.items()}
+    gate = {n: placed.spec_split(s, "slots") for n, s in mixture.router.w_gate.items()}
     assert all("data" not in axes for split in gate.values() for axes in split)
 
 

@@ -49,22 +49,22 @@ class Experts(Layer):
     def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
         """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in their type."""
         cast = theta.transform(lambda w: tf.cast(w, x_EGCM.dtype))
-        return self._network(cast, x_EGCM, "EGC", "E")
+        return self._network(cast, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
 
     def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns [C,M]: the output of one expert, whose weights are without E."""
-        return self._network(theta, x_CM, "C", "")
+        return self._network(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
-    def _network(self, theta: NestedMap, x: tf.Tensor, rows: str, experts: str) -> tf.Tensor:
-        """The network of rows of letters `rows`, by weights that begin with `experts`."""
+    def _network(self, theta: NestedMap, x: tf.Tensor, inwards: str, outwards: str) -> tf.Tensor:
+        """The network by the equations of its products."""
 
-        def inwards(name: str) -> tf.Tensor:
-            h = einsum(f"{rows}M,{experts}MH->{rows}H", x, theta[f"w_{name}"])
+        def hidden(name: str) -> tf.Tensor:
+            h = einsum(inwards, x, theta[f"w_{name}"])
             return h + _along(theta[f"b_{name}"], h) if self.p.use_bias else h
 
-        factor = inwards("factor") if self.activation.is_gated else None
-        h = self.dropout.fprop(theta.dropout, self.activation(inwards("in"), factor))
-        y = einsum(f"{rows}H,{experts}HM->{rows}M", h, theta.w_out)
+        factor = hidden("factor") if self.activation.is_gated else None
+        h = self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
+        y = einsum(outwards, h, theta.w_out)
         return y + _along(theta.b_out, y) if self.p.use_bias else y
 
 
