@@ -1,4 +1,4 @@
-"""Installs lingvo_gshard: one import name, six commands."""
+"""Installs lingvo_gshard: one import name, seven commands."""
 
 import pathlib
 import re
@@ -6,7 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-TOOLS = ("train", "evaluate", "translate", "bench", "inspect", "plan")
+TOOLS = ("train", "evaluate", "translate", "bench", "inspect", "plan", "experts")
 
 
 def version() -> str:

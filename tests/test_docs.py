@@ -16,14 +16,20 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
 
+_SMALL_MODEL = [
+    "--gin_param=task.model_dim = 16",
+    "--gin_param=task.encoder.num_layers = 1",
+    "--gin_param=task.encoder.moe_every = 1",
+    "--gin_param=task.decoder.num_layers = 1",
+]
+
 # Flags added to a command that would take long as it stands.
 TINY = {
+    "gshard-train --experiment=translation.quickstart": _SMALL_MODEL,
+    "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
     "gshard-train": ["--steps=2"],
     "gshard-plan --experiment=translation.quickstart": [
-        "--gin_param=task.model_dim = 16",
-        "--gin_param=task.encoder.num_layers = 1",
-        "--gin_param=task.encoder.moe_every = 1",
-        "--gin_param=task.decoder.num_layers = 1",
+        *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",
     ],
 }

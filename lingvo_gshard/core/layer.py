@@ -122,7 +122,8 @@ class Layer(Configurable):
         """Declares a weight whose shape is `sizes` of the letters of `layout`.
 
         unsplit: letters of the layout along which no strategy may split this weight.
-        update_rule: how the weight moves where no optimizer does; see `report_update`.
+        update_rule: how the weight moves where no optimizer does; see `report_update`. Its steps
+        may be small: it is float32 whatever the type of the weights.
         Raises ValueError if a letter has no size, a size is not positive, or a letter of `unsplit`
         is not in the layout.
         """
@@ -138,9 +139,8 @@ class Layer(Configurable):
             if letter not in layout:
                 raise ValueError(f"{path}: unsplit letter {letter!r} is not in layout {layout!r}")
         shape = tuple(sizes[letter] for letter in layout)
-        spec = VariableSpec(
-            path, layout, shape, self.p.dtype, initializer, unsplit, (), update_rule
-        )
+        dtype = "float32" if update_rule else self.p.dtype
+        spec = VariableSpec(path, layout, shape, dtype, initializer, unsplit, (), update_rule)
         self._variables[name] = spec
 
     def layer_paths(self) -> list[str]:
@@ -175,6 +175,12 @@ class Layer(Configurable):
         """Shows the layer's output to the context and returns it."""
         context.current().observe(self.path, output)
         return output
+
+    def observe_beside(self, name: str, compute: Callable[[], tf.Tensor]) -> None:
+        """Shows something beside the output under `<path>/<name>`; computed where anybody looks."""
+        pass_under_way = context.current()
+        if pass_under_way.on_output is not None:
+            pass_under_way.observe(self._join_metric(name), compute())
 
     def random_seed(self, purpose: str) -> tf.Tensor:
         """Returns this layer's int32 [2] key for one purpose in the pass under way."""

@@ -52,13 +52,18 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
 
 
 def hashed_words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
-    """Returns uint32 numbers, each a hash of its index and the key: cheap, good enough for masks.
+    """Returns uint32 numbers, each a hash of its index and the key; good enough for masks."""
+    return hashed(_index(shape), key)
+
+
+def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Returns uint32 numbers, each a hash of an integer and the key.
 
     Two rounds of the 32-bit integer hash of low bias by C. Wellons
     (https://nullprogram.com/blog/2018/07/31/), the key's words added before each.
     """
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
-    return _hash(_hash(_index(shape) + first) + second)
+    return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
 def _index(shape: Sequence[int]) -> tf.Tensor:

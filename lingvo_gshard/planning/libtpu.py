@@ -25,6 +25,9 @@ _CHIP_CONFIGURATIONS = {"v4": "megacore"}
 
 MISSING = "libtpu is not installed (pip install lingvo_gshard[plan])"
 
+# The variable from which libtpu takes options of its compiler, here as on a TPU.
+OPTIONS = "LIBTPU_INIT_ARGS"
+
 
 def installed() -> str | None:
     """Returns the version of libtpu; None if it is not installed."""
@@ -32,6 +35,14 @@ def installed() -> str | None:
         return importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def options() -> str:
+    """Returns the options that the compiler is given through the environment, as they stand there.
+
+    `--xla_tpu_enable_async_all_to_all=true` has all-to-alls travel beside what needs them not.
+    """
+    return os.environ.get(OPTIONS, "").strip()
 
 
 def check_version() -> None:

@@ -71,6 +71,8 @@ class Topology:
         """What a plan for it should say of itself."""
         if self.kind == "tpu" and self.compiler == "cpu":
             return (f"an estimate: the CPU's compiler stands in for the TPU's, {libtpu.MISSING}",)
+        if self.kind == "tpu" and libtpu.options():
+            return (f"compiled with {libtpu.OPTIONS}={libtpu.options()}",)
         if self.kind == "gpu":
             return ("an estimate: the CPU's compiler stands in for the GPU's",)
         if self.kind == "cpu":

@@ -17,7 +17,7 @@ import lingvo_gshard
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
 _JAX_PLATFORMS_GIVEN = bool(os.environ.get("JAX_PLATFORMS"))
-_HELP = ("-h", "--h", "-help", "--help", "--helpshort", "--helpfull")
+HELP = ("-h", "--h", "-help", "--help", "--helpshort", "--helpfull")
 
 
 def quiet_tensorflow() -> None:
@@ -61,7 +61,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
 
     Raises ValueError, with the nearest valid name, for a flag or a value that does not fit.
     """
-    if any(argument in _HELP for argument in argv[1:]):
+    if any(argument in HELP for argument in argv[1:]):
         print(_help_text(values, about))
         sys.exit(0)
     try:

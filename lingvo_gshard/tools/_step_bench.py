@@ -119,7 +119,7 @@ def measure(
     """
     product_flops = 2 * gemm_size**3
     counts = [max(1, round(case.flops / product_flops)) for case in cases]
-    gemm = _gemm(gemm_size)
+    product = gemm(gemm_size)
     runtimes, compile_seconds = [], []
     for case in cases:
         report(f"compiling {case.name}")
@@ -132,7 +132,7 @@ def measure(
         report(f"measuring, {repeat + 1} of {repeats}")
         for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
             seconds[index].append(_step_seconds(runtime, case.batch))
-            gemm_seconds[index].append(_seconds(functools.partial(_times, counts[index], gemm)))
+            gemm_seconds[index].append(_seconds(functools.partial(_times, counts[index], product)))
     rows = []
     for index, case in enumerate(cases):
         rate = counts[index] * product_flops / min(gemm_seconds[index])
@@ -177,8 +177,8 @@ def _sentences(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     return place // _SENTENCE + 1, place % _SENTENCE
 
 
-def _gemm(size: int) -> Callable[[], object]:
-    """A float32 product of two square matrices, compiled, that waits for its result."""
+def gemm(size: int) -> Callable[[], object]:
+    """Returns a float32 product of two square matrices, compiled, that waits for its result."""
     x = tf.random.stateless_normal((size, size), (1, 2))
     product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
 

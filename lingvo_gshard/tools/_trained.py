@@ -68,6 +68,7 @@ class Run:
             raise ValueError(f"--logdir={logdir}: there is no such directory. {advice}")
         if not self._logdir.params.exists():
             raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+        self.checkpoints = self._logdir.checkpoints
         self.params: Params = self._logdir.read_params()
         if not self._logdir.has_checkpoints():
             raise ValueError(

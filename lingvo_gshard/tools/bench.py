@@ -4,6 +4,7 @@
     gshard-bench step --json=step.json
     gshard-bench step --experiment=translation.hundred_languages --repeats=20
     gshard-bench partition
+    gshard-bench moe --json=moe.json
 
 `step` takes training steps, optimizer included, of an experiment and of an encoder alone, each with
 its mixtures of experts and with dense layers of the same FLOPs in their place. In turns with them
@@ -22,9 +23,16 @@ there is nothing to cut, in turns with the same program compiled by jax alone wi
 without annotations, and with the local runtime. Here ratio is seconds over those of the program
 without annotations: 1.00 says that partitioning costs nothing.
 
+`moe` takes the forward and backward pass of a mixture-of-experts layer alone, top-2, for each of
+--experts and each way to dispatch, in turns with a dense layer of the same active FLOPs: with
+learned gates, with loads that are balanced, and with loads so skewed that --skew of all tokens go
+to one expert first, where the buffers of `gather` have room for them.
+
 The JSON is {"device": ..., "rows": [{name, flops, seconds, gemm_rate, ratio, compile_seconds}]},
-for `partition` without flops and gemm_rate; --json alone prints it, and the table then goes to
-standard error.
+for `partition` without flops and gemm_rate, and for `moe` [{experts, dispatch, load,
+capacity_factor, milliseconds, dense_milliseconds, ratio_to_dense, routing_share, gemm_rate,
+gemm_ratio, dropped_share, peak_bytes, temporary_bytes}]; --json alone prints it, and the table then
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -48,10 +56,11 @@ from lingvo_gshard import params as experiments  # noqa: E402, F401
 from lingvo_gshard.core import names, registry  # noqa: E402
 from lingvo_gshard.core.params import Params  # noqa: E402
 from lingvo_gshard.layers.transformer import TransformerStack  # noqa: E402
-from lingvo_gshard.tools import _partition_bench, _step_bench  # noqa: E402
+from lingvo_gshard.runtime import allocator  # noqa: E402
+from lingvo_gshard.tools import _moe_bench, _partition_bench, _step_bench  # noqa: E402
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step", "partition")
+SUBCOMMANDS = ("step", "partition", "moe")
 STANDARD_OUTPUT = "-"
 
 
@@ -76,6 +85,13 @@ def define_flags() -> flags.FlagValues:
     integer("num_layers", 2, "Its layers; every other one has experts.")
     integer("tokens", 4096, "Tokens of its batch.")
     integer("row_length", 256, "Tokens of a row of its batch.")
+    integer("group_size", 1024, "Tokens that the mixtures of experts of `moe` route together.")
+    flags.DEFINE_list(
+        "experts", ["8", "32", "64", "128"], "How many experts `moe` measures.", flag_values=values
+    )
+    flags.DEFINE_float(
+        "skew", 0.2, "Share of tokens that one expert gets first.", 0, 1, flag_values=values
+    )
     return values
 
 
@@ -90,12 +106,13 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand, what to measure, {given}. {hint}")
     console = rich.console.Console(stderr=values.json == STANDARD_OUTPUT)
-    if subcommand == "partition":
-        rows = measure_partition(values, console)
-        print_partition_table(console, rows)
-    else:
-        rows = measure_step(values, console)
-        print_table(console, rows)
+    measure, show = {
+        "step": (measure_step, print_table),
+        "partition": (measure_partition, print_partition_table),
+        "moe": (measure_moe, print_moe_table),
+    }[subcommand]
+    rows = measure(values, console)
+    show(console, rows)
     write_json(values.json, rows)
     return 0
 
@@ -125,6 +142,19 @@ def measure_partition(
     case = _step_bench.translation_cases(registry.get(values.experiment))[0]
     with console.status("starting") as status:
         return _partition_bench.measure(case, values.repeats, status.update)
+
+
+def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list[_moe_bench.Row]:
+    """Returns the rows of `gshard-bench moe`."""
+    try:
+        experts = [int(count) for count in values.experts]
+    except ValueError:
+        raise ValueError(f"--experts={','.join(values.experts)}: numbers were expected") from None
+    sizes = _moe_bench.Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
+    with console.status("starting") as status:
+        return _moe_bench.measure(
+            sizes, experts, values.skew, values.repeats, values.gemm_size, status.update
+        )
 
 
 def stack_params(values: flags.FlagValues) -> Params:
@@ -174,6 +204,32 @@ def print_partition_table(console: rich.console.Console, rows: list[_partition_b
     console.print(table)
 
 
+def print_moe_table(console: rich.console.Console, rows: list[_moe_bench.Row]) -> None:
+    """Prints the rows of `gshard-bench moe` for a person."""
+    caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
+    caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product"
+    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
+    table.add_column("experts", justify="right")
+    table.add_column("dispatch, load", no_wrap=True)
+    for heading in ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "temporary"):
+        table.add_column(heading, justify="right")
+    for group in _moe_bench.by_experts(rows):
+        for row in group:
+            table.add_row(
+                str(row.experts),
+                f"{row.dispatch}, {row.load}",
+                f"{row.capacity_factor:g}" if row.capacity_factor else "-",
+                f"{row.milliseconds:,.0f}",
+                f"{row.ratio_to_dense:.2f}",
+                f"{row.routing_share:.1%}",
+                f"{row.gemm_ratio:.0%}",
+                f"{row.dropped_share:.1%}",
+                f"{row.temporary_bytes / 2**20:,.0f} MiB",
+            )
+        table.add_section()
+    console.print(table)
+
+
 def write_json(path: str | None, rows: list) -> None:
     """Writes the rows to a file or to standard output, or not at all."""
     if path is None:
@@ -189,6 +245,7 @@ def write_json(path: str | None, rows: list) -> None:
 
 def run() -> None:
     """The console script."""
+    allocator.keep_pages()
     _start.run_program(NAME, main)
 
 

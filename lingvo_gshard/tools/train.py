@@ -10,6 +10,10 @@ its dotted path:
     gshard-train --experiment=translation.quickstart --logdir=runs/small \\
         --steps=500 --gin_param="trainer.schedule.learning_rate = 0.002"
 
+Of a run that has a checkpoint --logdir is enough: its Params are in it.
+
+    gshard-train --logdir=runs/small --steps=1000
+
 The same model, partitioned over a mesh of devices, its experts over all of them:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/sharded \\
@@ -31,8 +35,9 @@ _start.quiet_tensorflow()
 
 import rich.console  # noqa: E402
 
-from lingvo_gshard.core import registry  # noqa: E402
+from lingvo_gshard.core import gin_binding, registry  # noqa: E402
 from lingvo_gshard.core.params import Params  # noqa: E402
+from lingvo_gshard.runtime import allocator  # noqa: E402
 from lingvo_gshard.tools import _runtime, _summary  # noqa: E402
 from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
 from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore  # noqa: E402
@@ -132,15 +137,24 @@ def with_vocabulary_sizes(task: Params, input_: object) -> Params:
 
 def run() -> None:
     """The console script."""
+    allocator.keep_pages()
     _start.run_program(NAME, main)
 
 
 def _params(values: flags.FlagValues) -> Params:
-    params = experiment_params(values)
+    params = _params_of_the_run(values) or experiment_params(values)
     for name in ("steps", "seed"):
         if values[name].value is not None:
             params.trainer.set(**{name: values[name].value})
     return params
+
+
+def _params_of_the_run(values: flags.FlagValues) -> Params | None:
+    """The Params of the run in --logdir, where there is one and no experiment is named."""
+    if values.experiment or not values.logdir or not Logdir(values.logdir).has_checkpoints():
+        return None
+    saved = Logdir(values.logdir).read_params()
+    return gin_binding.apply_gin(saved, values.gin_file, values.gin_param)
 
 
 def _warn_of_another_end(

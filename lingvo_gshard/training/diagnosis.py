@@ -24,7 +24,8 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch, step: int) -> str
 
     def look(path: str, output: tf.Tensor) -> None:
         if not first and not _finite(output):
-            first.append(path)
+            layer, _, _ = path.partition("/")
+            first.append(layer)
 
     theta = theta.transform(tf.convert_to_tensor)
     batch = {name: tf.convert_to_tensor(value) for name, value in batch.items()}

@@ -16,6 +16,7 @@ from lingvo_gshard.core.params import Params
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.diagnosis import NonFiniteError, diagnose
+from lingvo_gshard.training.expert_balance import ExpertBalance
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.metrics import (
     MetricsWriter,
@@ -149,6 +150,7 @@ class Loop:
         self._stop = stop
         self._console = console if processes.is_main() else rich.console.Console(quiet=True)
         self._pending: _Pending | None = None
+        self._balance = ExpertBalance()
         self.step = 0
 
     def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
@@ -169,13 +171,16 @@ class Loop:
             stack.callback(self._batches.close)
             self._begin(checkpoint)
             self._progress = stack.enter_context(
-                Progress(self._console, self.step, p.steps, p.log_every_steps)
+                Progress(
+                    self._console, self.step, p.steps, p.log_every_steps, self._balance.digest
+                )
             )
             self._writer = self._open_writer()
             stack.callback(self._writer.close)
             self._store.say = self._progress.say
             self._stop.finishing = True
             self._train()
+            self._say_all(self._balance.summary())
             self._finish_saving()
         return Outcome(self.step, self.step >= p.steps, self._stop.agreed)
 
@@ -242,13 +247,23 @@ class Loop:
         self._progress.count(row.get("tokens", 0.0))
         if self._progress.tokens_per_second:
             row["tokens_per_second"] = self._progress.tokens_per_second
+        self._balance.add(pending.step, row)
         self._progress.update(pending.step, row)
+        if self._is_logged(pending.step):
+            self._say_all(self._balance.end_interval())
         if evaluate:
             row.update(self._evaluate(pending.step))
         self._writer.write(pending.step, row)
-        if evaluate or pending.step % self._trainer.p.log_every_steps == 0:
+        if evaluate or self._is_logged(pending.step):
             self._writer.curves(pending.step, row)
             self._store.poll()
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self._trainer.p.log_every_steps == 0 or step == self._trainer.p.steps
+
+    def _say_all(self, lines: list[str]) -> None:
+        for line in lines:
+            self._progress.say(line)
 
     def _evaluate(self, step: int) -> Row:
         """Returns the metrics of the dev split; nothing without one, or if asked to stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Self
 
 import rich.console
@@ -33,10 +34,21 @@ class BarOnTerminal:
 
 
 class Progress(BarOnTerminal):
-    """Shows step, loss, throughput and time left. Used as a context manager around the loop."""
+    """Shows step, loss, throughput and time left. Used as a context manager around the loop.
 
-    def __init__(self, console: rich.console.Console, step: int, steps: int, every: int):
+    digest: what else is to be said of the metrics of a step that is shown.
+    """
+
+    def __init__(
+        self,
+        console: rich.console.Console,
+        step: int,
+        steps: int,
+        every: int,
+        digest: Callable[[Row], str] | None = None,
+    ):
         self._console = console
+        self._digest = digest
         self._steps = steps
         self._every = every
         self._bar = None
@@ -76,6 +88,9 @@ class Progress(BarOnTerminal):
         parts = [f"loss {row['loss']:.4f}"]
         if "accuracy" in row:
             parts.append(f"accuracy {row['accuracy']:.3f}")
+        more = self._digest(row) if self._digest else ""
+        if more:
+            parts.append(more)
         if self._rate.steps:
             parts.append(f"{self._rate.tokens:,.0f} tokens/s")
             parts.append(f"{self._rate.steps:.2f} steps/s")

@@ -27,8 +27,18 @@ from lingvo_gshard.layers.embedding import (
     TokenEmbedding,
 )
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe import (
+    ExpertChoiceRouter,
+    ForcedBalanceRouter,
+    HashRouter,
+    MixtureOfExperts,
+    SigmoidRouter,
+    SinkhornRouter,
+    SwitchRouter,
+    TopKRouter,
+)
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
+from lingvo_gshard.layers.repeat import Repeat
 from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
@@ -104,6 +114,11 @@ def _on_x_and_mask(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tens
     return layer.fprop(theta, inputs.x, inputs.target_segments)
 
 
+def _on_x_mask_and_ids(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+    with context.tokens(inputs.target_inputs):
+        return layer.fprop(theta, inputs.x, inputs.target_segments)
+
+
 def _on_ids(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
     return layer.fprop(theta, inputs.target_inputs)
 
@@ -171,6 +186,24 @@ def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> P
     return p
 
 
+def _in_chunks(p: Params) -> Params:
+    """A precision is not here: a last bit may decide which of two steps a number is rounded to."""
+    p.exchange.chunks = 2
+    return p
+
+
+def _routed_by(router: Params, roomy: bool = True, **values: object) -> Params:
+    """roomy: whether experts have room for all tokens in evaluation."""
+    p = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=5)
+    p.router = router.set(evaluation_capacity_factor=float(E if roomy else 0))
+    return p.set(**values)
+
+
+def _sigmoid() -> Params:
+    p = SigmoidRouter.params().set(expert_groups=2, groups_per_token=1, auxiliary_loss_weight=0.1)
+    return _routed_by(p)
+
+
 def _transformer_layer(**values: object) -> Params:
     p = TransformerLayer.params().set(model_dim=M, residual_dropout_rate=0.1, **values)
     p.attention.set(num_heads=N, dropout_rate=0.1)
@@ -219,6 +252,57 @@ CASES = (
     Case("MoE.paper.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
     Case("MoE.lingvo.einsum", _moe(True, "lingvo", "einsum"), _on_x_and_mask, draws=True),
     Case("MoE.overflow", _moe(roomy=False), _on_x_and_mask, draws=True, packs=False),
+    Case("MoE.chunks", _in_chunks(_moe()), _on_x_and_mask, draws=True),
+    Case("MoE.dropless", _moe(False, dispatch="dropless"), _on_x_and_mask, draws=True),
+    Case(
+        "MoE.top_k",
+        _routed_by(
+            TopKRouter.params().set(
+                k=2, expert_groups=2, groups_per_token=1, z_loss_weight=0.1, output_masking_rate=0.2
+            )
+        ),
+        _on_x_and_mask,
+        draws=True,
+    ),
+    Case(
+        "MoE.switch",
+        _routed_by(SwitchRouter.params().set(priority="gate"), roomy=False),
+        _on_x_and_mask,
+        draws=True,
+        packs=False,
+    ),
+    Case(
+        "MoE.hash",
+        _routed_by(HashRouter.params().set(k=2), has_token_ids=True),
+        _on_x_mask_and_ids,
+    ),
+    Case("MoE.sinkhorn", _routed_by(SinkhornRouter.params()), _on_x_and_mask),
+    Case(
+        "MoE.forced_balance",
+        _routed_by(ForcedBalanceRouter.params().set(skew=0.3)),
+        _on_x_and_mask,
+        packs=False,
+    ),
+    Case("MoE.sigmoid", _sigmoid(), _on_x_and_mask),
+    Case(
+        "MoE.sigmoid.loop",
+        Repeat.params().set(
+            body=(_routed_by(SigmoidRouter.params()),), times=2, rematerialise="full"
+        ),
+        _on_x_and_mask,
+    ),
+    Case(
+        "MoE.expert_choice",
+        _routed_by(ExpertChoiceRouter.params(), roomy=False),
+        _on_x_and_mask,
+        packs=False,
+    ),
+    Case(
+        "MoE.expert_choice.einsum",
+        _routed_by(ExpertChoiceRouter.params(), roomy=False, dispatch="einsum"),
+        _on_x_and_mask,
+        packs=False,
+    ),
     Case("TransformerLayer.encoder", _transformer_layer(), _encoder_layer, draws=True),
     Case(
         "TransformerLayer.decoder",

@@ -14,7 +14,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import choosing
-from lingvo_gshard.layers.moe.routers import top2
+from lingvo_gshard.layers.moe.routers import expert_choice, top2
 from tests.layers import conformance
 from tests.tolerances import assert_close
 
@@ -33,6 +33,7 @@ class Choices:
     def record(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Keeps what is chosen while `monkeypatch` holds."""
         best, wants_second = choosing.best, top2.Top2Router._wants_second
+        best_first = expert_choice.best_first
 
         def recorded_best(*arguments, **options):
             found = best(*arguments, **options)
@@ -44,7 +45,13 @@ class Choices:
             self._made.append(found.numpy())
             return found
 
+        def recorded_best_first(scores_GES):
+            order_GES = best_first(scores_GES)
+            self._made.append(order_GES.numpy())
+            return order_GES
+
         monkeypatch.setattr(choosing, "best", recorded_best)
+        monkeypatch.setattr(expert_choice, "best_first", recorded_best_first)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", recorded_wants_second)
 
     def repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +73,11 @@ class Choices:
             expert_GS = tf.cast(next_choice(), tf.int32)
             return expert_GS, tf.one_hot(expert_GS, scores_GSE.shape[-1])
 
+        def repeated_best_first(scores_GES):
+            return tf.cast(next_choice(), tf.int32)
+
         monkeypatch.setattr(choosing, "best", repeated_best)
+        monkeypatch.setattr(expert_choice, "best_first", repeated_best_first)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", lambda router, gate_GS: next_choice())
 
 

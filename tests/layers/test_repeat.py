@@ -7,7 +7,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.rematerialisation import POLICIES
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.core.segment import rematerialised
+from lingvo_gshard.layers.moe import MixtureOfExperts, SigmoidRouter
+from lingvo_gshard.layers.repeat import Repeat
 from lingvo_gshard.layers.transformer import Memory, TransformerStack
 from tests.tolerances import assert_close
 
@@ -219,3 +221,49 @@ def test_gradients_that_are_bfloat16_wait_in_bfloat16():
     for gradient, one_by_one in zip(loop(*tensors), narrow(*tensors), strict=True):
         assert gradient.dtype == tf.float32
         assert_close(gradient, one_by_one, "bfloat16")
+
+
+def excess_of(x_BLM: tf.Tensor, w_gate: tf.Tensor) -> np.ndarray:
+    """E times the load above the mean of 4 experts, of which every token takes the best two."""
+    logits = x_BLM.numpy().reshape(B * L, M) @ w_gate.numpy()
+    load = np.bincount(np.argsort(-logits, -1)[:, :2].ravel(), minlength=4)
+    return load * 4 - load.sum()
+
+
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_rules_are_told_of_their_own_layer_alone(policy):
+    """As one loop, and as segments one after another, both of which compute some things again."""
+    moe = MixtureOfExperts.params().set(model_dim=M, hidden_dim=8, num_experts=4, group_size=8)
+    moe.set(router=SigmoidRouter.params())
+    loop = Repeat.params().set(body=(moe,), times=2, rematerialise=policy)
+    loop = loop.instantiate(path="layers")
+    theta, (x, _) = loop.init(1), inputs()
+    mask = tf.ones([B, L], tf.int32)
+
+    def reported(run) -> list:
+        biases = theta.body[0].router.selection_bias
+        with context.scope(training=True, seed=SEED) as scope, tf.GradientTape() as tape:
+            tape.watch(biases)
+            output = run()
+            total = tf.add_n([tf.reduce_sum(output * COTANGENT), *scope.losses.values()])
+        return tape.gradient(total, biases)
+
+    def in_segments() -> tf.Tensor:
+        y = x
+        for layer, layer_theta in loop.unrolled(theta):
+
+            def body(y, mask, *weights, layer=layer, like=layer_theta):
+                return layer.fprop(like.pack(weights), y, mask)
+
+            y = rematerialised(body, policy, [y, mask], layer_theta.flatten())
+        return y
+
+    expected, y = [], x
+    for layer, layer_theta in loop.unrolled(theta):
+        expected.append(excess_of(y, layer_theta.router.w_gate))
+        with context.scope(training=True, seed=SEED):
+            y = layer.fprop(layer_theta, y, mask)
+    assert np.any(expected[0]) and not np.array_equal(expected[0], expected[1])
+    for run in (lambda: loop.fprop(theta, x, mask), in_segments):
+        found = tf.function(lambda run=run: reported(run), autograph=False)()
+        np.testing.assert_array_equal(found, expected)

@@ -173,3 +173,13 @@ def test_processes_compile_beside_one_another():
     finally:
         for process in started:
             process.communicate()
+
+
+def test_options_of_the_compiler_are_told(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    monkeypatch.delenv(libtpu.OPTIONS, raising=False)
+    assert topologies.get("v3:2x2").notes == ()
+    monkeypatch.setenv(libtpu.OPTIONS, "--xla_tpu_enable_async_all_to_all=true")
+    (note,) = topologies.get("v3:2x2").notes
+    assert note == "compiled with LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true"
+    assert topologies.get("cpu:8").notes != (note,)

@@ -15,7 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import MultiHeadAttention
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
 from lingvo_gshard.runtime import hlo
 from lingvo_gshard.runtime.executable import Executable
 from lingvo_gshard.runtime.partition import partition
@@ -37,6 +37,12 @@ def moe(dispatch: str = "gather", experts: int = E) -> Layer:
         model_dim=M, hidden_dim=H, num_experts=experts, group_size=L, dispatch=dispatch
     )
     return params.instantiate(path="moe")
+
+
+@functools.cache
+def expert_choice() -> Layer:
+    params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
+    return params.set(router=ExpertChoiceRouter.params()).instantiate(path="moe")
 
 
 @functools.cache
@@ -129,6 +135,15 @@ def test_experts_need_no_padding_and_no_experts_for_every_device(dispatch):
 def test_experts_at_scale_are_two_all_to_alls_as_well():
     """So many tokens that TensorFlow makes no constants of the indices; compiled, not run."""
     assert counts(moe(), "data=8", "expert", FORWARD, rows=2**16) == {"all-to-all": 2}
+
+
+@each_partitioner
+@pytest.mark.parametrize("rows", [B, 2**16])
+def test_experts_that_choose_are_two_all_to_alls_each_way_as_well(partitioner, rows):
+    """Sorting, gathering and adding up stay where the groups are, however many there are."""
+    layout = "data=8", "expert"
+    found = counts(expert_choice(), *layout, BOTH, partitioner, rows)
+    assert found == {"all-to-all": 4, "all-reduce": 1}
 
 
 def test_experts_with_their_hidden_units_split_add_one_sum():

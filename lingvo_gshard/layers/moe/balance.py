@@ -1,17 +1,20 @@
 """How evenly a routing loads its experts, as metrics."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.routing import Routing, SlotRouting
 
 
-def statistics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
+def statistics(routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns float32 scalars that describe the load of the experts.
 
     Load counts the tokens an expert keeps, of all groups together.
 
     load_max_over_mean    the largest load over the mean one; 1: even
-    dropped_share         of the places that real tokens asked for, those not given
+    dropped_share         of the places that real tokens asked for, those not given; where experts
+                          choose tokens, of real tokens those that none chose
     utilisation           of the places there are, those taken
     dead_experts          how many experts keep no token
     """
@@ -20,10 +23,44 @@ def statistics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
     places = mask_GS.shape[0] * routing.num_experts * routing.capacity
     return {
         "load_max_over_mean": tf.reduce_max(load_E) * routing.num_experts / tf.maximum(total, 1.0),
-        "dropped_share": 1.0 - total / tf.maximum(routing.wanted(mask_GS), 1.0),
+        "dropped_share": routing.dropped_share(mask_GS),
         "utilisation": total / places,
         "dead_experts": tf.reduce_sum(tf.cast(tf.equal(load_E, 0.0), tf.float32)),
     }
+
+
+def by_expert(
+    routing: Routing | SlotRouting, mask_GS: tf.Tensor
+) -> dict[str, Callable[[], tf.Tensor]]:
+    """Returns what a layer shows to those who observe it, as functions that compute it, float32.
+
+    load      [E]: how many tokens each expert keeps
+    gate      [E]: the sum of the gates that its outputs for them are weighted by
+    tokens    scalar: how many real tokens there are
+    places    scalar: how many places there are
+    """
+    places = float(mask_GS.shape[0] * routing.num_experts * routing.capacity)
+    return {
+        "load": routing.load,
+        "gate": lambda: _gate_sums(routing),
+        "tokens": lambda: tf.reduce_sum(mask_GS),
+        "places": lambda: tf.constant(places),
+    }
+
+
+def _gate_sums(routing: Routing | SlotRouting) -> tf.Tensor:
+    if isinstance(routing, SlotRouting):
+        return tf.reduce_sum(routing.gate_of_slot_GEC, (0, 2))
+    return tf.add_n(
+        [
+            tf.einsum(
+                "GSE,GS->E",
+                tf.one_hot(choice.expert_GS, routing.num_experts),
+                tf.where(choice.kept_GS, choice.gate_GS, 0.0),
+            )
+            for choice in routing.choices
+        ]
+    )
 
 
 def entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:

@@ -9,13 +9,13 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import balance_loss
 from lingvo_gshard.layers.moe.balance import entropy
-from lingvo_gshard.layers.moe.router import TokenChoiceRouter
+from lingvo_gshard.layers.moe.router import Router, TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import WeightedLoss
 from lingvo_gshard.sharding import annotate, einsum
 
 
-class LearnedRouter(TokenChoiceRouter):
-    """A router whose logits are products of tokens with a weight of shape [M,E].
+class LearnedLogits(Router):
+    """What routers share whose logits are products of tokens with a weight of shape [M,E].
 
     jitter: Fedus et al. 2021 (arXiv 2101.03961, section 2.4). z-loss: the mean over tokens of the
     squared log of the sum of exp(logits), Zoph et al. 2022 (arXiv 2202.08906, equation 5).
@@ -55,6 +55,10 @@ class LearnedRouter(TokenChoiceRouter):
         squared_GS = tf.square(tf.reduce_logsumexp(logits_GSE, -1))
         mean = tf.reduce_sum(squared_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
         return {"z_loss": WeightedLoss(mean, self.p.z_loss_weight)}
+
+
+class LearnedRouter(LearnedLogits, TokenChoiceRouter):
+    """A router with learned logits, in which tokens choose."""
 
 
 class SoftmaxRouter(LearnedRouter):

@@ -14,7 +14,7 @@ from lingvo_gshard.layers.moe import balance, dispatches
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routers import Top2Router
-from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.routing import Routing, SlotRouting
 from lingvo_gshard.sharding import annotate, einsum, partitioning
 
 _COMBINATIONS = ("sum", "learned")
@@ -40,7 +40,17 @@ class MixtureOfExperts(Layer):
         p.define("group_size", 1024, "Size of S: tokens that are routed together.")
         p.define("router", Top2Router.params(), "Params of the router.")
         p.define("experts", Experts.params(), "Params of the experts.")
-        p.define("dispatch", "gather", "'gather', or 'einsum' as in the paper.")
+        p.define(
+            "dispatch",
+            "gather",
+            "'gather', 'einsum' as in the paper, or 'dropless', which sets no capacity.",
+        )
+        p.define(
+            "dropless_bound",
+            0.0,
+            "With dropless dispatch, rows that a device can send to another, times those of even "
+            "loads; 0: any number, and none is dropped.",
+        )
         p.define("exchange", Exchange.params(), "How rows travel between devices.")
         p.define("shared_hidden_dim", 0, "Hidden size of the shared expert; 0: there is none.")
         p.define("shared_combination", "sum", "How its output joins in: 'sum' or 'learned'.")
@@ -53,10 +63,13 @@ class MixtureOfExperts(Layer):
         p = self.p
         if p.group_size < 1:
             raise ValueError(f"{path}.group_size: {p.group_size}; a positive size was expected")
-        self._dispatch = dispatches.get(p.dispatch, path)
-        self._exchange = p.exchange.instantiate()
+        dispatch = dispatches.get(p.dispatch, path)
+        dispatch.check(p, path)
+        self._exchange = p.exchange.instantiate(path=f"{path}.exchange")
         self.create_child("router", self._with_sizes("router"))
         self._check_router()
+        if dispatch.takes_all:
+            self.router.take_all()
         self.create_child("experts", self._with_sizes("experts"))
         if p.shared_hidden_dim:
             self._create_shared()
@@ -86,13 +99,16 @@ class MixtureOfExperts(Layer):
                 f"{self.path}.router.allow_causal to train a decoder that cannot decode as it "
                 "was trained"
             )
+        if p.is_causal and "priority" in router.p and router.p.priority == "gate":
+            raise ValueError(
+                f"{self.path}.router.priority='gate' has later tokens push out earlier ones, and "
+                f"{self.path}.is_causal says that they must not; 'position' does not"
+            )
         if router.needs_token_ids and not p.has_token_ids:
             raise ValueError(
                 f"{self.path}.router: {kind} routes by token ids, and {self.path}.has_token_ids "
                 "says that there are none; give them by context.tokens and set it"
             )
-        if self._dispatch.takes_all:
-            router.take_all()
 
     def _create_shared(self) -> None:
         p = self.p
@@ -120,7 +136,9 @@ class MixtureOfExperts(Layer):
         x_GSM, mask_GS = self._to_groups(x_BLM, mask_BL)
         routing = self.router.fprop(theta.router, x_GSM, mask_GS, self._token_ids(x_BLM.shape))
         self._report(routing, mask_GS)
-        mover = self._dispatch(routing, x_BLM.dtype)
+        mover = dispatches.make(
+            self.p.dispatch, routing, x_BLM.dtype, self.p.dropless_bound
+        )
         y_GSM = mover.run(x_GSM, self.experts, theta.experts, self._exchange)
         y_BLM = _from_groups(y_GSM, x_BLM.shape)
         if self.p.shared_hidden_dim:
@@ -179,12 +197,14 @@ class MixtureOfExperts(Layer):
                 f"that makes a multiple of {parts} groups less is moved and nothing padded"
             )
 
-    def _report(self, routing: Routing, mask_GS: tf.Tensor) -> None:
+    def _report(self, routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> None:
         for name, loss in routing.losses.items():
             self.add_loss(name, loss.value * loss.weight)
             self.add_metric(name, loss.value)
         for name, value in {**routing.metrics, **balance.statistics(routing, mask_GS)}.items():
             self.add_metric(name, value)
+        for name, compute in balance.by_expert(routing, mask_GS).items():
+            self.observe_beside(name, compute)
 
 
 def _from_groups(y_GSM: tf.Tensor, shape_BLM: tf.TensorShape) -> tf.Tensor:

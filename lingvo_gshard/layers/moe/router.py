@@ -11,7 +11,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe.places import PRIORITIES, Pick, place
-from lingvo_gshard.layers.moe.routing import Routing, WeightedLoss, expert_capacity
+from lingvo_gshard.layers.moe.routing import Routing, SlotRouting, WeightedLoss, expert_capacity
 
 # Where no capacity factor is given: room for a balanced load.
 _USUAL_CAPACITY_FACTOR = 1.0
@@ -48,8 +48,8 @@ class Router(Layer):
         x_GSM: tf.Tensor,
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
-    ) -> Routing:
-        """Returns the Routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
+    ) -> Routing | SlotRouting:
+        """Returns the routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
     def check_choice(self, name: str, valid: Sequence[str]) -> None:
@@ -106,8 +106,9 @@ class TokenChoiceRouter(Router):
         self.check_range("output_masking_rate", 0, 0.99)
         self._unlimited = False
         if self.experts_per_token(self.p) > self.p.num_experts:
+            option = f"{path}.k" if "k" in self.p else path
             raise ValueError(
-                f"{path}: {self.experts_per_token(self.p):g} experts per token of "
+                f"{option}: {self.experts_per_token(self.p):g} experts per token of "
                 f"{path}.num_experts={self.p.num_experts}"
             )
 

@@ -54,9 +54,37 @@ class Routing:
             ]
         )
 
-    def wanted(self, mask_GS: tf.Tensor) -> tf.Tensor:
-        """Returns how many places the real tokens ask for, a float32 scalar."""
-        return tf.reduce_sum(mask_GS) * len(self.choices)
+    def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
+        """Returns, of the places that real tokens ask for, the share not given; float32 scalar."""
+        wanted = tf.reduce_sum(mask_GS) * len(self.choices)
+        return 1.0 - tf.reduce_sum(self.load()) / tf.maximum(wanted, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotRouting:
+    """The token in every slot of the experts' buffers, where experts choose tokens.
+
+    token_of_slot_GEC: int32, S where the slot is empty; gate_of_slot_GEC: float32, 0 there. No
+    expert holds a token twice. taken_GS: bool, whether any expert holds the token.
+    """
+
+    token_of_slot_GEC: tf.Tensor
+    gate_of_slot_GEC: tf.Tensor
+    taken_GS: tf.Tensor
+    num_experts: int
+    capacity: int
+    losses: dict[str, WeightedLoss] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    def load(self) -> tf.Tensor:
+        """Returns how many tokens each expert holds, of all groups together, float32 [E]."""
+        is_filled = tf.less(self.token_of_slot_GEC, self.taken_GS.shape[1])
+        return tf.reduce_sum(tf.cast(is_filled, tf.float32), (0, 2))
+
+    def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
+        """Returns the share of real tokens that no expert holds, a float32 scalar."""
+        taken = tf.reduce_sum(tf.cast(self.taken_GS, tf.float32) * mask_GS)
+        return 1.0 - taken / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
 
 
 def expert_capacity(

@@ -48,10 +48,10 @@ class GatherDispatch(BufferDispatch):
         @custom_gradient
         def move(x_GSM: tf.Tensor):
             def gradient(d_rows: tf.Tensor) -> tf.Tensor:
-                padded = _append_zero_row(d_rows)
-                return tf.add_n([_take(padded, slot) for slot in self._slot_of_token])
+                padded = append_zero_row(d_rows)
+                return tf.add_n([take(padded, slot) for slot in self._slot_of_token])
 
-            return _take(_append_zero_row(x_GSM), self._token_of_slot), gradient
+            return take(append_zero_row(x_GSM), self._token_of_slot), gradient
 
         shape = (self._groups, self._experts, self._capacity, x_GSM.shape[-1])
         return annotate(tf.reshape(move(x_GSM), shape), "GECM")
@@ -62,14 +62,14 @@ class GatherDispatch(BufferDispatch):
 
         @custom_gradient
         def move(y_rows: tf.Tensor, *gates: tf.Tensor):
-            padded = _append_zero_row(y_rows)
-            picked = [_take(padded, slot) for slot in self._slot_of_token]
+            padded = append_zero_row(y_rows)
+            picked = [take(padded, slot) for slot in self._slot_of_token]
             weights = [tf.cast(gate, self._dtype)[..., None] for gate in gates]
             scaled = [row * weight for row, weight in zip(picked, weights, strict=True)]
 
             def gradient(d_out: tf.Tensor):
                 d_gates = [tf.reduce_sum(tf.cast(d_out * p, tf.float32), -1) for p in picked]
-                d_rows = _take(_append_zero_row(d_out), self._token_of_slot)
+                d_rows = take(append_zero_row(d_out), self._token_of_slot)
                 return d_rows * tf.cast(self._gate_of_slot(gates), self._dtype)[..., None], *d_gates
 
             return tf.add_n(scaled), gradient
@@ -84,10 +84,11 @@ class GatherDispatch(BufferDispatch):
         return tf.gather(flat, index, batch_dims=1)
 
 
-def _append_zero_row(x_GSM: tf.Tensor) -> tf.Tensor:
+def append_zero_row(x_GSM: tf.Tensor) -> tf.Tensor:
     """The row that 'no token' and 'no slot' point at."""
     return tf.pad(x_GSM, [[0, 0], [0, 1], [0, 0]])
 
 
-def _take(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+def take(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """The rows [G,X,M] that an index [G,X] names, in each group its own."""
     return tf.gather(rows, index, batch_dims=1)

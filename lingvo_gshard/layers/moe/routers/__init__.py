@@ -1,5 +1,21 @@
 """Routers, each a file: which experts compute a token."""
 
+from lingvo_gshard.layers.moe.routers.expert_choice import ExpertChoiceRouter
+from lingvo_gshard.layers.moe.routers.forced_balance import ForcedBalanceRouter
+from lingvo_gshard.layers.moe.routers.hashed import HashRouter
+from lingvo_gshard.layers.moe.routers.sigmoid import SigmoidRouter
+from lingvo_gshard.layers.moe.routers.sinkhorn import SinkhornRouter
+from lingvo_gshard.layers.moe.routers.switch import SwitchRouter
 from lingvo_gshard.layers.moe.routers.top2 import Top2Router
+from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
 
-__all__ = ["Top2Router"]
+__all__ = [
+    "ExpertChoiceRouter",
+    "ForcedBalanceRouter",
+    "HashRouter",
+    "SigmoidRouter",
+    "SinkhornRouter",
+    "SwitchRouter",
+    "Top2Router",
+    "TopKRouter",
+]

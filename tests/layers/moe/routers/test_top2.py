@@ -190,6 +190,22 @@ def test_draws_depend_on_the_seed_in_training_only(mode):
 
 
 @each_mode
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.4, 1.0])
+@pytest.mark.parametrize("training", [True, False])
+def test_by_a_threshold_the_second_expert_is_used_where_its_gate_passes_it(
+    mode, threshold, training
+):
+    logits = np.random.default_rng(1).normal(size=(2, 32, 4)).astype(np.float32) * 2
+    values = {"capacity_factor": 4.0, "second_expert_threshold": threshold}
+    layer, theta = make(4, mode=mode, second_expert="threshold", **values)
+    second = route(layer, theta, logits, training=training).choices[1]
+    gates = np.sort(algorithm.softmax(logits), -1)
+    share = gates[..., -2] / (gates[..., -1] + gates[..., -2])
+    np.testing.assert_array_equal(second.kept_GS, share >= threshold)
+    assert_close(second.gate_GS, np.where(share >= threshold, share, 0), "float32")
+
+
+@each_mode
 def test_gates_sum_to_one_where_both_are_kept(mode):
     logits = np.random.default_rng(1).normal(size=(2, 9, 4)).astype(np.float32)
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
@@ -217,6 +233,7 @@ def test_the_load_carries_no_gradient():
         ({"num_experts": 1}, "router: 2 experts per token of router.num_experts=1"),
         ({"mode": "papre"}, r"router.mode: 'papre'. Did you mean 'paper'\?"),
         ({"second_expert": "randm"}, r"router.second_expert: .* 'random'\?"),
+        ({"second_expert_threshold": 2.0}, "router.second_expert_threshold: 2.0; 0 to 1 was exp"),
         ({"capacity_factor": -1.0}, "router.capacity_factor: -1.0; 0 or more was expected"),
         ({"evaluation_capacity_factor": -1.0}, "router.evaluation_capacity_factor: -1.0"),
     ],

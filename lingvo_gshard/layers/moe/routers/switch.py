@@ -1,0 +1,45 @@
+"""Switch: one expert per token (Fedus et al. 2021, arXiv 2101.03961)."""
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.moe import choosing
+from lingvo_gshard.layers.moe.gates import SoftmaxRouter
+from lingvo_gshard.layers.moe.places import Pick
+from lingvo_gshard.layers.moe.routing import Routing, WeightedLoss
+
+
+class SwitchRouter(SoftmaxRouter):
+    """Sends every token to its best expert, whose output is multiplied by its share of a softmax.
+
+    Section 2.1 and equations 1 to 4 of the paper; jitter and the capacity factor have its values.
+    With dropless dispatch set capacity_factor to 0.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        return super().params().set(jitter=1e-2, capacity_factor=1.25)
+
+    @classmethod
+    def experts_per_token(cls, params: Params) -> float:
+        """Returns 1."""
+        return 1
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        x_GSM: tf.Tensor,
+        mask_GS: tf.Tensor,
+        ids_GS: tf.Tensor | None = None,
+    ) -> Routing:
+        """Returns the Routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
+        logits_GSE = self.logits(theta, x_GSM)
+        gates_GSE = tf.nn.softmax(logits_GSE)
+        expert_GS, chosen_GSE = choosing.best(gates_GSE)
+        pick = Pick(expert_GS, choosing.value_at(gates_GSE, chosen_GSE), mask_GS, mask_GS)
+        loss = self.auxiliary_loss(theta, gates_GSE, chosen_GSE * mask_GS[..., None], mask_GS)
+        losses = {"auxiliary_loss": WeightedLoss(loss, self.p.auxiliary_loss_weight)}
+        losses.update(self.z_loss(logits_GSE, mask_GS))
+        capacity = self.capacity(x_GSM.shape[1])
+        return self.route([pick], capacity, losses, self.metrics(gates_GSE, mask_GS))

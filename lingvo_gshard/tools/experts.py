@@ -1,0 +1,73 @@
+"""Looks at a model's experts language by language, grows them of a dense model, or thins them out.
+
+    gshard-experts report --logdir=runs/quickstart --html=experts.html
+    gshard-experts upcycle --logdir=runs/quickstart_dense --output=runs/upcycled --experts=8
+    gshard-experts prune --logdir=runs/quickstart --languages=de,nl --output=runs/de_nl
+
+report runs the trained model on rows of each language and says which experts it uses, how evenly,
+and what was dropped. upcycle makes a dense model one with experts, each a copy of the layer in
+whose place it stands. prune keeps the experts that some languages use most.
+
+Each explains itself and its flags: gshard-experts report --help. Runs are read from --logdir alone:
+Params, vocabularies and the newest whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lingvo_gshard.tools import _start
+
+_start.quiet_tensorflow()
+
+import rich.console  # noqa: E402
+
+from lingvo_gshard.core import names  # noqa: E402
+from lingvo_gshard.tools import _experts_prune, _experts_report, _experts_upcycle  # noqa: E402
+
+NAME = "gshard-experts"
+SUBCOMMANDS = {
+    "report": _experts_report,
+    "upcycle": _experts_upcycle,
+    "prune": _experts_prune,
+}
+STANDARD_OUTPUT = "-"
+# Where nobody can widen a window, lines are as long as a table needs.
+_WIDE = 240
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
+    subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
+    if subcommand is None and any(argument in _start.HELP for argument in argv[1:]):
+        print(__doc__.strip())
+        return 0
+    if subcommand not in SUBCOMMANDS:
+        given = f"{subcommand!r} is unknown" if subcommand else "is missing"
+        raise ValueError(
+            f"the subcommand, what to do, {given}. {names.nearest(subcommand or '', SUBCOMMANDS)}"
+        )
+    module = SUBCOMMANDS[subcommand]
+    values = module.define_flags()
+    argv = [*argv[: argv.index(subcommand)], *argv[argv.index(subcommand) + 1 :]]
+    _start.parse_flags(values, argv, module.__doc__)
+    on_standard_output = "json" in values and values.json == STANDARD_OUTPUT
+    module.run(values, _console(on_standard_output))
+    return 0
+
+
+def run() -> None:
+    """The console script."""
+    _start.run_program(NAME, main)
+
+
+def _console(to_standard_error: bool) -> rich.console.Console:
+    stream = sys.stderr if to_standard_error else sys.stdout
+    return rich.console.Console(
+        file=stream, width=None if stream.isatty() else _WIDE, highlight=False
+    )
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,128 @@
+"""Dispatches by slots: equal in result and gradient, and to loops; exact in bfloat16."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.moe import dispatches
+from lingvo_gshard.layers.moe.routing import SlotRouting
+from tests.tolerances import assert_close
+
+M = 3
+each_dispatch = pytest.mark.parametrize("name", dispatches.SLOT_DISPATCHES)
+
+
+def make_routing(token_of_slot_GEC, gate_of_slot_GEC, tokens: int) -> SlotRouting:
+    groups, experts, capacity = token_of_slot_GEC.shape
+    taken_GS = np.zeros((groups, tokens + 1), bool)
+    for g in range(groups):
+        taken_GS[g, token_of_slot_GEC[g].ravel()] = True
+    return SlotRouting(
+        tf.constant(token_of_slot_GEC, tf.int32),
+        tf.constant(gate_of_slot_GEC, tf.float32),
+        tf.constant(taken_GS[:, :tokens]),
+        experts,
+        capacity,
+    )
+
+
+def draw_routing(rng, tokens: int, experts: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every expert's tokens in two groups, each at most once; some slots are empty."""
+    drawn = [rng.permutation(tokens)[:capacity] for _ in range(2 * experts)]
+    token_GEC = np.reshape(drawn, (2, experts, capacity))
+    token_GEC = np.where(rng.random(token_GEC.shape) < 0.3, tokens, token_GEC)
+    return token_GEC, np.where(token_GEC < tokens, rng.random(token_GEC.shape), 0)
+
+
+@hypothesis.given(
+    tokens=st.integers(1, 9),
+    experts=st.integers(1, 4),
+    capacity=st.integers(1, 9),
+    seed=st.integers(0, 2**32),
+)
+def test_they_are_the_loop_and_so_are_their_gradients(tokens, experts, capacity, seed):
+    rng = np.random.default_rng(seed)
+    token_GEC, gate_GEC = draw_routing(rng, tokens, experts, min(capacity, tokens))
+    x = rng.normal(size=(2, tokens, M))
+    factor_E = rng.normal(size=experts)
+    d_out = rng.normal(size=x.shape)
+    slots = np.zeros((*token_GEC.shape, M))
+    out, d_x, d_gate = np.zeros(x.shape), np.zeros(x.shape), np.zeros(gate_GEC.shape)
+    for (g, e, c), s in np.ndenumerate(token_GEC):
+        if s < tokens:
+            slots[g, e, c] = x[g, s]
+            out[g, s] += gate_GEC[g, e, c] * factor_E[e] * x[g, s]
+            d_x[g, s] += gate_GEC[g, e, c] * factor_E[e] * d_out[g, s]
+            d_gate[g, e, c] = factor_E[e] * (x[g, s] @ d_out[g, s])
+
+    for name in dispatches.SLOT_DISPATCHES:
+        x_GSM, gate = tf.constant(x, tf.float32), tf.constant(gate_GEC, tf.float32)
+        with tf.GradientTape() as tape:
+            tape.watch([x_GSM, gate])
+            routing = make_routing(token_GEC, gate_GEC, tokens)
+            routing = SlotRouting(
+                routing.token_of_slot_GEC, gate, routing.taken_GS, experts, routing.capacity
+            )
+            mover = dispatches.make(name, routing, tf.float32)
+            x_GECM = mover.dispatch(x_GSM)
+            y_GECM = x_GECM * tf.constant(factor_E, tf.float32)[:, None, None]
+            y_GSM = mover.combine(y_GECM)
+            total = tf.reduce_sum(y_GSM * tf.constant(d_out, tf.float32))
+        np.testing.assert_array_equal(x_GECM, slots.astype(np.float32))
+        assert_close(y_GSM, out, "float32")
+        found_x, found_gate = tape.gradient(total, [x_GSM, gate])
+        assert_close(found_x, d_x, "float32")
+        assert_close(found_gate, d_gate, "float32")
+
+
+@each_dispatch
+def test_it_is_the_same_compiled(name):
+    rng = np.random.default_rng(1)
+    token_GEC, gate_GEC = draw_routing(rng, 8, 3, 4)
+    routing = make_routing(token_GEC, gate_GEC, 8)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mover = dispatches.make(name, routing, tf.float32)
+            y = mover.combine(mover.dispatch(x) ** 2)
+            total = tf.reduce_sum(y**2)
+        return y, tape.gradient(total, x)
+
+    x = tf.constant(rng.normal(size=(2, 8, M)), tf.float32)
+    compiled = tf.function(step, jit_compile=True, autograph=False)(x)
+    for one, other in zip(compiled, step(x), strict=True):
+        assert_close(one, other, "order")
+
+
+@each_dispatch
+def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
+    tokens = 600
+    order = np.random.default_rng(1).permutation(tokens)
+    routing = make_routing(order[None, None], np.ones((1, 1, tokens)), tokens)
+    x = tf.cast(np.random.default_rng(1).normal(size=(1, tokens, M)), tf.bfloat16)
+    mover = dispatches.make(name, routing, tf.bfloat16)
+    x_GECM = mover.dispatch(x)
+    assert x_GECM.dtype == tf.bfloat16
+    np.testing.assert_array_equal(x_GECM[:, 0], tf.gather(x, order, axis=1))
+    np.testing.assert_array_equal(mover.combine(x_GECM), x)
+
+
+def test_gather_makes_no_tensor_of_groups_tokens_experts_and_slots():
+    groups, tokens, experts, capacity = 2, 24, 4, 20
+    rng = np.random.default_rng(1)
+    routing = make_routing(*draw_routing(rng, tokens, experts, capacity), tokens)
+    sizes = {}
+    for name in dispatches.SLOT_DISPATCHES:
+
+        def step(x, name=name):
+            mover = dispatches.make(name, routing, tf.float32)
+            return mover.combine(mover.dispatch(x))
+
+        spec = tf.TensorSpec((groups, tokens, M))
+        graph = tf.function(step, autograph=False).get_concrete_function(spec).graph
+        outputs = [tensor for op in graph.get_operations() for tensor in op.outputs]
+        sizes[name] = max(t.shape.num_elements() for t in outputs if t.shape.rank is not None)
+    assert sizes["einsum"] >= groups * tokens * experts * capacity > 4 * sizes["gather"]

@@ -1,0 +1,133 @@
+"""What token-choice routers do, as loops over tokens in NumPy and float64, and how to call them.
+
+Written from the papers that the routers name: one group, one choice and one token at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe.router import Router
+from lingvo_gshard.layers.moe.routing import Routing
+from tests.layers.moe.algorithm import Entry, softmax
+from tests.tolerances import assert_close
+
+# (expert, gate) of every choice of every token, the first choice first.
+Picks = list[list[tuple[int, float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Logits [G,S,E] and which tokens are real."""
+
+    logits_GSE: np.ndarray
+    real_GS: np.ndarray
+
+    def has_near_ties(self) -> bool:
+        """Whether float32 may order two gates of a token, or two tokens, in another way."""
+        gates_GSE = np.sort(softmax(self.logits_GSE), -1)
+        between_tokens = np.diff(np.sort(gates_GSE.max(-1), -1), axis=-1)
+        smallest = [np.diff(gates_GSE, axis=-1).min(initial=1), between_tokens.min(initial=1)]
+        return min(smallest) < 3e-6
+
+
+@st.composite
+def problems(draw, fewest_experts: int = 2) -> Problem:
+    """Some tokens want all experts alike and some one expert more."""
+    groups, tokens = draw(st.tuples(st.integers(1, 3), st.integers(1, 10)))
+    num_experts = draw(st.integers(fewest_experts, 6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    favourite = np.arange(num_experts) * draw(st.sampled_from([0.0, 1.3]))
+    logits = (rng.normal(size=(groups, tokens, num_experts)) + favourite) * draw(
+        st.sampled_from([0.1, 1.0])
+    )
+    real = rng.random((groups, tokens)) < draw(st.sampled_from([0.0, 0.6, 1.0]))
+    return Problem(logits.astype(np.float32), real)
+
+
+def make(router: type[Router], experts: int, **values) -> tuple[Router, NestedMap]:
+    """A router of tokens that are their own logits."""
+    params = router.params().set(model_dim=experts, num_experts=experts, **values)
+    return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
+
+
+def route(layer, theta, x, real=None, training=False, seed=1, ids=None) -> Routing:
+    """The routing of all, or the real ones, of some tokens."""
+    x = tf.convert_to_tensor(x)
+    mask = tf.ones(x.shape[:2]) if real is None else tf.cast(real, tf.float32)
+    with context.scope(training=training, seed=tf.constant([seed, 0])):
+        return layer.fprop(theta, x, mask, ids)
+
+
+def top(scores: np.ndarray, count: int) -> list[int]:
+    """The places of the largest scores, the largest first; of equal ones the earlier."""
+    found: list[int] = []
+    for _ in range(count):
+        best = -1
+        for e, score in enumerate(scores):
+            if e not in found and (best < 0 or score > scores[best]):
+                best = e
+        found.append(best)
+    return found
+
+
+def slots(tokens: int, experts: int, k: float, factor: float, at_least: int = 1) -> int:
+    """C, for a capacity factor of balanced loads."""
+    return min(max(int(tokens * k * factor / experts), at_least), tokens)
+
+
+def place(
+    picks: Picks, real_S: np.ndarray, experts: int, capacity: int, by_gate: bool = False
+) -> list[dict[int, Entry]]:
+    """What comes of the picks of one group: the entries of real tokens, for every choice."""
+    order = [s for s in range(len(real_S)) if real_S[s]]
+    if by_gate:
+        order.sort(key=lambda s: -picks[s][0][1])
+    count = [0] * experts
+    choices: list[dict[int, Entry]] = []
+    for i in range(len(picks[0])):
+        entries = {}
+        for s in order:
+            expert, gate = picks[s][i]
+            kept = count[expert] < capacity
+            entries[s] = Entry(expert, count[expert], kept, gate if kept else 0.0)
+            count[expert] += 1
+        choices.append(entries)
+    return choices
+
+
+def load_balancing_loss(picks: Picks, gates_SE: np.ndarray, real_S: np.ndarray) -> float:
+    """E times the sum over experts of (share of choices) * (mean gate) of one group."""
+    tokens = [s for s in range(len(real_S)) if real_S[s]]
+    experts, total = gates_SE.shape[1], 0.0
+    if not tokens:
+        return 0.0
+    for e in range(experts):
+        chosen = [chosen_expert == e for s in tokens for chosen_expert, _ in picks[s]]
+        total += sum(chosen) / len(chosen) * sum(gates_SE[s, e] for s in tokens) / len(tokens)
+    return total * experts
+
+
+def assert_same(routing: Routing, group: int, expected: list[dict[int, Entry]]) -> None:
+    """Fails unless the routing has for one group what `place` gave."""
+    assert len(routing.choices) == len(expected)
+    for choice, entries in zip(routing.choices, expected, strict=True):
+        expert_S, position_S = choice.expert_GS[group].numpy(), choice.position_GS[group].numpy()
+        gate_S, kept_S = choice.gate_GS[group].numpy(), choice.kept_GS[group].numpy()
+        for s in range(len(kept_S)):
+            if s not in entries:
+                assert (gate_S[s], kept_S[s]) == (0.0, False)
+                continue
+            entry = entries[s]
+            assert (expert_S[s], position_S[s], kept_S[s]) == (
+                entry.expert,
+                entry.position,
+                entry.kept,
+            )
+            assert_close(gate_S[s], entry.gate, "float32")

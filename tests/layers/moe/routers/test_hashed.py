@@ -1,0 +1,129 @@
+"""The hash router against the same hash in plain integers, and its promises one by one."""
+
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts
+from tests.layers.moe.routers import loops
+from tests.tolerances import assert_close
+
+WORD = 2**32
+
+
+def make(path: str = "router", **values) -> HashRouter:
+    return HashRouter.params().set(**{"num_experts": 5, **values}).instantiate(path=path)
+
+
+def experts_of(router: HashRouter, ids, real=None) -> np.ndarray:
+    """[G,S,k]"""
+    ids = tf.constant(ids, tf.int32)
+    x = tf.zeros((*ids.shape, 4))
+    routing = loops.route(router, NestedMap(), x, real, ids=ids)
+    return np.stack([choice.expert_GS for choice in routing.choices], -1)
+
+
+def mixed(x: int) -> int:
+    """Wellons' hash of 32 bits."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D % WORD
+    x = (x ^ (x >> 15)) * 0x846CA68B % WORD
+    return x ^ (x >> 16)
+
+
+def experts_by_loop(token: int, k: int, experts: int, path: str, seed: int) -> list[int]:
+    word = zlib.crc32(path.encode()) & 0x7FFFFFFF
+    first = mixed((mixed((mixed(seed) + 0) % WORD) + word) % WORD)
+    second = mixed((mixed((mixed(word) + seed) % WORD) + 0) % WORD)
+    pairs = [token * experts + e for e in range(experts)]
+    scores = [mixed((mixed((pair + first) % WORD) + second) % WORD) >> 8 for pair in pairs]
+    return loops.top(np.array(scores), k)
+
+
+@pytest.mark.parametrize(("k", "seed"), [(1, 0), (2, 7), (5, 1)])
+def test_it_is_the_hash_of_the_paths_and_ids(k, seed):
+    ids = np.random.default_rng(1).integers(0, 32000, (2, 9))
+    real = np.random.default_rng(2).random((2, 9)) < 0.7
+    router = make("decoder.router", k=k, seed=seed, capacity_factor=0.5)
+    routing = loops.route(
+        router, NestedMap(), tf.zeros((2, 9, 4)), real, ids=tf.constant(ids, tf.int32)
+    )
+    for g in range(2):
+        picks = [
+            [(e, 1 / k) for e in experts_by_loop(token, k, 5, "decoder.router", seed)]
+            for token in ids[g].tolist()
+        ]
+        slots = loops.slots(9, 5, k, 0.5)
+        loops.assert_same(routing, g, loops.place(picks, real[g], 5, slots))
+    assert routing.losses == {}
+
+
+def test_an_expert_follows_from_the_id_alone():
+    ids = np.array([[3, 8, 3, 1], [8, 8, 3, 2]])
+    experts = experts_of(make(k=2), ids)
+    by_id = {token: experts[ids == token][0] for token in np.unique(ids)}
+    for place, token in np.ndenumerate(ids):
+        np.testing.assert_array_equal(experts[place], by_id[token])
+
+
+def test_ids_spread_evenly_over_experts_and_pairs_of_them():
+    experts = experts_of(make(num_experts=4, k=2), np.arange(6000)[None])[0]
+    pairs = np.bincount(experts[:, 0] * 4 + experts[:, 1], minlength=16).reshape(4, 4)
+    assert not np.diagonal(pairs).any()
+    assert_close(pairs[~np.eye(4, dtype=bool)] / 500, np.ones(12), "sampling", least_scale=4)
+
+
+def test_layers_and_seeds_differ():
+    ids = np.arange(400)[None]
+    found = [experts_of(router, ids) for router in (make(), make("other"), make(seed=1))]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert 0.1 < (found[one] == found[other]).mean() < 0.3
+
+
+def test_a_layer_in_a_loop_routes_as_one_that_stands_alone():
+    ids, x = tf.range(50)[None], tf.zeros((1, 50, 4))
+    inside = make("layers.body[1].router")
+    for index in range(3):
+        iteration = Iteration(Repetition("layers", body=2, times=3), index)
+        with context.use(context.Context(iteration=iteration)):
+            routing = inside.fprop(NestedMap(), x, tf.ones((1, 50)), ids)
+        alone = experts_of(make(f"layers[{2 * index + 1}].router"), ids)
+        np.testing.assert_array_equal(routing.choices[0].expert_GS[..., None], alone)
+
+
+def test_it_is_the_same_compiled():
+    ids = tf.constant(np.random.default_rng(1).integers(0, 2**31 - 1, (2, 50)), tf.int32)
+    router = make(k=2)
+
+    @tf.function(jit_compile=True)
+    def compiled(ids):
+        choices = router.fprop(NestedMap(), tf.zeros((2, 50, 4)), tf.ones((2, 50)), ids).choices
+        return tf.stack([choice.expert_GS for choice in choices], -1)
+
+    np.testing.assert_array_equal(compiled(ids), experts_of(router, ids))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"k": 6}, "router.k: 6 experts per token of router.num_experts=5"),
+        ({"k": 0}, "router.k: 0; 1 or more was expected"),
+        ({"seed": -1}, "router.seed: -1; 0 to .* was expected"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        make(**values)
+
+
+def test_without_ids_it_is_refused():
+    p = MixtureOfExperts.params().set(model_dim=4, hidden_dim=4, num_experts=5)
+    p.router = HashRouter.params()
+    with pytest.raises(ValueError, match="moe.router: HashRouter .* moe.has_token_ids"):
+        p.instantiate(path="moe")
+    with pytest.raises(ValueError, match="router: HashRouter routes by token ids, and none"):
+        loops.route(make(), NestedMap(), tf.zeros((1, 3, 4)))

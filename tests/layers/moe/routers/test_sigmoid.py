@@ -1,0 +1,273 @@
+"""The sigmoid router against loops over tokens, its bias, and that the bias evens out loads."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.balance import statistics
+from lingvo_gshard.layers.moe.routers.sigmoid import SigmoidRouter
+from tests.tolerances import assert_close
+
+LOGITS = np.random.default_rng(4).normal(size=(2, 9, 6)).astype(np.float32)
+
+
+def make(experts: int, bias=None, **values) -> tuple[SigmoidRouter, NestedMap]:
+    """A router of tokens that are their own logits."""
+    params = SigmoidRouter.params().set(model_dim=experts, num_experts=experts, **values)
+    bias = np.zeros(experts) if bias is None else bias
+    theta = NestedMap(w_gate=tf.eye(experts), selection_bias=tf.constant(bias, tf.float32))
+    return params.instantiate(path="router"), theta
+
+
+def route(layer, theta, logits=LOGITS, real=None, training=False):
+    logits = tf.convert_to_tensor(logits)
+    mask = tf.ones(logits.shape[:2]) if real is None else tf.cast(real, tf.float32)
+    with context.scope(training=training, seed=tf.constant([1, 0])) as scope:
+        routing = layer.fprop(theta, logits, mask)
+    return routing, scope
+
+
+def reported(layer, theta, logits=LOGITS, real=None) -> np.ndarray:
+    """What reaches the rule of the selection bias."""
+    with tf.GradientTape() as tape:
+        tape.watch(theta.selection_bias)
+        _, scope = route(layer, theta, logits, real, training=True)
+        total = tf.add_n(list(scope.losses.values()))
+    assert float(total) == 0
+    return tape.gradient(total, theta.selection_bias).numpy()
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+def best_of(scores_E: list[float], k: int) -> list[int]:
+    """The k experts of the largest scores, the largest first."""
+    left = list(range(len(scores_E)))
+    found = []
+    for _ in range(k):
+        best = left[0]
+        for e in left:
+            if scores_E[e] > scores_E[best]:
+                best = e
+        left.remove(best)
+        found.append(best)
+    return found
+
+
+def experts_of(scores_E: np.ndarray, bias_E: np.ndarray, k: int, limit: tuple | None) -> list[int]:
+    """limit: (groups of experts, groups per token), each judged by its two largest."""
+    biased = [float(score + bias) for score, bias in zip(scores_E, bias_E, strict=True)]
+    if limit:
+        size = len(biased) // limit[0]
+        of_group = [sorted(biased[d * size : (d + 1) * size])[-2:] for d in range(limit[0])]
+        allowed = best_of([sum(pair) for pair in of_group], limit[1])
+        biased = [b if e // size in allowed else -np.inf for e, b in enumerate(biased)]
+    return best_of(biased, k)
+
+
+@hypothesis.given(
+    tokens=st.integers(1, 9),
+    experts=st.sampled_from([4, 6, 8]),
+    k=st.integers(2, 4),
+    limited=st.booleans(),
+    normalise=st.booleans(),
+    scale=st.sampled_from([1.0, 2.5]),
+    factor=st.sampled_from([0.4, 1.0, 4.0]),
+    bias=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**32),
+)
+def test_it_is_the_loop(tokens, experts, k, limited, normalise, scale, factor, bias, seed):
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(2, tokens, experts)).astype(np.float32)
+    real = rng.random((2, tokens)) < 0.8
+    bias_E = (bias * rng.normal(size=experts)).astype(np.float32)
+    limit = (2, 1) if limited and k <= experts // 2 else None
+    options = dict(zip(("expert_groups", "groups_per_token"), limit, strict=True)) if limit else {}
+    layer, theta = make(
+        experts, bias_E, k=k, normalise=normalise, scale=scale, capacity_factor=factor, **options
+    )
+    routing, _ = route(layer, theta, logits, real)
+    slots = max(int(tokens * factor * k / experts), 1)
+    load = np.zeros(experts)
+    for g in range(2):
+        count = [0] * experts
+        picks = {
+            s: experts_of(sigmoid(logits[g, s]), bias_E, k, limit)
+            for s in range(tokens)
+            if real[g, s]
+        }
+        for i in range(k):
+            choice = routing.choices[i]
+            for s in range(tokens):
+                if s not in picks:
+                    assert not choice.kept_GS[g, s] and not choice.gate_GS[g, s]
+                    continue
+                expert = picks[s][i]
+                scores = sigmoid(logits[g, s])
+                gate = scores[expert] * scale
+                if normalise:
+                    gate /= sum(scores[e] for e in picks[s])
+                kept = count[expert] < slots
+                assert int(choice.expert_GS[g, s]) == expert
+                assert bool(choice.kept_GS[g, s]) == kept
+                assert int(choice.position_GS[g, s]) == count[expert]
+                assert_close(choice.gate_GS[g, s], gate if kept else 0, "float32")
+                count[expert] += 1
+        load += count
+    expected = load * experts - load.sum()
+    np.testing.assert_array_equal(reported(layer, theta, logits, real), expected)
+
+
+def test_the_bias_chooses_and_weighs_nothing():
+    bias = np.array([0, 0, 0, 0, 0, 5.0])
+    layer, theta = make(6, bias, capacity_factor=6.0)
+    first = route(layer, theta)[0].choices[0]
+    np.testing.assert_array_equal(first.expert_GS, np.full((2, 9), 5))
+    second_GS = np.argmax(LOGITS[..., :5], -1)
+    score, other = sigmoid(LOGITS[..., 5]), sigmoid(np.max(LOGITS[..., :5], -1))
+    assert_close(first.gate_GS, score / (score + other), "float32")
+    np.testing.assert_array_equal(route(layer, theta)[0].choices[1].expert_GS, second_GS)
+
+
+def test_the_bias_moves_against_the_load():
+    layer, theta = make(6, bias_update_speed=0.25)
+    rule = layer.variable_specs().selection_bias.update_rule
+    moved = rule(theta.selection_bias, tf.constant([12.0, 0.0, -1.0, 300.0, -6.0, 0.0]))
+    np.testing.assert_array_equal(moved, [-0.25, 0, 0.25, -0.25, 0.25, 0])
+    layer, theta = make(6, bias_update_speed=0.0)
+    rule = layer.variable_specs().selection_bias.update_rule
+    np.testing.assert_array_equal(rule(theta.selection_bias, tf.ones([6])), np.zeros(6))
+
+
+@pytest.mark.parametrize("experts", [3, 6, 7])
+def test_even_loads_move_nothing(experts):
+    """A mean that float32 rounds is no excess."""
+    rotated = np.stack([np.roll(np.arange(experts), s) for s in range(experts)])[None]
+    layer, theta = make(experts, k=2)
+    excess = reported(layer, theta, np.tile(rotated, (1, 5, 1)).astype(np.float32))
+    np.testing.assert_array_equal(excess, np.zeros(experts))
+
+
+def test_what_finds_no_room_counts_in_the_load():
+    one_sided = np.tile(np.array([3.0, 2, 1, 0], np.float32), (1, 8, 1))
+    layer, theta = make(4, capacity_factor=0.25)
+    np.testing.assert_array_equal(reported(layer, theta, one_sided), [16, 16, -16, -16])
+
+
+def test_evaluation_reports_nothing():
+    layer, theta = make(6)
+    assert not route(layer, theta, training=False)[1].losses
+
+
+def test_scores_that_vanish_give_gates():
+    layer, theta = make(4)
+    for choice in route(layer, theta, np.full((1, 3, 4), -200, np.float32))[0].choices:
+        assert np.isfinite(choice.gate_GS).all()
+
+
+def test_the_auxiliary_loss_is_that_of_the_paper():
+    """Equations 17 to 20 of arXiv 2412.19437, of each group; the bias plays no part."""
+    k, experts = 2, 6
+    real = np.random.default_rng(1).random((2, 9)) < 0.7
+    layer, theta = make(experts, np.arange(6.0), k=k, auxiliary_loss_weight=0.5)
+    loss = route(layer, theta, real=real)[0].losses["auxiliary_loss"]
+    expected = []
+    for g in range(2):
+        tokens = [s for s in range(9) if real[g, s]]
+        total = 0.0
+        for e in range(experts):
+            scores = [sigmoid(LOGITS[g, s]) for s in tokens]
+            chosen = sum(e in best_of(list(row), k) for row in scores)
+            share = experts / (k * len(tokens)) * chosen
+            total += share * sum(row[e] / row.sum() for row in scores) / len(tokens)
+        expected.append(total)
+    assert loss.weight == 0.5
+    assert_close(loss.value, np.mean(expected), "float32")
+    layer, theta = make(experts)
+    assert not route(layer, theta)[0].losses
+
+
+def test_loads_even_out_in_time():
+    """Tokens that all favour the same experts, routed 150 times over."""
+    experts, k = 8, 2
+    rng = np.random.default_rng(2)
+    layer, theta = make(experts, k=k, bias_update_speed=0.01, capacity_factor=4.0)
+    rule = layer.variable_specs().selection_bias.update_rule
+    skew = np.linspace(1.5, -1.5, experts)
+
+    @tf.function(autograph=False)
+    def step(bias, logits):
+        theta.selection_bias = bias
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            routing, scope = route(layer, theta, logits, training=True)
+            total = tf.add_n(list(scope.losses.values()))
+        found = statistics(routing, tf.ones(logits.shape[:2]))
+        return rule(bias, tape.gradient(total, bias)), found["load_max_over_mean"]
+
+    uneven, bias = [], theta.selection_bias
+    for _ in range(150):
+        logits = rng.normal(size=(1, 256, experts)) + skew
+        bias, worst = step(bias, tf.constant(logits, tf.float32))
+        uneven.append(float(worst))
+    assert np.mean(uneven[:5]) > 2.0
+    assert np.mean(uneven[-20:]) < 1.25
+    assert np.all(np.diff(bias) > 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
+        ({"k": 0}, "router.k: 0; 1 or more"),
+        ({"k": 1}, "router.k=1 with router.normalise=True"),
+        ({"scale": -1.0}, "router.scale: -1.0; 0 or more"),
+        ({"bias_update_speed": -1.0}, "router.bias_update_speed: -1.0; 0 or more"),
+        ({"auxiliary_loss_weight": -1.0}, "router.auxiliary_loss_weight: -1.0; 0 or more"),
+        ({"expert_groups": 2, "groups_per_token": 1, "k": 3}, "router.k=3 .*groups_per_token=1"),
+        ({"expert_groups": 3}, "router.expert_groups=3 .* router.num_experts=4"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        make(4, **values)
+
+
+# Another value for each option of the router's own, and what goes with it.
+OPTIONS = {
+    "k": {"k": 3},
+    "normalise": {"normalise": False},
+    "scale": {"scale": 2.0},
+    "auxiliary_loss_weight": {"auxiliary_loss_weight": 0.1},
+    "expert_groups": {"expert_groups": 3, "groups_per_token": 1},
+    "jitter": {"jitter": 0.9},
+    "z_loss_weight": {"z_loss_weight": 0.1},
+    "capacity_factor": {"capacity_factor": 0.3},
+    "dtype": {"dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_does_something(name):
+    def outcome(**values) -> list[np.ndarray]:
+        params = MixtureOfExperts.params().set(model_dim=6, hidden_dim=5, num_experts=6)
+        params.router = SigmoidRouter.params().set(**values)
+        layer = params.instantiate(path="moe")
+        with context.scope(training=True, seed=tf.constant([1, 0])) as scope:
+            y = layer.fprop(layer.init(1), tf.constant(LOGITS), np.ones((2, 9)))
+        return [y.numpy(), sum(scope.losses.values()).numpy()]
+
+    same = zip(outcome(), outcome(**OPTIONS[name]), strict=True)
+    assert not all(np.array_equal(one, other) for one, other in same)
+
+
+def test_the_bias_is_float32_beside_bfloat16_weights():
+    layer, _ = make(4, dtype="bfloat16")
+    specs = layer.variable_specs()
+    assert (specs.w_gate.dtype, specs.selection_bias.dtype) == ("bfloat16", "float32")

@@ -1,0 +1,148 @@
+"""The Sinkhorn router against Sinkhorn's iteration on matrices, and its promises one by one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import optimize
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts, SinkhornRouter
+from tests.layers.moe.algorithm import softmax
+from tests.layers.moe.routers import loops
+from tests.tolerances import assert_close
+
+
+def one_sided(groups: int = 1, tokens: int = 60, experts: int = 4) -> np.ndarray:
+    """Logits of tokens that all like the last experts best."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(groups, tokens, experts)) + 1.5 * np.arange(experts)
+    return logits.astype(np.float32)
+
+
+def balanced(scores_SE: np.ndarray, iterations: int) -> np.ndarray:
+    """A matrix [S,E] whose rows sum to 1 and columns to S/E, by scaling these in turn."""
+    plan = np.exp(scores_SE.astype(np.float64))
+    tokens, experts = plan.shape
+    for _ in range(iterations):
+        for s in range(tokens):
+            plan[s] /= plan[s].sum()
+        for e in range(experts):
+            plan[:, e] *= tokens / experts / plan[:, e].sum()
+    return plan
+
+
+@pytest.mark.parametrize(("gate", "temperature"), [("softmax", 1.0), ("sigmoid", 0.5)])
+@pytest.mark.parametrize("iterations", [1, 2, 10])
+def test_in_training_it_is_the_matrix_scaled_in_turn(gate, temperature, iterations):
+    logits = one_sided(groups=2, tokens=12)
+    real = np.random.default_rng(2).random((2, 12)) < 0.7
+    values = {"gate": gate, "temperature": temperature, "iterations": iterations}
+    layer, theta = loops.make(SinkhornRouter, 4, **values, capacity_factor=1.5)
+    routing = loops.route(layer, theta, logits, real, training=True)
+    gates = softmax(logits) if gate == "softmax" else 1 / (1 + np.exp(-logits))
+    for g in range(2):
+        plan = np.zeros((12, 4))
+        plan[real[g]] = balanced(logits[g][real[g]] / temperature, iterations)
+        picks = [[(e, gates[g, s, e])] for s in range(12) for e in loops.top(plan[s], 1)]
+        expected = loops.place(picks, real[g], 4, loops.slots(12, 4, 1, 1.5))
+        loops.assert_same(routing, g, expected)
+
+
+def test_in_evaluation_it_is_the_largest_logit():
+    logits = one_sided(tokens=12)
+    layer, theta = loops.make(SinkhornRouter, 4, evaluation_capacity_factor=4.0)
+    routing = loops.route(layer, theta, logits)
+    gates = softmax(logits[0])
+    picks = [[(e, gates[s, e])] for s in range(12) for e in loops.top(gates[s], 1)]
+    loops.assert_same(routing, 0, loops.place(picks, np.ones(12, bool), 4, 12))
+    assert routing.losses == {}
+
+
+def load(logits: np.ndarray, training: bool, **values) -> np.ndarray:
+    layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0, **values)
+    return loops.route(layer, theta, logits, training=training).load().numpy()
+
+
+def test_prices_even_out_the_loads():
+    logits = one_sided(tokens=400) * np.array([0.1, 0.5, 0.5, 1.5], np.float32)
+    assert load(logits, training=False).max() > 250
+    warm = load(logits, training=True).max()
+    assert load(logits, training=True, iterations=1).max() > warm
+    cold = load(logits, training=True, iterations=100, temperature=0.1).max()
+    assert cold < 110 < 120 < warm < 180, (cold, warm)
+
+
+def test_a_cold_assignment_is_the_best_there_is():
+    """BASE layers': equal loads of the largest sum of scores."""
+    logits = one_sided(tokens=16)
+    layer, theta = loops.make(SinkhornRouter, 4, iterations=2000, temperature=0.02)
+    found = loops.route(layer, theta, logits, training=True).choices[0].expert_GS[0].numpy()
+    tokens, seats = optimize.linear_sum_assignment(-np.repeat(logits[0], 4, axis=1))
+    np.testing.assert_array_equal(found[tokens], seats // 4)
+
+
+def test_padding_has_no_part_in_prices():
+    logits = one_sided(tokens=10)
+    layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)
+    alone = loops.route(layer, theta, logits, training=True).choices[0]
+    padded = np.concatenate([np.full((1, 6, 4), 7.0, np.float32), logits], axis=1)
+    real = np.arange(16)[None] >= 6
+    among = loops.route(layer, theta, padded, real, training=True).choices[0]
+    np.testing.assert_array_equal(among.expert_GS[:, 6:], alone.expert_GS)
+    assert not tf.reduce_any(among.kept_GS[:, :6])
+    nothing = loops.route(layer, theta, padded, np.zeros((1, 16)), training=True)
+    assert not tf.reduce_any(nothing.choices[0].kept_GS)
+
+
+def test_the_gradient_passes_through_the_gates_alone():
+    logits = tf.constant(one_sided(tokens=8))
+    layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        choice = loops.route(layer, theta, logits, training=True).choices[0]
+    gates, chosen = softmax(logits.numpy())[0], choice.expert_GS[0].numpy()
+    at = gates[np.arange(8), chosen]
+    expected = at[:, None] * (np.eye(4)[chosen] - gates)
+    assert_close(tape.gradient(choice.gate_GS, logits)[0], expected, "float32")
+
+
+def test_z_loss_is_its_only_loss():
+    layer, theta = loops.make(SinkhornRouter, 4, z_loss_weight=0.1)
+    routing = loops.route(layer, theta, one_sided(), training=True)
+    assert list(routing.losses) == ["z_loss"]
+    assert 0 < float(routing.metrics["router_entropy"]) < np.log(4)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gate": "sigmoyd"}, r"router.gate: 'sigmoyd'. Did you mean 'sigmoid'\?"),
+        ({"iterations": 0}, "router.iterations: 0; 1 or more was expected"),
+        ({"temperature": 0.0}, "router.temperature: 0.0; 0.001 or more was expected"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        loops.make(SinkhornRouter, 4, **values)
+
+
+def test_causal_decoders_have_it_only_if_asked_for():
+    p = MixtureOfExperts.params().set(model_dim=4, hidden_dim=4, num_experts=4, is_causal=True)
+    p.router = SinkhornRouter.params()
+    with pytest.raises(ValueError, match="moe.router: SinkhornRouter .* moe.is_causal .*"):
+        p.instantiate(path="moe")
+    p.router.allow_causal = True
+    assert isinstance(p.instantiate(path="moe").router, SinkhornRouter)
+
+
+def test_it_is_the_same_compiled():
+    layer, theta = loops.make(SinkhornRouter, 4)
+    logits = tf.constant(one_sided())
+
+    @tf.function(jit_compile=True)
+    def compiled(w_gate):
+        theta = NestedMap(w_gate=w_gate)
+        return loops.route(layer, theta, logits, training=True).choices[0].position_GS
+
+    expected = loops.route(layer, theta, logits, training=True).choices[0].position_GS
+    np.testing.assert_array_equal(compiled(theta.w_gate), expected)

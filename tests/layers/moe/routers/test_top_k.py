@@ -1,0 +1,123 @@
+"""The top-k router against loops over tokens, and its options one by one."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.moe import TopKRouter
+from tests.layers.moe.algorithm import softmax
+from tests.layers.moe.routers import loops
+from tests.tolerances import assert_close
+
+
+def picks_of(gates_SE: np.ndarray, k: int, normalise: bool) -> loops.Picks:
+    picks = []
+    for gates in gates_SE:
+        chosen = loops.top(gates, k)
+        total = sum(gates[e] for e in chosen) if normalise else 1.0
+        picks.append([(e, gates[e] / total) for e in chosen])
+    return picks
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(data=st.data(), problem=loops.problems())
+def test_it_is_the_loop_over_tokens(data, problem):
+    groups, tokens, experts = problem.logits_GSE.shape
+    k = data.draw(st.integers(1, experts))
+    values = {
+        "k": k,
+        "normalise": k > 1 and data.draw(st.booleans()),
+        "capacity_factor": data.draw(st.sampled_from([0.25, 0.5, 1.0, 2.0, 6.0])),
+        "minimum_capacity": data.draw(st.sampled_from([1, 2, 20])),
+        "priority": data.draw(st.sampled_from(["position", "gate"])),
+    }
+    gates_GSE = softmax(problem.logits_GSE)
+    picks_G = [picks_of(gates_SE, k, values["normalise"]) for gates_SE in gates_GSE]
+    first = np.sort([[picks[0][1] for picks in picks_S] for picks_S in picks_G], -1)
+    is_ordered = values["priority"] == "position" or np.diff(first).min(initial=1) > 3e-6
+    hypothesis.assume(is_ordered and not problem.has_near_ties())
+
+    routing = loops.route(
+        *loops.make(TopKRouter, experts, **values), problem.logits_GSE, problem.real_GS
+    )
+    slots = loops.slots(tokens, experts, k, values["capacity_factor"], values["minimum_capacity"])
+    assert (routing.capacity, routing.num_experts) == (slots, experts)
+    losses = []
+    for g in range(groups):
+        by_gate = values["priority"] == "gate"
+        expected = loops.place(picks_G[g], problem.real_GS[g], experts, slots, by_gate)
+        loops.assert_same(routing, g, expected)
+        losses.append(loops.load_balancing_loss(picks_G[g], gates_GSE[g], problem.real_GS[g]))
+    assert_close(routing.losses["auxiliary_loss"].value, np.mean(losses), "float32")
+
+
+def test_normalised_gates_are_a_softmax_of_the_largest_logits():
+    logits = np.random.default_rng(1).normal(size=(1, 7, 5)).astype(np.float32)
+    routing = loops.route(*loops.make(TopKRouter, 5, k=3, capacity_factor=5.0), logits)
+    gates = np.stack([choice.gate_GS[0] for choice in routing.choices], -1)
+    assert_close(gates, softmax(-np.sort(-logits[0], -1)[:, :3]), "float32")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_even_loads_give_a_loss_of_1(k):
+    rotated = np.stack([np.roll([3.0, 2, 1, 0], s) for s in range(8)])[None].astype(np.float32)
+    routing = loops.route(*loops.make(TopKRouter, 4, k=k, normalise=False), rotated)
+    assert_close(routing.losses["auxiliary_loss"].value, 1.0, "float32")
+    assert not any(tf.reduce_any(~choice.kept_GS) for choice in routing.choices)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_with_all_experts_chosen_normalising_changes_nothing(normalise):
+    logits = np.random.default_rng(1).normal(size=(1, 7, 3)).astype(np.float32)
+    layer, theta = loops.make(TopKRouter, 3, k=3, normalise=normalise)
+    gates = sum(choice.gate_GS for choice in loops.route(layer, theta, logits).choices)
+    assert_close(gates, np.ones((1, 7)), "float32")
+
+
+def test_gates_teach_the_weight():
+    x = np.random.default_rng(1).normal(size=(1, 7, 4)).astype(np.float32)
+    layer, theta = loops.make(TopKRouter, 4, k=2, capacity_factor=4.0)
+    with tf.GradientTape() as tape:
+        tape.watch(theta.w_gate)
+        gate_GS = loops.route(layer, theta, x).choices[0].gate_GS
+    gates = softmax(-np.sort(-x[0], -1)[:, :2])
+    chosen = np.argsort(-x[0], -1)[:, :2]
+    expected = np.zeros((4, 4))
+    for s in range(7):
+        slope = gates[s, 0] * gates[s, 1]
+        expected[:, chosen[s, 0]] += slope * x[0, s]
+        expected[:, chosen[s, 1]] -= slope * x[0, s]
+    assert_close(tape.gradient(gate_GS, theta.w_gate), expected, "float32")
+
+
+def test_groups_limit_the_choice():
+    logits = np.array([[[9.0, 0, 8, 7, 1, 6]]], np.float32)
+    values = {"k": 3, "capacity_factor": 6.0}
+
+    def chosen(**more) -> list[int]:
+        layer, theta = loops.make(TopKRouter, 6, **values, **more)
+        return [int(choice.expert_GS[0, 0]) for choice in loops.route(layer, theta, logits).choices]
+
+    assert chosen() == [0, 2, 3]
+    assert chosen(expert_groups=3, groups_per_token=3) == [0, 2, 3]
+    assert chosen(expert_groups=3, groups_per_token=2) == [0, 2, 3]
+    assert chosen(expert_groups=2, groups_per_token=1) == [0, 2, 1]
+    logits = np.log(np.array([[[8.0, 0.1, 7, 6, 7.5, 5]]], np.float32))
+    assert chosen(expert_groups=3, groups_per_token=2) == [0, 4, 5]
+    assert chosen(expert_groups=3, groups_per_token=2, scores_per_group=2) == [4, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
+        ({"k": 0}, "router.k: 0; 1 or more was expected"),
+        ({"k": 1}, "router.k=1 with router.normalise=True"),
+        ({"expert_groups": 2, "groups_per_token": 0}, "router.groups_per_token=0 of router.exp"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        loops.make(TopKRouter, 4, **values)

@@ -1,0 +1,158 @@
+"""The auxiliary loss over groups, batches and batches one after another, against NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.moe import balance_loss
+from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
+from lingvo_gshard.training.adam import Adam
+from lingvo_gshard.training.schedules import Constant
+from lingvo_gshard.training.trainer import Trainer
+from tests.layers.moe.algorithm import softmax
+from tests.tolerances import assert_close
+
+G, S, E = 3, 7, 4
+RNG = np.random.default_rng(1)
+GATES = softmax(RNG.normal(size=(G, S, E)))
+# The last group is padding alone.
+REAL = (RNG.random((G, S)) < 0.7) & (np.arange(G) < 2)[:, None]
+COUNTED = np.eye(E)[GATES.argmax(-1)] * REAL[..., None]
+
+
+def loss_of(gates_XE: np.ndarray, counted_XE: np.ndarray, real_X: np.ndarray, share=None) -> float:
+    """E * sum of (share of tokens) * (mean gate) over the tokens of one group, in loops."""
+    tokens = max(real_X.sum(), 1)
+    total = 0.0
+    for e in range(E):
+        mean_gate = sum(g[e] for g, real in zip(gates_XE, real_X, strict=True) if real) / tokens
+        chosen = sum(row[e] for row in counted_XE) / tokens
+        total += (chosen if share is None else share[e]) * mean_gate
+    return E * total
+
+
+def flat(values: np.ndarray) -> np.ndarray:
+    return values.reshape(G * S, *values.shape[2:])
+
+
+def found(level: str, gates=GATES, *recent) -> tf.Tensor:
+    gates, counted, mask = (tf.cast(v, tf.float32) for v in (gates, COUNTED, REAL))
+    return balance_loss.auxiliary_loss(gates, counted, mask, level, *recent)
+
+
+def test_of_groups_it_is_the_mean_of_each_ones():
+    expected = np.mean([loss_of(GATES[g], COUNTED[g], REAL[g]) for g in range(G)])
+    assert_close(found("group"), expected, "float32")
+
+
+def test_of_a_batch_it_is_that_of_one_large_group():
+    expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL))
+    assert_close(found("batch"), expected, "float32")
+    assert abs(float(found("group")) - expected) > 1e-2
+
+
+def recent_load(share=None, **values) -> tuple[balance_loss.RecentLoad, NestedMap]:
+    params = balance_loss.RecentLoad.params().set(num_experts=E, **values)
+    layer = params.instantiate(path="recent")
+    theta = layer.init(1)
+    return layer, theta if share is None else NestedMap(share=tf.constant(share, tf.float32))
+
+
+def test_globally_the_first_batch_counts_alone():
+    """What is kept begins at zero, which is no load: the mean is of the batches there were."""
+    assert_close(found("global", GATES, *recent_load()), found("batch"), "float32")
+
+
+def test_globally_the_shares_are_those_of_batches_before_too():
+    before = np.array([0.7, 0.1, 0.1, 0.1])
+    share = flat(COUNTED).sum(0) / REAL.sum()
+    mean = 0.75 * before + 0.25 * share
+    expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL), mean)
+    assert_close(found("global", GATES, *recent_load(before, decay=0.75)), expected, "float32")
+    # Without a memory it is the batch's.
+    alone = found("global", GATES, *recent_load(before, decay=0.0))
+    assert_close(alone, found("batch"), "float32")
+
+
+def test_even_loads_give_one():
+    gates, counted = np.full((1, E, E), 1 / E), np.eye(E)[None]
+    for level in balance_loss.LEVELS:
+        recent = recent_load() if level == "global" else ()
+        values = (tf.constant(v, tf.float32) for v in (gates, counted, np.ones((1, E))))
+        assert_close(balance_loss.auxiliary_loss(*values, level, *recent), 1.0, "float32")
+
+
+@pytest.mark.parametrize("level", balance_loss.LEVELS)
+def test_the_gradient_is_that_of_the_mean_gates(level):
+    gates = tf.constant(GATES, tf.float32)
+    before = np.array([0.7, 0.1, 0.1, 0.1])
+    recent = recent_load(before) if level == "global" else ()
+    with tf.GradientTape() as tape:
+        tape.watch(gates)
+        loss = found(level, gates, *recent)
+    expected = np.zeros(GATES.shape)
+    share = flat(COUNTED).sum(0) / REAL.sum()
+    for g in range(G):
+        if level == "group":
+            tokens = max(REAL[g].sum(), 1)
+            per_gate = E * COUNTED[g].sum(0) / tokens / tokens / G
+        else:
+            per_gate = (0.9 * before + 0.1 * share if level == "global" else share) * E / REAL.sum()
+        expected[g] = per_gate * REAL[g][:, None]
+    assert_close(tape.gradient(loss, gates), expected, "float32")
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_that_keeps_nothing_or_all_is_refused(decay):
+    with pytest.raises(ValueError, match=rf"recent.decay: {decay}; 0 or more and less than 1"):
+        recent_load(decay=decay)
+
+
+class RoutingTask(Layer):
+    """A router alone, trained by its losses."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        router = TopKRouter.params().set(model_dim=E, num_experts=E, auxiliary_loss_level="global")
+        p.define("router", router, "The router.")
+        return p
+
+    def __init__(self, params, path=""):
+        super().__init__(params, path)
+        self.create_child("router", self.p.router)
+
+    def loss(self, theta, batch):
+        routing = self.router.fprop(theta.router, batch["x"], batch["mask"])
+        loss = routing.losses["auxiliary_loss"].value
+        self.add_loss("auxiliary_loss", loss)
+        self.add_metric("auxiliary_loss", loss)
+        return tf.add_n(list(context.current().losses.values())), NestedMap()
+
+
+def test_three_steps_of_training_keep_the_shares():
+    params = Trainer.params().set(
+        optimizer=Adam.params(), schedule=Constant.params().set(learning_rate=0.1)
+    )
+    trainer = params.instantiate(RoutingTask.params().instantiate(path=""))
+    state = trainer.init_state()
+    step = tf.function(trainer.train_step, autograph=False)
+    kept, losses, expected = np.zeros(E), [], []
+    for index in range(3):
+        x = np.random.default_rng(index).normal(size=(2, 6, E)).astype(np.float32)
+        w_gate = state.theta.router.w_gate.numpy()
+        gates = softmax(x.reshape(-1, E) @ w_gate)
+        share = np.zeros(E)
+        for row in gates:
+            share[np.argsort(-row)[:2]] += 1 / 2 / len(gates)
+        kept = 0.9 * kept + 0.1 * share
+        expected.append(E * (kept / kept.sum()) @ gates.mean(0))
+        state, metrics = step(state, {"x": tf.constant(x), "mask": tf.ones([2, 6])})
+        losses.append(float(metrics.auxiliary_loss))
+        assert_close(state.theta.router.recent_load.share, kept, "float32")
+    assert_close(losses, expected, "float32")
+    assert not state.slots.router.recent_load.share

@@ -1,0 +1,238 @@
+"""The exchange: what each option changes and what none may; with and without a mesh."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.exchange import Exchange
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding import annotate, annotate_weights, partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.tolerances import assert_close
+
+B, L, M, H, E = 8, 8, 4, 6, 8
+RNG = np.random.default_rng(1)
+X, D_Y = (RNG.normal(size=(B, L, M)).astype(np.float32) for _ in range(2))
+MASK = np.ones((B, L), np.int32)
+HOSTS = "host=2,data=4"
+OVER_BOTH = "activations: B,G->host,data | E->host,data"
+# Largest error of outputs and of gradients, as a share of the largest value.
+ERRORS = {"bfloat16": 2.0**-7, "int8": 0.03}
+
+
+def make(experts: int = E, dispatch: str = "gather", dropout: float = 0.0, **options):
+    params = MixtureOfExperts.params().set(
+        model_dim=M, hidden_dim=H, num_experts=experts, group_size=L, dispatch=dispatch
+    )
+    params.experts.set(activation="gelu", dropout_rate=dropout)
+    params.exchange.set(**options)
+    return params.instantiate(path="moe")
+
+
+def pass_of(layer, training: bool = False):
+    """A function of weights, input and output's gradient: output and all gradients."""
+    specs = layer.variable_specs()
+
+    def run(theta, x, d_y):
+        theta, x = annotate_weights(theta, specs), annotate(x, "BLM")
+        with (
+            context.scope(training=training, seed=tf.constant([1, 2])),
+            tf.GradientTape() as tape,
+        ):
+            tape.watch((theta, x))
+            y = annotate(layer.fprop(theta, x, MASK), "BLM")
+        d_theta, d_x = tape.gradient(y, (theta, x), annotate(d_y, "BLM"))
+        return NestedMap(y=y, d_x=annotate(d_x, "BLM"), d_theta=annotate_weights(d_theta, specs))
+
+    return run
+
+
+def alone(layer, training: bool = False) -> NestedMap:
+    theta = NestedMap(layer.init(1)).transform(tf.convert_to_tensor)
+    return pass_of(layer, training)(theta, tf.constant(X), tf.constant(D_Y))
+
+
+@functools.cache
+def split(mesh: str = HOSTS, strategy: str = OVER_BOTH, **options) -> NestedMap:
+    layer = make(**options)
+    return partition(pass_of(layer), mesh, strategy)(layer.init(1), X, D_Y)
+
+
+def errors(found: NestedMap, expected: NestedMap) -> dict[str, float]:
+    """Largest error as a share of the largest value, by name."""
+    return {
+        path: float(np.abs(np.asarray(one) - np.asarray(other)).max() / np.abs(other).max())
+        for (path, one), other in zip(found.flatten_items(), expected.flatten(), strict=True)
+    }
+
+
+def assert_all_close(found: NestedMap, expected: NestedMap, separated_by: str) -> None:
+    for one, other in zip(found.flatten(), expected.flatten(), strict=True):
+        assert_close(one, other, separated_by)
+
+
+def assert_equal(found: NestedMap, expected: NestedMap) -> None:
+    for (path, one), other in zip(found.flatten_items(), expected.flatten(), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=path)
+
+
+def quantised(x: np.ndarray) -> np.ndarray:
+    """int8 by rows, as NumPy has it."""
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    return np.rint(x / np.where(scale > 0, scale, 1)) * scale
+
+
+def test_int8_is_that_of_rows_each_way_and_of_their_gradients():
+    """Of a computation that doubles every row, all values are known."""
+    x, d_y = (RNG.normal(size=(2, 3, 5, 4)).astype(np.float32) for _ in range(2))
+    exchange = Exchange.params().set(precision="int8").instantiate()
+    with tf.GradientTape() as tape:
+        source = tf.constant(x)
+        tape.watch(source)
+        y = exchange.run(source, lambda rows: rows * 2)
+    assert_close(y, quantised(2 * quantised(x)), "float32")
+    d_x = tape.gradient(y, source, tf.constant(d_y))
+    assert_close(d_x, quantised(2 * quantised(d_y)), "float32")
+
+
+@pytest.mark.parametrize("dispatch", ["gather", "einsum"])
+@pytest.mark.parametrize("precision", ERRORS)
+def test_a_layer_changes_by_no_more_than_is_promised(precision, dispatch):
+    exact = alone(make(dispatch=dispatch))
+    found = errors(alone(make(dispatch=dispatch, precision=precision)), exact)
+    assert all(0 < error < ERRORS[precision] for error in found.values()), found
+
+
+def test_the_type_that_rows_have_anyway_changes_nothing():
+    def output(precision):
+        layer = make(precision=precision)
+        return layer.fprop(layer.init(1), tf.cast(X, tf.bfloat16), MASK)
+
+    np.testing.assert_array_equal(output("bfloat16"), output(""))
+    assert not np.array_equal(output("int8"), output(""))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7)]
+)
+def test_chunks_are_even_and_none_is_empty(chunks, sizes):
+    seen = []
+
+    def compute(x_EGCM):
+        seen.append(x_EGCM.shape.as_list())
+        return x_EGCM + 1
+
+    x = tf.constant(RNG.normal(size=(2, 3, 7, 4)), tf.float32)
+    y = Exchange.params().set(chunks=chunks).instantiate().run(x, compute)
+    assert seen == [[3, 2, size, 4] for size in sizes]
+    np.testing.assert_array_equal(y, x + 1)
+
+
+@pytest.mark.parametrize("precision", ["", "int8"])
+@pytest.mark.parametrize("chunks", [2, 3, 100])
+def test_chunks_change_no_result(chunks, precision):
+    whole = alone(make(precision=precision))
+    cut = alone(make(precision=precision, chunks=chunks))
+    assert_all_close(cut, whole, "float32")
+
+
+def test_chunks_drop_other_units():
+    """In evaluation nothing is dropped; in training no two chunks lose the same units."""
+    rows = tf.ones([E, 1, 4, M])
+    layer = make(dropout=0.5, chunks=2)
+    theta = layer.init(1)
+    with context.scope(training=True, seed=tf.constant([1, 2])):
+        y = layer._exchange.run(
+            tf.transpose(rows, (1, 0, 2, 3)), lambda x: layer.experts.fprop(theta.experts, x)
+        )
+    assert not np.array_equal(y[:, :, :2], y[:, :, 2:])
+    assert_all_close(alone(make(dropout=0.5, chunks=2)), alone(make()), "float32")
+
+
+def test_on_one_device_nothing_is_hierarchical():
+    assert_equal(alone(make(hierarchical=True)), alone(make()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"experts": 6, "precision": "int8"},
+        pytest.param({"precision": "int8"}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"experts": 6}, marks=pytest.mark.slow),
+    ],
+)
+def test_hierarchical_is_the_same_to_the_bit(options):
+    assert_equal(split(**options, hierarchical=True), split(**options))
+
+
+def test_all_options_on_many_devices_are_those_on_one():
+    """But for rows that float32 leaves at the edge of another step of int8."""
+    options = {"precision": "int8", "chunks": 2}
+    found = split(hierarchical=True, **options)
+    step = 1 / 127
+    assert max(errors(found, alone(make(**options))).values()) < 2 * step
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [
+        ("host=2,data=2,model=2", "activations: B,G->host,data | E->host,data; H->model"),
+        pytest.param(
+            "pod=2,host=2,data=2",
+            "activations: B,G->pod,host,data | E->host,data",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "host=2,data=2,rail=2",
+            "activations: B,G->host,data,rail | E->host,data,rail",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "host=2,data=4",
+            "activations: B,G->data,host | E->host,data",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_other_meshes_of_hosts(mesh, strategy):
+    assert_all_close(split(mesh, strategy, hierarchical=True), alone(make()), "order")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy", "words"),
+    [
+        ("data=8", "expert", "splits groups over data and experts over data; it needs two axes"),
+        ("data=4,model=2", "expert_tensor", "--mesh=data=4,model=2 with --strategy=expert_tensor"),
+        (HOSTS, "activations: B,G->data | E->host,data", "groups over data and experts over host"),
+        (HOSTS, "B->data", "groups over nothing and experts over nothing"),
+        ("host=1,data=8", OVER_BOTH, "groups over data and experts over data"),
+    ],
+)
+def test_hierarchical_needs_two_axes(mesh, strategy, words):
+    layer = make(hierarchical=True)
+    with (
+        partitioning.use(Partitioning.make(mesh, strategy)),
+        pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: --mesh=") as raised,
+    ):
+        tf.function(layer.fprop, autograph=False)(layer.init(1), X, MASK)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int"}, r"moe.exchange.precision: 'int'. Did you mean 'int8'\?"),
+        ({"precision": "q"}, "moe.exchange.precision: 'q'. Valid: bfloat16, int8."),
+        ({"chunks": 0}, "moe.exchange.chunks: 0; a positive number"),
+    ],
+)
+def test_mistakes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)

@@ -1,0 +1,74 @@
+"""What learned routers share: jitter and the z-loss."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe import TopKRouter
+from tests.layers.moe.routers import loops
+from tests.tolerances import assert_close
+
+X = np.random.default_rng(1).normal(size=(1, 1000, 4)).astype(np.float32)
+
+
+def logits(jitter: float, training: bool, seed: int = 1) -> np.ndarray:
+    layer, theta = loops.make(TopKRouter, 4, jitter=jitter)
+    with context.scope(training=training, seed=tf.constant([seed, 0])):
+        return layer.logits(theta, tf.constant(X)).numpy()
+
+
+def test_jitter_multiplies_inputs_by_numbers_around_1():
+    factors = logits(0.25, training=True) / X
+    assert 0.75 <= factors.min() < 0.76 and 1.24 < factors.max() <= 1.25
+    assert_close(factors.mean(axis=(0, 1)), np.ones(4), "sampling")
+    assert_close(factors.std(), 0.25 / np.sqrt(3), "sampling")
+
+
+def test_jitter_is_of_training_and_of_the_seed():
+    np.testing.assert_array_equal(logits(0.25, training=False), X)
+    np.testing.assert_array_equal(logits(0.0, training=True), X)
+    first, again, other = (logits(0.25, True, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_logits_are_float32_products_also_of_bfloat16():
+    x = tf.cast(X, tf.bfloat16)
+    layer, theta = loops.make(TopKRouter, 4)
+    theta.w_gate = tf.constant(np.random.default_rng(2).normal(size=(4, 4)), tf.float32)
+    expected = x.numpy().astype(np.float64) @ theta.w_gate.numpy().astype(np.float64)
+    found = layer.logits(theta, x)
+    assert found.dtype == tf.float32
+    assert_close(found, expected, "float32")
+
+
+def test_the_z_loss_is_its_formula():
+    real = np.random.default_rng(2).random((1, 1000)) < 0.5
+    layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)
+    loss = loops.route(layer, theta, X, real).losses["z_loss"]
+    total = 0.0
+    for logits_E in X[real].astype(np.float64):
+        total += np.log(np.exp(logits_E).sum()) ** 2
+    assert_close(loss.value, total / real.sum(), "float32")
+    assert loss.weight == 0.1
+
+
+def test_there_is_no_z_loss_without_a_weight_and_none_of_padding():
+    assert "z_loss" not in loops.route(*loops.make(TopKRouter, 4), X).losses
+    layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)
+    assert float(loops.route(layer, theta, X, np.zeros((1, 1000))).losses["z_loss"].value) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"jitter": 1.5}, "router.jitter: 1.5; 0 to 1 was expected"),
+        ({"z_loss_weight": -0.1}, "router.z_loss_weight: -0.1; 0 or more was expected"),
+        ({"auxiliary_loss_weight": -0.1}, "router.auxiliary_loss_weight: -0.1; 0 or more was"),
+        ({"auxiliary_loss_level": "grup"}, r"_loss_level: 'grup'. Did you mean 'group'\?"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        loops.make(TopKRouter, 4, **values)

@@ -1,0 +1,97 @@
+"""What token-choice routers share: how much experts take, and expert output masking."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import ForcedBalanceRouter, HashRouter, TopKRouter
+from tests.layers.moe.routers import loops
+from tests.tolerances import assert_close
+
+LOGITS = np.random.default_rng(1).normal(size=(2, 16, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "training", "evaluation"),
+    [
+        ({}, 8, 8),
+        ({"capacity_factor": 0.5}, 4, 4),
+        ({"evaluation_capacity_factor": 1.5}, 8, 12),
+        ({"capacity_factor": 1.25, "evaluation_capacity_factor": 0.25}, 10, 2),
+        ({"capacity_factor": 0.25, "minimum_capacity": 3}, 3, 3),
+        ({"minimum_capacity": 100}, 16, 16),
+        ({"capacity_factor": 4.0}, 16, 16),
+    ],
+)
+def test_capacity_is_a_multiple_of_a_balanced_load(values, training, evaluation):
+    layer, theta = loops.make(TopKRouter, 4, k=2, **values)
+    assert loops.route(layer, theta, LOGITS, training=True).capacity == training
+    assert loops.route(layer, theta, LOGITS).capacity == evaluation
+
+
+def test_a_balanced_load_is_kept_whole_and_a_skewed_one_is_not():
+    def dropped(**values) -> float:
+        layer, theta = loops.make(ForcedBalanceRouter, 4, k=2, **values)
+        return 1 - float(tf.reduce_sum(loops.route(layer, theta, LOGITS).load())) / 64
+
+    assert dropped() == 0.0
+    assert dropped(skew=0.5) > 0.1
+    assert dropped(skew=0.5, minimum_capacity=16) == 0.0
+
+
+def test_unlimited_experts_take_all_that_come():
+    layer, theta = loops.make(TopKRouter, 4, k=2)
+    one_sided = np.tile(LOGITS[:1, :1], (1, 16, 1))
+    assert not tf.reduce_all(loops.route(layer, theta, one_sided).choices[0].kept_GS)
+    layer.take_all()
+    routing = loops.route(layer, theta, one_sided)
+    assert routing.capacity == 16
+    assert all(tf.reduce_all(choice.kept_GS) for choice in routing.choices)
+
+
+@pytest.mark.parametrize("name", ["capacity_factor", "evaluation_capacity_factor"])
+def test_unlimited_experts_have_no_capacity_factor(name):
+    layer, _ = loops.make(TopKRouter, 4, **{name: 2.0})
+    with pytest.raises(ValueError, match=f"router.{name}=2 limits .* dispatch='dropless'"):
+        layer.take_all()
+
+
+def masked_gates(rate: float, training: bool, seed: int = 1) -> np.ndarray:
+    """[2,4000]: gates of two choices, which are 1/2 unmasked."""
+    p = HashRouter.params().set(num_experts=4, k=2, capacity_factor=4.0, output_masking_rate=rate)
+    ids = tf.range(4000)[None]
+    x = tf.zeros((1, 4000, 4))
+    router = p.instantiate(path="router")
+    routing = loops.route(router, NestedMap(), x, training=training, seed=seed, ids=ids)
+    assert all(tf.reduce_all(choice.kept_GS) for choice in routing.choices)
+    return np.stack([choice.gate_GS[0] for choice in routing.choices])
+
+
+def test_output_masking_takes_a_share_and_makes_the_others_more():
+    gates = masked_gates(0.2, training=True)
+    assert_close((gates == 0).mean(axis=1), [0.2, 0.2], "sampling", least_scale=1)
+    both = (gates == 0).all(axis=0).mean()
+    assert_close(both, 0.2 * 0.2, "sampling", least_scale=1)
+    assert_close(gates[gates > 0], np.full((gates > 0).sum(), 0.5 / 0.8), "float32")
+
+
+def test_output_masking_is_of_training_and_of_the_seed():
+    np.testing.assert_array_equal(masked_gates(0.2, training=False), 0.5)
+    np.testing.assert_array_equal(masked_gates(0.0, training=True), 0.5)
+    first, again, other = (masked_gates(0.2, True, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"priority": "gates"}, r"router.priority: 'gates'. Did you mean 'gate'\?"),
+        ({"minimum_capacity": 0}, "router.minimum_capacity: 0; 1 or more was expected"),
+        ({"output_masking_rate": 1.0}, "router.output_masking_rate: 1.0; 0 to 0.99 was expected"),
+    ],
+)
+def test_mistakes_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        loops.make(TopKRouter, 4, **values)

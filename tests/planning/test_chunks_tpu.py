@@ -1,0 +1,72 @@
+"""Chunks of an exchange on a TPU: scheduled so that some travel while others are computed."""
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.planning import hlo_operations, hlo_text, topologies
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.sharding.mesh import Mesh
+
+pytest.importorskip("libtpu")
+
+MESH = "data=4"
+B, L, M, H, E = 8, 512, 512, 2048, 8
+# What LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true says to a whole process.
+ASYNCHRONOUS = {"xla_tpu_enable_async_all_to_all": "true"}
+
+
+def compiled(chunks: int, topology: str) -> str:
+    """The scheduled program of a layer's output and gradients, in bfloat16."""
+    params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
+    params.exchange.set(chunks=chunks)
+    layer = params.instantiate(path="moe")
+    specs = layer.variable_specs()
+
+    def run(theta, x_BLM, d_y):
+        theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
+        with context.scope(training=False), tf.GradientTape() as tape:
+            tape.watch((theta, x_BLM))
+            y = annotate(layer.fprop(theta, x_BLM, tf.ones([B, L], tf.int32)), "BLM")
+        d_theta, d_x = tape.gradient(y, (theta, x_BLM), annotate(d_y, "BLM"))
+        return y, annotate_weights(d_theta, specs), annotate(d_x, "BLM")
+
+    theta = specs.transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
+    x = tf.TensorSpec((B, L, M), tf.bfloat16)
+    program = partition(run, MESH, "expert").lower(theta, x, x)
+    devices = topologies.get(topology).compile_devices()
+    return program.lower(devices).compile(compiler_options=ASYNCHRONOUS).as_text()
+
+
+def computed_beside(text: str) -> set[tuple[str, str]]:
+    """Phases of all-to-alls, each with that of experts' products between its start and its done."""
+    assert "is_scheduled=true" in text
+    layers = frozenset({"moe", "moe/router", "moe/experts"})
+    operations = hlo_operations.operations_of_text(text, Mesh.parse(MESH), layers).operations
+    by_name = {operation.name: operation for operation in operations}
+    under_way: set[str] = set()
+    found = set()
+    for instruction in hlo_text.parse_module(text).entry.instructions:
+        operation = by_name.get(instruction.name)
+        if instruction.opcode == "all-to-all-start":
+            under_way.add(instruction.name)
+        elif instruction.opcode == "all-to-all-done":
+            under_way -= set(instruction.operand_names)
+        elif operation and operation.matmul_flops and operation.layer == "moe/experts":
+            found |= {(by_name[start].phase, operation.phase) for start in under_way}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v6e:2x2", "v5p:2x2x1"])
+def test_experts_compute_while_other_chunks_travel(topology):
+    found = computed_beside(compiled(2, topology))
+    assert {("forward", "forward"), ("backward", "backward")} <= found
+
+
+@pytest.mark.slow
+def test_whole_buffers_wait_for_all_experts():
+    """Forward; backward, the gradients of weights stand beside those of rows in any case."""
+    assert ("forward", "forward") not in computed_beside(compiled(1, "v6e:2x2"))

@@ -1,0 +1,276 @@
+"""gshard-experts as its users meet it: a report, a dense model upcycled, a sparse one pruned."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.tools import (
+    _converted,
+    _experts_picture,
+    _perplexity,
+    _runtime,
+    _start,
+    _trained,
+    evaluate,
+    experts,
+    train,
+)
+from lingvo_gshard.training.checkpoint import CheckpointStore
+from tests.data import corpora
+from tests.tools import tiny_translation
+
+DENSE = {
+    "--gin_param=task.encoder.moe = @lingvo_gshard.layers.feed_forward.FeedForward",
+    "--gin_param=task.decoder.moe_every = 0",
+}
+STEPS = 20
+
+
+def run_here(capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    name = "gshard-experts"
+    code = _start.guarded(name, experts.main)([name, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def dense_logdir(tmp_path_factory):
+    """A model without experts, trained for a moment."""
+    directory = tmp_path_factory.mktemp("dense")
+    arguments = tiny_translation.write(directory)
+    flags = [*arguments, *DENSE, f"--logdir={directory}/run", f"--steps={STEPS}"]
+    train.main(["gshard-train", *flags])
+    return directory / "run"
+
+
+@pytest.fixture(scope="module")
+def upcycled_logdir(dense_logdir, tmp_path_factory):
+    """The model made of it, with three experts in the encoder's layer."""
+    logdir = tmp_path_factory.mktemp("upcycled") / "run"
+    small = "--gin_param=task.encoder.moe.group_size = 32"
+    names = f"--logdir={dense_logdir}", f"--output={logdir}"
+    experts.main(["gshard-experts", "upcycle", *names, "--experts=3", small])
+    return logdir
+
+
+def metrics_of(logdir):
+    lines = (logdir / "metrics.jsonl").read_text().splitlines()
+    return {row["step"]: row for row in map(json.loads, lines)}
+
+
+def expectation(logdir):
+    """How well the model expects the test rows, as gshard-evaluate says."""
+    run = _trained.Run(str(logdir))
+    values = evaluate.define_flags()
+    values(["gshard-evaluate"])
+    trained = run.restore(_runtime.Launch(values, run.params), say=print)
+    return _perplexity.measure(run.params, trained, run.input.rows("test"))
+
+
+def arrays_of(logdir):
+    store = CheckpointStore(logdir / "checkpoints", writable=False)
+    checkpoint = store.restore()
+    store.close()
+    return checkpoint
+
+
+def test_an_upcycled_model_scores_as_the_dense_one(dense_logdir, upcycled_logdir):
+    dense, found = map(expectation, (dense_logdir, upcycled_logdir))
+    assert found.cross_entropy == pytest.approx(dense.cross_entropy, rel=1e-5)
+    assert found.accuracy == pytest.approx(dense.accuracy) and found.tokens == dense.tokens
+
+
+def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
+    dense, found = (_trained.Run(str(path)).params for path in (dense_logdir, upcycled_logdir))
+    paths = {path for path, _, _ in dense.diff(found)}
+    assert paths and all(path.startswith("task.encoder.moe.") for path in paths)
+    assert found.task.encoder.moe.group_size == 32 and found.task.encoder.moe.num_experts == 3
+    mine, theirs = arrays_of(upcycled_logdir), arrays_of(dense_logdir)
+    assert mine.step == theirs.step == STEPS and mine.position == theirs.position
+    assert mine.params_text == found.to_text()
+    assert {file.name for file in mine.extras.iterdir()} == {
+        file.name for file in theirs.extras.iterdir()
+    }
+
+
+def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
+    train.main(["gshard-train", f"--logdir={upcycled_logdir}", f"--steps={2 * STEPS}"])
+    out = capsys.readouterr().out
+    assert f"Going on from the checkpoint of step {STEPS}" in out
+    assert "fullest expert" in out and "places taken" in out
+    rows = metrics_of(upcycled_logdir)
+    assert list(rows) == list(range(STEPS + 1, 2 * STEPS + 1))
+    first, last = (
+        np.mean([rows[step]["cross_entropy"] for step in steps])
+        for steps in (range(STEPS + 1, STEPS + 4), range(2 * STEPS - 2, 2 * STEPS + 1))
+    )
+    assert last < first
+    # Experts that were alike have become different.
+    w_in = arrays_of(upcycled_logdir).theta["encoder.layers[0].feed_forward.experts.w_in"]
+    assert all(np.abs(w_in[0] - other).max() > 1e-4 for other in w_in[1:])
+
+
+def test_to_begin_anew_is_step_0_with_new_slots(dense_logdir, tmp_path, capsys):
+    output = tmp_path / "made" / "run"
+    names = f"--logdir={dense_logdir}", f"--output={output}"
+    code, out, err = run_here(capsys, "upcycle", *names, "--experts=2", "--restart")
+    assert (code, err) == (0, "")
+    assert f"gshard-train --logdir={output}\n" in out
+    found = arrays_of(output)
+    assert found.step == 0 and not any(slot.any() for slot in found.slots.values())
+
+
+def test_a_report_is_of_every_language_and_expert(trained_logdir, tmp_path, capsys):
+    json_path, html_path = tmp_path / "experts.json", tmp_path / "experts.html"
+    flags = f"--logdir={trained_logdir}", f"--json={json_path}", f"--html={html_path}"
+    code, out, err = run_here(capsys, "report", *flags)
+    assert (code, err) == (0, "")
+    record = json.loads(json_path.read_text())
+    assert record["rows"] == 50 and record["split"] == "test" and record["step"] == 20
+    layers = record["layers"]
+    assert [layer["path"] for layer in layers] == [
+        f"{side}.layers[0].feed_forward" for side in ("encoder", "decoder")
+    ]
+    for layer in layers:
+        assert layer["path"] in out and list(layer["languages"]) == ["de", "fr"]
+        assert 0 <= layer["languages_differ"] <= 1
+        total = np.zeros(layer["num_experts"])
+        for language, found in layer["languages"].items():
+            load = np.array(found["load"])
+            total += load
+            assert load.sum() == 2 * found["tokens"]
+            assert found["largest_violation"] == pytest.approx(load.max() / load.mean() - 1)
+            assert found["dead_experts"] == np.sum(load == 0) and found["dropped_share"] == 0
+            assert re.search(rf"{language} +{found['tokens']:,}.*{load.argmax()} \(", out)
+        np.testing.assert_array_equal(layer["all"]["load"], total)
+    # Words and the token that ends a sentence: one each at the least, in every row.
+    words = sum(len(row.source.split()) + 1 for row in corpora.rows(50))
+    assert layers[0]["all"]["tokens"] >= words
+    page = html_path.read_text()
+    assert page.count('class="cell"') == 2 * 2 * record["layers"][0]["num_experts"]
+    assert "default-src 'none'" in page and "<script" not in page and "http://" not in page
+
+
+def test_json_alone_goes_to_standard_output(trained_logdir, capsys):
+    flags = f"--logdir={trained_logdir}", "--languages=fr", "--max_rows_per_language=3", "--json"
+    code, out, err = run_here(capsys, "report", *flags)
+    assert code == 0 and "most used" in err
+    record = json.loads(out)
+    assert record["rows"] == 3 and list(record["layers"][0]["languages"]) == ["fr"]
+
+
+def test_many_experts_have_no_numbers_in_their_squares():
+    found = {"load": list(range(64)), "largest_violation": 1.0, "dropped_share": 0.0}
+    found |= {"dead_experts": 1}
+    layer = {"path": "a<b", "num_experts": 64, "languages_differ": 0.5, "all": found}
+    record = {"experiment": "x", "step": 1, "rows": 2, "split": "dev"}
+    page = _experts_picture.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
+    assert 'class="share' not in page and page.count('class="cell"') == 64
+    assert "a&lt;b" in page and "a<b" not in page
+
+
+def test_a_pruned_model_is_scored_as_any_other(trained_logdir, tmp_path, capsys):
+    output = tmp_path / "pruned"
+    flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--languages=de"
+    code, out, err = run_here(capsys, "prune", *flags, "--keep=0.5", "--by=gate")
+    assert (code, err) == (0, "")
+    kept = re.findall(r"layers\[0\].feed_forward: 4 of 8 experts, .*: ([\d, ]+)", out)
+    assert len(kept) == 2
+    whole, left = arrays_of(trained_logdir), arrays_of(output)
+    for side, text in zip(("encoder", "decoder"), kept, strict=True):
+        chosen = [int(number) for number in text.split(",")]
+        path = f"{side}.layers[0].feed_forward"
+        for name, axis in (("experts.w_in", 0), ("router.w_gate", 1)):
+            expected = whole.theta[f"{path}.{name}"].take(chosen, axis)
+            np.testing.assert_array_equal(left.theta[f"{path}.{name}"], expected)
+    scores = tmp_path / "scores.json"
+    flags = "--languages=de", "--max_rows_per_language=4", "--noshuffled", "--beam_size=1"
+    evaluate.main(["gshard-evaluate", f"--logdir={output}", *flags, f"--json={scores}"])
+    assert json.loads(scores.read_text())["rows"] == 4
+
+
+def test_all_experts_kept_are_the_same_model(trained_logdir, tmp_path, capsys):
+    output = tmp_path / "pruned"
+    flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--keep=1"
+    assert run_here(capsys, "prune", *flags)[0] == 0
+    whole, left = arrays_of(trained_logdir), arrays_of(output)
+    for mine, theirs in ((left.theta, whole.theta), (left.slots, whole.slots)):
+        assert mine.keys() == theirs.keys()
+        for path in theirs:
+            np.testing.assert_array_equal(mine[path], theirs[path])
+    assert (output / "params.txt").read_text() == (trained_logdir / "params.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "the subcommand, what to do, is missing. Valid"),
+        (["reprot"], "'reprot' is unknown. Did you mean 'report'?"),
+        (["report", "--languages=frr"], "test has no rows of 'frr'. Did you mean 'fr'?"),
+        (["report", "--split=tset"], "--split=tset is unknown. Did you mean 'test'?"),
+        (["report", "--outptu=x"], "Unknown command line flag 'outptu'"),
+        (["prune"], "--output is missing"),
+        (["prune", "--output=new", "--keep=0"], "--keep=0; more than 0"),
+        (["prune", "--output=new", "--by=laod"], "--by=laod: Did you mean 'load'?"),
+        (["upcycle", "--output=.", "--experts=2"], "--output=. exists already"),
+        (["upcycle", "--output=new"], "--experts is missing"),
+        (["upcycle", "--output=new", "--experts=1"], "--experts=1; 2 or more"),
+        (["upcycle", "--output=new", "--experts=2"], "the task has no dense layers to convert"),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, trained_logdir, capsys):
+    if flags:
+        flags = [*flags, f"--logdir={trained_logdir}"]
+    code, out, err = run_here(capsys, *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-experts: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_a_dense_run_has_no_experts_to_report_or_prune(dense_logdir, tmp_path, capsys):
+    names = [f"--logdir={dense_logdir}", "--max_rows_per_language=2"]
+    code, _, err = run_here(capsys, "report", *names)
+    assert code == 1 and "has no experts" in err
+    code, _, err = run_here(capsys, "prune", *names, f"--output={tmp_path}/new")
+    assert code == 1 and f"--logdir={dense_logdir}: the task has no experts to prune" in err
+
+
+def test_a_capacity_that_drops_is_refused_unless_asked_for(dense_logdir, tmp_path, capsys):
+    flags = [f"--logdir={dense_logdir}", f"--output={tmp_path}/new", "--experts=4"]
+    flags += ["--gin_param=task.encoder.moe.router.evaluation_capacity_factor = 1.0"]
+    code, _, err = run_here(capsys, "upcycle", *flags)
+    assert code == 1 and err.count("\n") == 1 and not (tmp_path / "new").exists()
+    assert "encoder.moe.router.evaluation_capacity_factor = 4 drops none" in err
+    assert "--noexact makes it nevertheless" in err
+    assert run_here(capsys, "upcycle", *flags, "--noexact")[0] == 0
+
+
+def test_a_disk_that_takes_nothing_leaves_nothing(dense_logdir, tmp_path, capsys, monkeypatch):
+    def save(self, step, *_):
+        self.say(f"Warning: the checkpoint of step {step} could not be saved")
+
+    monkeypatch.setattr(_converted.CheckpointStore, "save", save)
+    names = f"--logdir={dense_logdir}", f"--output={tmp_path}/new"
+    code, _, err = run_here(capsys, "upcycle", *names, "--experts=2")
+    assert code == 1 and "could not be saved" in err and not (tmp_path / "new").exists()
+
+
+def test_help_names_the_subcommands(capsys):
+    assert experts.main(["gshard-experts", "--help"]) == 0
+    out = capsys.readouterr().out
+    for subcommand in experts.SUBCOMMANDS:
+        assert f"gshard-experts {subcommand} --logdir=runs/quickstart" in out
+
+
+@pytest.mark.parametrize("subcommand", experts.SUBCOMMANDS)
+def test_help_teaches(subcommand, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        experts.main(["gshard-experts", subcommand, "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert f"gshard-experts {subcommand} --logdir=runs/quickstart" in out
+    for name in experts.SUBCOMMANDS[subcommand].define_flags():
+        assert f"--{name}" in out

@@ -1,0 +1,61 @@
+"""Weights by the names that they have without loops."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training import conversion
+from tests.training import tiny_stacks
+
+
+def trainers():
+    """A trainer of four layers one by one, and one of the same in loops."""
+    found = []
+    for repeat in (False, True):
+        params = tiny_stacks.dense()
+        for stack in (params.encoder, params.decoder):
+            stack.set(num_layers=4, repeat=repeat)
+        found.append(tiny_stacks.trainer(params))
+    return found
+
+
+def finder(arrays):
+    def find(name, layout, shape):
+        assert len(layout) == len(shape) == arrays[name].ndim
+        assert arrays[name].shape == shape
+        return arrays[name]
+
+    return find
+
+
+def test_a_loop_becomes_layers_and_layers_a_loop():
+    plain, loop = trainers()
+    theta, slots = tiny_stacks.arrays(loop)
+    specs = loop.state_specs()
+    weights, moments = (
+        conversion.by_name(specs.theta, theta),
+        conversion.by_name(specs.slots, slots),
+    )
+    name = "encoder.layers[3].feed_forward.w_in"
+    stacked = "encoder.layers.body[1].feed_forward.w_in"
+    np.testing.assert_array_equal(weights[name], theta[stacked][1])
+    np.testing.assert_array_equal(
+        moments[f"{name}.first_moment"], slots[f"{stacked}.first_moment"][1]
+    )
+    there = conversion.of_trainer(plain, finder(weights), finder(moments))
+    assert set(dict(there.theta.flatten_items())) == set(weights)
+    back = conversion.of_trainer(loop, finder(weights), finder(moments))
+    for tree, arrays in ((back.theta, theta), (back.slots, slots)):
+        for path, array in tree.flatten_items():
+            np.testing.assert_array_equal(array, arrays[path])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_is_not_found_begins_as_untrained(index):
+    trainer = trainers()[index]
+    state: NestedMap = conversion.of_trainer(trainer, lambda *_: None, lambda *_: None)
+    expected = trainer.init_state()
+    for item in ("theta", "slots"):
+        pairs = zip(state[item].flatten_items(), expected[item].flatten(), strict=True)
+        for (path, array), value in pairs:
+            np.testing.assert_array_equal(array, value.numpy(), path)
