@@ -26,6 +26,7 @@ _SMALL_MODEL = [
 # Flags added to a command that would take long as it stands.
 TINY = {
     "gshard-train --experiment=translation.quickstart": _SMALL_MODEL,
+    "gshard-train --experiment=translation.quickstart_dense": _SMALL_MODEL,
     "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
     "gshard-train": ["--steps=2"],
     "gshard-plan --experiment=translation.quickstart": [

@@ -61,9 +61,9 @@ _PAGE = """<!DOCTYPE html>
 """
 
 _ABOUT = (
-    "Step {step:,}, {rows:,} rows of {split}. A square is one expert and one language: the darker, "
-    "the larger the expert's share of the language's tokens, in percent; darkest is the largest of "
-    "the layer, and a square of an even load would show {even}."
+    "Step {step:,}, {rows:,} rows of {split}. A square is one expert and one language: the "
+    "stronger its colour, the larger the expert's share of the language's tokens, in percent; the "
+    "strongest is the largest of the layer, and a square of an even load would show {even}."
 )
 
 

@@ -171,9 +171,7 @@ class Loop:
             stack.callback(self._batches.close)
             self._begin(checkpoint)
             self._progress = stack.enter_context(
-                Progress(
-                    self._console, self.step, p.steps, p.log_every_steps, self._balance.digest
-                )
+                Progress(self._console, self.step, p.steps, p.log_every_steps, self._balance.digest)
             )
             self._writer = self._open_writer()
             stack.callback(self._writer.close)

@@ -72,8 +72,8 @@ def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
     for index in set(range(stack.num_layers)) - set(replaced):
         if _feed_forward(stack, index) != rest:
             raise ValueError(
-                f"{path}: layer {index} has {path}.moe for its feed-forward layer, which is another "
-                f"than the rest's; with experts in layers {every}, {2 * every}, ... of {path} it "
+                f"{path}: layer {index} has {path}.moe for its feed-forward layer, which is not "
+                f"that of the rest; with experts in layers {every}, {2 * every}, ... of {path} it "
                 f"could not stay as it is. {path}.moe_every = {stack.moe_every} is to be kept"
             )
     moe = MixtureOfExperts.params().set(

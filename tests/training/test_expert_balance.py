@@ -3,6 +3,8 @@
 import pytest
 
 from lingvo_gshard.training.expert_balance import HELP, ExpertBalance
+from tests import tiny
+from tests.training.test_loop import Run
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 
@@ -89,3 +91,31 @@ def test_of_a_run_without_experts_there_is_nothing_to_say(metrics):
     balance.add(1, metrics)
     assert balance.digest(metrics) == ""
     assert balance.end_interval() == [] and balance.summary() == []
+
+
+class Routed(tiny.TinyTask):
+    """The tiny task, with the metrics of a layer of whose experts two never get a token."""
+
+    def loss(self, theta, batch):
+        for name, value in row(2, 0).items():
+            layer, _, metric = name.partition("/")
+            if layer == LAYERS[0]:
+                self.hidden.add_metric(metric, value)
+        return super().loss(theta, batch)
+
+
+def test_a_run_warns_at_its_log_lines_and_ends_with_a_summary(tmp_path):
+    run = Run(tmp_path, steps=12)
+    run.params.task = Routed.params()
+    run.go()
+    lines = [line for line in run.screen.getvalue().splitlines() if "compiled" not in line]
+    warning = "Warning: hidden: 2 experts or more have had no token in any step since step 1"
+    assert [index for index, line in enumerate(lines) if line == warning] == [1, 4, 6]
+    assert lines[2] == HELP and lines.count(HELP) == 1
+    for index, step in ((0, 5), (3, 10), (5, 12)):
+        assert lines[index].startswith(f"step {step}/12")
+        assert "fullest expert 3.00x  dropped 0.0%  dead experts 2" in lines[index]
+    assert lines[-2:] == [
+        "Experts in the last 2 steps, where 1.00x is an even load:",
+        "  hidden  fullest 3.00x  places taken 50.0%  dropped 0.0%  dead 2.0",
+    ]

@@ -19,6 +19,7 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.rematerialisation import Kept
+from lingvo_gshard.sharding import partitioning
 
 _POLICY = "products"
 # Layouts of the operands and the result of experts' products, for who keeps their results.
@@ -61,9 +62,13 @@ class Loads:
     @classmethod
     def of(cls, load_E: tf.Tensor) -> Loads:
         """Returns those of experts that have int32 [E] rows, one after another."""
-        order = tf.argsort(tf.cast(tf.equal(load_E, 0), tf.int32), stable=True)
-        active = tf.reduce_sum(tf.cast(load_E > 0, tf.int32))
-        return cls(tf.cumsum(load_E, exclusive=True), load_E, order, active)
+        has_rows = load_E > 0
+        count = tf.cast(has_rows, tf.int32)
+        num_experts = load_E.shape[0]
+        # Not by a sort: TensorFlow cannot lower to StableHLO a slice that begins where one says.
+        place = tf.where(has_rows, tf.cumsum(count, exclusive=True), num_experts)
+        order = tf.scatter_nd(place[:, tf.newaxis], tf.range(num_experts), [num_experts + 1])
+        return cls(tf.cumsum(load_E, exclusive=True), load_E, order, tf.reduce_sum(count))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +230,7 @@ class Blocks:
     ) -> list[tf.Tensor]:
         """Returns the output of the block that begins at row `start`, and what is kept of it."""
         kept = Kept(_POLICY)
-        with self._drawing_for(start), kept.recorded():
+        with self._block_at(start), kept.recorded():
             output = self.network(self._packed(weights), block)
         return [output, *kept.results[:-1]]
 
@@ -241,7 +246,7 @@ class Blocks:
         unused = tf.zeros_like(d_output)
         with (
             tf.GradientTape() as tape,
-            self._drawing_for(start),
+            self._block_at(start),
             context.recomputation(),
             Kept(_POLICY).replayed([*kept, unused]),
         ):
@@ -255,12 +260,15 @@ class Blocks:
         )
 
     @contextlib.contextmanager
-    def _drawing_for(self, start: tf.Tensor) -> Iterator[None]:
-        """The context of the block that begins at row `start`: it draws random numbers apart."""
+    def _block_at(self, start: tf.Tensor) -> Iterator[None]:
+        """What holds for the block that begins at row `start`, which draws random numbers apart.
+
+        Rows are one device's, in the gradient as well, which is computed outside of the region.
+        """
         now = self.context.part(self.context.iteration)
         if now.seed is not None:
             now.seed = random_numbers.hashed_fold_in_word(now.seed, start)
-        with context.use(now):
+        with context.use(now), partitioning.use(None):
             yield
 
     def _packed(self, weights: Tensors) -> NestedMap:

@@ -15,7 +15,8 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import exchange as exchanges
-from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows, mover_of
+from lingvo_gshard.layers.moe.dispatches.places_of_rows import PlacesOfRows
+from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
@@ -46,9 +47,7 @@ class SortedExchange:
         Along axes that experts are split over and groups are not, every device has all experts.
         """
         groups = resolve("GSM", 3)[0]
-        return cls(
-            experts, groups, tuple(a for a in resolve("EGCM", 4)[0] if a in groups), bound
-        )
+        return cls(experts, groups, tuple(a for a in resolve("EGCM", 4)[0] if a in groups), bound)
 
     def run(
         self, x_GSM: tf.Tensor, expert_KGS: tf.Tensor, gate_KGS: tf.Tensor, theta: NestedMap
@@ -115,19 +114,20 @@ class SortedExchange:
             device_KT = tf.minimum(expert_KT // own, devices - 1)
             position_KT = rows.place_KT - tf.gather(before_D, device_KT)
             kept_KT = (expert_KT < num_experts) & (position_KT < bound)
-            slot_KT = tf.where(kept_KT, device_KT * bound + position_KT, 0)
-            mover = mover_of(slot_KT, gate_KT, kept_KT, [devices, bound], x_TM.dtype)
+            slots = devices * bound
+            slot_KT = tf.where(kept_KT, device_KT * bound + position_KT, slots)
+            places = PlacesOfRows(slot_KT, slots)
             sent_DE = _within(load_DE, bound)
-            sent_DCM = mover.dispatch(x_TM[tf.newaxis])[0]
+            sent_DCM = tf.reshape(places.fill(x_TM), [devices, bound, x_TM.shape[-1]])
             arrived_CM = self._to_experts(sent_DCM)[0]
             arrived_DE = tf.reshape(self._to_experts(sent_DE), [devices, own])
-        arrived_C = tf.reshape(_experts_of(arrived_DE, bound), [1, devices * bound])
+        arrived_C = tf.reshape(_experts_of(arrived_DE, bound), [1, slots])
         y_CM = SortedRows(arrived_C, own).compute(
             arrived_CM, tf.ones_like(arrived_C, tf.float32), self.experts, theta
         )
         with tf.name_scope(exchanges.COMBINE_SCOPE):
             y_DCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)
-            y_TM = mover.combine(y_DCM[tf.newaxis])[0]
+            y_TM = places.collect(tf.reshape(y_DCM, [slots, x_TM.shape[-1]]), gate_KT)
         over = tf.reduce_sum(load_DE) - tf.reduce_sum(sent_DE)
         return y_TM, tf.cast(over, tf.float32)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.dispatches.blocks import Blocks, BlockSizes, Loads
-from lingvo_gshard.layers.moe.dispatches.gather import GatherDispatch
+from lingvo_gshard.layers.moe.dispatches.places_of_rows import PlacesOfRows
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import Choice, Routing
 
 
 class SortedRows:
@@ -42,25 +39,7 @@ class SortedRows:
         num_experts = self.load_E.shape[0]
         rows = self._expert_KT.shape.num_elements()
         sizes = BlockSizes.of(rows, num_experts)
-        is_row_KT = self._expert_KT < num_experts
-        slots = [1, rows + sizes.whole]
-        mover = mover_of(self.place_KT, gate_KT, is_row_KT, slots, x_TM.dtype)
+        slots = rows + sizes.whole
+        places = PlacesOfRows(tf.where(self._expert_KT < num_experts, self.place_KT, slots), slots)
         blocks = Blocks(experts.one, theta, Loads.of(self.load_E), sizes)
-        sorted_RM = mover.dispatch(x_TM[tf.newaxis])[0, 0]
-        return mover.combine(blocks.run(sorted_RM)[tf.newaxis, tf.newaxis])[0]
-
-
-def mover_of(
-    slot_KT: tf.Tensor,
-    gate_KT: tf.Tensor,
-    kept_KT: tf.Tensor,
-    slots: Sequence[int],
-    dtype: tf.DType,
-) -> GatherDispatch:
-    """Returns what moves tokens into slots[0] buffers of slots[1] each, and results back."""
-    by_choice = [tf.unstack(x[:, tf.newaxis]) for x in (slot_KT, gate_KT, kept_KT)]
-    choices = tuple(
-        Choice(slot // slots[1], slot % slots[1], gate, kept)
-        for slot, gate, kept in zip(*by_choice, strict=True)
-    )
-    return GatherDispatch(Routing(choices, *slots), dtype)
+        return places.collect(blocks.run(places.fill(x_TM)), gate_KT)

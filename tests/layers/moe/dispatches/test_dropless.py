@@ -1,0 +1,284 @@
+"""Dropless dispatch: equal to the others where nothing is dropped, on one device and on many."""
+
+import math
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.dispatches import blocks
+from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
+from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.routing import Choice, Routing
+from lingvo_gshard.runtime import hlo
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding import annotate, annotate_weights
+from tests.tolerances import assert_close
+
+M, H, E = 4, 6, 4
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """So that few rows already are several blocks, the last ones of several sizes."""
+    monkeypatch.setattr(blocks, "LARGEST_BLOCK", 5)
+    monkeypatch.setattr(blocks, "SMALLEST_STEP", 1)
+    monkeypatch.setattr(blocks, "STEPS", 3)
+
+
+def make(dispatch="dropless", experts=E, group_size=8, **values) -> MixtureOfExperts:
+    params = MixtureOfExperts.params().set(
+        model_dim=M, hidden_dim=H, num_experts=experts, group_size=group_size, dispatch=dispatch
+    )
+    for name, value in values.items():
+        params.set_path(name.replace("__", "."), value)
+    if dispatch != "dropless":
+        params.router.capacity_factor = float(experts)
+    return params.instantiate(path="moe")
+
+
+def weights_of(layer) -> NestedMap:
+    return layer.init(1).transform(
+        lambda w: (
+            w + 0.1 * np.sin(np.arange(w.shape.num_elements())).reshape(w.shape).astype(np.float32)
+        )
+    )
+
+
+def both_ways(layer, theta, x, mask, training=False, seed=1) -> NestedMap:
+    """Output, metrics and all gradients."""
+    sources = NestedMap(theta=theta, x=tf.convert_to_tensor(x))
+    with (
+        tf.GradientTape() as tape,
+        context.scope(training=training, seed=tf.constant([seed, 0])) as scope,
+    ):
+        tape.watch(sources.flatten())
+        y = layer.fprop(sources.theta, sources.x, mask)
+        weights = np.cos(np.arange(math.prod(y.shape))).reshape(y.shape)
+        total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
+    gradients = tape.gradient(total, sources.flatten(), unconnected_gradients="zero")
+    metrics = NestedMap({name: value for name, (value, _) in scope.metrics.items()})
+    return NestedMap(output=y, metrics=metrics, gradients=sources.pack(gradients))
+
+
+def check_equal(one: NestedMap, other: NestedMap) -> None:
+    for name in ("output", "gradients"):
+        pairs = zip(tf.nest.flatten(one[name]), tf.nest.flatten(other[name]), strict=True)
+        for actual, expected in pairs:
+            assert_close(actual, expected, "order")
+
+
+@hypothesis.given(
+    experts=st.integers(2, 9),
+    tokens=st.integers(1, 20),
+    group_size=st.integers(1, 8),
+    is_gated=st.booleans(),
+    use_bias=st.booleans(),
+    training=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@hypothesis.settings(max_examples=15)
+def test_it_equals_the_others_where_capacity_does_not_bind(
+    experts, tokens, group_size, is_gated, use_bias, training, seed
+):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(1, tokens, M)).astype(np.float32)
+    mask = tf.constant(rng.random((1, tokens)) < 0.8)
+    results = []
+    for dispatch in ("dropless", "gather", "einsum"):
+        layer = make(dispatch, experts, group_size, experts__use_bias=use_bias)
+        if is_gated:
+            layer = make(
+                dispatch, experts, group_size, experts__use_bias=use_bias,
+                experts__activation="swiglu",
+            )  # fmt: skip
+        results.append(both_ways(layer, weights_of(layer), x, mask, training))
+    for other in results[1:]:
+        check_equal(results[0], other)
+
+
+@hypothesis.given(
+    data=st.data(), choices=st.integers(1, 3), groups=st.integers(1, 3), size=st.integers(1, 7)
+)
+@hypothesis.settings(max_examples=15)
+def test_it_is_a_loop_over_tokens(data, choices, groups, size):
+    """Any routing: experts without tokens, experts with all, tokens that nobody takes."""
+    shape = (choices, groups, size)
+    count = math.prod(shape)
+    number = data.draw(st.lists(st.integers(0, E - 1), min_size=count, max_size=count))
+    kept = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    expert_KGS, kept_KGS = np.reshape(number, shape), np.reshape(kept, shape)
+    gate_KGS = np.where(kept_KGS, RNG.random(shape), 0).astype(np.float32)
+    layer = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E).instantiate(path="e")
+    theta = layer.init(1)
+    x_GSM = RNG.normal(size=(groups, size, M)).astype(np.float32)
+    y_GSM = run_alone(layer, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS)
+    w_in, w_out = theta.w_in.numpy(), theta.w_out.numpy()
+    wanted = np.zeros(x_GSM.shape)
+    for k, g, s in np.ndindex(shape):
+        e = expert_KGS[k, g, s]
+        hidden = np.maximum(x_GSM[g, s].astype(np.float64) @ w_in[e], 0)
+        wanted[g, s] += gate_KGS[k, g, s] * (hidden @ w_out[e]) * kept_KGS[k, g, s]
+    assert_close(y_GSM, wanted, "float32")
+
+
+def run_alone(experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
+    positions = tf.zeros(x_GSM.shape[:2], tf.int32)
+    choices = tuple(
+        Choice(tf.cast(e, tf.int32), positions, g, tf.convert_to_tensor(k))
+        for e, g, k in zip(expert_KGS, gate_KGS, kept_KGS, strict=True)
+    )
+    mover = DroplessDispatch(Routing(choices, E, x_GSM.shape[1]), tf.float32)
+    return mover.run(tf.convert_to_tensor(x_GSM), experts, theta, None)
+
+
+X = RNG.normal(size=(1, 24, M)).astype(np.float32)
+MASK = np.ones((1, 24), np.int32)
+
+
+def test_compiled_and_in_bfloat16():
+    layer = make(experts__use_bias=True)
+    theta = weights_of(layer)
+    compiled = tf.function(both_ways, jit_compile=True, autograph=False)
+    exact = both_ways(layer, theta, X, MASK)
+    check_equal(compiled(layer, theta, X, MASK), exact)
+    rounded = both_ways(layer, theta, tf.cast(X, tf.bfloat16), MASK)
+    assert rounded.output.dtype == tf.bfloat16
+    exact = both_ways(layer, theta, tf.cast(tf.cast(X, tf.bfloat16), tf.float32), MASK)
+    assert_close(tf.cast(rounded.output, tf.float32), exact.output, "bfloat16")
+    assert_close(
+        rounded.gradients.theta.experts.w_in, exact.gradients.theta.experts.w_in, "bfloat16"
+    )
+
+
+def test_it_makes_no_tensor_of_all_experts_and_slots():
+    tokens, experts = 64, 16
+    layer = make(experts=experts, group_size=tokens)
+    theta = layer.init(1)
+    step = tf.function(lambda x: both_ways(layer, theta, x, tf.ones([1, tokens])), jit_compile=True)
+    text = step.experimental_get_compiler_ir(tf.zeros([1, tokens, M]))(stage="optimized_hlo")
+    shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", text)
+    largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
+    # The choices' one-hot numbers [K,T,E]; not experts times their places, not that times M.
+    assert largest <= 2 * tokens * experts < experts * tokens * M
+
+
+def test_expert_dropout_draws_for_every_row():
+    """Tokens that are all alike, to which one expert gives all alike but for what is dropped."""
+    layer = make(experts=2, group_size=24, experts__dropout_rate=0.5, experts__use_bias=True)
+    theta = weights_of(layer)
+    x = np.ones((1, 24, M), np.float32)
+    y = both_ways(layer, theta, x, MASK, training=True).output.numpy()[0]
+    assert len(np.unique(y.round(5), axis=0)) > 12
+    np.testing.assert_array_equal(y, both_ways(layer, theta, x, MASK, training=True).output[0])
+    other = both_ways(layer, theta, x, MASK, training=True, seed=2).output[0]
+    assert not np.array_equal(y, other)
+    evaluated = both_ways(layer, theta, x, MASK).output.numpy()[0]
+    np.testing.assert_allclose(evaluated, np.broadcast_to(evaluated[0], evaluated.shape), rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_few_tokens_as_in_decoding_are_as_among_many(tokens):
+    layer = make(experts=8)
+    theta = weights_of(layer)
+    many = both_ways(layer, theta, X, MASK).output
+    few = both_ways(layer, theta, X[:, :tokens], MASK[:, :tokens]).output
+    assert_close(few, many[:, :tokens], "float32")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"router__capacity_factor": 2.0}, "moe.router.capacity_factor=2 .*dispatch='dropless'"),
+        (
+            {"router__evaluation_capacity_factor": 2.0},
+            "moe.router.evaluation_capacity_factor=2 .*dispatch='dropless'",
+        ),
+        ({"dropless_bound": -1.0}, "moe.dropless_bound: -1; 0 or more"),
+        ({"exchange__chunks": 2}, "moe.exchange.chunks=2 .*moe.dispatch='dropless'"),
+        (
+            {"exchange__precision": "int8"},
+            "moe.exchange.precision='int8' .*moe.dispatch='dropless'",
+        ),
+    ],
+)
+def test_options_that_do_not_go_with_it_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        make(**values)
+
+
+def test_its_option_is_refused_with_other_dispatches():
+    with pytest.raises(ValueError, match="moe.dropless_bound=2 .*moe.dispatch='gather'"):
+        make("gather", dropless_bound=2.0)
+
+
+TOKENS = 8
+
+
+def on_devices(layer, mesh: str, strategy: str, with_gradient=True):
+    """A function of weights and x on devices: output, metrics and, if wanted, gradients."""
+    specs = layer.variable_specs()
+
+    def run(theta, x):
+        theta, x = annotate_weights(theta, specs), annotate(x, "BLM")
+        found = both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32))
+        if not with_gradient:
+            return found.output, found.metrics
+        return found
+
+    return partition(run, mesh, strategy)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [("data=8", "expert"), ("data=2,fsdp=2,model=2", "expert_fsdp_tensor")],
+)
+def test_many_devices_are_as_one(mesh, strategy):
+    layer = make(experts=8, experts__use_bias=True, experts__activation="swiglu")
+    theta = weights_of(layer)
+    x = RNG.normal(size=(8, TOKENS, M)).astype(np.float32)
+    found = on_devices(layer, mesh, strategy)(theta, x)
+    check_equal(found, both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)))
+
+
+def test_devices_exchange_rows_twice_each_way():
+    """And, forward, how many there are; the router's weight has a gradient to sum."""
+    layer = make(experts=8)
+    shapes = (
+        layer.variable_specs().transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype)),
+        tf.TensorSpec((8, TOKENS, M)),
+    )
+    forward = on_devices(layer, "data=8", "expert", with_gradient=False).compile(*shapes)
+    kinds = hlo.count_by_kind(forward.collectives())
+    assert kinds["all-to-all"] == 3
+    assert set(kinds) <= {"all-to-all", "all-reduce"}
+    kinds = hlo.count_by_kind(on_devices(layer, "data=8", "expert").compile(*shapes).collectives())
+    assert kinds["all-to-all"] == 5
+    assert set(kinds) <= {"all-to-all", "all-reduce"}
+
+
+@pytest.mark.parametrize(("bound", "share"), [(0.0, None), (1.0, 0.4), (8.0, 0.0)])
+def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
+    """All tokens alike, so all rows of a device are for two of the eight."""
+    layer = make(experts=8, dropless_bound=bound)
+    theta = weights_of(layer)
+    x = np.ones((8, TOKENS, M), np.float32)
+    output, metrics = on_devices(layer, "data=8", "expert", with_gradient=False)(theta, x)
+    alone = both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)).output
+    if share is None:
+        assert "moe/over_bound_share" not in metrics
+    else:
+        assert (float(metrics["moe/over_bound_share"]) > 0) == (share > 0)
+        assert float(metrics["moe/over_bound_share"]) >= share
+    taken = np.any(np.asarray(output), -1)
+    if share:
+        assert 0 < taken.mean() < 0.5
+    else:
+        assert_close(output, alone, "order")
