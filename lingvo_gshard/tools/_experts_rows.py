@@ -67,6 +67,7 @@ def use_by_language(
             members = [row for row in rows if row.language == language]
             batches = _batches(run, members)
             found[language] = expert_use.measure(task, theta, batches, count)
+        progress.update(len(rows))
     found = {language: use for language, use in found.items() if use}
     if not found:
         raise ValueError(

@@ -181,6 +181,7 @@ REFUSED = {
 }
 # What these do has tests of its own: they concern other routers, or work together with another.
 TRIED_ELSEWHERE = {
+    "dropless_bound",
     "exchange",
     "shared_combination",
     "is_causal",

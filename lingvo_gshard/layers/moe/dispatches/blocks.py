@@ -29,7 +29,7 @@ _HIDDEN, _OUTPUT = ("CM", "EMH", "CH"), ("CH", "EHM", "CM")
 LARGEST_BLOCK = 512
 SMALLEST_STEP = 8
 # How many sizes there are for an expert's last block.
-STEPS = 8
+STEPS = 4
 
 Tensors = Sequence[tf.Tensor]
 Network = Callable[[NestedMap, tf.Tensor], tf.Tensor]

@@ -84,13 +84,13 @@ def check_equal(one: NestedMap, other: NestedMap) -> None:
     training=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=8)
 def test_it_equals_the_others_where_capacity_does_not_bind(
     experts, tokens, group_size, is_gated, use_bias, training, seed
 ):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(1, tokens, M)).astype(np.float32)
-    mask = tf.constant(rng.random((1, tokens)) < 0.8)
+    mask = tf.constant(rng.random((1, tokens)) < 0.8, tf.int32)
     results = []
     for dispatch in ("dropless", "gather", "einsum"):
         layer = make(dispatch, experts, group_size, experts__use_bias=use_bias)
@@ -107,7 +107,7 @@ def test_it_equals_the_others_where_capacity_does_not_bind(
 @hypothesis.given(
     data=st.data(), choices=st.integers(1, 3), groups=st.integers(1, 3), size=st.integers(1, 7)
 )
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=8)
 def test_it_is_a_loop_over_tokens(data, choices, groups, size):
     """Any routing: experts without tokens, experts with all, tokens that nobody takes."""
     shape = (choices, groups, size)
