@@ -13,7 +13,7 @@ def statistics(routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> dict[str, 
     Load counts the tokens an expert keeps, of all groups together.
 
     load_max_over_mean    the largest load over the mean one; 1: even
-    dropped_share         of the places that real tokens asked for, those not given; where experts
+    dropped_share         of the places that tokens asked for, those not given; where experts
                           choose tokens, of real tokens those that none chose
     utilisation           of the places there are, those taken
     dead_experts          how many experts keep no token

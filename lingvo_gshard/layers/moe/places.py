@@ -49,7 +49,7 @@ def place(
         position_GS = tf.cast(tf.reduce_sum(before_GSE * chosen_GSE, -1), tf.int32)
         kept_GS = (position_GS < capacity) & (pick.wanted_GS > 0)
         gate_GS = tf.where(kept_GS, pick.gate_GS, 0.0)
-        choices.append(Choice(pick.expert_GS, position_GS, gate_GS, kept_GS))
+        choices.append(Choice(pick.expert_GS, position_GS, gate_GS, kept_GS, pick.wanted_GS))
         used_G1E += tf.reduce_sum(counted_GSE, axis=1, keepdims=True)
     return tuple(choices)
 

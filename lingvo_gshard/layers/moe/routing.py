@@ -11,13 +11,15 @@ import tensorflow as tf
 class Choice:
     """One expert per token: which, the token's place in its buffer, and the weight of its output.
 
-    All [G,S]: expert and position int32, gate float32 (0 where the token is not kept), kept bool.
+    All [G,S]: expert and position int32, gate float32 (0 where the token is not kept), kept bool,
+    and wanted, float32, 1 where the token is to be computed if there is room.
     """
 
     expert_GS: tf.Tensor
     position_GS: tf.Tensor
     gate_GS: tf.Tensor
     kept_GS: tf.Tensor
+    wanted_GS: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Routing:
         )
 
     def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
-        """Returns, of the places that real tokens ask for, the share not given; float32 scalar."""
-        wanted = tf.reduce_sum(mask_GS) * len(self.choices)
+        """Returns, of the places that tokens ask for, the share not given; float32 scalar."""
+        del mask_GS
+        wanted = tf.add_n([tf.reduce_sum(choice.wanted_GS) for choice in self.choices])
         return 1.0 - tf.reduce_sum(self.load()) / tf.maximum(wanted, 1.0)
 
 

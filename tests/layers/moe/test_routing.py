@@ -45,12 +45,17 @@ def test_statistics_are_counts():
     experts = 3
     mask = rng.random((2, 8)) < 0.8
     picked = [rng.integers(0, experts, mask.shape) for _ in range(2)]
-    kept = [mask & (rng.random(mask.shape) < 0.7) for _ in range(2)]
+    wanted = [mask, mask & (rng.random(mask.shape) < 0.7)]
+    kept = [w & (rng.random(mask.shape) < 0.7) for w in wanted]
     choices = tuple(
         Choice(
-            tf.constant(e, tf.int32), tf.zeros_like(e, tf.int32), tf.zeros(e.shape), tf.constant(k)
+            tf.constant(e, tf.int32),
+            tf.zeros_like(e, tf.int32),
+            tf.zeros(e.shape),
+            tf.constant(k),
+            tf.cast(w, tf.float32),
         )
-        for e, k in zip(picked, kept, strict=True)
+        for e, k, w in zip(picked, kept, wanted, strict=True)
     )
     found = statistics(Routing(choices, experts, 8), tf.cast(mask, tf.float32))
     load = np.zeros(experts)
@@ -58,13 +63,13 @@ def test_statistics_are_counts():
         for expert, is_kept in zip(experts_GS.ravel(), kept_GS.ravel(), strict=True):
             load[expert] += is_kept
     assert_close(found["load_max_over_mean"], load.max() / load.mean(), "float32")
-    assert_close(found["dropped_share"], 1 - load.sum() / (2 * mask.sum()), "float32")
+    assert_close(found["dropped_share"], 1 - load.sum() / np.sum(wanted), "float32")
     assert_close(found["utilisation"], load.sum() / (2 * experts * 8), "float32")
     assert float(found["dead_experts"]) == (load == 0).sum()
 
 
 def test_statistics_of_nothing_but_padding_are_finite():
     zeros = tf.zeros([1, 4], tf.int32)
-    choice = Choice(zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool))
+    choice = Choice(zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool), tf.zeros([1, 4]))
     found = statistics(Routing((choice, choice), 2, 4), tf.zeros([1, 4]))
     assert all(np.isfinite(value) for value in found.values())

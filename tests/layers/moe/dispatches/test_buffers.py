@@ -86,6 +86,7 @@ def _rows(expert, position, gate):
         tf.constant([position]),
         tf.constant([gate], tf.float32),
         tf.constant([kept]),
+        tf.cast([kept], tf.float32),
     )
 
 
@@ -96,8 +97,8 @@ def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
     zeros = tf.zeros([1, tokens])
     none = tf.zeros([1, tokens], tf.bool)
     choices = (
-        Choice(tf.zeros_like(index), index, tf.ones([1, tokens]), ~none),
-        Choice(tf.ones_like(index), index, zeros, none),
+        Choice(tf.zeros_like(index), index, zeros + 1, ~none, zeros + 1),
+        Choice(tf.ones_like(index), index, zeros, none, zeros),
     )
     x = tf.cast(np.random.default_rng(1).normal(size=(1, tokens, M)), tf.bfloat16)
     mover = dispatches.get(name, "moe")(Routing(choices, 2, tokens), tf.bfloat16)

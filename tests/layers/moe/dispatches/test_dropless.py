@@ -16,6 +16,7 @@ from lingvo_gshard.layers.moe.dispatches import blocks
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import Choice, Routing
+from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.runtime import hlo
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
@@ -132,7 +133,7 @@ def test_it_is_a_loop_over_tokens(data, choices, groups, size):
 def run_alone(experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
     positions = tf.zeros(x_GSM.shape[:2], tf.int32)
     choices = tuple(
-        Choice(tf.cast(e, tf.int32), positions, g, tf.convert_to_tensor(k))
+        Choice(tf.cast(e, tf.int32), positions, g, tf.convert_to_tensor(k), tf.cast(k, tf.float32))
         for e, g, k in zip(expert_KGS, gate_KGS, kept_KGS, strict=True)
     )
     mover = DroplessDispatch(Routing(choices, E, x_GSM.shape[1]), tf.float32)
@@ -238,7 +239,10 @@ def on_devices(layer, mesh: str, strategy: str, with_gradient=True):
 
 @pytest.mark.parametrize(
     ("mesh", "strategy"),
-    [("data=8", "expert"), ("data=2,fsdp=2,model=2", "expert_fsdp_tensor")],
+    [
+        ("data=8", "expert"),
+        pytest.param("data=2,fsdp=2,model=2", "expert_fsdp_tensor", marks=pytest.mark.slow),
+    ],
 )
 def test_many_devices_are_as_one(mesh, strategy):
     layer = make(experts=8, experts__use_bias=True, experts__activation="swiglu")
@@ -264,7 +268,14 @@ def test_devices_exchange_rows_twice_each_way():
     assert set(kinds) <= {"all-to-all", "all-reduce"}
 
 
-@pytest.mark.parametrize(("bound", "share"), [(0.0, None), (1.0, 0.4), (8.0, 0.0)])
+@pytest.mark.parametrize(
+    ("bound", "share"),
+    [
+        (1.0, 0.4),
+        pytest.param(0.0, None, marks=pytest.mark.slow),
+        pytest.param(8.0, 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
     """All tokens alike, so all rows of a device are for two of the eight."""
     layer = make(experts=8, dropless_bound=bound)
@@ -282,3 +293,18 @@ def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
         assert 0 < taken.mean() < 0.5
     else:
         assert_close(output, alone, "order")
+
+
+@pytest.mark.parametrize("policy", ["products", pytest.param("full", marks=pytest.mark.slow)])
+def test_it_works_in_loops_that_compute_again(policy):
+    results = []
+    for dispatch in ("dropless", "gather"):
+        moe = MixtureOfExperts.params().set(num_experts=E, group_size=5, dispatch=dispatch)
+        moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
+        params = TransformerStack.params().set(
+            model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,
+            repeat=True, rematerialise=policy,
+        )  # fmt: skip
+        stack = params.instantiate(path="stack")
+        results.append(both_ways(stack, stack.init(1), X[:, :9], MASK[:, :9]))
+    check_equal(*results)
