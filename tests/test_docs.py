@@ -29,6 +29,15 @@ TINY = {
     "gshard-train --experiment=translation.quickstart_dense": _SMALL_MODEL,
     "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
     "gshard-train": ["--steps=2"],
+    "gshard-bench moe": [
+        "--experts=4",
+        "--repeats=1",
+        "--model_dim=8",
+        "--hidden_dim=8",
+        "--tokens=16",
+        "--group_size=8",
+        "--gemm_size=16",
+    ],
     "gshard-plan --experiment=translation.quickstart": [
         *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",

@@ -207,24 +207,23 @@ def print_partition_table(console: rich.console.Console, rows: list[_partition_b
 def print_moe_table(console: rich.console.Console, rows: list[_moe_bench.Row]) -> None:
     """Prints the rows of `gshard-bench moe` for a person."""
     caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
-    caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product"
+    caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "
+    caption += "MiB: of temporaries"
     table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("experts", justify="right")
-    table.add_column("dispatch, load", no_wrap=True)
-    for heading in ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "temporary"):
+    table.add_column("experts, dispatch, load", no_wrap=True)
+    for heading in ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "MiB"):
         table.add_column(heading, justify="right")
     for group in _moe_bench.by_experts(rows):
         for row in group:
             table.add_row(
-                str(row.experts),
-                f"{row.dispatch}, {row.load}",
+                f"{row.experts}, {row.dispatch}, {row.load}",
                 f"{row.capacity_factor:g}" if row.capacity_factor else "-",
                 f"{row.milliseconds:,.0f}",
                 f"{row.ratio_to_dense:.2f}",
                 f"{row.routing_share:.1%}",
                 f"{row.gemm_ratio:.0%}",
                 f"{row.dropped_share:.1%}",
-                f"{row.temporary_bytes / 2**20:,.0f} MiB",
+                f"{row.temporary_bytes / 2**20:,.0f}",
             )
         table.add_section()
     console.print(table)

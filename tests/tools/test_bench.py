@@ -78,6 +78,28 @@ def test_it_writes_a_row_for_each_step(capsys, tmp_path):
         assert 0 < row["seconds"] < row["compile_seconds"]
 
 
+def test_it_measures_each_dispatch_of_a_mixture(capsys, tmp_path):
+    path = tmp_path / "moe.json"
+    small = ["--group_size=8", "--experts=4", "--skew=0.5"]
+    code, out, _ = run(capsys, "moe", f"--json={path}", *TINY, *small)
+    assert code == 0 and "to dense" in out
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["dispatch"], row["load"]) for row in rows] == [
+        ("gather", "learned"),
+        ("einsum", "learned"),
+        ("gather", "balanced"),
+        ("dropless", "balanced"),
+        ("gather", "skewed"),
+        ("dropless", "skewed"),
+    ]
+    for row in rows:
+        assert row["experts"] == 4
+        assert row["ratio_to_dense"] == row["milliseconds"] / row["dense_milliseconds"]
+        assert 0 < row["routing_share"] and 0 < row["gemm_ratio"]
+        assert 0 < row["temporary_bytes"] < row["peak_bytes"]
+        assert row["load"] == "learned" or row["dropped_share"] == 0
+
+
 def test_json_alone_is_standard_output(capsys, monkeypatch):
     def measure(cases, *_):
         return [_step_bench.Row(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
@@ -136,7 +158,8 @@ def test_the_best_step_counts_against_the_best_product(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the subcommand, what to measure, is missing. Valid: partition, step."),
+        ([], "the subcommand, what to measure, is missing. Valid: moe, partition, step."),
+        (["moe", "--experts=eight"], "--experts=eight: numbers were expected"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),
         (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
         (["step", "--repeat=3"], "repeats"),

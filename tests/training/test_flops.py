@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training import flops
@@ -94,6 +95,25 @@ def test_hand_numbers():
     stack.moe.num_experts = 8
     with_experts = flops.stack_step(stack.instantiate(), 16, 256)
     assert with_experts == expected + 3 * (dense + 2 * 4096 * 512 * 8)
+
+
+def test_gates_shared_experts_and_more_experts_per_token_count():
+    """One layer with experts, of 4096 tokens: what it takes more, forward and backward."""
+    stack = TransformerStack.params().set(
+        num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=1
+    )
+    stack.moe.num_experts = 8
+
+    def step() -> int:
+        return flops.stack_step(stack.instantiate(), 16, 256)
+
+    product, before = 2 * 4096 * 512 * 2048, step()
+    stack.moe.experts.activation = "swiglu"
+    assert step() == before + 3 * 2 * product
+    stack.moe.router = TopKRouter.params().set(k=4)
+    assert step() == before + 3 * (4 * 3 - 2 * 2) * product
+    stack.moe.shared_hidden_dim = 1024
+    assert step() == before + 3 * (4 * 3 - 2 * 2) * product + 3 * 3 * product // 2
 
 
 def task_of_four_layers(repeat: bool) -> TranslationTask:

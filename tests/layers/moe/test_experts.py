@@ -1,0 +1,130 @@
+"""Experts against a loop, with biases and gates; and what stands beside them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
+from lingvo_gshard.layers.moe.experts import Experts
+from tests.tolerances import assert_close
+
+E, G, C, M, H = 3, 2, 4, 5, 6
+FUNCTIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "linear": lambda x: x,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+GATES = {"swiglu": "silu", "reglu": "relu", "bilinear": "linear", "glu": "sigmoid"}
+RNG = np.random.default_rng(1)
+X_EGCM = RNG.normal(size=(E, G, C, M)).astype(np.float32)
+X_BLM = RNG.normal(size=(2, 6, M)).astype(np.float32)
+
+
+def away_from_zero(layer, seed: int = 2):
+    """Weights of which none is zero, biases neither."""
+    rng = np.random.default_rng(seed)
+    return layer.init(1).transform(lambda w: w + rng.normal(size=w.shape).astype(np.float32) / 3)
+
+
+def network(theta, e: int, x: np.ndarray, activation: str) -> np.ndarray:
+    """One expert in float64."""
+    weights = {name: w[e].numpy().astype(np.float64) for name, w in theta.flatten_items()}
+
+    def inwards(name):
+        return x @ weights[f"w_{name}"] + weights.get(f"b_{name}", 0)
+
+    h = FUNCTIONS[GATES.get(activation, activation)](inwards("in"))
+    if activation in GATES:
+        h = h * inwards("factor")
+    return h @ weights["w_out"] + weights.get("b_out", 0)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "silu", *GATES])
+def test_every_expert_is_its_own_network(activation, use_bias):
+    params = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E, activation=activation)
+    layer = params.set(use_bias=use_bias).instantiate(path="experts")
+    theta = away_from_zero(layer)
+    y = layer.fprop(theta, tf.constant(X_EGCM))
+    for e in range(E):
+        expected = network(theta, e, X_EGCM[e].astype(np.float64), activation)
+        assert_close(y[e], expected, "float32")
+        rows = tf.reshape(X_EGCM[e], (G * C, M))
+        alone = layer.one(theta.transform(lambda w, e=e: w[e]), rows)
+        assert_close(tf.reshape(alone, (G, C, M)), y[e], "order")
+
+
+def test_hidden_activations_are_dropped_in_training_only():
+    params = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E, dropout_rate=0.5)
+    layer = params.instantiate(path="experts")
+    theta = away_from_zero(layer)
+    exact = layer.fprop(theta, tf.constant(X_EGCM))
+    for training in (False, True):
+        with context.scope(training=training, seed=tf.constant([1, 0])):
+            y = layer.fprop(theta, tf.constant(X_EGCM))
+        assert np.array_equal(y, exact) == (not training)
+
+
+def mixture(**values) -> MixtureOfExperts:
+    params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, **values)
+    params.router = TopKRouter.params().set(k=2, evaluation_capacity_factor=float(E))
+    params.experts.set(activation="swiglu", use_bias=True)
+    return params.instantiate(path="moe")
+
+
+def test_a_shared_expert_computes_every_token():
+    layer = mixture(shared_hidden_dim=7)
+    theta = away_from_zero(layer)
+    mask = np.ones(X_BLM.shape[:2])
+    routed = mixture()
+    y_routed = routed.fprop(theta, tf.constant(X_BLM), mask)
+    shared = layer.shared.fprop(theta.shared, tf.constant(X_BLM), mask)
+    assert theta.shared.w_in.shape == (M, 7) and "w_factor" in theta.shared
+    assert_close(layer.fprop(theta, tf.constant(X_BLM), mask), y_routed + shared, "order")
+
+
+def test_a_residual_mixture_weighs_both_by_a_softmax():
+    layer = mixture(shared_hidden_dim=7, shared_combination="learned")
+    theta = away_from_zero(layer)
+    mask = np.ones(X_BLM.shape[:2])
+    y_routed = mixture().fprop(theta, tf.constant(X_BLM), mask).numpy()
+    y_shared = layer.shared.fprop(theta.shared, tf.constant(X_BLM), mask).numpy()
+    logit = X_BLM.astype(np.float64) @ theta.w_mix.numpy()
+    two = np.exp(np.stack([logit, np.zeros_like(logit)], -1))
+    share = (two / two.sum(-1, keepdims=True))[..., :1]
+    expected = y_routed * share + y_shared * (1 - share)
+    assert_close(layer.fprop(theta, tf.constant(X_BLM), mask), expected, "float32")
+
+
+def test_an_unknown_combination_is_refused():
+    with pytest.raises(ValueError, match=r"moe.shared_combination: 'smu'. Did you mean 'sum'\?"):
+        mixture(shared_hidden_dim=7, shared_combination="smu")
+
+
+@pytest.mark.parametrize("dispatch", ["gather", "einsum", "dropless"])
+def test_an_expert_without_tokens_is_fine(dispatch):
+    """Expert 0's logit is the least for all tokens."""
+    layer = mixture(dispatch=dispatch) if dispatch != "dropless" else _dropless()
+    theta = away_from_zero(layer)
+    w_gate = np.zeros((M, E), np.float32)
+    w_gate[:, 0] = -5
+    theta.router.w_gate = tf.constant(w_gate)
+    x = tf.constant(np.abs(X_BLM))
+    with tf.GradientTape() as tape:
+        tape.watch(theta.flatten())
+        with context.scope() as scope:
+            y = layer.fprop(theta, x, np.ones(X_BLM.shape[:2]))
+            total = tf.reduce_sum(y * y)
+    assert float(scope.metrics["moe/dead_experts"][0]) == 1
+    gradients = theta.pack(tape.gradient(total, theta.flatten()))
+    for name, gradient in gradients.experts.flatten_items():
+        assert not np.any(gradient[0]), name
+        assert np.any(gradient[1]) and np.all(np.isfinite(gradient)), name
+
+
+def _dropless() -> MixtureOfExperts:
+    layer = mixture().p.copy().set(dispatch="dropless")
+    layer.router.evaluation_capacity_factor = 0.0
+    return layer.instantiate(path="moe")
