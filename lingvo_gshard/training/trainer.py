@@ -14,7 +14,7 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.training import optimizers
+from lingvo_gshard.training import micro_batches, optimizers
 from lingvo_gshard.training.adafactor import Adafactor
 from lingvo_gshard.training.schedules import InverseSquareRoot
 
@@ -37,6 +37,9 @@ class Trainer(Configurable):
         p.define("seed", 1, "Seed of weights, dropout, routing and the input's order.")
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
+        p.define(
+            "micro_batches", 1, "In how many parts, one after another, a step computes its batch."
+        )
         p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0: not clipped.")
         p.define("log_every_steps", 50, "Steps between log lines and between curve points.")
         p.define("checkpoint_every_steps", 1000, "Steps between checkpoints; 0: only at the end.")
@@ -54,6 +57,7 @@ class Trainer(Configurable):
             schedule.total_steps = params.steps
         self.schedule = schedule.instantiate()
         self.theta_specs = task.variable_specs()
+        self.optimizer.check(self.theta_specs)
 
     def state_specs(self) -> NestedMap:
         """Returns the state's VariableSpec tree: path, layout, shape and type of every tensor."""
@@ -106,7 +110,9 @@ class Trainer(Configurable):
     def _norm(self, gradients: NestedMap) -> tf.Tensor:
         """The global norm, of the weights that the optimizer moves."""
         pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
-        return tf.sqrt(tf.add_n([_sum_of_squares(g) for spec, g in pairs if not spec.update_rule]))
+        return tf.sqrt(
+            tf.add_n([_sum_of_squares(g) for spec, g in pairs if self.optimizer.moves(spec)])
+        )
 
     def _scaled(self, gradients: NestedMap, scale: tf.Tensor) -> NestedMap:
         pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
@@ -120,11 +126,26 @@ class Trainer(Configurable):
         batch: Batch,
         key: tf.Tensor,
         on_output: Callable[[str, tf.Tensor], None] | None = None,
-    ) -> tuple[tf.Tensor, dict[str, context.Metric], NestedMap]:
+    ) -> micro_batches.Result:
         """Returns the training loss, the metrics and the gradients of theta under an int32 [2] key.
 
         on_output: sees the layers' outputs in forward order, as in `context.scope`.
         """
+
+        def compute(part: Batch, key: tf.Tensor) -> micro_batches.Result:
+            return self._gradients_of_part(theta, part, key, on_output)
+
+        if self.p.micro_batches == 1:
+            return compute(batch, key)
+        return micro_batches.accumulate(compute, batch, key, self.p.micro_batches, self.theta_specs)
+
+    def _gradients_of_part(
+        self,
+        theta: NestedMap,
+        batch: Batch,
+        key: tf.Tensor,
+        on_output: Callable[[str, tf.Tensor], None] | None,
+    ) -> micro_batches.Result:
         scoped = context.scope(training=True, seed=key, on_output=on_output)
         with scoped as scope, tf.GradientTape() as tape:
             tape.watch(theta.flatten())
@@ -166,6 +187,7 @@ def _clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
 def _check(params: Params) -> None:
     at_least = {
         "steps": 1,
+        "micro_batches": 1,
         "clip_norm": 0,
         "log_every_steps": 1,
         "checkpoint_every_steps": 0,

@@ -1,0 +1,135 @@
+"""A step in micro-batches is the step of the whole batch, and needs less memory."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import SigmoidRouter
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.runtime.step_programs import train_program
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.trainer import Trainer
+from tests.runtime import tiny_translation
+from tests.tolerances import assert_close
+
+KEY = (1, 1)
+STACKS = ("encoder", "decoder")
+
+
+def trainer(micro_batches: int, draws: bool = False, router=None, **stack) -> Trainer:
+    """Routes every row by itself, so that no expert's room depends on the cut."""
+    found = tiny_translation.trainer()
+    task = found.task.p.copy()
+    for name in STACKS:
+        task.get(name).set(residual_dropout_rate=0.1 if draws else 0.0, **stack)
+        moe = task.get(name).moe
+        moe.router = router or moe.router.copy().set(second_expert="random" if draws else "all")
+    params = found.p.copy().set(micro_batches=micro_batches)
+    return params.instantiate(task.instantiate())
+
+
+def batch(index: int = 0) -> dict:
+    """Rows of different numbers of tokens, but in each half and quarter as many."""
+    rows = tiny_translation.batch(index)
+    rows["target_segments"] = rows["target_segments"].copy()
+    rows["target_segments"][:4, 6:] = 0
+    return {name: tf.constant(value) for name, value in rows.items()}
+
+
+def gradients(found: Trainer, rows: dict, compiled: bool) -> NestedMap:
+    theta = found.init_state().theta
+
+    def compute():
+        loss, metrics, flat = found.gradients(theta, rows, tf.constant(KEY))
+        return NestedMap(loss=loss, metrics=NestedMap(metrics), gradients=flat)
+
+    return tf.function(compute, jit_compile=True, autograph=False)() if compiled else compute()
+
+
+@pytest.mark.parametrize(("count", "compiled"), [(2, False), (4, True)])
+def test_it_is_the_step_of_the_whole_batch(count, compiled):
+    whole = gradients(trainer(1), batch(), compiled=False)
+    parts = gradients(trainer(count), batch(), compiled)
+    assert_close(parts.loss, whole.loss, "order")
+    for (path, one), other in zip(
+        parts.gradients.flatten_items(), whole.gradients.flatten(), strict=True
+    ):
+        assert_close(one, other, "order"), path
+    assert set(parts.metrics) == set(whole.metrics)
+    for name in ("loss", "cross_entropy", "accuracy", "tokens"):
+        assert_close(parts.metrics[name][0], whole.metrics[name][0], "order")
+
+
+def test_parts_of_unlike_length_weigh_by_their_tokens():
+    """Rows 0, 2, 4, 6 are one part; those left in it have a quarter of the tokens."""
+    rows = batch()
+    segments = rows["target_segments"].numpy()
+    segments[::2, 3:] = 0
+    rows["target_segments"] = tf.constant(segments)
+    whole, parts = (gradients(trainer(n), rows, False) for n in (1, 2))
+    assert_close(parts.metrics.cross_entropy[0], whole.metrics.cross_entropy[0], "order")
+    assert float(parts.metrics.tokens[0]) == float(whole.metrics.tokens[0])
+
+
+def test_parts_draw_random_numbers_of_their_own():
+    """All rows alike: with the same dropout in both parts, the two would be alike, too."""
+    rows = {name: tf.repeat(value[:1], 8, axis=0) for name, value in batch().items()}
+    seen: dict[str, list] = {}
+
+    def look(path, output):
+        seen.setdefault(path, []).append(output.numpy())
+
+    found = trainer(2, draws=True)
+    found.gradients(found.init_state().theta, rows, tf.constant(KEY), on_output=look)
+    first, second = seen["encoder.layers[0]"]
+    assert first.shape == (4, tiny_translation.LENGTH, 16) and not np.allclose(first, second)
+
+
+def test_a_selection_bias_sees_the_load_of_all_parts():
+    router = SigmoidRouter.params().set(capacity_factor=8.0)
+    biases = []
+    for count in (1, 4):
+        found = trainer(count, router=router)
+        state, _ = found.train_step(found.init_state(), batch())
+        biases.append(state.theta.encoder.layers[1].feed_forward.router.selection_bias)
+    np.testing.assert_array_equal(*biases)
+    assert np.any(biases[0])
+
+
+@pytest.mark.slow
+def test_on_eight_devices_as_on_one():
+    """Two rows a device, one of each part."""
+    rows = {name: np.concatenate([value.numpy()] * 2) for name, value in batch().items()}
+    found = trainer(2, repeat=True, moe_every=1, rematerialise="products")
+    state, metrics = found.init_state(), []
+    for _ in range(2):
+        state, values = found.train_step(
+            state, {name: tf.constant(value) for name, value in rows.items()}
+        )
+        metrics.append(float(values.loss))
+    placed = Partitioning.make("data=8", "expert")
+    runtime = SpmdRuntime(found, placed, devices_for(8), "gspmd")
+    runtime.init_state()
+    for loss in metrics:
+        assert_close(runtime.train_step(rows).read()["loss"], loss, "order")
+
+
+@pytest.mark.slow
+def test_temporaries_shrink():
+    found = []
+    for count in (1, 4):
+        specs = {name: tf.TensorSpec((64, *x.shape[1:]), x.dtype) for name, x in batch().items()}
+        placed = Partitioning.make("data=1", "replicated")
+        program, _ = train_program(trainer(count), placed, "gspmd", specs)
+        compiled = program.lower(devices_for(1)).compile()
+        found.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert found[1] < 0.5 * found[0]
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="trainer.micro_batches=3 .* input.batch_rows, the 8 rows"):
+        gradients(trainer(3), batch(), compiled=False)
+    with pytest.raises(ValueError, match="trainer.micro_batches is 0; 1 or more expected"):
+        trainer(0)
