@@ -67,7 +67,7 @@ class Partitioning:
         check_layout(layout, None)
         rules = dict(self.strategy.table(kind))
         for pattern, override in self.overrides:
-            if _matches(pattern, path):
+            if matches(pattern, path):
                 rules.update(override.table(kind))
         split, claimed = [], set()
         for letter in layout:
@@ -104,15 +104,15 @@ class Partitioning:
         """Raises ValueError naming an override that matches no path of these layers or weights."""
         paths = list(paths)
         for pattern, _ in self.overrides:
-            if not any(_matches(pattern, path) for path in paths):
+            if not any(matches(pattern, path) for path in paths):
                 raise ValueError(
                     f"{_OVERRIDES}: no layer or weight is named {pattern!r}. "
                     f"{names.nearest(pattern.removeprefix('task.'), paths)}"
                 )
 
 
-def _matches(pattern: str, path: str) -> bool:
-    """Whether the pattern is a layer's or weight's path, or that of a layer around it.
+def matches(pattern: str, path: str) -> bool:
+    """Returns whether a pattern is a layer's or weight's path, or that of a layer around it.
 
     A path begins below the task: `encoder.layers[1]` is `task.encoder.layers[1]` among the Params.
     """

@@ -203,8 +203,10 @@ def measure(
     """Returns a row for each case.
 
     Every case runs in turns with the dense layer, with itself without experts, and with square
-    matrix products of its useful operations; of each the best of `repeats` counts. report: told in
-    words what is under way.
+    matrix products of its useful operations. Times are medians over `repeats` turns and ratios
+    medians of each turn's ratio: the machine's speed changes from one turn to the next, and of
+    single runs the best would be compared with the best of other moments. report: told in words
+    what is under way.
     """
     dense, product = dense_pass(sizes), _as_many_products(sizes, gemm_size)
     rows = []
@@ -219,8 +221,7 @@ def measure(
         *_, dropped = whole.run()
         turns = [whole.run, dense.run, rest.run, product]
         report(f"measuring {name}")
-        seconds = _best_in_turns(turns, repeats)
-        rows.append(_row(case, sizes, seconds, float(dropped), whole.memory()))
+        rows.append(_row(case, sizes, _in_turns(turns, repeats), float(dropped), whole.memory()))
     return rows
 
 
@@ -236,11 +237,11 @@ def _as_many_products(sizes: Sizes, gemm_size: int) -> Callable[[], None]:
     return run
 
 
-def _best_in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
+    """The seconds [turns, functions] that each takes."""
     for function in functions:
         function()
-    taken = [list(_seconds(function) for function in functions) for _ in range(repeats)]
-    return [min(column) for column in zip(*taken, strict=True)]
+    return np.array([[_seconds(function) for function in functions] for _ in range(repeats)])
 
 
 def _seconds(function: Callable[[], object]) -> float:
@@ -250,24 +251,24 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def _row(
-    case: Case,
-    sizes: Sizes,
-    seconds: Sequence[float],
-    dropped: float,
-    memory: tuple[int, int],
+    case: Case, sizes: Sizes, seconds: np.ndarray, dropped: float, memory: tuple[int, int]
 ) -> Row:
-    whole, dense, rest, products = seconds
+    whole, dense, rest, products = seconds.T
+
+    def median(values: np.ndarray) -> float:
+        return float(np.median(values))
+
     return Row(
         case.experts,
         case.dispatch,
         case.load,
         case.capacity_factor,
-        1e3 * whole,
-        1e3 * dense,
-        whole / dense,
-        rest / whole,
-        sizes.useful / products,
-        products / whole,
+        1e3 * median(whole),
+        1e3 * median(dense),
+        median(whole / dense),
+        median(rest / whole),
+        sizes.useful / median(products),
+        median(products / whole),
         dropped,
         *memory,
     )

@@ -76,7 +76,7 @@ def define_flags() -> flags.FlagValues:
 
     string("experiment", "translation.quickstart", "The experiment whose step is measured.")
     string("json", None, "File for the result; -, or no value, for standard output.")
-    integer("repeats", 10, "How often each step is taken; the best counts.")
+    integer("repeats", 10, "How often each step is taken; the best counts, of `moe` the median.")
     integer("gemm_size", 2048, "Rows and columns of the matrices of the product.")
     integer("model_dim", 512, "Model dimension of the encoder alone.")
     integer("hidden_dim", 2048, "Hidden dimension of its feed-forward layers and experts.")

@@ -7,9 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.training.optimizers import Keep, Optimizer, Slots
-
-# Along these a weight is a stack of separate weights: experts, repeated layers, pipeline stages.
-STACKED = "ERP"
+from lingvo_gshard.training.weight_groups import STACKED
 
 
 class Adafactor(Optimizer):

@@ -30,6 +30,15 @@ def test_inverse_square_root():
     np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-6)
 
 
+def test_inverse_square_root_after_a_warm_up():
+    """Equation 3 of arXiv 1706.03762, which counts steps from 1; from its peak on a step later."""
+    p = schedules.InverseSquareRoot.params()
+    p.set(learning_rate=512**-0.5, warmup_steps=20, decay_start=20)
+    counted = [step + 1 if step < 20 else step for step in STEPS]
+    expected = [512**-0.5 * min(t**-0.5, t * 20**-1.5) for t in counted]
+    np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-6)
+
+
 def test_the_papers_schedule_is_the_default():
     schedule = schedules.InverseSquareRoot.params().instantiate()
     found = [float(schedule(tf.constant(step))) for step in (0, 10_000, 40_000)]
@@ -53,10 +62,19 @@ def test_cosine():
     np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_warmup_stable_decay():
+def test_cosine_ends_at_its_final_fraction():
+    p = schedules.Cosine.params().set(learning_rate=0.5, total_steps=100, final_fraction=0.1)
+    expected = [0.05 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / 100))) / 2 for step in STEPS]
+    np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("final", [0.0, 0.2])
+def test_warmup_stable_decay(final):
     p = schedules.WarmupStableDecay.params()
     p.set(learning_rate=0.5, warmup_steps=5, total_steps=100, decay_share=0.25)
-    expected = [0.5 * warm(s) * min(1.0, max(0.0, (100 - s) / 25)) for s in STEPS]
+    p.final_fraction = final
+    left = [min(1.0, max(0.0, (100 - step) / 25)) for step in STEPS]
+    expected = [0.5 * warm(s) * (final + (1 - final) * x) for s, x in zip(STEPS, left, strict=True)]
     np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-5)
 
 

@@ -1,0 +1,51 @@
+"""Training of one weight by given gradients, to compare with recurrences in NumPy."""
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+
+SHAPES = {"MH": (6, 8), "H": (8,)}
+
+
+def spec(layout: str, path: str = "w") -> VariableSpec:
+    """Returns the spec of a weight of SHAPES."""
+    return VariableSpec(path, layout, SHAPES[layout], "float32", initializers.constant(0.0))
+
+
+def draw(layout: str, steps: int = 7) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a weight, its gradients and the learning rates of as many steps."""
+    generator = np.random.default_rng(0)
+    start = generator.normal(size=SHAPES[layout]).astype(np.float32)
+    gradients = generator.normal(size=(steps, *SHAPES[layout])).astype(np.float32)
+    return start, gradients, np.linspace(0.1, 0.02, steps).astype(np.float32)
+
+
+def first_slots(optimizer, spec: VariableSpec) -> NestedMap:
+    """Returns the slots before the first step."""
+    specs = optimizer.slot_specs(NestedMap(w=spec))
+    return specs.transform(lambda s: s.init(tf.constant([0, 0]))).w
+
+
+def step(optimizer, spec: VariableSpec, weight, gradient, slots, index, rate, stopped=False):
+    """Returns the weight and its slots after one step."""
+    theta, slots = optimizer.update(
+        NestedMap(w=spec),
+        NestedMap(w=tf.constant(weight)),
+        NestedMap(w=tf.constant(gradient)),
+        NestedMap(w=slots),
+        tf.constant(index),
+        tf.constant(rate),
+        stopped,
+    )
+    return theta.w, slots.w
+
+
+def train(optimizer, spec: VariableSpec, start, gradients, rates):
+    """Returns the weight and its slots after a step for each gradient."""
+    weight, slots = start, first_slots(optimizer, spec)
+    for index, (gradient, rate) in enumerate(zip(gradients, rates, strict=True)):
+        weight, slots = step(optimizer, spec, weight, gradient, slots, index, rate)
+    return weight, slots
