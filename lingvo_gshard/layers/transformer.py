@@ -11,7 +11,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.core.segment import rematerialised
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias, without_distances
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -58,7 +58,8 @@ class TransformerLayer(Layer):
         p = self.p
         self._sublayer("self_attention", inherit(p.attention, model_dim=p.model_dim))
         if p.has_cross_attention:
-            self._sublayer("cross_attention", inherit(p.attention, model_dim=p.model_dim))
+            attention = without_distances(p.attention)
+            self._sublayer("cross_attention", inherit(attention, model_dim=p.model_dim))
         self._sublayer("feed_forward", inherit(p.feed_forward, model_dim=p.model_dim))
 
     def _sublayer(self, name: str, params: Params) -> None:
@@ -77,14 +78,18 @@ class TransformerLayer(Layer):
         memory_BKM: tf.Tensor | None = None,
         memory_bias_B1LK: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns [B,L,M]."""
+        """Returns [B,L,M].
+
+        mask: the segments of x, 0 in padding. Where attention is in blocks there are no biases: in
+        their place stand the segments of x and of the memory.
+        """
         h_BLM = self._normalise("self_attention", theta, x_BLM)
-        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, h_BLM, bias_B1LL)
+        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, h_BLM, bias_B1LL, mask_BL)
         x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
         if self.p.has_cross_attention:
             h_BLM = self._normalise("cross_attention", theta, x_BLM)
             h_BLM = self.cross_attention.fprop(
-                theta.cross_attention, h_BLM, memory_BKM, memory_bias_B1LK
+                theta.cross_attention, h_BLM, memory_BKM, memory_bias_B1LK, mask_BL
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         return self._feed_forward(theta, x_BLM, mask_BL)
@@ -195,6 +200,7 @@ class TransformerStack(Layer):
         layer.attention = inherit(
             layer.attention, num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
         )
+        layer.attention.is_causal = p.is_decoder
         has_experts = p.moe_every and (index + 1) % p.moe_every == 0
         feed_forward = p.moe if has_experts else layer.feed_forward
         layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
@@ -211,10 +217,9 @@ class TransformerStack(Layer):
         memory: Memory | None = None,
     ) -> tf.Tensor:
         """Returns [B,L,M], normalised; a position sees its own segment only."""
-        bias_B1LL = segment_bias(segments_BL, segments_BL, causal=self.p.is_decoder)
-        fixed = [segments_BL, bias_B1LL]
+        fixed = [segments_BL, self._bias(segments_BL, segments_BL, causal=self.p.is_decoder)]
         if self.p.is_decoder:
-            fixed += [memory.output_BKM, segment_bias(segments_BL, memory.segments_BK)]
+            fixed += [memory.output_BKM, self._bias(segments_BL, memory.segments_BK)]
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
         if self.p.repeat:
             x_BLM = self.layers.fprop(theta.layers, x_BLM, *fixed)
@@ -222,6 +227,14 @@ class TransformerStack(Layer):
             for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
                 x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
         return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
+
+    def _bias(
+        self, segments_BL: tf.Tensor, key_segments_BK: tf.Tensor, causal: bool = False
+    ) -> tf.Tensor:
+        """What says which keys a query sees: a bias or, for blocks, the segments of the keys."""
+        if self.p.layer.attention.block_size:
+            return key_segments_BK
+        return segment_bias(segments_BL, key_segments_BK, causal)
 
     def _run_layer(self, layer: Layer, layer_theta: NestedMap, *tensors: tf.Tensor) -> tf.Tensor:
         if self.p.rematerialise == rematerialisation.NONE:

@@ -9,10 +9,11 @@ A multiply-add is two operations. With T = B * L tokens, a forward pass takes
     cross-attention        2 * 2 B L M N D + 2 * 2 B K M N D, and 2 * 2 B L K N D
     softmax                2 T M V
 
-and a training step three times that: a product's gradient is two products of its size. Rows count
-in full, packed or causal. Not counted, because a better program would do without: dispatch, places
-in experts' buffers that stay empty, what is computed twice; nor, being no products: embeddings,
-norms, activations, dropout, losses and the optimizer.
+and a training step three times that: a product's gradient is two products of its size. Keys and
+values are projected to as many heads as they have, where those are fewer than N. Rows count in
+full, packed, causal or seen through a window. Not counted, because a better program would do
+without: dispatch, places in experts' buffers that stay empty, what is computed twice; nor, being no
+products: embeddings, norms, activations, dropout, losses and the optimizer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _stack(stack: TransformerStack, rows: int, length: int, memory: int = 0) -> 
 
 def _attention(layer: MultiHeadAttention, rows: int, queries: int, keys: int) -> int:
     inner = layer.p.num_heads * layer.head_dim
-    projections = 2 * (2 * rows * queries + 2 * rows * keys) * layer.p.model_dim * inner
+    shared = layer.key_value_heads * layer.head_dim
+    projections = 2 * 2 * rows * (queries * inner + keys * shared) * layer.p.model_dim
     return projections + 2 * 2 * rows * queries * keys * inner
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.attention import segment_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.embedding import (
     LearnedPositions,
@@ -43,6 +44,7 @@ from lingvo_gshard.layers.transformer import Memory, TransformerLayer, Transform
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.tasks.translation import TranslationTask
+from tests.layers import attention_options as attentions
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
 
@@ -174,10 +176,6 @@ def _cross_bias(inputs: NestedMap) -> tf.Tensor:
     return segment_bias(inputs.target_segments, inputs.source_segments)
 
 
-def _attention(**values: object) -> Params:
-    return MultiHeadAttention.params().set(model_dim=M, num_heads=N, **values)
-
-
 def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> Params:
     """roomy: whether experts have room for all tokens in evaluation."""
     p = MixtureOfExperts.params()
@@ -244,9 +242,11 @@ CASES = (
     Case("Softmax", _vocabulary(Softmax.params()), _on_x),
     Case("SinusoidalPositions", _positions(SinusoidalPositions.params()), _on_positions),
     Case("LearnedPositions", _positions(LearnedPositions.params()), _on_positions),
-    Case("Attention.self", _attention(dropout_rate=0.2), _self_attention, draws=True),
-    Case("Attention.causal", _attention(head_dim=3), _causal_attention),
-    Case("Attention.cross", _attention(dropout_rate=0.2), _cross_attention, draws=True),
+    Case("Attention.self", attentions.plain(dropout_rate=0.2), _self_attention, draws=True),
+    Case("Attention.causal", attentions.plain(head_dim=3), _causal_attention),
+    Case("Attention.cross", attentions.plain(dropout_rate=0.2), _cross_attention, draws=True),
+    Case("Attention.options", attentions.attention("together"), _self_attention),
+    Case("Attention.blocks", attentions.blocks(), attentions.in_blocks),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
     Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
     Case("MoE.paper.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
@@ -327,6 +327,16 @@ CASES = (
         packs=False,
     ),
 )
+
+# Large, and of parts that other cases have.
+_SLOW = ("TranslationTask.logits", "TransformerStack.encoder", "MoE.sigmoid.loop")
+
+
+def names(cases: Iterable[str]) -> list:
+    """Returns the names of cases as parameters of a test, the slow ones marked."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=[slow] if name in _SLOW else []) for name in cases]
+
 
 RUNNERS = {
     "eager": lambda function: function,

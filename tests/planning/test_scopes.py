@@ -53,7 +53,13 @@ def products(found: list[Operation]) -> int:
     return sum(o.times * o.matmul_flops for o in found)
 
 
-loops = pytest.mark.parametrize("repeat", [False, True], ids=["one_by_one", "loop"])
+loops = pytest.mark.parametrize(
+    "repeat",
+    [
+        pytest.param(False, id="one_by_one"),
+        pytest.param(True, id="loop", marks=pytest.mark.slow),
+    ],
+)
 
 
 @loops

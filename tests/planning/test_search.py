@@ -45,7 +45,10 @@ def test_the_papers_mixture_is_split_as_the_paper_did(layers, policy):
     assert result.best.candidate.rematerialise == policy
 
 
-@pytest.mark.parametrize(("name", "layers", "rows"), [("v4:2x2x2", 4, 8), ("v4:2x2x4", 8, 16)])
+@pytest.mark.parametrize(
+    ("name", "layers", "rows"),
+    [("v4:2x2x2", 4, 8), pytest.param("v4:2x2x4", 8, 16, marks=pytest.mark.slow)],
+)
 def test_a_wide_model_on_few_chips_is_split_as_megatron_does(name, layers, rows):
     """Model 16,384, hidden 65,536, 8 and 16 chips, a row each: heads, hidden units, vocabulary."""
     topology = topologies.get(name)

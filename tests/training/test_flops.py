@@ -149,3 +149,14 @@ def test_without_experts_a_token_uses_every_weight():
     task = task_of(moe_every=0)
     total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
     assert flops.active_parameters(task) == total
+
+
+def test_heads_of_keys_and_values_that_are_shared_take_less():
+    """One layer of M=512, 8 heads: its keys and values from a fourth of the heads."""
+    stack = TransformerStack.params().set(
+        num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
+    )
+    before = flops.stack_step(stack.instantiate(), 16, 256)
+    stack.layer.attention.num_key_value_heads = 2
+    saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
+    assert flops.stack_step(stack.instantiate(), 16, 256) == before - saved

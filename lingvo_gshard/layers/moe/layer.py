@@ -136,9 +136,7 @@ class MixtureOfExperts(Layer):
         x_GSM, mask_GS = self._to_groups(x_BLM, mask_BL)
         routing = self.router.fprop(theta.router, x_GSM, mask_GS, self._token_ids(x_BLM.shape))
         self._report(routing, mask_GS)
-        mover = dispatches.make(
-            self.p.dispatch, routing, x_BLM.dtype, self.p.dropless_bound
-        )
+        mover = dispatches.make(self.p.dispatch, routing, x_BLM.dtype, self.p.dropless_bound)
         y_GSM = mover.run(x_GSM, self.experts, theta.experts, self._exchange)
         y_BLM = _from_groups(y_GSM, x_BLM.shape)
         if self.p.shared_hidden_dim:

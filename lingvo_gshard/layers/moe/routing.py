@@ -60,7 +60,8 @@ class Routing:
         """Returns, of the places that tokens ask for, the share not given; float32 scalar."""
         del mask_GS
         wanted = tf.add_n([tf.reduce_sum(choice.wanted_GS) for choice in self.choices])
-        return 1.0 - tf.reduce_sum(self.load()) / tf.maximum(wanted, 1.0)
+        kept = tf.add_n([tf.reduce_sum(tf.cast(c.kept_GS, tf.float32)) for c in self.choices])
+        return 1.0 - kept / tf.maximum(wanted, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,206 @@
+"""Attention over one block of keys after another: no tensor of queries by keys, either way.
+
+Rabe and Staats 2021, arXiv 2112.05682; the sums of a softmax under way and the gradient from its
+largest logit and its sum are those of Dao et al. 2022, arXiv 2205.14135, sections 3.1 and B.4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.relative_bias import MASKED, window_bias
+from lingvo_gshard.layers.soft_cap import soft_cap, through_soft_cap
+from lingvo_gshard.sharding import annotate, einsum
+
+# No sentence's, nor padding's: that of the keys that fill up the last block.
+_BEHIND = -1
+
+
+def check(p: Params, path: str) -> None:
+    """Raises ValueError naming the Params of an attention that cannot be computed in blocks."""
+    if p.block_size < 0:
+        raise ValueError(f"{path}.block_size: {p.block_size} is negative")
+    for name in ("dropout_rate", "relative_buckets"):
+        if p.block_size and p.get(name):
+            raise ValueError(
+                f"{path}.block_size: {p.block_size} with {path}.{name}, {p.get(name)}; blocks have "
+                "none, 0 was expected of one of them"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Which keys a query sees, and how they are divided.
+
+    segments_BL, key_segments_BK: as of `segment_bias`. size: keys of a block.
+    """
+
+    segments_BL: tf.Tensor
+    key_segments_BK: tf.Tensor
+    size: int
+    is_causal: bool
+    window: int
+    cap: float
+
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return -(-self.key_segments_BK.shape[1] // self.size)
+
+    def attend(
+        self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, values_BNKD: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns softmax(q k + bias) v [B,N,L,D]; sums and the softmax are float32."""
+        filled = self.count * self.size - keys_BNKD.shape[2]
+        behind = [[0, 0], [0, filled]]
+
+        # Segments are arguments: TensorFlow does not find what only a loop in a gradient reads.
+        @custom_gradient
+        def compute(
+            query_BNLD: tf.Tensor,
+            keys_BNKD: tf.Tensor,
+            values_BNKD: tf.Tensor,
+            segments_BL: tf.Tensor,
+            key_segments_BK: tf.Tensor,
+        ):
+            keys, values = (tf.pad(x, [[0, 0], *behind, [0, 0]]) for x in (keys_BNKD, values_BNKD))
+            segments_BK = tf.pad(key_segments_BK, behind, constant_values=_BEHIND)
+            run = _Run(self, query_BNLD, keys, values, segments_BL, segments_BK)
+            mixed_BNLD, largest_BNL1, inverse_BNL1 = run.forward()
+
+            def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
+                d_query, d_keys, d_values = run.backward(
+                    d_BNLD, mixed_BNLD, largest_BNL1, inverse_BNL1
+                )
+                length = keys_BNKD.shape[2]
+                return d_query, d_keys[:, :, :length], d_values[:, :, :length], None, None
+
+            return mixed_BNLD, gradient
+
+        return compute(query_BNLD, keys_BNKD, values_BNKD, self.segments_BL, self.key_segments_BK)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Blocks of tensors whose keys divide into them."""
+
+    blocks: Blocks
+    query_BNLD: tf.Tensor
+    keys_BNKD: tf.Tensor
+    values_BNKD: tf.Tensor
+    segments_BL: tf.Tensor
+    segments_BK: tf.Tensor
+
+    def forward(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the result, each query's largest logit, and 1 / its sum of exponentials."""
+        dtype = self.query_BNLD.dtype
+        rows = self.query_BNLD.shape[:3]
+
+        def body(index: tf.Tensor, mixed: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tuple:
+            logits_BNLK, _ = self._logits(index)
+            new = tf.maximum(largest, tf.reduce_max(logits_BNLK, -1, keepdims=True))
+            exponentials_BNLK = tf.exp(logits_BNLK - new)
+            fading = tf.exp(largest - new)
+            total = total * fading + tf.reduce_sum(exponentials_BNLK, -1, keepdims=True)
+            values_BNKD = self._block(self.values_BNKD, index)
+            more = einsum("BNLK,BNKD->BNLD", tf.cast(exponentials_BNLK, dtype), values_BNKD)
+            mixed = annotate(mixed * fading + tf.cast(more, tf.float32), "BNLD")
+            return index + 1, mixed, new, total
+
+        start = (
+            tf.constant(0),
+            annotate(tf.zeros(self.query_BNLD.shape, tf.float32), "BNLD"),
+            tf.fill([*rows, 1], tf.float32.min),
+            tf.zeros([*rows, 1], tf.float32),
+        )
+        _, mixed, largest, total = self._while(body, start)
+        return tf.cast(mixed / total, dtype), largest, 1.0 / total
+
+    def backward(
+        self,
+        d_BNLD: tf.Tensor,
+        mixed_BNLD: tf.Tensor,
+        largest_BNL1: tf.Tensor,
+        inverse_BNL1: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the gradients of queries, keys and values: weights are computed once more."""
+        dtype = self.query_BNLD.dtype
+        of_sum_BNL1 = tf.reduce_sum(
+            tf.cast(d_BNLD, tf.float32) * tf.cast(mixed_BNLD, tf.float32), -1, keepdims=True
+        )
+
+        def body(
+            index: tf.Tensor, d_query: tf.Tensor, d_keys: tf.TensorArray, d_values: tf.TensorArray
+        ) -> tuple:
+            keys_BNKD, values_BNKD = (
+                self._block(x, index) for x in (self.keys_BNKD, self.values_BNKD)
+            )
+            logits_BNLK, capped_BNLK = self._logits(index)
+            weights_BNLK = tf.exp(logits_BNLK - largest_BNL1) * inverse_BNL1
+            d_weights_BNLK = tf.cast(einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD), tf.float32)
+            d_logits_BNLK = weights_BNLK * (d_weights_BNLK - of_sum_BNL1)
+            d_logits_BNLK = through_soft_cap(d_logits_BNLK, capped_BNLK, self.blocks.cap)
+            d_logits_BNLK = tf.cast(d_logits_BNLK, dtype)
+            weights_BNLK = tf.cast(weights_BNLK, dtype)
+            more = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
+            d_query = annotate(d_query + tf.cast(more, tf.float32), "BNLD")
+            new = einsum("BNLK,BNLD->BNKD", d_logits_BNLK, self.query_BNLD)
+            d_keys = d_keys.write(index, new)
+            new = einsum("BNLK,BNLD->BNKD", weights_BNLK, d_BNLD)
+            return index + 1, d_query, d_keys, d_values.write(index, new)
+
+        d_query = annotate(tf.zeros(self.query_BNLD.shape, tf.float32), "BNLD")
+        start = (tf.constant(0), d_query, self._stack(), self._stack())
+        _, d_query, d_keys, d_values = self._while(body, start)
+        return tf.cast(d_query, dtype), self._joined(d_keys), self._joined(d_values)
+
+    def _logits(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """A block's float32 logits [B,N,L,K], and what they were before any bias."""
+        keys_BNKD = self._block(self.keys_BNKD, index)
+        products_BNLK = einsum("BNLD,BNKD->BNLK", self.query_BNLD, keys_BNKD)
+        capped_BNLK = soft_cap(tf.cast(products_BNLK, tf.float32), self.blocks.cap)
+        return capped_BNLK + self._bias(index), capped_BNLK
+
+    def _bias(self, index: tf.Tensor) -> tf.Tensor:
+        """`segment_bias` of a block [B,1,L,K], its window, and less yet behind the last key."""
+        blocks = self.blocks
+        start = [0, index * blocks.size]
+        size = [self.segments_BK.shape[0], blocks.size]
+        keys_B1K = tf.slice(self.segments_BK, start, size)[:, None, :]
+        query_BL1 = self.segments_BL[:, :, None]
+        query_L, first = tf.range(query_BL1.shape[1]), index * blocks.size
+        distances_LK = first + tf.range(blocks.size)[None, :] - query_L[:, None]
+        visible_BLK = tf.equal(query_BL1, keys_B1K) & (query_BL1 > 0)
+        if blocks.is_causal:
+            visible_BLK &= distances_LK <= 0
+        bias_BLK = tf.where(visible_BLK, 0.0, MASKED)
+        if blocks.window:
+            bias_BLK += window_bias(distances_LK, blocks.window)
+        bias_BLK = tf.where(tf.equal(keys_B1K, _BEHIND), 4 * MASKED, bias_BLK)
+        return bias_BLK[:, None]
+
+    def _block(self, x_BNKD: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        batch, heads, _, head_dim = x_BNKD.shape
+        size = self.blocks.size
+        return annotate(
+            tf.slice(x_BNKD, [0, 0, index * size, 0], [batch, heads, size, head_dim]), "BNKD"
+        )
+
+    def _stack(self) -> tf.TensorArray:
+        batch, heads, _, head_dim = self.keys_BNKD.shape
+        shape = [batch, heads, self.blocks.size, head_dim]
+        return tf.TensorArray(self.keys_BNKD.dtype, self.blocks.count, element_shape=shape)
+
+    def _joined(self, stack: tf.TensorArray) -> tf.Tensor:
+        """The blocks [B,N,K,D] of a stack one behind the other."""
+        blocks = tf.transpose(stack.stack(), (1, 2, 0, 3, 4))
+        return annotate(tf.reshape(blocks, self.keys_BNKD.shape), "BNKD")
+
+    def _while(self, body: Callable, start: tuple) -> tuple:
+        count = self.blocks.count
+        return tf.while_loop(lambda index, *_: index < count, body, start, maximum_iterations=count)
