@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.lingvo_gshard
 INSTALLED_TEST := $(VENV)/.lingvo_gshard_test
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -n 2
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # Debian's bazel-bootstrap needs no network: what bazel would fetch stands in the packages
 # bazel-platforms, bazel-rules-java and bazel-rules-proto, and in two stand-ins.

@@ -59,6 +59,8 @@ ELSEWHERE = {
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/test_tpu_flags.py",
 }
 
+SLOW_PAGES = ("experts.md", "planning.md", "programs.md", "strategies.md")
+
 # Pages whose `python` blocks are one script; the `text` block after one is what it prints.
 SCRIPTS = ("docs/your_own_layer.md", "docs/planning.md")
 
@@ -105,7 +107,14 @@ def environment(tmp_path):
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def slow(page: pathlib.Path) -> list:
+    """The mark of a page of many commands of one tool, which has tests of its own."""
+    return [pytest.mark.slow] if page.name in SLOW_PAGES else []
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=slow(page), id=page.name) for page in PAGES]
+)
 def test_commands_of_a_page_run(page, tmp_path, environment):
     folder = tmp_path / "work"
     folder.mkdir()

@@ -20,8 +20,8 @@ EXPECTED = {
     ],
     "install": ["pip install", "-c constraints.txt -e ."],
     "lint": ["ruff check .", "ruff format --check ."],
-    "test": ["ruff check .", "ruff format --check .", "pytest -n 2"],
-    "test-all": ["ruff check .", 'pytest -n 2 -m ""'],
+    "test": ["ruff check .", "ruff format --check .", "pytest -n 2 --dist loadgroup"],
+    "test-all": ["ruff check .", 'pytest -n 2 --dist loadgroup -m ""'],
     "bazel-test": ["bazel test", "//tests/..."],
 }
 

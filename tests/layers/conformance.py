@@ -329,13 +329,27 @@ CASES = (
 )
 
 # Large, and of parts that other cases have.
-_SLOW = ("TranslationTask.logits", "TransformerStack.encoder", "MoE.sigmoid.loop")
+_SLOW = (
+    "TranslationTask.logits",
+    "TransformerStack.encoder",
+    "TransformerStack.loop",
+    "TransformerLayer.encoder",
+    "MoE.lingvo.einsum",
+    "MoE.expert_choice.einsum",
+    "MoE.sigmoid.loop",
+)
 
 
 def names(cases: Iterable[str]) -> list:
-    """Returns the names of cases as parameters of a test, the slow ones marked."""
-    slow = pytest.mark.slow
-    return [pytest.param(name, marks=[slow] if name in _SLOW else []) for name in cases]
+    """Returns the names of cases as parameters of a test, the slow ones marked.
+
+    One process takes all tests of a case, so that each of its functions is compiled once.
+    """
+    slow, together = pytest.mark.slow, pytest.mark.xdist_group
+    return [
+        pytest.param(name, marks=[together(name), *([slow] if name in _SLOW else [])])
+        for name in cases
+    ]
 
 
 RUNNERS = {

@@ -22,7 +22,9 @@ STEPS = (1e-2, 3e-3, 1e-3)
 
 each_layer = pytest.mark.parametrize("name", conformance.names(BY_NAME))
 each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-each_runner = pytest.mark.parametrize("runner", conformance.RUNNERS)
+each_runner = pytest.mark.parametrize(
+    "runner", ["eager", pytest.param("function", marks=pytest.mark.slow), "jit"]
+)
 
 
 @functools.cache
@@ -78,7 +80,13 @@ def test_evaluation_needs_no_seed(name):
 
 
 @each_layer
-@each_mode
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param(True, id="training"),
+        pytest.param(False, id="evaluation", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_the_slopes(name, training):
     theta, inputs = subject(name)
     function = runnable(name, training, "jit")

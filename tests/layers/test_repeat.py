@@ -13,6 +13,9 @@ from lingvo_gshard.layers.repeat import Repeat
 from lingvo_gshard.layers.transformer import Memory, TransformerStack
 from tests.tolerances import assert_close
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_repeat")
+
 B, L, K, M = 2, 8, 6, 16
 COTANGENT = np.random.default_rng(5).normal(size=(B, L, M)).astype(np.float32)
 SEED = tf.constant([3, 4])
@@ -201,6 +204,7 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
     assert "decoder.layers[3].feed_forward" in seen
 
 
+@pytest.mark.slow
 def test_gradients_that_are_bfloat16_wait_in_bfloat16():
     layer = stack(repeat=True, rematerialise="full", moe_every=0)
 

@@ -16,6 +16,9 @@ from lingvo_gshard.tasks.translation import LOSS_SCOPE, TranslationTask
 from lingvo_gshard.training.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_scopes")
+
 MESH = "data=2"
 B, L, M, H, E, V = 4, 8, 8, 24, 2, 32
 # Tokens of a group, and places of an expert for them.

@@ -6,6 +6,9 @@ import pytest
 from lingvo_gshard.runtime.local import LocalRuntime
 from tests import tiny
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_local")
+
 
 @pytest.fixture
 def trainer():

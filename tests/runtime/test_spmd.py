@@ -20,6 +20,9 @@ from tests.data import corpora
 from tests.decoding import tiny_model
 from tests.runtime import tiny_translation
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_spmd")
+
 STEPS = 20
 # Strategy, mesh, experts and vocabulary. Of the uneven ones nothing divides by the devices.
 EVEN, UNEVEN = (8, 32), (6, 29)

@@ -78,6 +78,7 @@ def test_it_writes_a_row_for_each_step(capsys, tmp_path):
         assert 0 < row["seconds"] < row["compile_seconds"]
 
 
+@pytest.mark.slow
 def test_it_measures_each_dispatch_of_a_mixture(capsys, tmp_path):
     path = tmp_path / "moe.json"
     small = ["--group_size=8", "--experts=4", "--skew=0.5"]

@@ -11,6 +11,9 @@ from lingvo_gshard.tools import _start, evaluate
 from lingvo_gshard.training.metrics import perplexity
 from tests.data import corpora
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_evaluate")
+
 
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""

@@ -21,6 +21,9 @@ from lingvo_gshard.training.checkpoint import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_experts")
+
 DENSE = {
     "--gin_param=task.encoder.moe = @lingvo_gshard.layers.feed_forward.FeedForward",
     "--gin_param=task.decoder.moe_every = 0",
@@ -172,6 +175,7 @@ def test_many_experts_have_no_numbers_in_their_squares():
     assert "a&lt;b" in page and "a<b" not in page
 
 
+@pytest.mark.slow
 def test_a_pruned_model_is_scored_as_any_other(trained_logdir, tmp_path, capsys):
     output = tmp_path / "pruned"
     flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--languages=de"

@@ -19,6 +19,9 @@ from lingvo_gshard.tools._inspection import CollectiveRow
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_inspect")
+
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
 
 
@@ -103,7 +106,7 @@ def test_an_override_and_a_written_table(capsys):
     code, out, _ = run_here(capsys, *flags)
     assert code == 0
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    assert "E over data (4)  " in lines["encoder.layers[0].feed_forward.w_in"]
+    assert "E over data (4)  " in lines["encoder.layers[0].feed_forward.experts.w_in"]
     assert "H over model (2)" in lines["decoder.layers[0].feed_forward.w_in"]
     assert "N over data (4)" in lines["decoder.layers[0].cross_attention.w_key"]
 

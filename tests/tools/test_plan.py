@@ -16,6 +16,9 @@ from lingvo_gshard.tools import _start, plan
 from tests.planning import example_plan
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_plan")
+
 REQUIRED = {
     "bytes_per_device": {
         *("weights", "slots", "activations", "inputs", "program", "peak", "capacity")
@@ -62,6 +65,7 @@ def test_the_json_has_all_of_it(planned):
     assert page.startswith("<!") and "translation.quickstart" in page
 
 
+@pytest.mark.slow
 def test_json_alone_is_all_of_standard_output(capsys):
     code, out, err = run_here(capsys, *TINY, "--topology=gpu:h100:1x8", "--json")
     record = json.loads(out)
@@ -157,6 +161,7 @@ def small_chips(monkeypatch):
     return with_memory
 
 
+@pytest.mark.slow
 def test_what_would_fit_is_tried(planned, small_chips, capsys, tmp_path):
     peak = plan_file.load(planned / "expert.json")["bytes_per_device"]["peak"]
     small_chips(peak - 1)

@@ -16,6 +16,7 @@ def run(capsys, *flags):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_it_prints_flags_that_plan_what_it_found(capsys, tmp_path):
     found, again = tmp_path / "found.json", tmp_path / "again.json"
     flags = (*TINY, "--topology=cpu:8")

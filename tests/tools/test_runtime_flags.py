@@ -17,6 +17,9 @@ from tests.tools import (
     tiny_translation,
 )
 
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_runtime_flags")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = "--experiment=test.tiny"
 TRAINED = "Going on from the checkpoint of step 4"
@@ -86,6 +89,7 @@ def test_it_translates_on_a_mesh(sharded_run, monkeypatch, capsys):
     assert len(out.splitlines()) == 3 and out.splitlines()[1] == ""
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_another_runtime(sharded_run, capsys):
     logdir, flags, _ = sharded_run
     before = losses_of(logdir)

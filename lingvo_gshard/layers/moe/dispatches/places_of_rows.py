@@ -2,7 +2,6 @@
 
 What gather.py does for groups and their buffers is done here without groups: a place holds at most
 one token, a token has a place for each of its choices, and the gradient of a gather is a gather.
-XLA cannot partition around gathers that are batched over groups, as those are, in a manual region.
 """
 
 from __future__ import annotations

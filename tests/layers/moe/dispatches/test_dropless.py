@@ -144,6 +144,7 @@ X = RNG.normal(size=(1, 24, M)).astype(np.float32)
 MASK = np.ones((1, 24), np.int32)
 
 
+@pytest.mark.slow
 def test_compiled_and_in_bfloat16():
     layer = make(experts__use_bias=True)
     theta = weights_of(layer)
