@@ -42,25 +42,10 @@ def by_expert(
     places = float(mask_GS.shape[0] * routing.num_experts * routing.capacity)
     return {
         "load": routing.load,
-        "gate": lambda: _gate_sums(routing),
+        "gate": routing.gate_sums,
         "tokens": lambda: tf.reduce_sum(mask_GS),
         "places": lambda: tf.constant(places),
     }
-
-
-def _gate_sums(routing: Routing | SlotRouting) -> tf.Tensor:
-    if isinstance(routing, SlotRouting):
-        return tf.reduce_sum(routing.gate_of_slot_GEC, (0, 2))
-    return tf.add_n(
-        [
-            tf.einsum(
-                "GSE,GS->E",
-                tf.one_hot(choice.expert_GS, routing.num_experts),
-                tf.where(choice.kept_GS, choice.gate_GS, 0.0),
-            )
-            for choice in routing.choices
-        ]
-    )
 
 
 def entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:

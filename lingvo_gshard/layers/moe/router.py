@@ -112,6 +112,11 @@ class TokenChoiceRouter(Router):
                 f"{path}.num_experts={self.p.num_experts}"
             )
 
+    @classmethod
+    def experts_per_token(cls, params: Params) -> float:
+        """Returns k, which routers of another number do not have."""
+        return params.k
+
     def take_all(self) -> None:
         """Has experts take all that come, as dropless dispatch does.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -45,14 +46,20 @@ class Routing:
 
     def load(self) -> tf.Tensor:
         """Returns how many tokens each expert keeps, of all groups together, float32 [E]."""
+        return self._by_expert([tf.cast(choice.kept_GS, tf.float32) for choice in self.choices])
+
+    def gate_sums(self) -> tf.Tensor:
+        """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
+        return self._by_expert(
+            [tf.where(choice.kept_GS, choice.gate_GS, 0.0) for choice in self.choices]
+        )
+
+    def _by_expert(self, values_GS: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The values, one of each choice, summed by expert."""
         return tf.add_n(
             [
-                tf.einsum(
-                    "GSE,GS->E",
-                    tf.one_hot(choice.expert_GS, self.num_experts),
-                    tf.cast(choice.kept_GS, tf.float32),
-                )
-                for choice in self.choices
+                tf.einsum("GSE,GS->E", tf.one_hot(choice.expert_GS, self.num_experts), value_GS)
+                for choice, value_GS in zip(self.choices, values_GS, strict=True)
             ]
         )
 
@@ -84,6 +91,10 @@ class SlotRouting:
         """Returns how many tokens each expert holds, of all groups together, float32 [E]."""
         is_filled = tf.less(self.token_of_slot_GEC, self.taken_GS.shape[1])
         return tf.reduce_sum(tf.cast(is_filled, tf.float32), (0, 2))
+
+    def gate_sums(self) -> tf.Tensor:
+        """Returns the sum of the gates of the tokens that each expert holds, float32 [E]."""
+        return tf.reduce_sum(self.gate_of_slot_GEC, (0, 2))
 
     def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
         """Returns the share of real tokens that no expert holds, a float32 scalar."""

@@ -32,11 +32,6 @@ class ForcedBalanceRouter(LearnedRouter):
         self.check_range("k", 1)
         self.check_range("skew", 0, 1)
 
-    @classmethod
-    def experts_per_token(cls, params: Params) -> float:
-        """Returns k."""
-        return params.k
-
     def fprop(
         self,
         theta: NestedMap,

@@ -35,11 +35,6 @@ class HashRouter(TokenChoiceRouter):
         self.check_range("k", 1)
         self.check_range("seed", 0, 2**31 - 1)
 
-    @classmethod
-    def experts_per_token(cls, params: Params) -> float:
-        """Returns k."""
-        return params.k
-
     def fprop(
         self,
         theta: NestedMap,

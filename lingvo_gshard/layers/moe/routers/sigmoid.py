@@ -59,11 +59,6 @@ class SigmoidRouter(LearnedRouter):
         sizes, zero = {"E": p.num_experts}, initializers.constant(0.0)
         self.create_variable("selection_bias", "E", sizes, zero, unsplit="E", update_rule=rule)
 
-    @classmethod
-    def experts_per_token(cls, params: Params) -> float:
-        """Returns k."""
-        return params.k
-
     def fprop(
         self,
         theta: NestedMap,

@@ -42,11 +42,6 @@ class TopKRouter(SoftmaxRouter):
             )
         group_limited.check(self, p.k)
 
-    @classmethod
-    def experts_per_token(cls, params: Params) -> float:
-        """Returns k."""
-        return params.k
-
     def fprop(
         self,
         theta: NestedMap,
