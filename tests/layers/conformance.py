@@ -331,6 +331,7 @@ CASES = (
 # Large, and of parts that other cases have.
 _SLOW = (
     "TranslationTask.logits",
+    "TranslationTask.loss",
     "TransformerStack.encoder",
     "TransformerStack.loop",
     "TransformerLayer.encoder",

@@ -25,9 +25,10 @@ def strategy(result: SearchResult) -> tuple[Mesh, Strategy]:
     return mesh, strategies.get(found.strategy, mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "policy"),
-    [(12, "none"), pytest.param(36, "products_but_hidden", marks=pytest.mark.slow)],
+    [(12, "none"), (36, "products_but_hidden")],
 )
 def test_the_papers_mixture_is_split_as_the_paper_did(layers, policy):
     """512 experts on 512 TPU v3 cores: groups and experts over one axis, all else replicated."""

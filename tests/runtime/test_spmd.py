@@ -128,12 +128,10 @@ def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
     assert all("feed_forward" in operation for operation in moved), moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "mesh"),
-    [
-        *slow([("fsdp", "data=8"), ("zero1", "data=8")]),
-        ("expert_tensor", "data=4,model=2"),
-    ],
+    [("fsdp", "data=8"), ("zero1", "data=8"), ("expert_tensor", "data=4,model=2")],
 )
 def test_weights_are_born_in_parts(strategy, mesh):
     trainer = tiny_translation.trainer()
