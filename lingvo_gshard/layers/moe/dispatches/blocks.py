@@ -143,13 +143,13 @@ class Blocks:
             turn = self._turn(count, leaves)[1]
 
             def one_of(size: int) -> list[tf.Tensor]:
-                block = _cut(rows, turn.last_start, size)
+                block = in_place.read(rows, turn.last_start, size)
                 results = self._compute(turn.weights, block, turn.last_start)
                 return [_padded(x, self.sizes.whole) for x in results]
 
             def block_of(index: tf.Tensor, buffers: list) -> tuple:
                 start = turn.start + index * self.sizes.whole
-                block = _cut(rows, start, self.sizes.whole)
+                block = in_place.read(rows, start, self.sizes.whole)
                 return index + 1, _written(
                     buffers, self._compute(turn.weights, block, start), start
                 )
@@ -172,19 +172,19 @@ class Blocks:
 
             def gradients(start: tf.Tensor, d_block: tf.Tensor) -> list[tf.Tensor]:
                 size = d_block.shape[0]
-                parts = [_cut(x, start, size) for x in (rows, *kept)]
+                parts = [in_place.read(x, start, size) for x in (rows, *kept)]
                 return self._gradients(turn.weights, parts[0], parts[1:], d_block, start)
 
             def one_of(size: int) -> list[tf.Tensor]:
                 is_own = tf.range(size) < turn.last_rows
-                d_last = _cut(d_y, turn.last_start, size)
+                d_last = in_place.read(d_y, turn.last_start, size)
                 d_last = tf.where(is_own[:, tf.newaxis], d_last, tf.zeros_like(d_last))
                 d_rows, *d_weights = gradients(turn.last_start, d_last)
                 return [_padded(d_rows, self.sizes.whole), *d_weights]
 
             def block_of(index: tf.Tensor, d_buffer: tf.Tensor, sums: list) -> tuple:
                 start = turn.start + index * self.sizes.whole
-                d_block, *d_weights = gradients(start, _cut(d_y, start, self.sizes.whole))
+                d_block, *d_weights = gradients(start, in_place.read(d_y, start, self.sizes.whole))
                 sums = [x + tf.cast(d, x.dtype) for x, d in zip(sums, d_weights, strict=True)]
                 return index + 1, in_place.write(d_buffer, d_block, start), sums
 
@@ -203,11 +203,11 @@ class Blocks:
 
     def _turn(self, count: tf.Tensor, leaves: Tensors) -> tuple[tf.Tensor, _Turn]:
         """The `count`-th expert of those that have rows."""
-        expert = self.loads.order[count]
-        start, load = self.loads.starts[expert], self.loads.loads[expert]
+        expert = tf.gather(self.loads.order, count)
+        start, load = (tf.gather(x, expert) for x in (self.loads.starts, self.loads.loads))
         whole_blocks = (load - 1) // self.sizes.whole
         in_whole = whole_blocks * self.sizes.whole
-        weights = [tf.squeeze(_cut(w, expert, 1), 0) for w in leaves]
+        weights = [tf.squeeze(in_place.read(w, expert, 1), 0) for w in leaves]
         return expert, _Turn(weights, start, whole_blocks, start + in_whole, load - in_whole)
 
     def _over_experts(self, turn_of: Callable, buffers: list) -> list[tf.Tensor]:
@@ -273,11 +273,6 @@ class Blocks:
 
     def _packed(self, weights: Tensors) -> NestedMap:
         return tf.nest.pack_sequence_as(self.theta, list(weights))
-
-
-def _cut(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
-    begin = [start] + [0] * (tensor.shape.rank - 1)
-    return tf.slice(tensor, begin, [size, *tensor.shape[1:]])
 
 
 def _written(buffers: Tensors, parts: Tensors, start: tf.Tensor) -> list[tf.Tensor]:

@@ -1,5 +1,6 @@
 """Dropless dispatch: equal to the others where nothing is dropped, on one device and on many."""
 
+import functools
 import math
 import re
 
@@ -170,6 +171,25 @@ def test_it_makes_no_tensor_of_all_experts_and_slots():
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
     # The choices' one-hot numbers [K,T,E]; not experts times their places, not that times M.
     assert largest <= 2 * tokens * experts < experts * tokens * M
+
+
+def test_no_slice_begins_where_the_data_say():
+    """To compile such a one TensorFlow computes all that it begins by: the model before it."""
+    layer = make()
+    function = tf.function(functools.partial(both_ways, layer), autograph=False)
+    graph = function.get_concrete_function(
+        weights_of(layer), tf.zeros([2, 8, M]), tf.ones([2, 8])
+    ).graph
+    nodes = {
+        f"{scope.signature.name}/{node.name}": node
+        for scope in graph.as_graph_def().library.function
+        for node in scope.node_def
+    }
+    slices = [name for name, node in nodes.items() if node.op in ("Slice", "StridedSlice")]
+    for name in slices:
+        scope = name.split("/")[0]
+        begin = nodes[name].input[1].split(":")[0]
+        assert nodes[f"{scope}/{begin}"].op == "Const", name
 
 
 def test_expert_dropout_draws_for_every_row():
