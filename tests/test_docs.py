@@ -23,11 +23,19 @@ _SMALL_MODEL = [
     "--gin_param=task.decoder.num_layers = 1",
 ]
 
+_SMALL_LANGUAGE_MODEL = [
+    "--gin_param=task.model_dim = 16",
+    "--gin_param=task.decoder.num_layers = 1",
+    "--gin_param=task.decoder.moe_every = 1",
+]
+
 # Flags added to a command that would take long as it stands.
 TINY = {
     "gshard-train --experiment=translation.quickstart": _SMALL_MODEL,
     "gshard-train --experiment=translation.quickstart_dense": _SMALL_MODEL,
     "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
+    "gshard-train --experiment=language_model.quickstart": _SMALL_LANGUAGE_MODEL,
+    "gshard-train --experiment=language_model.from_files": _SMALL_LANGUAGE_MODEL,
     "gshard-train": ["--steps=2"],
     "gshard-bench moe": [
         "--experts=4",
@@ -38,6 +46,7 @@ TINY = {
         "--group_size=8",
         "--gemm_size=16",
     ],
+    "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
     "gshard-plan --experiment=translation.quickstart": [
         *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",
@@ -59,7 +68,15 @@ ELSEWHERE = {
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/test_tpu_flags.py",
 }
 
-SLOW_PAGES = ("experts.md", "planning.md", "programs.md", "strategies.md")
+SLOW_PAGES = (
+    "experts.md",
+    "language_model.md",
+    "local_updates.md",
+    "long_inputs.md",
+    "planning.md",
+    "programs.md",
+    "strategies.md",
+)
 
 # Pages whose `python` blocks are one script; the `text` block after one is what it prints.
 SCRIPTS = ("docs/your_own_layer.md", "docs/planning.md")

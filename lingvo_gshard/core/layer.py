@@ -19,13 +19,17 @@ from lingvo_gshard.core.params import Configurable, Params
 
 UpdateRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
+# Letters that stand before those of a weight in the layout of a stack of it.
+_STACKS = "PR"
+
 
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
     """A weight: where it stands, its layout letters, and how it begins.
 
     unsplit: letters of the layout along which no strategy splits it.
-    slices: the paths of the weights that it is a stack of, along its first dimension.
+    slices: the paths of the weights that it is a stack of, along its first dimensions, the last of
+        these fastest.
     update_rule: of (weight, what was reported of it in the step): the weight after the step, which
     no optimizer moves.
     """
@@ -39,6 +43,11 @@ class VariableSpec:
     slices: tuple[str, ...] = ()
     update_rule: UpdateRule | None = None
 
+    @property
+    def stacked(self) -> int:
+        """How many first dimensions the slices run along."""
+        return len(self.layout) - len(self.layout.lstrip(_STACKS)) if self.slices else 0
+
     def init(self, seed: tf.Tensor) -> tf.Tensor:
         """Returns the initial weight; it depends on the int32 [2] seed and the path alone.
 
@@ -51,10 +60,10 @@ class VariableSpec:
 
         def init_slice(word: tf.Tensor) -> tf.Tensor:
             key = random_numbers.fold_in_word(seed, word)
-            return self.initializer(self.shape[1:], dtype, key)
+            return self.initializer(self.shape[self.stacked :], dtype, key)
 
         words = tf.constant([random_numbers.word(path) for path in self.slices], tf.int32)
-        return tf.map_fn(init_slice, words, fn_output_signature=dtype)
+        return tf.reshape(tf.map_fn(init_slice, words, fn_output_signature=dtype), self.shape)
 
 
 class Layer(Configurable):

@@ -15,6 +15,7 @@ import math
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 _PHILOX = tf.random.Algorithm.PHILOX
@@ -51,9 +52,14 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     )
 
 
-def hashed_words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
-    """Returns uint32 numbers, each a hash of its index and the key; good enough for masks."""
-    return hashed(_index(shape), key)
+def hashed_words(
+    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
+) -> tf.Tensor:
+    """Returns uint32 numbers, each a hash of its index and the key; good enough for masks.
+
+    order: the indices along the first dimension, where they are not 0, 1, 2, ...
+    """
+    return hashed(_index(shape, order), key)
 
 
 def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -66,13 +72,14 @@ def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
-def _index(shape: Sequence[int]) -> tf.Tensor:
+def _index(shape: Sequence[int], order: np.ndarray | None) -> tf.Tensor:
     """Each element's place in row-major order, uint32; a sum over dimensions can be partitioned."""
     index = tf.zeros([1] * len(shape), tf.uint32)
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        steps = tf.cast(tf.range(shape[dimension]), tf.uint32) * tf.constant(stride, tf.uint32)
+        places = tf.range(shape[dimension]) if dimension or order is None else tf.constant(order)
+        steps = tf.cast(places, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32
     return index
@@ -90,9 +97,11 @@ def uniform(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     return _in_unit_interval(words(shape, key))
 
 
-def hashed_uniform(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
+def hashed_uniform(
+    shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
+) -> tf.Tensor:
     """Returns float32 numbers uniform in the open interval (0, 1), as `hashed_words` makes them."""
-    return _in_unit_interval(hashed_words(shape, key))
+    return _in_unit_interval(hashed_words(shape, key, order))
 
 
 def _in_unit_interval(words: tf.Tensor) -> tf.Tensor:

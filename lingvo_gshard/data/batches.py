@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.data import mixing, packing
-from lingvo_gshard.data.packing import Batch, Tokens
+from lingvo_gshard.data.packing import Batch
 
 # Rows opened last are still filling; they go back into the next block.
 _UNFINISHED_ROWS = 4
@@ -27,19 +27,10 @@ class PackedBatches:
     identifies the stream (seed and data), so that another stream's state is refused.
     """
 
-    def __init__(
-        self,
-        sources: Tokens,
-        targets: Tokens,
-        mixture: mixing.Mixture,
-        shape: tuple[int, int, int],
-        identity: str,
-    ):
-        """Takes both sides' sentences, each ending with EOS, and the batch's shape (B, L, K)."""
-        self._sources, self._targets = sources, targets
-        self._source_lengths, self._target_lengths = sources.lengths, targets.lengths
+    def __init__(self, packer: packing.Packer, mixture: mixing.Mixture, identity: str):
+        """Takes what packs the examples whose numbers the mixture gives."""
+        self._packer = packer
         self._mixture = mixture
-        self._shape = shape
         self._identity = identity
         self._move_to(block=0, batch=0, carried=())
 
@@ -52,16 +43,10 @@ class PackedBatches:
         while self._batch >= self._batches_in_block:
             self._move_to(self._block + 1, 0, self._left_over)
             self._pack_block()
-        begin = self._batch * self._shape[0]
-        chosen = (self._rows >= begin) & (self._rows < begin + self._shape[0])
+        begin = self._batch * self._packer.batch_rows
+        chosen = (self._rows >= begin) & (self._rows < begin + self._packer.batch_rows)
         self._batch += 1
-        return packing.pack(
-            self._rows[chosen] - begin,
-            self._sentences[chosen],
-            self._sources,
-            self._targets,
-            self._shape,
-        )
+        return self._packer.pack(self._rows[chosen] - begin, self._sentences[chosen])
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch handed out, as plain JSON values."""
@@ -90,15 +75,10 @@ class PackedBatches:
         drawn = self._mixture.block(self._block)
         # The carried ones first: they open the first rows, so that none is carried for ever.
         sentences = np.concatenate([np.asarray(self._carried, np.int64), drawn])
-        rows = packing.first_fit(
-            self._source_lengths[sentences],
-            self._target_lengths[sentences],
-            self._shape[1],
-            self._shape[2],
-        )
+        rows = self._packer.first_fit(sentences)
         opened = int(rows.max(initial=-1)) + 1
-        self._batches_in_block = max(0, opened - _UNFINISHED_ROWS) // self._shape[0]
-        full = self._batches_in_block * self._shape[0]
+        self._batches_in_block = max(0, opened - _UNFINISHED_ROWS) // self._packer.batch_rows
+        full = self._batches_in_block * self._packer.batch_rows
         self._left_over = tuple(sentences[rows >= full])
         # First-fit puts what fits nowhere else at the end: mix the rows over the batches.
         order = mixing.permutation(full, self._block)

@@ -48,7 +48,8 @@ def divide(rows: Sequence[Row], per_mille: int) -> Split:
     splits = {target: split_of(target, per_mille) for target in {row.target for row in rows}}
     for row in rows:
         divided[splits[row.target]].append(row)
-    sources = {(row.language, fold(row.source)) for row in divided["train"]}
+    # Text that is no translation has no source.
+    sources = {(row.language, fold(row.source)) for row in divided["train"] if row.source}
     grams = set().union(*(_grams(target) for target in {r.target for r in divided["train"]}))
     dropped = {split: collections.Counter() for split in divided}
     for split in ("dev", "test"):

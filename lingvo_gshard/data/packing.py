@@ -7,6 +7,7 @@ thousands fills rows of 256 positions to about 97% on both sides together.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -47,6 +48,49 @@ class Tokens:
         lengths = self.offsets[sentences + 1] - self.offsets[sentences]
         shift = self.offsets[sentences] - (np.cumsum(lengths) - lengths)
         return self.ids[np.repeat(shift, lengths) + np.arange(lengths.sum())]
+
+
+class Packer(Protocol):
+    """Examples, known by their numbers, that can be laid side by side into rows of batches."""
+
+    batch_rows: int
+
+    def first_fit(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the row of each, rows numbered in the order they were opened."""
+
+    def pack(self, rows: np.ndarray, examples: np.ndarray) -> Batch:
+        """Lays them into one batch, each into its row of 0 to `batch_rows` - 1."""
+
+    def tables(self) -> Iterator[np.ndarray]:
+        """Yields the arrays that say what all examples are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePairs:
+    """Sentences and their translations, for batches of `shape` (B, L, K); see `pack`."""
+
+    sources: Tokens
+    targets: Tokens
+    shape: tuple[int, int, int]
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch."""
+        return self.shape[0]
+
+    def first_fit(self, sentences: np.ndarray) -> np.ndarray:
+        """Returns the row of each; ValueError if a sentence is longer than a row."""
+        lengths = self.sources.lengths[sentences], self.targets.lengths[sentences]
+        return first_fit(*lengths, *self.shape[1:])
+
+    def pack(self, rows: np.ndarray, sentences: np.ndarray) -> Batch:
+        """Lays sentences into one batch; see `pack`."""
+        return pack(rows, sentences, self.sources, self.targets, self.shape)
+
+    def tables(self) -> Iterator[np.ndarray]:
+        """Yields ids and offsets of both sides."""
+        for tokens in (self.sources, self.targets):
+            yield from (tokens.ids, tokens.offsets)
 
 
 def first_fit(
@@ -96,30 +140,50 @@ def pack(
     num_rows, source_length, target_length = shape
     order = np.argsort(rows, kind="stable")
     rows, sentences = rows[order], sentences[order]
-    _, starts, counts = np.unique(rows, return_index=True, return_counts=True)
-    segments = np.arange(len(rows)) - np.repeat(starts, counts) + 1
-
-    source = _Side(rows, starts, counts, segments, sources.lengths[sentences])
-    target = _Side(rows, starts, counts, segments, targets.lengths[sentences])
+    source = Side(rows, sources.lengths[sentences])
     labels = targets.gather(sentences)
-    inputs = np.roll(labels, 1)
-    inputs[target.positions == 0] = BOS_ID
-    narrow, wide = (num_rows, target_length), (num_rows, source_length)
+    wide = (num_rows, source_length)
     return {
         "source_ids": source.scatter(sources.gather(sentences), wide),
         "source_segments": source.scatter(source.segments, wide),
         "source_positions": source.scatter(source.positions, wide),
-        "target_inputs": target.scatter(inputs, narrow),
-        "target_labels": target.scatter(labels, narrow),
-        "target_segments": target.scatter(target.segments, narrow),
-        "target_positions": target.scatter(target.positions, narrow),
+        **packed_targets(rows, targets.lengths[sentences], labels, BOS_ID, num_rows, target_length),
     }
 
 
-class _Side:
-    """Where the tokens of one side go: row, column, segment and position of each."""
+def packed_targets(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    labels: np.ndarray,
+    before: np.ndarray | int,
+    num_rows: int,
+    length: int,
+) -> Batch:
+    """Returns target_{inputs,labels,segments,positions} [B, L] of pieces of text, as `pack` does.
 
-    def __init__(self, rows, starts, counts, segments, lengths):
+    rows: of each piece, ascending. labels: of all, one after another. before: what stands before
+    the first label of each piece, or of all.
+    """
+    target, shape = Side(rows, lengths), (num_rows, length)
+    inputs = np.roll(labels, 1)
+    inputs[target.positions == 0] = before
+    return {
+        "target_inputs": target.scatter(inputs, shape),
+        "target_labels": target.scatter(labels, shape),
+        "target_segments": target.scatter(target.segments, shape),
+        "target_positions": target.scatter(target.positions, shape),
+    }
+
+
+class Side:
+    """Where the tokens of one side go: row, column, segment and position of each.
+
+    rows: of each sentence, ascending.
+    """
+
+    def __init__(self, rows: np.ndarray, lengths: np.ndarray):
+        _, starts, counts = np.unique(rows, return_index=True, return_counts=True)
+        segments = np.arange(len(rows)) - np.repeat(starts, counts) + 1
         ends = np.cumsum(lengths)
         begins = ends - lengths
         columns = begins - np.repeat(begins[starts], counts)
@@ -128,10 +192,19 @@ class _Side:
         self._columns = np.repeat(columns, lengths) + self.positions
         self.segments = np.repeat(segments, lengths)
 
-    def scatter(self, values, shape):
+    def scatter(self, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        """Returns int32 [B, L] with the values where the tokens go, else 0."""
         result = np.zeros(shape, np.int32)
         result[self._rows, self._columns] = values
         return result
+
+
+def in_order(packer: Packer, examples: np.ndarray) -> Iterator[Batch]:
+    """Yields batches that hold each of `examples` once; rows of the last one may be empty."""
+    rows = packer.first_fit(examples)
+    for begin in range(0, int(rows.max(initial=-1)) + 1, packer.batch_rows):
+        chosen = (rows >= begin) & (rows < begin + packer.batch_rows)
+        yield packer.pack(rows[chosen] - begin, examples[chosen])
 
 
 def batches_in_order(
@@ -141,13 +214,7 @@ def batches_in_order(
 
     Rows of the last batch may be empty. Raises ValueError if a sentence is longer than a row.
     """
-    num_rows, source_length, target_length = shape
-    rows = first_fit(
-        sources.lengths[sentences], targets.lengths[sentences], source_length, target_length
-    )
-    for begin in range(0, int(rows.max(initial=-1)) + 1, num_rows):
-        chosen = (rows >= begin) & (rows < begin + num_rows)
-        yield pack(rows[chosen] - begin, sentences[chosen], sources, targets, shape)
+    return in_order(SentencePairs(sources, targets, shape), sentences)
 
 
 def efficiency(batch: Batch) -> float:

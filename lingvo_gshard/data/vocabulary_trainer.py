@@ -73,8 +73,7 @@ class VocabularyTrainer(Configurable):
         sources = _by_language(rows)
         targets = {"": sorted({row.target for row in rows})}
         if p.joint:
-            sources |= targets
-            joint = self._train_or_load("vocabulary.size", sources, p.size, temperature)
+            joint = self.train_on(sources | targets, temperature)
             return joint, joint
         return (
             self._train_or_load("vocabulary.size", sources, p.size, temperature),
@@ -82,6 +81,10 @@ class VocabularyTrainer(Configurable):
                 "vocabulary.target_size", targets, p.target_size or p.size, temperature
             ),
         )
+
+    def train_on(self, sentences: Mapping[str, Sequence[str]], temperature: float) -> Vocabulary:
+        """Returns the vocabulary of `size` of the sentences of each language; raises as `train`."""
+        return self._train_or_load("vocabulary.size", sentences, self.p.size, temperature)
 
     def _train_or_load(
         self, path: str, sentences: Mapping[str, Sequence[str]], size: int, temperature: float

@@ -9,7 +9,7 @@ from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers import blockwise_attention, relative_bias, rotary
+from lingvo_gshard.layers import blockwise_attention, relative_bias, ring_attention, rotary
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.relative_bias import MASKED
@@ -28,12 +28,13 @@ def segment_bias(
     A query sees the keys of its own segment; segment 0 is padding, and a causal query sees no key
     that stands after it in the row.
     """
-    query_BL1 = query_segments_BL[:, :, None]
+    query_BL1 = annotate(query_segments_BL, "BL", beside="N")[:, :, None]
+    memory_segments_BK = annotate(memory_segments_BK, "BK", beside="N")
     visible_BLK = tf.equal(query_BL1, memory_segments_BK[:, None, :]) & (query_BL1 > 0)
     if causal:
         length = query_segments_BL.shape[1]
         visible_BLK &= tf.range(length)[:, None] >= tf.range(length)[None, :]
-    return tf.where(visible_BLK, 0.0, MASKED)[:, None]
+    return annotate(tf.where(visible_BLK, 0.0, MASKED), "BLK", beside="N")[:, None]
 
 
 class MultiHeadAttention(Layer):
@@ -64,6 +65,12 @@ class MultiHeadAttention(Layer):
             0,
             "Keys that are read at a time, so that no tensor has queries by keys; 0: all.",
         )
+        p.define(
+            "key_exchange",
+            ring_attention.ALL_GATHER,
+            "How queries get at keys that are elsewhere, where L is split: 'all_gather', every "
+            "device gets all of them (arXiv 2407.21783, section 3.3.2), or 'ring', they go around.",
+        )
         p.define("is_causal", False, "Whether callers let no query see a key after it.")
         return p
 
@@ -86,6 +93,7 @@ class MultiHeadAttention(Layer):
         rotary.check(p, self.head_dim, path)
         relative_bias.check(p, path)
         blockwise_attention.check(p, path)
+        ring_attention.check(p, path)
         self._create_weights()
         self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
 
@@ -118,10 +126,12 @@ class MultiHeadAttention(Layer):
         """Returns [B,L,M]: x attends to memory (x itself for self-attention).
 
         segments_BL: of x, in each of which rotary positions begin at 0; without it in each row.
-        With block_size it is needed, and there is no bias: in its place stand the int32 segments
-        [B,K] of the memory, and queries see of their own what `is_causal` says.
-        Raises ValueError if a memory other than x is to be attended to by distance, and if blocks
-        have no segments.
+        With `takes_segments` it is needed, and there is no bias: in its place stand the int32
+        segments [B,K] of the memory, and queries see of their own what `is_causal` says.
+        A ring has as many parts as the partitioning in use splits L into; where there is none, or
+        it splits no L, it is one part, and equal to attention without a ring.
+        Raises ValueError if a memory other than x is to be attended to by distance, if blocks or a
+        ring have no segments, and if a ring's parts cannot be equal.
         """
         if memory_BKM is x_BLM:
             projected = self._project_row(theta, x_BLM, self._positions(x_BLM, segments_BL))
@@ -130,9 +140,11 @@ class MultiHeadAttention(Layer):
                 self._project_query(theta, x_BLM),
                 *self._project_memory(theta, memory_BKM),
             )
-        query_BNLD, *keys_and_values = map(_heads_first, projected)
-        if self.p.block_size:
-            return self._attend_in_blocks(
+        query_BNLD = _heads_first(projected[0], "BNLD")
+        layout = "BNLD" if self.p.key_exchange == ring_attention.RING else "BNKD"
+        keys_and_values = (_heads_first(x_BKND, layout) for x_BKND in projected[1:])
+        if takes_segments(self.p):
+            return self._attend_by_segments(
                 theta, query_BNLD, *keys_and_values, segments_BL, bias_B1LK
             )
         return self._attend(theta, query_BNLD, *keys_and_values, bias_B1LK)
@@ -225,7 +237,7 @@ class MultiHeadAttention(Layer):
         )
         return self._output(theta, mixed_BNLD)
 
-    def _attend_in_blocks(
+    def _attend_by_segments(
         self,
         theta: NestedMap,
         query_BNLD: tf.Tensor,
@@ -235,14 +247,18 @@ class MultiHeadAttention(Layer):
         key_segments_BK: tf.Tensor,
     ) -> tf.Tensor:
         p = self.p
+        is_ring = p.key_exchange == ring_attention.RING
+        option = "key_exchange" if is_ring else "block_size"
         if segments_BL is None:
-            raise ValueError(f"{self.path}.block_size: {p.block_size} needs the segments of x")
-        size = min(p.block_size, keys_BNKD.shape[2])
-        blocks = blockwise_attention.Blocks(
-            segments_BL, key_segments_BK, size, p.is_causal, p.window, p.logit_cap
-        )
-        keys_BNKD, values_BNKD = map(self._for_all_heads, (keys_BNKD, values_BNKD))
-        mixed_BNLD = blocks.attend(self._scaled(query_BNLD), keys_BNKD, values_BNKD)
+            raise ValueError(f"{self.path}.{option}: {p.get(option)!r} needs the segments of x")
+        sees = segments_BL, key_segments_BK, p.block_size, p.is_causal, p.window, p.logit_cap
+        if is_ring:
+            ring = ring_attention.Ring(*sees, f"{self.path}.{option}")
+            mixed_BNLD = ring.attend(self._scaled(query_BNLD), keys_BNKD, values_BNKD)
+        else:
+            keys_BNKD, values_BNKD = map(self._for_all_heads, (keys_BNKD, values_BNKD))
+            blocks = blockwise_attention.Blocks(*sees)
+            mixed_BNLD = blocks.attend(self._scaled(query_BNLD), keys_BNKD, values_BNKD)
         return self._output(theta, mixed_BNLD)
 
     def _scaled(self, query_BNLD: tf.Tensor) -> tf.Tensor:
@@ -301,14 +317,22 @@ class MultiHeadAttention(Layer):
         return self._attend(theta, query, cache.key, cache.value, bias, first=step), cache
 
 
+def takes_segments(params: Params) -> bool:
+    """Returns whether an attention of these Params takes the keys' segments in place of a bias."""
+    return params.block_size > 0 or params.key_exchange == ring_attention.RING
+
+
 def without_distances(params: Params) -> Params:
     """Returns the Params of a self-attention made those of an attention to another row."""
     return params.copy().set(**_OF_ONE_ROW)
 
 
-def _heads_first(x_BKND: tf.Tensor) -> tf.Tensor:
-    """[B,N,K,D]: the order in which products of positions read them, both ways, without a copy."""
-    return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), "BNKD")
+def _heads_first(x_BKND: tf.Tensor, layout: str = "BNKD") -> tf.Tensor:
+    """[B,N,K,D]: the order in which products of positions read them, both ways, without a copy.
+
+    layout: "BNLD" of what stays where its positions are; that of queries, and of what a ring takes.
+    """
+    return annotate(tf.transpose(x_BKND, (0, 2, 1, 3)), layout)
 
 
 def _repeat_heads(x_BNKD: tf.Tensor, times: int) -> tf.Tensor:
@@ -362,11 +386,14 @@ def _mix(
 
         def gradient(d_mixed_BNLD: tf.Tensor) -> tuple[tf.Tensor, ...]:
             d_BNLD = d_mixed_BNLD / sum_BNL1
-            total_BNL1 = tf.reduce_sum(d_BNLD * mixed_BNLD, -1, keepdims=True)
-            d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
-            d_logits_BNLK = exponentials_BNLK * (d_weights_BNLK * mask_BNLK - total_BNL1)
-            d_learned = [tf.reduce_sum(tf.cast(d_logits_BNLK, x.dtype), 0) for x in learned]
-            d_logits_BNLK = through_soft_cap(d_logits_BNLK, capped_BNLK, cap)
+            d_float, mixed_float = (tf.cast(x, tf.float32) for x in (d_BNLD, mixed_BNLD))
+            total_BNL1 = tf.reduce_sum(d_float * mixed_float, -1, keepdims=True)
+            d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD) * mask_BNLK
+            d_logits_BNLK = tf.cast(exponentials_BNLK, tf.float32) * (
+                tf.cast(d_weights_BNLK, tf.float32) - total_BNL1
+            )
+            d_learned = [tf.cast(tf.reduce_sum(d_logits_BNLK, 0), x.dtype) for x in learned]
+            d_logits_BNLK = tf.cast(through_soft_cap(d_logits_BNLK, capped_BNLK, cap), dtype)
             return (
                 einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD),
                 einsum("BNLK,BNLD->BNKD", d_logits_BNLK, query_BNLD),

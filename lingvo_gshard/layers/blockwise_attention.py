@@ -1,7 +1,6 @@
 """Attention over one block of keys after another: no tensor of queries by keys, either way.
 
-Rabe and Staats 2021, arXiv 2112.05682; the sums of a softmax under way and the gradient from its
-largest logit and its sum are those of Dao et al. 2022, arXiv 2205.14135, sections 3.1 and B.4.
+Rabe and Staats 2021, arXiv 2112.05682; the sums under way are those of running_softmax.py.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers import running_softmax
 from lingvo_gshard.layers.relative_bias import MASKED, window_bias
-from lingvo_gshard.layers.soft_cap import soft_cap, through_soft_cap
+from lingvo_gshard.layers.running_softmax import Done, Sums
+from lingvo_gshard.layers.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum
 
 # No sentence's, nor padding's: that of the keys that fill up the last block.
@@ -37,15 +38,20 @@ def check(p: Params, path: str) -> None:
 class Blocks:
     """Which keys a query sees, and how they are divided.
 
-    segments_BL, key_segments_BK: as of `segment_bias`. size: keys of a block.
+    segments_BL, key_segments_BK: as of `segment_bias`. block_size: keys of a block.
     """
 
     segments_BL: tf.Tensor
     key_segments_BK: tf.Tensor
-    size: int
+    block_size: int
     is_causal: bool
     window: int
     cap: float
+
+    @property
+    def size(self) -> int:
+        """How many keys a block has."""
+        return min(self.block_size, self.key_segments_BK.shape[1])
 
     @property
     def count(self) -> int:
@@ -71,18 +77,19 @@ class Blocks:
             keys, values = (tf.pad(x, [[0, 0], *behind, [0, 0]]) for x in (keys_BNKD, values_BNKD))
             segments_BK = tf.pad(key_segments_BK, behind, constant_values=_BEHIND)
             run = _Run(self, query_BNLD, keys, values, segments_BL, segments_BK)
-            mixed_BNLD, largest_BNL1, inverse_BNL1 = run.forward()
+            sums = run.forward()
+            mixed_BNLD = sums.result(query_BNLD.dtype)
 
             def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-                d_query, d_keys, d_values = run.backward(
-                    d_BNLD, mixed_BNLD, largest_BNL1, inverse_BNL1
-                )
+                d_query, d_keys, d_values = run.backward(d_BNLD, sums.done(d_BNLD, mixed_BNLD))
                 length = keys_BNKD.shape[2]
                 return d_query, d_keys[:, :, :length], d_values[:, :, :length], None, None
 
             return mixed_BNLD, gradient
 
-        return compute(query_BNLD, keys_BNKD, values_BNKD, self.segments_BL, self.key_segments_BK)
+        segments_BL = annotate(self.segments_BL, "BL", beside="N")
+        key_segments_BK = annotate(self.key_segments_BK, "BK", beside="N")
+        return compute(query_BNLD, keys_BNKD, values_BNKD, segments_BL, key_segments_BK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,43 +103,20 @@ class _Run:
     segments_BL: tf.Tensor
     segments_BK: tf.Tensor
 
-    def forward(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the result, each query's largest logit, and 1 / its sum of exponentials."""
-        dtype = self.query_BNLD.dtype
-        rows = self.query_BNLD.shape[:3]
+    def forward(self) -> Sums:
+        """Returns the sums over all keys."""
 
-        def body(index: tf.Tensor, mixed: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tuple:
+        def body(index: tf.Tensor, sums: Sums) -> tuple:
             logits_BNLK, _ = self._logits(index)
-            new = tf.maximum(largest, tf.reduce_max(logits_BNLK, -1, keepdims=True))
-            exponentials_BNLK = tf.exp(logits_BNLK - new)
-            fading = tf.exp(largest - new)
-            total = total * fading + tf.reduce_sum(exponentials_BNLK, -1, keepdims=True)
             values_BNKD = self._block(self.values_BNKD, index)
-            more = einsum("BNLK,BNKD->BNLD", tf.cast(exponentials_BNLK, dtype), values_BNKD)
-            mixed = annotate(mixed * fading + tf.cast(more, tf.float32), "BNLD")
-            return index + 1, mixed, new, total
+            sums = running_softmax.with_keys(sums, logits_BNLK, values_BNKD, "BNLK,BNKD->BNLD")
+            return index + 1, sums
 
-        start = (
-            tf.constant(0),
-            annotate(tf.zeros(self.query_BNLD.shape, tf.float32), "BNLD"),
-            tf.fill([*rows, 1], tf.float32.min),
-            tf.zeros([*rows, 1], tf.float32),
-        )
-        _, mixed, largest, total = self._while(body, start)
-        return tf.cast(mixed / total, dtype), largest, 1.0 / total
+        start = (tf.constant(0), running_softmax.no_keys(self.query_BNLD, "BNLD"))
+        return self._while(body, start)[1]
 
-    def backward(
-        self,
-        d_BNLD: tf.Tensor,
-        mixed_BNLD: tf.Tensor,
-        largest_BNL1: tf.Tensor,
-        inverse_BNL1: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def backward(self, d_BNLD: tf.Tensor, done: Done) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the gradients of queries, keys and values: weights are computed once more."""
-        dtype = self.query_BNLD.dtype
-        of_sum_BNL1 = tf.reduce_sum(
-            tf.cast(d_BNLD, tf.float32) * tf.cast(mixed_BNLD, tf.float32), -1, keepdims=True
-        )
 
         def body(
             index: tf.Tensor, d_query: tf.Tensor, d_keys: tf.TensorArray, d_values: tf.TensorArray
@@ -141,12 +125,10 @@ class _Run:
                 self._block(x, index) for x in (self.keys_BNKD, self.values_BNKD)
             )
             logits_BNLK, capped_BNLK = self._logits(index)
-            weights_BNLK = tf.exp(logits_BNLK - largest_BNL1) * inverse_BNL1
-            d_weights_BNLK = tf.cast(einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD), tf.float32)
-            d_logits_BNLK = weights_BNLK * (d_weights_BNLK - of_sum_BNL1)
-            d_logits_BNLK = through_soft_cap(d_logits_BNLK, capped_BNLK, self.blocks.cap)
-            d_logits_BNLK = tf.cast(d_logits_BNLK, dtype)
-            weights_BNLK = tf.cast(weights_BNLK, dtype)
+            d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
+            weights_BNLK, d_logits_BNLK = running_softmax.gradients(
+                done, logits_BNLK, capped_BNLK, d_weights_BNLK, self.blocks.cap
+            )
             more = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
             d_query = annotate(d_query + tf.cast(more, tf.float32), "BNLD")
             new = einsum("BNLK,BNLD->BNKD", d_logits_BNLK, self.query_BNLD)
@@ -157,7 +139,8 @@ class _Run:
         d_query = annotate(tf.zeros(self.query_BNLD.shape, tf.float32), "BNLD")
         start = (tf.constant(0), d_query, self._stack(), self._stack())
         _, d_query, d_keys, d_values = self._while(body, start)
-        return tf.cast(d_query, dtype), self._joined(d_keys), self._joined(d_values)
+        d_query = tf.cast(d_query, self.query_BNLD.dtype)
+        return d_query, self._joined(d_keys), self._joined(d_values)
 
     def _logits(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """A block's float32 logits [B,N,L,K], and what they were before any bias."""

@@ -9,6 +9,7 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.lookup import rows_of
 from lingvo_gshard.sharding import annotate, einsum
 
 
@@ -32,11 +33,14 @@ class TokenEmbedding(Layer):
         self.create_variable("table", "VM", sizes, initializers.fan_in(p.model_dim))
 
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M], of the table's type, for ids in [0, V)."""
+        """Returns float32 [B,L,M] for ids in [0, V)."""
         scale = math.sqrt(self.p.model_dim)
         # Gathered where weights are split by M: XLA would look up parts of rows, then reshard them.
         table_VM = annotate(theta.table, "VM")
-        return annotate(tf.gather(table_VM, ids_BL), "BLM") * scale
+        # Looked up where they lie, and only then split by what V leaves to L.
+        ids_BL = annotate(ids_BL, "BL", beside="V")
+        rows_BLM = annotate(rows_of(table_VM, ids_BL), "BLM", beside="V")
+        return annotate(rows_BLM, "BLM") * scale
 
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,V]: the softmax tied to this table."""
@@ -104,7 +108,7 @@ class LearnedPositions(Layer):
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)
-        return annotate(tf.gather(annotate(theta.table, "LM"), positions_BL), "BLM")
+        return annotate(rows_of(annotate(theta.table, "LM"), positions_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:

@@ -7,6 +7,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers import activations
+from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.sharding import einsum
 
 
@@ -47,9 +48,9 @@ class FeedForward(Layer):
         factor_BLH = self._inwards(cast, "factor", x_BLM) if self.activation.is_gated else None
         y_BLM = einsum("BLH,HM->BLM", self.activation(h_BLH, factor_BLH), cast.w_out)
         if self.p.use_bias:
-            y_BLM += cast.b_out
+            y_BLM = add_bias(y_BLM, cast.b_out)
         return self.observe(y_BLM)
 
     def _inwards(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
         h_BLH = einsum("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
-        return h_BLH + theta[f"b_{name}"] if self.p.use_bias else h_BLH
+        return add_bias(h_BLH, theta[f"b_{name}"]) if self.p.use_bias else h_BLH

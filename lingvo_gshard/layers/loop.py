@@ -82,20 +82,20 @@ class Loop:
 
         def once(*tensors: tf.Tensor) -> tf.Tensor:
             output, reports, kept = self.segment.forward(tensors, self._iteration(tf.constant(0)))
-            specs = [_spec(x) for x in reports.values], [_spec(x) for x in kept.results]
+            specs = [spec_of(x) for x in reports.values], [spec_of(x) for x in kept.results]
             traced.append(_Traced(reports, *specs, kept.layouts))
             return output
 
         fixed = self._fixed(tensors)
         alike, sliced = tensors[: 1 + fixed], tensors[1 + fixed :]
-        _trace_aside(once, [_spec(t) for t in alike] + [_slice_spec(stack) for stack in sliced])
+        _trace_aside(once, [spec_of(t) for t in alike] + [_slice_spec(stack) for stack in sliced])
         return traced[-1]
 
     def _forward(
         self, tensors: Tensors, traced: _Traced, keep: bool
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         """Returns the output and, stacked, the reports' values and what is kept, inputs first."""
-        specs = [*traced.values, *([_spec(tensors[0]), *traced.kept] if keep else [])]
+        specs = [*traced.values, *([spec_of(tensors[0]), *traced.kept] if keep else [])]
 
         def body(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
             output, reports, kept = self.segment.forward(
@@ -126,15 +126,15 @@ class Loop:
         hidden = 1 + fixed if self.repetition.times == 1 else 0
 
         def once(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
-            x, *results = [_read(stack, r) for stack in kept]
-            upstream = [dx, *(_read(d, r) for d in d_values)]
+            x, *results = [read(stack, r) for stack in kept]
+            upstream = [dx, *(read(d, r) for d in d_values)]
             dx, *gradients = self.segment.gradients(
                 self._at(r, x, tensors), results, upstream, self._iteration(r), hidden
             )
             slices = map(_narrowed, gradients[fixed:], self.weights)
             return [dx, *gradients[:fixed], *slices]
 
-        found = _results(once, tf.TensorSpec([], tf.int32), _spec(dx))
+        found = results_of(once, tf.TensorSpec([], tf.int32), spec_of(dx))
         alike = [i for i in found if 0 < i <= fixed]
         sliced = [i for i in found if i > fixed]
 
@@ -165,7 +165,7 @@ class Loop:
         """The segment's arguments at time r."""
         fixed = self._fixed(tensors)
         slices = [
-            annotate_like(_read(stack, r), spec)
+            annotate_like(read(stack, r), spec)
             for stack, spec in zip(tensors[1 + fixed :], self.weights, strict=True)
         ]
         return [x, *tensors[1 : 1 + fixed], *slices]
@@ -178,13 +178,13 @@ class Loop:
         return tf.while_loop(lambda count, *_: count < times, body, start, maximum_iterations=times)
 
 
-def _read(stack: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
+def read(stack: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
     """One slice of a stack, of which XLA reads no more than that."""
     start = [r] + [0] * (stack.shape.rank - 1)
     return tf.squeeze(tf.slice(stack, start, [1, *stack.shape[1:]]), 0)
 
 
-def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
+def spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
@@ -197,13 +197,13 @@ def _trace_aside(function: Callable, specs: Sequence[tf.TensorSpec]) -> None:
     tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-def _results(function: Callable[..., list], *specs: tf.TensorSpec) -> dict[int, tf.TensorSpec]:
+def results_of(function: Callable[..., list], *specs: tf.TensorSpec) -> dict[int, tf.TensorSpec]:
     """Shape and type of a function's results, those that there are, by their place."""
     found: dict[int, tf.TensorSpec] = {}
 
     def traced(*tensors: tf.Tensor) -> list:
         results = function(*tensors)
-        found.update((i, _spec(x)) for i, x in enumerate(results) if x is not None)
+        found.update((i, spec_of(x)) for i, x in enumerate(results) if x is not None)
         return [result for result in results if result is not None]
 
     _trace_aside(traced, specs)

@@ -22,15 +22,24 @@ class CrossEntropy:
 
 
 def cross_entropy(
-    logits_BLV: tf.Tensor, labels_BL: tf.Tensor, mask_BL: tf.Tensor, label_smoothing: float
+    logits_BLV: tf.Tensor,
+    labels_BL: tf.Tensor,
+    mask_BL: tf.Tensor,
+    label_smoothing: float,
+    z_loss_weight: float = 0.0,
 ) -> CrossEntropy:
     """Returns sums over the positions where mask is not 0; padding counts nowhere.
 
     The target distribution is (1 - label_smoothing) on the label plus label_smoothing spread over
     the whole vocabulary. Szegedy et al. 2015, arXiv 1512.00567, section 7.
+
+    z_loss_weight: `smoothed` has so many times log^2 Z more, where Z is the sum of the exponentials
+    of a position's logits: it keeps them from drifting. arXiv 2204.02311, section 5.
     """
     mask_BL = tf.cast(tf.not_equal(mask_BL, 0), tf.float32)
-    smoothed_BL, exact_BL, correct_BL = _per_token(logits_BLV, labels_BL, label_smoothing)
+    smoothed_BL, exact_BL, correct_BL = _per_token(
+        logits_BLV, labels_BL, label_smoothing, z_loss_weight
+    )
     return CrossEntropy(
         smoothed=tf.reduce_sum(smoothed_BL * mask_BL),
         exact=tf.reduce_sum(tf.stop_gradient(exact_BL) * mask_BL),
@@ -40,7 +49,7 @@ def cross_entropy(
 
 
 def _per_token(
-    logits_BLV: tf.Tensor, labels_BL: tf.Tensor, label_smoothing: float
+    logits_BLV: tf.Tensor, labels_BL: tf.Tensor, label_smoothing: float, z_loss_weight: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Smoothed and exact loss, and whether the label's logit is the largest, by position.
 
@@ -58,11 +67,16 @@ def _per_token(
         exact_BL = log_normaliser_BL - label_BL
         uniform_BL = log_normaliser_BL - tf.reduce_mean(values_BLV, -1)
         smoothed_BL = (1 - label_smoothing) * exact_BL + label_smoothing * uniform_BL
+        if z_loss_weight:
+            smoothed_BL += z_loss_weight * tf.square(log_normaliser_BL)
         correct_BL = tf.cast(tf.equal(label_BL, largest_BL), tf.float32)
 
         def gradient(d_smoothed_BL, d_exact_BL, d_correct_BL):
             del d_exact_BL, d_correct_BL
-            scale_BL1, d_BL1 = (d_smoothed_BL / sum_BL)[..., None], d_smoothed_BL[..., None]
+            scale_BL = d_smoothed_BL / sum_BL
+            if z_loss_weight:
+                scale_BL *= 1 + 2 * z_loss_weight * log_normaliser_BL
+            scale_BL1, d_BL1 = scale_BL[..., None], d_smoothed_BL[..., None]
             is_label_BLV = tf.equal(tf.range(logits_BLV.shape[-1]), labels_BL[..., None])
             target_BLV = tf.where(is_label_BLV, (1 - label_smoothing) * d_BL1, 0.0)
             target_BLV += label_smoothing / logits_BLV.shape[-1] * d_BL1

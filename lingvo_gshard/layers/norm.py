@@ -44,14 +44,19 @@ def _layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float)
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             normalised = centred * inverse
             product = dy * normalised
-            mean = tf.tensordot(dy, scale, 1)[..., None] / model_dim
-            slope = tf.tensordot(product, scale, 1)[..., None] / model_dim
+            mean = _times(dy, scale)[..., None] / model_dim
+            slope = _times(product, scale)[..., None] / model_dim
             dx = inverse * (dy * scale - mean - normalised * slope)
             return dx, _sum_to_last(product), _sum_to_last(dy)
 
         return centred * inverse * scale + bias, gradient
 
     return compute(x, scale, bias)
+
+
+def _times(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """x scale [...], as one product: tf.tensordot would merge dimensions of which one is split."""
+    return tf.einsum("...m,m->...", x, scale)
 
 
 def _sum_to_last(x: tf.Tensor) -> tf.Tensor:

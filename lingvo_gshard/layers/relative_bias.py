@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.lookup import rows_of
 from lingvo_gshard.sharding import annotate
 
 MASKED = -1e9
@@ -59,7 +60,7 @@ def buckets_of(distances: tf.Tensor, buckets: int, max_distance: int, is_causal:
 
 def bias_of(table_KN: tf.Tensor, buckets_LK: tf.Tensor) -> tf.Tensor:
     """Returns float32 [N,L,K]: the learned number of each head for each bucket."""
-    bias_LKN = tf.gather(tf.cast(table_KN, tf.float32), buckets_LK)
+    bias_LKN = rows_of(table_KN, buckets_LK)
     return annotate(tf.transpose(bias_LKN, (2, 0, 1)), "NLK")
 
 

@@ -7,6 +7,7 @@ how far apart they stand, and not on where.
 import tensorflow as tf
 
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.sharding import annotate
 
 
 def check(p: Params, head_dim: int, path: str) -> None:
@@ -30,16 +31,23 @@ def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:
 
     The tokens of a segment stand side by side.
     """
+    segments_BL = _whole_rows(segments_BL)
     length = segments_BL.shape[1]
     is_first_BL = tf.not_equal(segments_BL[:, 1:], segments_BL[:, :-1])
     is_first_BL = tf.pad(is_first_BL, [[0, 0], [1, 0]], constant_values=True)
-    start_BL = tf.where(is_first_BL, tf.range(length)[None], 0)
+    start_BL = _whole_rows(tf.where(is_first_BL, tf.range(length)[None], 0))
     # The last start up to each token: of 1, 2, 4, ... tokens, and so of all.
     reach = 1
     while reach < length:
-        start_BL = tf.maximum(start_BL, tf.pad(start_BL[:, :-reach], [[0, 0], [reach, 0]]))
+        before_BL = tf.pad(start_BL[:, :-reach], [[0, 0], [reach, 0]])
+        start_BL = _whole_rows(tf.maximum(start_BL, before_BL))
         reach *= 2
-    return tf.range(length)[None] - start_BL
+    return annotate(tf.range(length)[None] - start_BL, "BL", beside="N")
+
+
+def _whole_rows(x_BL: tf.Tensor) -> tf.Tensor:
+    """Annotated as not split by L: of parts, every step would ask the neighbours for theirs."""
+    return annotate(x_BL, "BL", unsplit="L")
 
 
 def rotate(x_BLND: tf.Tensor, positions_BL: tf.Tensor, fraction: float, base: float) -> tf.Tensor:

@@ -11,12 +11,20 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.core.segment import rematerialised
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias, without_distances
+from lingvo_gshard.layers import pipeline
+from lingvo_gshard.layers.attention import (
+    MultiHeadAttention,
+    segment_bias,
+    takes_segments,
+    without_distances,
+)
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers.pipeline import Pipeline
 from lingvo_gshard.layers.repeat import Repeat
+from lingvo_gshard.sharding import annotate
 
 
 def inherit(params: Params, **values: object) -> Params:
@@ -131,17 +139,20 @@ class TransformerLayer(Layer):
         return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
 
     def _normalise(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x)
+        h = self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x)
+        # Or its gradient, a sum of partial ones under tensor parallelism, would be made whole.
+        return annotate(h, "BLM")
 
     def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
         return x + self.children[f"{name}_dropout"].fprop(theta[f"{name}_dropout"], h)
 
 
 class TransformerStack(Layer):
-    """An encoder, or a decoder when it is causal and has a memory, over packed rows.
+    """An encoder, a decoder with a memory, or a causal stack with none, over packed rows.
 
     Every `moe_every`-th layer has a mixture of experts in place of its feed-forward layer, as in
-    arXiv 2006.16668, section 2.2, where it is every other one.
+    arXiv 2006.16668, section 2.2, where it is every other one. With `dense_first` layers before
+    them (arXiv 2412.19437, section 4.2), these are counted from the layer after those.
     """
 
     @classmethod
@@ -151,12 +162,25 @@ class TransformerStack(Layer):
         p.define("model_dim", 0, "Size of M.")
         p.define("num_heads", 0, "Size of N.")
         p.define("hidden_dim", 0, "Size of H, in feed-forward layers and in experts.")
+        p.define("is_causal", False, "Whether no position sees a later one; a decoder's never do.")
         p.define("is_decoder", False, "Whether it is causal and attends to a memory.")
+        p.define("dense_first", 0, "The first so many layers have no experts.")
         p.define("moe_every", 2, "Layers moe_every, 2 * moe_every, ... have experts; 0: none has.")
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
         p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
         p.define("repeat", False, "Whether the layers are compiled as one loop.")
+        p.define("pipeline_stages", 0, "Stages that the layers are cut into; 0 or 1: no pipeline.")
+        p.define(
+            "pipeline_micro_batches",
+            0,
+            "Parts of a batch that pass the stages; 0: pipeline_stages.",
+        )
+        p.define(
+            "pipeline_circulations",
+            1,
+            "How often a part passes all stages, which then have as many chunks of layers each.",
+        )
         p.define(
             "rematerialise",
             rematerialisation.NONE,
@@ -173,26 +197,55 @@ class TransformerStack(Layer):
         p = self.p
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
         rematerialisation.check(p.rematerialise, f"{path}.rematerialise")
-        if p.repeat:
-            self.create_child("layers", self._repeat_params())
+        if not 0 <= p.dense_first <= p.num_layers:
+            raise ValueError(
+                f"{path}.dense_first: {p.dense_first} is not in 0 to {path}.num_layers, "
+                f"{p.num_layers}"
+            )
+        if p.dense_first:
+            first = [self._layer_params(has_experts=False) for _ in range(p.dense_first)]
+            self.create_children("first_layers", first)
+        if self._has_pipeline:
+            self.create_child("layers", self._loop_params(Pipeline, "pipeline_stages"))
+        elif p.repeat:
+            self.create_child("layers", self._loop_params(Repeat, "repeat"))
         else:
-            self.create_children("layers", [self._layer_params(i) for i in range(p.num_layers)])
+            layers = range(p.num_layers - p.dense_first)
+            self.create_children("layers", [self._layer_params(self._is_moe(i)) for i in layers])
         self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
 
-    def _repeat_params(self) -> Params:
+    @property
+    def is_causal(self) -> bool:
+        """Whether no position sees a later one."""
+        return self.p.is_causal or self.p.is_decoder
+
+    def _is_moe(self, index: int) -> bool:
+        """Whether layer `index` behind the first, dense ones has experts."""
+        return bool(self.p.moe_every) and (index + 1) % self.p.moe_every == 0
+
+    @property
+    def _has_pipeline(self) -> bool:
+        return self.p.pipeline_stages > 1
+
+    @property
+    def _is_loop(self) -> bool:
+        return self.p.repeat or self._has_pipeline
+
+    def _loop_params(self, kind: type[Layer], option: str) -> Params:
         """One loop whose body reaches to the first layer with experts."""
         p = self.p
-        body = max(p.moe_every, 1)
-        if p.num_layers % body:
+        body, repeated = max(p.moe_every, 1), p.num_layers - p.dense_first
+        if repeated % body:
             raise ValueError(
-                f"{self.path}.repeat: {p.num_layers} layers are no whole number of times "
+                f"{self.path}.{option}: {repeated} layers are no whole number of times "
                 f"{self.path}.moe_every, {body} layers"
             )
-        layers = tuple(self._layer_params(i) for i in range(body))
-        repeat = Repeat.params().set(body=layers, times=p.num_layers // body)
-        return repeat.set(rematerialise=p.rematerialise)
+        layers = tuple(self._layer_params(self._is_moe(i)) for i in range(body))
+        loop = kind.params().set(body=layers, times=repeated // body)
+        loop.set(rematerialise=p.rematerialise)
+        return pipeline.with_stages(loop, p, self.path) if self._has_pipeline else loop
 
-    def _layer_params(self, index: int) -> Params:
+    def _layer_params(self, has_experts: bool) -> Params:
         p = self.p
         layer = inherit(
             p.layer, model_dim=p.model_dim, residual_dropout_rate=p.residual_dropout_rate
@@ -200,12 +253,11 @@ class TransformerStack(Layer):
         layer.attention = inherit(
             layer.attention, num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
         )
-        layer.attention.is_causal = p.is_decoder
-        has_experts = p.moe_every and (index + 1) % p.moe_every == 0
+        layer.attention.is_causal = self.is_causal
         feed_forward = p.moe if has_experts else layer.feed_forward
         layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
         if "router" in layer.feed_forward:
-            layer.feed_forward.set(is_causal=p.is_decoder, has_token_ids=p.has_token_ids)
+            layer.feed_forward.set(is_causal=self.is_causal, has_token_ids=p.has_token_ids)
         layer.has_cross_attention = p.is_decoder
         return layer
 
@@ -217,11 +269,15 @@ class TransformerStack(Layer):
         memory: Memory | None = None,
     ) -> tf.Tensor:
         """Returns [B,L,M], normalised; a position sees its own segment only."""
-        fixed = [segments_BL, self._bias(segments_BL, segments_BL, causal=self.p.is_decoder)]
+        fixed = [segments_BL, self._bias(segments_BL, segments_BL, causal=self.is_causal)]
         if self.p.is_decoder:
             fixed += [memory.output_BKM, self._bias(segments_BL, memory.segments_BK)]
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
-        if self.p.repeat:
+        for layer, layer_theta in self._first_layers(theta):
+            x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
+        if self._has_pipeline:
+            pipeline.check_batch(x_BLM.shape[0], self.p, self.path)
+        if self._is_loop:
             x_BLM = self.layers.fprop(theta.layers, x_BLM, *fixed)
         else:
             for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
@@ -231,8 +287,8 @@ class TransformerStack(Layer):
     def _bias(
         self, segments_BL: tf.Tensor, key_segments_BK: tf.Tensor, causal: bool = False
     ) -> tf.Tensor:
-        """What says which keys a query sees: a bias or, for blocks, the segments of the keys."""
-        if self.p.layer.attention.block_size:
+        """What says which keys a query sees: a bias or, in blocks or rings, the keys' segments."""
+        if takes_segments(self.p.layer.attention):
             return key_segments_BK
         return segment_bias(segments_BL, key_segments_BK, causal)
 
@@ -248,15 +304,23 @@ class TransformerStack(Layer):
 
     def layers_by_times(self) -> list[tuple[TransformerLayer, int]]:
         """Returns the layers, each with how often a pass runs it: once, but in a loop."""
-        if self.p.repeat:
-            return [(layer, self.layers.p.times) for layer in self.layers.body]
-        return [(layer, 1) for layer in self.layers]
+        first = [(layer, 1) for layer in self.first_layers] if self.p.dense_first else []
+        if self._is_loop:
+            return first + [(layer, self.layers.p.times) for layer in self.layers.body]
+        return first + [(layer, 1) for layer in self.layers]
 
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """Returns the layers one after another, each with its weights, of a loop or not."""
-        if self.p.repeat:
-            return self.layers.unrolled(theta.layers)
-        return list(zip(self.layers, theta.layers, strict=True))
+        first = self._first_layers(theta)
+        if self._is_loop:
+            return first + self.layers.unrolled(theta.layers)
+        return first + list(zip(self.layers, theta.layers, strict=True))
+
+    def _first_layers(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """The dense layers before all others, with their weights."""
+        if not self.p.dense_first:
+            return []
+        return list(zip(self.first_layers, theta.first_layers, strict=True))
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns the cache for decoding up to `length` positions against one-segment memories."""

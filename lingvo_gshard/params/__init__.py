@@ -1,5 +1,10 @@
 """Experiments: small functions that return Params; importing this room registers all of them."""
 
-from lingvo_gshard.params import gshard_paper, translation
+from lingvo_gshard.params import (
+    gshard_paper,
+    language_model,
+    published_language_models,
+    translation,
+)
 
-__all__ = ["gshard_paper", "translation"]
+__all__ = ["gshard_paper", "language_model", "published_language_models", "translation"]

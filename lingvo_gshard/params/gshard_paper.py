@@ -111,7 +111,7 @@ def moe_2048e_60l() -> Params:
         gshard-plan --experiment=gshard_paper.moe_2048e_60l --topology=v3:32x32
     """
     params = _mixture(experts=2048, layers=60, batch=4 * MILLION)
-    params.task.fprop_dtype = "bfloat16"
+    params.trainer.precision = "bfloat16"
     return params
 
 

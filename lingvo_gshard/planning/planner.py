@@ -23,14 +23,15 @@ from lingvo_gshard.planning.topologies import Topology
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program import Program, bytes_of
 from lingvo_gshard.runtime.step_programs import BatchSpecs, train_program
+from lingvo_gshard.runtime.step_work import work_of_step
 from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.translation import LOSS_SCOPE
+from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "tensorflow")
-_KINDS = {"theta.": memory.WEIGHTS, "slots.": memory.SLOTS}
+_KINDS = {"theta.": memory.WEIGHTS, "slots.": memory.SLOTS, "averages.": memory.SLOTS}
 # What layouts of arguments may begin with, beside letters.
 _LAYOUT_KINDS = (memory.WEIGHTS, memory.SLOTS)
 
@@ -153,8 +154,6 @@ def step_subject(
     specs = trainer.state_specs()
     weights = specs.theta.flatten()
     scopes = {scope_name(path) for path in trainer.task.layer_paths()}
-    rows, source = batch["source_ids"].shape.as_list()
-    target = batch["target_labels"].shape[1]
     tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, placed)]
     tensors += [(row, memory.SLOTS) for row in weight_rows(specs.slots.flatten(), placed, "slots")]
     return Subject(
@@ -167,8 +166,8 @@ def step_subject(
             sum(tf.TensorShape(spec.shape).num_elements() for spec in weights),
             flops.active_parameters(trainer.task),
         ),
-        useful_flops=flops.translation_step(trainer.task, rows, source, target),
-        tokens=rows * target,
+        useful_flops=work_of_step(trainer.task, batch).flops,
+        tokens=batch["target_labels"].shape.num_elements(),
     )
 
 

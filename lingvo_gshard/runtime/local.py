@@ -73,8 +73,8 @@ class LocalRuntime:
             variable.assign(value)
 
     def load_theta(self, theta: NestedMap) -> None:
-        """Takes over weights alone, to evaluate and decode with."""
-        self.load_state(NestedMap(theta=theta))
+        """Takes over, alone, the part of a state that is evaluated and decoded with."""
+        self.load_state(NestedMap({self._trainer.evaluated: theta}))
 
     def state(self) -> NestedMap:
         """Returns a copy of the state as NumPy arrays, when the steps under way are done."""
@@ -128,7 +128,8 @@ class LocalRuntime:
         return values
 
     def _theta(self) -> NestedMap:
-        return self._variables.theta.transform(lambda variable: variable.read_value())
+        part = self._variables[self._trainer.evaluated]
+        return self._trainer.weights_to_evaluate(part.transform(lambda v: v.read_value()))
 
 
 class LocalFunction:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import os
-import pathlib
-import zipfile
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -24,12 +21,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import lingvo_gshard
 from lingvo_gshard.core import names
-from lingvo_gshard.data.files import write_atomically
+from lingvo_gshard.runtime import program_file
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
 PARTITIONERS = ("gspmd", "shardy")
-_FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +80,26 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True)
+class Work:
+    """What one call of a program does that is of use, for whoever measures how fast it is.
+
+    flops: operations, as training/flops.py counts them; tokens: of a batch without padding;
+    vocabularies: (path of an input, how many ids there are for it).
+    """
+
+    flops: int
+    tokens: int
+    vocabularies: tuple[tuple[str, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Program:
     """A partitioned function of arrays: module is a StableHLO portable artifact.
 
     donated: indices of the inputs whose memory the outputs may take over.
     strategy: what split the tensors, as a table of letters; for the record, as `flags` is: what
         XLA_FLAGS held when it was made.
+    work: None where nobody counted it.
     """
 
     name: str
@@ -102,6 +112,7 @@ class Program:
     strategy: str = ""
     flags: str = ""
     versions: tuple[tuple[str, str], ...] = ()
+    work: Work | None = None
 
     def __post_init__(self):
         if self.partitioner not in PARTITIONERS:
@@ -154,13 +165,13 @@ class Program:
     def save(self, path: str | os.PathLike) -> None:
         """Writes one zip: `exported`, as jax.export reads it, and program.json, which stamps it."""
         exported = bytes(self.exported().serialize())
-        record = {"format": _FORMAT, "digest": self.digest, **self._description()}
-        record["stamp"] = _stamp(record, exported)
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
-            file.writestr("program.json", json.dumps(record, indent=1))
-            file.writestr("exported", exported)
-        write_atomically(path, content.getvalue())
+        record = {"digest": self.digest, **self._description()}
+        if self.work:
+            record["work"] = {
+                **dataclasses.asdict(self.work),
+                "vocabularies": dict(self.work.vocabularies),
+            }
+        program_file.write(path, record, exported)
 
     @classmethod
     def load(cls, path: str | os.PathLike, mesh: Mesh | None = None) -> Program:
@@ -169,7 +180,7 @@ class Program:
         mesh: where given, the mesh the program must have been made for. Raises ValueError naming
         the file and what does not match: format, content, mesh, or a jax older than the writer's.
         """
-        record, exported = _read(pathlib.Path(path))
+        record, exported = program_file.read(path)
         program = cls(
             name=record["name"],
             module=jax.export.deserialize(bytearray(exported)).mlir_module_serialized,
@@ -181,6 +192,7 @@ class Program:
             strategy=record["strategy"],
             flags=record["flags"],
             versions=tuple(sorted(record["versions"].items())),
+            work=_work(record.get("work")),
         )
         if mesh is not None and mesh != program.mesh:
             raise ValueError(
@@ -227,6 +239,13 @@ def _array(record: dict) -> Array:
     return Array(record["path"], tuple(record["shape"]), record["dtype"], split)
 
 
+def _work(record: dict | None) -> Work | None:
+    if record is None:
+        return None
+    vocabularies = tuple(sorted(record["vocabularies"].items()))
+    return Work(record["flops"], record["tokens"], vocabularies)
+
+
 def _copy_of_parts(array: jax.Array) -> jax.Array:
     """A copy that shares no memory, as device_put's result may, whatever it is asked for."""
     parts = [jax.device_put(np.array(part.data), part.device) for part in array.addressable_shards]
@@ -235,38 +254,6 @@ def _copy_of_parts(array: jax.Array) -> jax.Array:
 
 def _in_words(mesh: Mesh) -> str:
     return f"{mesh} ({mesh.device_order})"
-
-
-def _stamp(record: dict, exported: bytes) -> str:
-    """A hash of all that a file holds beside this stamp."""
-    rest = {name: value for name, value in record.items() if name != "stamp"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode() + exported).hexdigest()
-
-
-def _read(path: pathlib.Path) -> tuple[dict, bytes]:
-    """The record, which is known to be readable here, and what stands beside it."""
-    content = io.BytesIO(path.read_bytes())
-    try:
-        with zipfile.ZipFile(content) as file:
-            record = dict(json.loads(file.read("program.json")))
-            exported = file.read("exported")
-    except Exception as error:  # Damage makes zipfile raise errors of many kinds.
-        raise ValueError(f"{path} is not a saved program: {error}") from None
-    if record.get("format") != _FORMAT:
-        raise ValueError(f"{path}: format {record.get('format')}, but this reads {_FORMAT}")
-    if record.get("stamp") != _stamp(record, exported):
-        raise ValueError(f"{path}: the content has another hash than the file's stamp says")
-    written_with = record["versions"].get("jax", "0")
-    if _numbers(jax.__version__) < _numbers(written_with):
-        raise ValueError(
-            f"{path}: written with jax {written_with}; jax {jax.__version__} is older and may not "
-            "know its operations"
-        )
-    return record, exported
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
 
 
 def memory_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:

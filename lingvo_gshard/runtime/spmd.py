@@ -16,7 +16,9 @@ from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.executable import Executable
 from lingvo_gshard.runtime.program import Program
 from lingvo_gshard.runtime.step_programs import (
+    PARTS,
     eval_program,
+    evaluated_arrays,
     function_program,
     init_program,
     state_arrays,
@@ -137,8 +139,8 @@ class SpmdRuntime:
         ]
 
     def load_theta(self, theta: NestedMap) -> None:
-        """Takes over weights alone, to evaluate and decode with."""
-        arrays = [a for a in self._arrays if a.path.startswith("theta.")]
+        """Takes over, alone, the part of a state that is evaluated and decoded with."""
+        arrays = evaluated_arrays(self._arrays, self._trainer)
         values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
         self._state = [
             a.put(values[a.path], self._mesh, taken_over=True) if a.path in values else None
@@ -204,8 +206,8 @@ class SpmdRuntime:
         return found[-1]
 
     def _theta(self) -> list[jax.Array]:
-        pairs = zip(self._arrays, self._state, strict=True)
-        return [value for array, value in pairs if array.path.startswith("theta.")]
+        values = dict(zip((a.path for a in self._arrays), self._state, strict=True))
+        return [values[a.path] for a in evaluated_arrays(self._arrays, self._trainer)]
 
     def _step(self, kind: str, batch: NumpyBatch, make: Callable) -> _Step:
         key = (kind, *((name, batch[name].shape) for name in sorted(batch)))
@@ -230,7 +232,8 @@ class SpmdRuntime:
         """What is whole although the strategy splits it; ValueError if that is too much."""
         found = [
             row
-            for part, kind in (("theta", "weights"), ("slots", "slots"))
+            for part, kind in PARTS.items()
+            if part in self._specs
             for row in replicated(self._specs[part].flatten(), self._placed, kind)
         ]
         if most is not None:

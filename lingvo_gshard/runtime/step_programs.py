@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -10,12 +11,16 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.lowering import lower
 from lingvo_gshard.runtime.program import Array, Program
+from lingvo_gshard.runtime.step_work import work_of_step
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 
 BatchSpecs = dict[str, tf.TensorSpec]
 _BATCH_LAYOUT = "BL"
+
+# The parts of a state that are split, with the kind of tensor whose letters say how.
+PARTS = {"theta": "weights", "slots": "slots", "averages": "slots"}
 
 
 def state_arrays(trainer: Trainer, placed: Partitioning) -> list[Array]:
@@ -68,7 +73,7 @@ def train_program(
     inputs = [*arrays, *batch_arrays(batch, placed)]
     donated = range(len(arrays))
     program = lower("train_step", train_step, inputs, placed, donated, partitioner)
-    return program, names
+    return dataclasses.replace(program, work=work_of_step(trainer.task, batch)), names
 
 
 def eval_program(
@@ -76,14 +81,13 @@ def eval_program(
 ) -> tuple[Program, list[str]]:
     """Returns the evaluation step and its metrics' names; `name weight` is the weight of `name`.
 
-    Inputs: theta, batch. Output: the metrics as one float32 vector.
+    Inputs: the weights that are evaluated, batch. Output: the metrics as one float32 vector.
     """
-    arrays = [a for a in state_arrays(trainer, placed) if a.path.startswith("theta.")]
+    arrays = evaluated_arrays(state_arrays(trainer, placed), trainer)
     names: list[str] = []
 
     def eval_step(*tensors: tf.Tensor) -> list:
-        theta = trainer.theta_specs.pack(tensors[: len(arrays)])
-        theta = annotated(NestedMap(theta=theta), trainer).theta
+        theta = _evaluated_theta(tensors[: len(arrays)], trainer)
         pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
         names[:] = [*pairs, *(f"{name} weight" for name in pairs)]
         return [_vector([v for v, _ in pairs.values()] + [w for _, w in pairs.values()])]
@@ -100,31 +104,44 @@ def function_program(
     ids: tf.TensorSpec,
 ) -> Program:
     """Returns a function (theta, ids) -> tensor as a program; every device has its whole result."""
-    arrays = [a for a in state_arrays(trainer, placed) if a.path.startswith("theta.")]
+    arrays = evaluated_arrays(state_arrays(trainer, placed), trainer)
 
     def call(*tensors: tf.Tensor) -> list:
-        theta = trainer.theta_specs.pack(tensors[:-1])
-        theta = annotated(NestedMap(theta=theta), trainer).theta
-        result = function(theta, tensors[-1])
+        result = function(_evaluated_theta(tensors[:-1], trainer), tensors[-1])
         return [("result", result, ((),) * result.shape.rank)]
 
     inputs = [*arrays, *batch_arrays({"ids": ids}, placed)]
     return lower("function", call, inputs, placed, partitioner=partitioner)
 
 
+def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
+    """Returns, of the arrays of a state, those of the weights that are evaluated."""
+    return [array for array in arrays if array.path.startswith(f"{trainer.evaluated}.")]
+
+
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
-    """Returns the state with every weight and slot it has annotated as they are split."""
+    """Returns the state with what it has of PARTS annotated as it is split."""
     specs = trainer.state_specs()
     marked = NestedMap(state)
-    for part, kind in (("theta", "weights"), ("slots", "slots")):
+    for part, kind in PARTS.items():
         if part in state:
             marked[part] = annotate_weights(state[part], specs[part], kind)
     return marked
 
 
 def _state_array(path: str, spec: VariableSpec, placed: Partitioning) -> Array:
-    kind = "slots" if path.startswith("slots.") else "weights"
+    kind = PARTS.get(path.partition(".")[0], "weights")
     return Array(path, spec.shape, spec.dtype, placed.spec_storage_split(spec, kind))
+
+
+def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
+    """The weights that are evaluated, annotated, from the flat tensors that are kept of them."""
+    part = trainer.evaluated
+    kept = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
+    if part == "theta":
+        return kept
+    theta = trainer.weights_to_evaluate(kept)
+    return annotated(NestedMap(theta=theta), trainer).theta
 
 
 def _described(arrays: Sequence[Array], state: NestedMap) -> list:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.local import LocalFunction, LocalRuntime, WeightsFunction
-from lingvo_gshard.runtime.step_programs import annotated, batch_arrays
+from lingvo_gshard.runtime.step_programs import PARTS, annotated, batch_arrays
 from lingvo_gshard.sharding import partitioning, xla
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated
@@ -117,6 +117,13 @@ class _AnnotatedTrainer:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
 
+    @property
+    def evaluated(self) -> str:
+        return self._trainer.evaluated
+
+    def weights_to_evaluate(self, part: NestedMap) -> NestedMap:
+        return self._trainer.weights_to_evaluate(part)
+
     def init_state(self) -> NestedMap:
         return self._trainer.init_state()
 
@@ -135,8 +142,9 @@ class _AnnotatedTrainer:
 def _kept_whole(trainer: Trainer, placed: Partitioning) -> list[Replicated]:
     """The weights and slots that the strategy splits, largest first; TPUStrategy splits none."""
     rows = []
-    for part, kind in (("theta", "weights"), ("slots", "slots")):
-        for spec in trainer.state_specs()[part].flatten():
+    specs = trainer.state_specs()
+    for part, kind in PARTS.items():
+        for spec in specs[part].flatten() if part in specs else ():
             if any(placed.parts(axes) > 1 for axes in placed.spec_split(spec, kind)):
                 size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
                 reason = "TPUStrategy gives every core all of it"

@@ -13,7 +13,11 @@ from lingvo_gshard.sharding.letters import check_layout
 
 
 def annotate(
-    tensor: tf.Tensor, layout: str, kind: str = "activations", unsplit: str = ""
+    tensor: tf.Tensor,
+    layout: str,
+    kind: str = "activations",
+    unsplit: str = "",
+    beside: str = "",
 ) -> tf.Tensor:
     """Returns the tensor, marked as split over the mesh as the partitioning in use splits `layout`.
 
@@ -22,10 +26,13 @@ def annotate(
 
     kind: 'activations', 'weights' or 'slots': whose table of letters holds.
     unsplit: letters that stay whole in this tensor.
+    beside: letters that it lacks, but not what it is used with; they claim their axes.
     Raises ValueError, naming the layer that is computing, if the layout has an unknown letter or
     another rank than the tensor.
     """
-    result = _annotate(tensor, layout, kind, context.layer_path(), unsplit)
+    # A batch may be of NumPy arrays where nothing is compiled.
+    tensor = tf.convert_to_tensor(tensor)
+    result = _annotate(tensor, layout, kind, context.layer_path(), unsplit, beside)
     recording.add(f"{layout}->{layout}", (tensor,), result, is_annotation=True)
     return result
 
@@ -48,7 +55,9 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
     return theta.pack(annotate_like(weight, spec, kind) for weight, spec in pairs)
 
 
-def _annotate(tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str) -> tf.Tensor:
+def _annotate(
+    tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str, beside: str = ""
+) -> tf.Tensor:
     try:
         check_layout(layout, tensor.shape.rank)
     except ValueError as error:
@@ -59,4 +68,5 @@ def _annotate(tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str
     if tf.executing_eagerly():
         logging.log_first_n(logging.WARNING, "Nothing is split: annotations need a tf.function", 1)
         return tensor
-    return xla.tile(tensor, current.split(layout, kind, path, unsplit), current.mesh)
+    split = current.split(layout, kind, path, unsplit, beside)
+    return xla.tile(tensor, split, current.mesh)

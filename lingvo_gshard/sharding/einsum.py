@@ -4,9 +4,9 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import rematerialisation
+from lingvo_gshard.core import context, rematerialisation
 from lingvo_gshard.core.gradients import custom_gradient
-from lingvo_gshard.sharding import recording
+from lingvo_gshard.sharding import partitioning, recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.letters import check_layout
 
@@ -90,7 +90,8 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     batch = "".join(letter for letter in left if letter in right and letter in output)
     contracted = "".join(letter for letter in left if letter in right and letter not in output)
     start = batch + contracted
-    if len(contracted) < 2 or not (left.startswith(start) and right.startswith(start)):
+    in_front = left.startswith(start) and right.startswith(start)
+    if len(contracted) < 2 or not in_front or _are_split(left, contracted[1:]):
         return tf.einsum(f"{left},{right}->{output}", x, y)
     left_kept, right_kept = left[len(start) :], right[len(start) :]
     first, second = (_as_matrices(t, len(batch), len(contracted)) for t in (x, y))
@@ -103,6 +104,15 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
     if batch + left_kept + right_kept != output:
         result = tf.einsum(f"{batch}{left_kept}{right_kept}->{output}", result)
     return result
+
+
+def _are_split(layout: str, letters: str) -> bool:
+    """Whether any of these dimensions is: a merged one whose minor part is split is in no order."""
+    current = partitioning.current()
+    if current is None:
+        return False
+    split = dict(zip(layout, current.split(layout, path=context.layer_path()), strict=True))
+    return any(current.parts(split[letter]) > 1 for letter in letters)
 
 
 def _as_matrices(x: tf.Tensor, batch: int, contracted: int) -> tf.Tensor:

@@ -20,6 +20,10 @@ LETTERS = {
     "W": "beam width",
 }
 
+# Letters of positions have an axis of the mesh only where no other letter of a tensor claims it:
+# positions can stand for any other dimension in sharing a tensor, and for none in a product.
+POSITIONS = "LK"
+
 
 def check_layout(layout: str, rank: int | None) -> None:
     """Raises ValueError if a letter is unknown or stands twice, or the rank is not `layout`'s."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from lingvo_gshard.core import names
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.sharding import strategies
-from lingvo_gshard.sharding.letters import check_layout
+from lingvo_gshard.sharding.letters import POSITIONS, check_layout
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split, Strategy
 
@@ -26,11 +26,13 @@ class Partitioning:
     overrides: (pattern, letters) pairs. A pattern is the path of a layer or weight, such as
         `task.encoder.layers[1].feed_forward`, with "*" for any text and "?" for any character; it
         holds for all that is below as well. Of several that match the last one has a letter.
+    taken: axes that no letter of a layout may claim; see `behind`.
     """
 
     mesh: Mesh
     strategy: Strategy
     overrides: tuple[tuple[str, Strategy], ...] = ()
+    taken: tuple[str, ...] = ()
 
     @classmethod
     def make(
@@ -57,25 +59,36 @@ class Partitioning:
         return tuple(name for name, size in self.mesh.axes if size > 1 and name not in used)
 
     def split(
-        self, layout: str, kind: str = "activations", path: str = "", unsplit: str = ""
+        self,
+        layout: str,
+        kind: str = "activations",
+        path: str = "",
+        unsplit: str = "",
+        beside: str = "",
     ) -> Split:
-        """Returns each dimension's axes; the first letter to claim an axis has it.
+        """Returns each dimension's axes; the first letter to claim an axis has it, L and K last.
 
         kind: 'activations', 'weights' or 'slots'. path: of the layer or weight, for overrides.
-        unsplit: letters that stay whole in this tensor. Raises ValueError for an unknown letter.
+        unsplit: letters that stay whole in this tensor. beside: letters that this tensor has not
+        but those it is used with, which claim axes here as they do there.
+        Raises ValueError for an unknown letter.
         """
-        check_layout(layout, None)
+        check_layout(layout + beside, None)
         rules = dict(self.strategy.table(kind))
         for pattern, override in self.overrides:
             if matches(pattern, path):
                 rules.update(override.table(kind))
-        split, claimed = [], set()
-        for letter in layout:
+        split: dict[str, tuple[str, ...]] = {}
+        claimed = set(self.taken)
+        for letter in sorted(layout + beside, key=lambda letter: letter in POSITIONS):
             wanted = () if letter in unsplit else rules.get(letter, ())
-            axes = tuple(axis for axis in wanted if axis not in claimed)
-            claimed.update(axes)
-            split.append(axes)
-        return tuple(split)
+            split[letter] = tuple(axis for axis in wanted if axis not in claimed)
+            claimed.update(split[letter])
+        return tuple(split[letter] for letter in layout)
+
+    def behind(self, letter: str) -> Partitioning:
+        """Returns the partitioning of slices of stacks along `letter`, whose axes are taken."""
+        return dataclasses.replace(self, taken=self.split(letter)[0])
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
         """Returns the split of a weight or, with kind 'slots', of an optimizer slot."""

@@ -32,11 +32,19 @@ _BASES = {
     "tensor": "H,N,V->model",
     "fsdp": "activations: B,G->{batch} | weights: M->{state}",
     "zero1": "activations: B,G->{batch} | slots: M->{state}",
+    "sequence": "activations: L->model",
+    "context": "activations: L,G->context",
+    "pipeline": "P->stage | activations: B,G->stage",
 }
 
-# `data` is the minor one: groups then hand over to experts, which take `data` from them, by an
-# all-to-all alone, where in the other order XLA permutes all parts before and after.
 _BATCH_AXES = ("fsdp", "data")
+# Of axes that one letter is split over the first is the major one. `data` is minor to what else
+# splits groups: then they hand over to experts, which take `data` from them, by an all-to-all
+# alone, where in the other order XLA permutes all parts before and after. So is `model` to what
+# else splits positions, which it gathers.
+# `stage` is minor to all: every stage reads all rows that its devices along `data` have, which are
+# then rows side by side.
+_MAJOR_FIRST = ("context", *_BATCH_AXES, "model", "stage")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +76,10 @@ class Strategy:
 def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
     """Returns the strategy of a name, or of a table written out, on a mesh.
 
-    The bases are replicated, data, expert, tensor, fsdp and zero1; a hybrid splits whatever any of
-    its bases splits, in whatever order they are named. If the mesh has an axis `fsdp`, then fsdp
-    and zero1 split weights and slots over that in place of `data`, and the batch over both.
+    The bases are replicated, data, expert, tensor, fsdp, zero1, sequence and context; a hybrid
+    splits whatever any of its bases splits, in whatever order they are named. If the mesh has an
+    axis `fsdp`, then fsdp and zero1 split weights and slots over that in place of `data`, and the
+    batch over both.
 
     Raises ValueError, naming `where` and --mesh, for an unknown base, letter, kind or axis.
     """
@@ -107,11 +116,7 @@ def _union(tables: Iterable[Table]) -> Table:
     for table in tables:
         for letter, axes in table.items():
             merged.setdefault(letter, set()).update(axes)
-    return {letter: tuple(sorted(merged[letter], key=_order)) for letter in merged}
-
-
-def _order(axis: str) -> int:
-    return _BATCH_AXES.index(axis) if axis in _BATCH_AXES else len(_BATCH_AXES)
+    return {letter: tuple(sorted(merged[letter], key=_MAJOR_FIRST.index)) for letter in merged}
 
 
 def _from_table(name: str, text: str, mesh: Mesh, given: str) -> Strategy:

@@ -1,5 +1,6 @@
 """Tasks: a model with its loss, its metrics and its decoding."""
 
+from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 
-__all__ = ["TranslationTask"]
+__all__ = ["LanguageModelTask", "TranslationTask"]

@@ -7,11 +7,8 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
-from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.layers.transformer import Memory, TransformerStack, inherit
-
-# Name scope of what is computed from the logits.
-LOSS_SCOPE = "loss"
+from lingvo_gshard.tasks.token_loss import token_loss
 
 
 class TranslationTask(Layer):
@@ -31,7 +28,7 @@ class TranslationTask(Layer):
         decoder = TransformerStack.params().set(is_decoder=True)
         p.define("decoder", decoder, "Params of the decoder.")
         p.define("positions", SinusoidalPositions.params(), "Params of the positions.")
-        p.define("fprop_dtype", "float32", "Type of the activations.")
+        p.define("fprop_dtype", "", "Type of the activations; empty: as trainer.precision says.")
         p.define("share_embeddings", False, "Whether source and target ids share one table.")
         p.define("tie_softmax", True, "Whether the softmax's weight is the target embedding.")
         p.define("label_smoothing", 0.1, "Share of the target distribution spread evenly.")
@@ -69,26 +66,13 @@ class TranslationTask(Layer):
         The loss is the label-smoothed cross-entropy per target token plus the layers' own losses.
         """
         logits_BLV = self.logits(theta, batch)
-        with tf.name_scope(f"{LOSS_SCOPE}/"):
-            return self._loss_of_logits(logits_BLV, batch)
-
-    def _loss_of_logits(
-        self, logits_BLV: tf.Tensor, batch: NestedMap
-    ) -> tuple[tf.Tensor, NestedMap]:
-        sums = cross_entropy(
-            logits_BLV, batch["target_labels"], batch["target_segments"], self.p.label_smoothing
+        return token_loss(
+            logits_BLV,
+            batch["target_labels"],
+            batch["target_segments"],
+            label_smoothing=self.p.label_smoothing,
+            counted=[batch["source_segments"]],
         )
-        tokens = tf.maximum(sums.tokens, 1.0)
-        pass_under_way = context.current()
-        loss = sums.smoothed / tokens + tf.add_n([0.0, *pass_under_way.losses.values()])
-        metrics = NestedMap(pass_under_way.metrics)
-        metrics.update(
-            loss=(loss, tokens),
-            cross_entropy=(sums.exact / tokens, tokens),
-            accuracy=(sums.correct / tokens, tokens),
-            tokens=(_count_tokens(batch), tf.ones([])),
-        )
-        return loss, metrics
 
     def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
         """Returns logits [B,L,V] for every target position given those before it."""
@@ -146,19 +130,9 @@ class TranslationTask(Layer):
         """The sum of tokens and positions in float32, then in the activations' type."""
         x_BLM = tf.cast(self.children[name].fprop(theta[name], ids_BL), tf.float32)
         x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
-        return tf.cast(x_BLM, self.p.fprop_dtype)
+        return tf.cast(x_BLM, self.p.fprop_dtype or "float32")
 
     def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         if self.p.tie_softmax:
             return self.target_embedding.logits(theta.target_embedding, x_BLM)
         return self.softmax.fprop(theta.softmax, x_BLM)
-
-
-def _count_tokens(batch: NestedMap) -> tf.Tensor:
-    """Real tokens of both sides."""
-    return tf.add_n(
-        [
-            tf.reduce_sum(tf.cast(tf.not_equal(batch[name], 0), tf.float32))
-            for name in ("source_segments", "target_segments")
-        ]
-    )

@@ -8,6 +8,7 @@ import math
 import pathlib
 import shutil
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -43,13 +44,13 @@ class Whole:
     checkpoint: Checkpoint
 
     @classmethod
-    def read(cls, run: Run, with_slots: bool = True) -> Whole:
-        """Reads it; damaged checkpoints are reported on standard error."""
+    def read(cls, run: Run, parts: Sequence[str] = ()) -> Whole:
+        """Reads these parts of it, or all; damaged checkpoints are reported on standard error."""
         store = CheckpointStore(
             run.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
         )
         try:
-            checkpoint = store.restore(with_slots=with_slots)
+            checkpoint = store.restore(parts=parts)
         finally:
             store.close()
         run.input.load_vocabularies(checkpoint.extras)
@@ -68,8 +69,7 @@ class Whole:
 
     def trainer_of(self, params: Params) -> Trainer:
         """Returns the trainer of an experiment with this run's vocabularies."""
-        task = with_vocabulary_sizes(params.task, self.run.input).instantiate()
-        return params.trainer.instantiate(task)
+        return params.trainer.instantiate(with_vocabulary_sizes(params.task, self.run.input))
 
     def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
         """Makes a run of these Params and this state, with vocabularies and data position as here.

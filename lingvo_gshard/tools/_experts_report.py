@@ -60,7 +60,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Does what the flags ask for; ValueError for a user's mistake."""
     run_ = _trained.Run(values.logdir)
     rows = rows_asked_for(values, run_)
-    whole = Whole.read(run_, with_slots=False)
+    whole = Whole.read(run_, parts=("theta",))
     use = use_by_language(run_, whole.trainer.task, whole.theta, rows, console)
     record = {
         "logdir": values.logdir,

@@ -12,9 +12,9 @@ from lingvo_gshard.core import names
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data import packing
+from lingvo_gshard.data.corpus_input import encode
 from lingvo_gshard.data.readers import SPLITS
 from lingvo_gshard.data.row import Row
-from lingvo_gshard.data.translation_input import encode
 from lingvo_gshard.tools._progress import Progress
 from lingvo_gshard.tools._trained import Run
 from lingvo_gshard.tools.evaluate import choose_rows

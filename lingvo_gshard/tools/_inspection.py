@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers import pipeline
 from lingvo_gshard.runtime import hlo
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.executable import Executable
@@ -67,6 +68,19 @@ class Compiled:
     memory: dict[str, int]
     collectives: list[CollectiveRow]
     rematerialisations: list[hlo.Rematerialisation]
+
+
+def pipelines(trainer: Trainer) -> list[dict]:
+    """Returns, for every pipeline of a trainer's task, its schedule and how idle its stages are."""
+    return [
+        {
+            "layer": layer.path,
+            **dataclasses.asdict(layer.schedule),
+            "ticks": layer.schedule.ticks,
+            "idle_share": layer.schedule.idle_share,
+        }
+        for layer in pipeline.pipelines(trainer.task)
+    ]
 
 
 def split(trainer: Trainer, placed: Partitioning) -> Split:

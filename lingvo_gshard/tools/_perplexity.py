@@ -9,8 +9,8 @@ import numpy as np
 
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.data import packing
+from lingvo_gshard.data.corpus_input import encode
 from lingvo_gshard.data.row import Row
-from lingvo_gshard.data.translation_input import encode
 from lingvo_gshard.tools._trained import Trained
 from lingvo_gshard.training.metrics import WeightedMeans, perplexity
 

@@ -74,16 +74,19 @@ class Remedies:
         strategy = self._values.strategy or self._params.sharding.strategy or "expert"
         if "->" not in strategy and _SPLIT_WEIGHTS not in strategy.split("_"):
             yield Change(strategy=f"{strategy}_{_SPLIT_WEIGHTS}")
-        if self._params.task.fprop_dtype == "float32":
-            yield Change({"task.fprop_dtype": "bfloat16"})
+        if self._params.trainer.precision == "float32":
+            yield Change({"trainer.precision": "bfloat16"})
         while self._params.input.batch_rows >= 2 * self._topology.devices:
             yield Change({"input.batch_rows": self._params.input.batch_rows // 2})
         yield from self._for_stacks("moe.router.capacity_factor", _least_capacity)
 
     def _for_stacks(self, path: str, value: Callable[[Params], object]) -> Iterator[Change]:
-        """One change of what both stacks have, where they have it otherwise."""
+        """One change of what all stacks have, where they have it otherwise."""
         settings = {}
         for name in ("encoder", "decoder"):
+            # A language model has a decoder alone.
+            if name not in self._params.task:
+                continue
             stack = self._params.task.get(name)
             has_buffers = "moe" not in path or _limits_experts(stack)
             if has_buffers and stack.get(path) != value(stack):

@@ -13,6 +13,7 @@ from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import _start
+from lingvo_gshard.training.local_updates import AXIS
 from lingvo_gshard.training.trainer import Trainer
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
@@ -148,15 +149,24 @@ class Launch:
 
             most = self._values.max_replicated_mb
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.placed, most)
+        from lingvo_gshard.runtime.local_updates import LocalUpdatesRuntime
         from lingvo_gshard.runtime.spmd import SpmdRuntime
 
-        return SpmdRuntime(
+        has_workers = trainer.p.local_updates.every and AXIS in self.placed.mesh.names
+        return (LocalUpdatesRuntime if has_workers else SpmdRuntime)(
             trainer,
             self.placed,
             self._devices,
             self._values.partitioner,
             self._values.max_replicated_mb,
         )
+
+    def check_workers(self, params: Params) -> None:
+        """Raises ValueError where trainer.local_updates, the mesh and the rows do not fit."""
+        from lingvo_gshard.runtime import workers
+
+        rows = params.input.batch_rows if "batch_rows" in params.input else None
+        workers.check(params.trainer, self.placed, rows)
 
     def _start_spmd(self, values: flags.FlagValues, params: Params) -> None:
         from lingvo_gshard.runtime import compilation_cache

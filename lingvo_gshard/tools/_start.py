@@ -9,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable
 
 from absl import app, flags, logging
@@ -29,6 +30,8 @@ def quiet_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     logging.set_verbosity(logging.WARNING)
+    # Of a large table of embeddings; the gradient of a softmax that is tied to it is dense anyhow.
+    warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices to a dense Tensor")
     if "tensorflow" in sys.modules:
         return
     sys.stderr.flush()

@@ -83,10 +83,9 @@ def translation_cases(experiment: Params) -> list[StepCase]:
     shape = (input_.batch_rows, input_.source_length, input_.target_length)
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
-        built = params.instantiate()
-        trainer = experiment.trainer.instantiate(built)
-        batch = _translation_batch(built, *shape)
-        cases.append(StepCase(name, trainer, batch, flops.translation_step(built, *shape)))
+        trainer = experiment.trainer.instantiate(params)
+        batch = _translation_batch(trainer.task, *shape)
+        cases.append(StepCase(name, trainer, batch, flops.translation_step(trainer.task, *shape)))
     return cases
 
 
@@ -125,13 +124,13 @@ def measure(
         report(f"compiling {case.name}")
         runtime = LocalRuntime(case.trainer)
         runtime.init_state()
-        compile_seconds.append(_step_seconds(runtime, case.batch))
+        compile_seconds.append(step_seconds(runtime, case.batch))
         runtimes.append(runtime)
     seconds, gemm_seconds = [[] for _ in cases], [[] for _ in cases]
     for repeat in range(repeats):
         report(f"measuring, {repeat + 1} of {repeats}")
         for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
-            seconds[index].append(_step_seconds(runtime, case.batch))
+            seconds[index].append(step_seconds(runtime, case.batch))
             gemm_seconds[index].append(_seconds(functools.partial(_times, counts[index], product)))
     rows = []
     for index, case in enumerate(cases):
@@ -194,7 +193,8 @@ def _times(count: int, function: Callable[[], object]) -> None:
         function()
 
 
-def _step_seconds(runtime: LocalRuntime, batch: Batch) -> float:
+def step_seconds(runtime: LocalRuntime, batch: Batch) -> float:
+    """Returns the seconds that a step took, waited for."""
     return _seconds(lambda: runtime.train_step(batch).read())
 
 

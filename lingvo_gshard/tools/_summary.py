@@ -23,8 +23,7 @@ def print_summary(
     table.add_row("experiment", params.name)
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
     table.add_row("devices", runtime.devices)
-    sizes = [getattr(input_, f"{side}_vocabulary").size for side in ("source", "target")]
-    table.add_row("vocabulary", "source {:,}, target {:,}".format(*sizes))
+    table.add_row("vocabulary", _vocabulary_sizes(input_))
     filled = share_filled(next_batch(input_, trainer.p.seed))
     if filled is not None:
         table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
@@ -33,6 +32,13 @@ def print_summary(
     report = getattr(input_, "report", None)
     if report is not None:
         print_report(console, report)
+
+
+def _vocabulary_sizes(input_: object) -> str:
+    if hasattr(input_, "vocabulary"):
+        return f"{input_.vocabulary.size:,}"
+    sizes = (input_.source_vocabulary.size, input_.target_vocabulary.size)
+    return "source {:,}, target {:,}".format(*sizes)
 
 
 def print_report(console: rich.console.Console, report: object) -> None:

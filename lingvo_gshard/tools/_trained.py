@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from absl import flags
 
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools._runtime import Launch
 from lingvo_gshard.tools.train import with_vocabulary_sizes
-from lingvo_gshard.training.checkpoint import CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint import IN_WORDS, CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
 
 
@@ -45,7 +46,7 @@ class Trained:
     """The newest readable checkpoint of a run, ready to use."""
 
     step: int
-    task: TranslationTask
+    task: Layer
     runtime: object
     input: object
 
@@ -58,8 +59,8 @@ class Trained:
 class Run:
     """The run in a log directory; Params are read at once, weights when asked for."""
 
-    def __init__(self, logdir: str | None):
-        """Raises ValueError, saying what to do, if the directory holds no translation model."""
+    def __init__(self, logdir: str | None, tasks: tuple[type[Layer], ...] = (TranslationTask,)):
+        """Raises ValueError, saying what to do, if the directory holds no model of these tasks."""
         if not logdir:
             raise ValueError("--logdir is missing: the directory that gshard-train wrote")
         self._logdir = Logdir(logdir)
@@ -75,10 +76,11 @@ class Run:
                 f"--logdir={logdir}: the run of {self.params.name} has no checkpoint yet. One "
                 "comes every trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C"
             )
-        if not issubclass(self.params.task.cls, TranslationTask):
+        if not issubclass(self.params.task.cls, tasks):
+            expected = " or ".join(task.__name__ for task in tasks)
             raise ValueError(
                 f"--logdir={logdir}: the run of {self.params.name} has the task "
-                f"{self.params.task.cls.__name__}, which does not translate"
+                f"{self.params.task.cls.__name__}; {expected} was expected"
             )
 
     @functools.cached_property
@@ -97,10 +99,13 @@ class Run:
             if newest is None:
                 raise ValueError(f"{self._logdir.checkpoints} holds no whole checkpoint")
             self.input.load_vocabularies(newest.extras)
-            task = with_vocabulary_sizes(self.params.task, self.input).instantiate()
-            runtime = launch.runtime(self.params.trainer.instantiate(task))
-            checkpoint = store.restore(runtime.like(), with_slots=False)
+            task = with_vocabulary_sizes(self.params.task, self.input)
+            trainer = self.params.trainer.instantiate(task)
+            runtime = launch.runtime(trainer)
+            checkpoint = store.restore(runtime.like(), parts=(trainer.evaluated,))
         finally:
             store.close()
-        runtime.load_theta(unflatten(task.variable_specs(), checkpoint.theta, "weights"))
-        return Trained(checkpoint.step, task, runtime, self.input)
+        part = trainer.evaluated
+        specs, arrays = trainer.state_specs()[part], checkpoint.arrays.get(part, {})
+        runtime.load_theta(unflatten(specs, arrays, IN_WORDS[part]))
+        return Trained(checkpoint.step, trainer.task, runtime, self.input)

@@ -15,8 +15,7 @@ def make_trainer(experiment: Params) -> Trainer:
 
     The corpus is read only if the Params do not say how large that is.
     """
-    task = with_largest_vocabularies(experiment)
-    return experiment.trainer.instantiate(task.instantiate())
+    return experiment.trainer.instantiate(with_largest_vocabularies(experiment))
 
 
 def with_largest_vocabularies(experiment: Params) -> Params:
@@ -25,9 +24,12 @@ def with_largest_vocabularies(experiment: Params) -> Params:
     if "vocabulary" not in input_:
         return with_vocabulary_sizes(task, input_.instantiate())
     size = input_.vocabulary.size
-    sizes = {"source": size, "target": input_.vocabulary.target_size or size}
-    for side, largest in sizes.items():
-        name = f"{side}_vocabulary_size"
+    sizes = {
+        "vocabulary_size": size,
+        "source_vocabulary_size": size,
+        "target_vocabulary_size": input_.vocabulary.target_size or size,
+    }
+    for name, largest in sizes.items():
         if name in task and not task.get(name):
             task.set_path(name, largest)
     return task

@@ -5,6 +5,8 @@
     gshard-bench step --experiment=translation.hundred_languages --repeats=20
     gshard-bench partition
     gshard-bench moe --json=moe.json
+    gshard-bench depth --depths=6,48
+    gshard-bench exported train_step.zip --json=exported.json
 
 `step` takes training steps, optimizer included, of an experiment and of an encoder alone, each with
 its mixtures of experts and with dense layers of the same FLOPs in their place. In turns with them
@@ -28,11 +30,28 @@ without annotations: 1.00 says that partitioning costs nothing.
 learned gates, with loads that are balanced, and with loads so skewed that --skew of all tokens go
 to one expert first, where the buffers of `gather` have room for them.
 
+`depth` takes training steps of the encoder alone with each of --depths layers, compiled as one loop
+(`repeat`), and with the fewest of them also layer by layer, in turns with the loop; ratio is to
+that one's seconds. compile_seconds should not grow with depth.
+
+`exported` runs a training step that gshard-inspect --program has saved (docs/programs.md), by jax
+alone, on the devices that jax finds, an NVIDIA GPU as well as a CPU. TensorFlow is not needed. The
+state is that of --init_state, or made up; the batch has packed rows of random ids. Steps are taken
+in runs, whose metrics are read one step late, in turns with products of large matrices of the type
+that most of the step's products have, on all its devices at once:
+
+    mfu = flops / step_seconds / gemm_rate
+
+flops and tokens stand in the file; step_seconds and gemm_rate are medians of --repeats runs.
+
 The JSON is {"device": ..., "rows": [{name, flops, seconds, gemm_rate, ratio, compile_seconds}]},
 for `partition` without flops and gemm_rate, and for `moe` [{experts, dispatch, load,
 capacity_factor, milliseconds, dense_milliseconds, ratio_to_dense, routing_share, gemm_rate,
-gemm_ratio, dropped_share, peak_bytes, temporary_bytes}]; --json alone prints it, and the table then
-goes to standard error.
+gemm_ratio, dropped_share, peak_bytes, temporary_bytes}], for `depth` [{name, layers, repeat,
+compile_seconds, seconds, ratio}], and for `exported` [{file, mesh, devices,
+step_seconds, fastest_seconds, slowest_seconds, tokens, tokens_per_second, flops, gemm_dtype,
+gemm_size, gemm_rate, mfu, compile_seconds, peak_bytes, first_loss, last_loss}]; --json alone prints
+it, and the table then goes to standard error.
 """
 
 from __future__ import annotations
@@ -40,27 +59,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import typing
 
+import rich.box
+import rich.console
+import rich.table
 from absl import flags
 
+from lingvo_gshard.core import names
+from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools import _start
 
-_start.quiet_tensorflow()
-
-import rich.box  # noqa: E402
-import rich.console  # noqa: E402
-import rich.table  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-from lingvo_gshard import params as experiments  # noqa: E402, F401
-from lingvo_gshard.core import names, registry  # noqa: E402
-from lingvo_gshard.core.params import Params  # noqa: E402
-from lingvo_gshard.layers.transformer import TransformerStack  # noqa: E402
-from lingvo_gshard.runtime import allocator  # noqa: E402
-from lingvo_gshard.tools import _moe_bench, _partition_bench, _step_bench  # noqa: E402
+if typing.TYPE_CHECKING:
+    from lingvo_gshard.tools import _exported_bench
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step", "partition", "moe")
+SUBCOMMANDS = ("step", "partition", "moe", "depth", "exported")
+EXPORTED = "exported"
 STANDARD_OUTPUT = "-"
 
 
@@ -77,7 +92,13 @@ def define_flags() -> flags.FlagValues:
     string("experiment", "translation.quickstart", "The experiment whose step is measured.")
     string("json", None, "File for the result; -, or no value, for standard output.")
     integer("repeats", 10, "How often each step is taken; the best counts, of `moe` the median.")
-    integer("gemm_size", 2048, "Rows and columns of the matrices of the product.")
+    integer(
+        "gemm_size",
+        2048,
+        "Rows and columns of the matrices of the product; of `exported` by default as many as the "
+        "device needs to be fast.",
+    )
+    string("init_state", None, "File of the init_state program that draws `exported`'s weights.")
     integer("model_dim", 512, "Model dimension of the encoder alone.")
     integer("hidden_dim", 2048, "Hidden dimension of its feed-forward layers and experts.")
     integer("num_experts", 8, "Experts of its mixtures of experts.")
@@ -89,6 +110,9 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_list(
         "experts", ["8", "32", "64", "128"], "How many experts `moe` measures.", flag_values=values
     )
+    flags.DEFINE_list(
+        "depths", ["6", "48"], "How many layers `depth` measures.", flag_values=values
+    )
     flags.DEFINE_float(
         "skew", 0.2, "Share of tokens that one expert gets first.", 0, 1, flag_values=values
     )
@@ -99,141 +123,83 @@ def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
     argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
-    subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
-    _start.parse_flags(values, [a for a in argv if a != subcommand], __doc__)
+    words = [a for a in argv[1:] if not a.startswith("-")]
+    subcommand, files = (words or [None])[0], []
+    if subcommand == EXPORTED:
+        files = words[1:]
+    _start.parse_flags(values, [a for a in argv if a not in (subcommand, *files)], __doc__)
     if subcommand not in SUBCOMMANDS:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand, what to measure, {given}. {hint}")
     console = rich.console.Console(stderr=values.json == STANDARD_OUTPUT)
-    measure, show = {
-        "step": (measure_step, print_table),
-        "partition": (measure_partition, print_partition_table),
-        "moe": (measure_moe, print_moe_table),
-    }[subcommand]
-    rows = measure(values, console)
-    show(console, rows)
-    write_json(values.json, rows)
+    if subcommand == EXPORTED:
+        device, rows = measure_exported(values, files, console)
+    else:
+        device, rows = measure_model(values, subcommand, console)
+    write_json(values.json, device, rows)
     return 0
 
 
-def measure_step(values: flags.FlagValues, console: rich.console.Console) -> list[_step_bench.Row]:
-    """Returns the rows of `gshard-bench step`."""
-    if values.tokens % values.row_length:
+def measure_model(
+    values: flags.FlagValues, subcommand: str, console: rich.console.Console
+) -> tuple[str, list]:
+    """Measures what TensorFlow traces, and prints it; returns the kind of device and the rows."""
+    _start.quiet_tensorflow()
+    from lingvo_gshard.tools import _model_benches
+
+    return _model_benches.run(subcommand, values, console)
+
+
+def measure_exported(
+    values: flags.FlagValues, files: list[str], console: rich.console.Console
+) -> tuple[str, list]:
+    """Measures a saved step, and prints it; returns the device and the row. Without TensorFlow."""
+    from lingvo_gshard.tools import _exported_bench
+
+    if len(files) != 1:
         raise ValueError(
-            f"--tokens={values.tokens} are no whole rows of --row_length={values.row_length}"
+            f"exported takes one file, {len(files)} were given; write it with "
+            "gshard-inspect --program=train_step.zip"
         )
-    experiment = registry.get(values.experiment)
-    cases = _step_bench.translation_cases(experiment)
-    cases += _step_bench.stack_cases(
-        stack_params(values),
-        experiment.trainer,
-        rows=values.tokens // values.row_length,
-        length=values.row_length,
-    )
+    gemm_size = values.gemm_size if values["gemm_size"].present else None
     with console.status("starting") as status:
-        return _step_bench.measure(cases, values.repeats, values.gemm_size, status.update)
-
-
-def measure_partition(
-    values: flags.FlagValues, console: rich.console.Console
-) -> list[_partition_bench.Row]:
-    """Returns the rows of `gshard-bench partition`."""
-    case = _step_bench.translation_cases(registry.get(values.experiment))[0]
-    with console.status("starting") as status:
-        return _partition_bench.measure(case, values.repeats, status.update)
-
-
-def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list[_moe_bench.Row]:
-    """Returns the rows of `gshard-bench moe`."""
-    try:
-        experts = [int(count) for count in values.experts]
-    except ValueError:
-        raise ValueError(f"--experts={','.join(values.experts)}: numbers were expected") from None
-    sizes = _moe_bench.Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
-    with console.status("starting") as status:
-        return _moe_bench.measure(
-            sizes, experts, values.skew, values.repeats, values.gemm_size, status.update
+        row = _exported_bench.measure(
+            files[0], values.init_state, values.repeats, gemm_size, status.update
         )
+    device = _exported_bench.device()
+    print_exported(console, device, row)
+    return device, [row]
 
 
-def stack_params(values: flags.FlagValues) -> Params:
-    """Returns the Params of the encoder alone; dropout is the paper's (arXiv 2006.16668)."""
-    stack = TransformerStack.params().set(
-        num_layers=values.num_layers,
-        model_dim=values.model_dim,
-        num_heads=values.num_heads,
-        hidden_dim=values.hidden_dim,
-        input_dropout_rate=0.1,
-        residual_dropout_rate=0.1,
-        attention_dropout_rate=0.1,
-    )
-    stack.moe.num_experts = values.num_experts
-    return stack
-
-
-def print_table(console: rich.console.Console, rows: list[_step_bench.Row]) -> None:
-    """Prints the rows for a person."""
-    table = rich.table.Table(box=rich.box.SIMPLE, caption="ratio: to the rate of a matrix product")
-    table.add_column("training step", no_wrap=True)
-    for heading in ("GFLOP", "seconds", "GFLOP/s", "product", "ratio", "compile"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.flops / 1e9:,.1f}",
-            f"{row.seconds:.4f}",
-            f"{row.flops / row.seconds / 1e9:,.1f}",
-            f"{row.gemm_rate / 1e9:,.1f}",
-            f"{row.ratio:.1%}",
-            f"{row.compile_seconds:.1f}",
-        )
+def print_exported(console: rich.console.Console, device: str, row: _exported_bench.Row) -> None:
+    """Prints the row of a saved step for a person."""
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    extremes = f"{row.fastest_seconds * 1e3:,.2f} to {row.slowest_seconds * 1e3:,.2f}"
+    where = f"{row.devices} x {device}" + (f" as {row.mesh}" if row.mesh else "")
+    product = f"{row.gemm_rate / 1e12:,.4g} TFLOP/s, {row.gemm_size} x {row.gemm_size}"
+    for name, text in (
+        ("training step", row.file),
+        ("devices", where),
+        ("step", f"{row.step_seconds * 1e3:,.2f} ms, median; {extremes}"),
+        ("tokens", f"{row.tokens_per_second:,.0f}/s, {row.tokens:,} in a step"),
+        ("useful", f"{row.flops / 1e12:,.4g} TFLOP in a step"),
+        ("product", f"{product}, {row.gemm_dtype}"),
+        ("MFU", f"{row.mfu:.1%} of the product's rate"),
+        ("compiled in", f"{row.compile_seconds:.1f} s"),
+        ("memory", f"{row.peak_bytes / 2**20:,.0f} MiB on each device"),
+        ("loss", f"{row.first_loss:.4f}, then {row.last_loss:.4f}"),
+    ):
+        table.add_row(name, text)
     console.print(table)
 
 
-def print_partition_table(console: rich.console.Console, rows: list[_partition_bench.Row]) -> None:
-    """Prints the rows of `gshard-bench partition` for a person."""
-    caption = "ratio: to the same program without annotations"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("training step", no_wrap=True)
-    for heading in ("seconds", "ratio", "compile"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
-        table.add_row(row.name, *cells)
-    console.print(table)
-
-
-def print_moe_table(console: rich.console.Console, rows: list[_moe_bench.Row]) -> None:
-    """Prints the rows of `gshard-bench moe` for a person."""
-    caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
-    caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "
-    caption += "MiB: of temporaries"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("experts, dispatch, load", no_wrap=True)
-    for heading in ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "MiB"):
-        table.add_column(heading, justify="right")
-    for group in _moe_bench.by_experts(rows):
-        for row in group:
-            table.add_row(
-                f"{row.experts}, {row.dispatch}, {row.load}",
-                f"{row.capacity_factor:g}" if row.capacity_factor else "-",
-                f"{row.milliseconds:,.0f}",
-                f"{row.ratio_to_dense:.2f}",
-                f"{row.routing_share:.1%}",
-                f"{row.gemm_ratio:.0%}",
-                f"{row.dropped_share:.1%}",
-                f"{row.temporary_bytes / 2**20:,.0f}",
-            )
-        table.add_section()
-    console.print(table)
-
-
-def write_json(path: str | None, rows: list) -> None:
+def write_json(path: str | None, device: str, rows: list) -> None:
     """Writes the rows to a file or to standard output, or not at all."""
     if path is None:
         return
-    device = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     result = {"device": device, "rows": [dataclasses.asdict(row) for row in rows]}
     text = json.dumps(result, indent=1)
     if path == STANDARD_OUTPUT:

@@ -1,4 +1,4 @@
-"""Scores a trained translation model: chrF and BLEU by language, and how well it expects the text.
+"""Scores a trained model: of translations chrF and BLEU, of both tasks how it expects the text.
 
     gshard-evaluate --logdir=runs/quickstart
     gshard-evaluate --logdir=runs/quickstart --split=dev --languages=es,de
@@ -9,6 +9,11 @@ sources (each row gets the translation of another row's source of the same langu
 what the model scores without reading its input), and those of the source copied as it is. The
 average is over the languages with 20 rows or more, each counting the same. Translations are found
 by beam search; --beam_size=1 decodes greedily.
+
+Of a language model the scores are bits per byte of the text (in UTF-8), perplexity per word and per
+token; what the model says of the ends of documents is counted, the ends themselves are not bytes.
+
+    gshard-evaluate --logdir=runs/language_model --json=scores.json
 
 The run is read from --logdir alone: its Params, its vocabularies and its newest whole checkpoint.
 """
@@ -36,7 +41,8 @@ from lingvo_gshard.data import files, mixing  # noqa: E402
 from lingvo_gshard.data.readers import SPLITS  # noqa: E402
 from lingvo_gshard.data.row import Row  # noqa: E402
 from lingvo_gshard.decoding import Translator, scoring  # noqa: E402
-from lingvo_gshard.tools import _perplexity, _runtime, _trained  # noqa: E402
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask  # noqa: E402
+from lingvo_gshard.tools import _perplexity, _runtime, _text_scores, _trained  # noqa: E402
 from lingvo_gshard.tools._progress import Progress  # noqa: E402
 
 NAME = "gshard-evaluate"
@@ -94,9 +100,26 @@ def main(argv: list[str]) -> int:
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
         raise ValueError(f"--split={values.split} is unknown. {hint}")
-    run = _trained.Run(values.logdir)
+    run = _trained.Run(values.logdir, tasks=(TranslationTask, LanguageModelTask))
+    is_language_model = issubclass(run.params.task.cls, LanguageModelTask)
+    if is_language_model:
+        _text_scores.check_flags(values, run.params.name)
     with _runtime.Launch(values, run.params) as launch:
+        if is_language_model:
+            return _evaluate_language_model(values, run, launch)
         return _evaluate_run(values, run, launch)
+
+
+def _evaluate_language_model(
+    values: flags.FlagValues, run: _trained.Run, launch: _runtime.Launch
+) -> int:
+    console = rich.console.Console(quiet=not launch.is_main)
+    trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
+    title = f"{run.params.name}, step {trained.step:,}"
+    scores = _text_scores.evaluate(trained, values.split, console, title)
+    if launch.is_main and values.json:
+        _write_json(values, run, trained, scores)
+    return 0
 
 
 def _evaluate_run(values: flags.FlagValues, run: _trained.Run, launch: _runtime.Launch) -> int:
@@ -110,19 +133,21 @@ def _evaluate_run(values: flags.FlagValues, run: _trained.Run, launch: _runtime.
     evaluation = evaluate(run.params, trained, translator, rows, values.shuffled, console)
     _print(console, evaluation)
     if launch.is_main:
-        record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
-        record |= {"split": values.split, **to_record(evaluation)}
-        _write_files(values, record, evaluation)
+        if values.json:
+            _write_json(values, run, trained, to_record(evaluation))
+        if values.output:
+            columns = zip(evaluation.rows, evaluation.translations, strict=True)
+            lines = ("\t".join((*row[:3], text)) + "\n" for row, text in columns)
+            _write(values.output, "output", "".join(lines))
     return 0
 
 
-def _write_files(values: flags.FlagValues, record: dict, evaluation: Evaluation) -> None:
-    if values.json:
-        _write(values.json, "json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    if values.output:
-        columns = zip(evaluation.rows, evaluation.translations, strict=True)
-        lines = ("\t".join((*row[:3], text)) + "\n" for row, text in columns)
-        _write(values.output, "output", "".join(lines))
+def _write_json(
+    values: flags.FlagValues, run: _trained.Run, trained: _trained.Trained, scores: dict
+) -> None:
+    record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
+    record |= {"split": values.split, **scores}
+    _write(values.json, "json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def run() -> None:

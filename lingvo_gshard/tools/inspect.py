@@ -109,8 +109,11 @@ def main(argv: list[str]) -> int:
     console = _console(values.json == STANDARD_OUTPUT)
     split = _inspection.split(trainer, placed)
     _inspection_tables.print_split(console, params.name, placed, split, values.slots)
+    pipelines = _inspection.pipelines(trainer)
+    _inspection_tables.print_pipelines(console, pipelines)
     _inspection.check_replicated(split, values.max_replicated_mb)
     record = {"experiment": params.name, **_inspection.split_record(placed, split, values.slots)}
+    record["pipelines"] = pipelines
     if values.compile or values.program:
         program = _inspection.lower(values.function, params, trainer, placed, values.partitioner)
         if values.program:

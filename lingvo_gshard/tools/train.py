@@ -80,6 +80,7 @@ def main(argv: list[str]) -> int:
     try:
         with StopRequest() as stop, _runtime.Launch(values, params) as launch:
             launch.cluster.logdir = logdir
+            launch.check_workers(params)
             console = rich.console.Console(quiet=not launch.is_main)
             logdir.claim(params)
             outcome = train(params, launch, logdir, stop, console)
@@ -111,8 +112,7 @@ def train(
         input_ = params.input.instantiate()
         if newest:
             input_.load_vocabularies(newest.extras)
-        task = with_vocabulary_sizes(params.task, input_).instantiate()
-        trainer = params.trainer.instantiate(task)
+        trainer = params.trainer.instantiate(with_vocabulary_sizes(params.task, input_))
         runtime = launch.runtime(trainer)
         checkpoint = store.restore(runtime.like())
         if checkpoint:
@@ -128,10 +128,10 @@ def train(
 def with_vocabulary_sizes(task: Params, input_: object) -> Params:
     """Returns the task's Params with the input's vocabulary sizes where they are 0."""
     task = task.copy()
-    for side in ("source", "target"):
-        name = f"{side}_vocabulary_size"
+    for vocabulary in ("vocabulary", "source_vocabulary", "target_vocabulary"):
+        name = f"{vocabulary}_size"
         if name in task and not task.get(name):
-            task.set_path(name, getattr(input_, f"{side}_vocabulary").size)
+            task.set_path(name, getattr(input_, vocabulary).size)
     return task
 
 

@@ -1,9 +1,9 @@
 """Checkpoints: what a run needs to go on, written by Orbax in the background and never half.
 
-A checkpoint `checkpoints/<step>/` holds three items: `theta` and `slots` (arrays by their dotted
-paths, the same on disk however they were split over devices), and `run` (run.json: step, data
-position, versions and the digest of every array; params.txt; extras/: files of the input such as
-its vocabularies).
+A checkpoint `checkpoints/<step>/` holds an item for each part of the state that is made of arrays,
+`theta`, `slots` and whatever else the trainer keeps (arrays by their dotted paths, the same on disk
+however they were split over devices), and `run` (run.json: step, data position, versions and the
+digest of every array; params.txt; extras/: files of the input such as its vocabularies).
 
 Orbax counts jax devices when it starts. Set JAX_PLATFORMS=cpu where jax must not take the GPU.
 """
@@ -16,7 +16,7 @@ import importlib.metadata
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -24,15 +24,24 @@ from orbax.checkpoint import checkpoint_managers
 
 import lingvo_gshard
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training import checkpoint_arrays, processes
+from lingvo_gshard.training import checkpoint_arrays, local_updates, processes
 from lingvo_gshard.training.checkpoint_arrays import Arrays, check_fit
 from lingvo_gshard.training.orbax_errors import quiet_orbax, reason_of
 
 Say = Callable[[str], None]
 WriteExtras = Callable[[pathlib.Path], None]
 
-_ITEMS = ("theta", "slots")
-_IN_WORDS = {"theta": "weights", "slots": "optimizer slots"}
+# The parts of a state that `run` holds.
+_IN_RUN = ("step", "stopped")
+# Those that are items of their own.
+IN_WORDS = {
+    "theta": "weights",
+    "slots": "optimizer slots",
+    "averages": "averages of weights",
+    "loss_scale": "loss scale",
+    local_updates.WORKERS: "workers' own states",
+    local_updates.OUTER: "outer optimizer's slots",
+}
 
 # A save of several processes fails if one of them has not written its part by then.
 _SAVE_SECONDS = 1800
@@ -40,16 +49,28 @@ _SAVE_SECONDS = 1800
 
 @dataclasses.dataclass
 class Checkpoint:
-    """A restored checkpoint: arrays by dotted path, the data position, and where its files are."""
+    """A restored checkpoint: arrays by dotted path, the data position, and where its files are.
+
+    arrays: of each part of the state that was restored.
+    """
 
     step: int
-    theta: Arrays
-    slots: Arrays
+    arrays: dict[str, Arrays]
     position: Any
     params_text: str
     versions: dict[str, str]
     digests: dict[str, dict[str, int]]
     extras: pathlib.Path
+
+    @property
+    def theta(self) -> Arrays:
+        """The weights."""
+        return self.arrays.get("theta", {})
+
+    @property
+    def slots(self) -> Arrays:
+        """The optimizer's slots."""
+        return self.arrays.get("slots", {})
 
 
 class _RunHandler(ocp.CheckpointHandler):
@@ -115,18 +136,20 @@ class CheckpointStore:
     ) -> None:
         """Starts to save; returns as soon as `state`'s arrays may be changed or donated.
 
-        state: its `theta` and `slots` hold NumPy arrays or jax.Arrays. Of the latter each process
-            writes the shards it has.
+        state: its parts hold NumPy arrays or jax.Arrays. Of the latter each process writes the
+            shards it has.
         position: what the input's `get_state` gave after the last batch of `step`.
         write_extras: called with an empty directory inside the checkpoint.
         """
         self.finish()
-        arrays = {item: dict(state[item].flatten_items()) for item in _ITEMS}
-        items = {item: checkpoint_arrays.save_arguments(arrays[item]) for item in _ITEMS}
+        arrays = {
+            item: dict(part.flatten_items()) for item, part in state.items() if item not in _IN_RUN
+        }
+        items = {item: checkpoint_arrays.save_arguments(arrays[item]) for item in arrays}
         self._saving = step
         try:
             self._check_room(arrays)
-            digests = {item: checkpoint_arrays.digests(arrays[item]) for item in _ITEMS}
+            digests = {item: checkpoint_arrays.digests(arrays[item]) for item in arrays}
             record = {
                 "step": step,
                 "position": position,
@@ -171,25 +194,30 @@ class CheckpointStore:
                 continue
         return _none_left(self._directory, self._steps)
 
-    def restore(self, like: NestedMap | None = None, with_slots: bool = True) -> Checkpoint | None:
+    def restore(
+        self, like: NestedMap | None = None, parts: Sequence[str] = ()
+    ) -> Checkpoint | None:
         """Returns the newest readable checkpoint, or None if there is none at all.
 
         A damaged one is reported, set aside as `damaged-<step>` where the store is writable, and
         the one before is taken. Raises ValueError if all are damaged.
 
-        like: its `theta` and `slots` hold jax.ShapeDtypeStructs. Each array is placed as the
-            sharding says, each process reading its own shards; without a sharding, and without
-            `like`, it is NumPy's. ValueError if the checkpoint has other paths, shapes or types.
+        like: its parts hold jax.ShapeDtypeStructs. Each array is placed as the sharding says, each
+            process reading its own shards; without a sharding, and without `like`, it is NumPy's.
+            ValueError if the checkpoint has other paths, shapes or types.
+        parts: of the state, those to read; none: all that there are.
         """
         self.finish()
-        items = _ITEMS if with_slots else _ITEMS[:1]
         steps = self.steps
         for step in reversed(steps):
             directory = self._directory / str(step)
             try:
                 checkpoint = processes.together(lambda step=step: self._read_record(step))
+                items = _parts_to_read(checkpoint, like, parts)
                 found = processes.together(
-                    lambda at=directory: {i: checkpoint_arrays.describe(at / i) for i in items}
+                    lambda at=directory, items=items: {
+                        item: checkpoint_arrays.describe(at / item) for item in items
+                    }
                 )
             except Exception as error:  # A damaged file shows itself in any way it likes.
                 self._set_aside(step, error)
@@ -200,7 +228,7 @@ class CheckpointStore:
             except Exception as error:
                 self._set_aside(step, error)
                 continue
-            return dataclasses.replace(checkpoint, **arrays)
+            return dataclasses.replace(checkpoint, arrays=arrays)
         return _none_left(self._directory, steps)
 
     def close(self) -> None:
@@ -230,11 +258,13 @@ class CheckpointStore:
                 active_processes=set(range(processes.count())) if several else None
             ),
         )
-        return ocp.CheckpointManager(self._directory, options=options, item_names=(*_ITEMS, "run"))
+        return ocp.CheckpointManager(
+            self._directory, options=options, item_names=(*IN_WORDS, "run")
+        )
 
     def _check_room(self, arrays: dict[str, Arrays]) -> None:
         """Raises OSError if the disk has no room, rather than fill it for everyone else."""
-        sizes = [checkpoint_arrays.bytes_to_write(arrays[item]) for item in _ITEMS]
+        sizes = [checkpoint_arrays.bytes_to_write(arrays[item]) for item in arrays]
         needed = sum(processes.gather(sum(sizes))) + 2**20
         free = processes.from_main(shutil.disk_usage(self._directory).free)
         if free < needed:
@@ -246,8 +276,7 @@ class CheckpointStore:
         record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         return Checkpoint(
             step=record["step"],
-            theta={},
-            slots={},
+            arrays={},
             position=record["position"],
             params_text=(directory / "params.txt").read_text(encoding="utf-8"),
             versions=record["versions"],
@@ -311,12 +340,20 @@ def _steps_in(directory: pathlib.Path) -> list[int]:
     return sorted(int(child.name) for child in directory.iterdir() if child.name.isdigit())
 
 
+def _parts_to_read(
+    checkpoint: Checkpoint, like: NestedMap | None, parts: Sequence[str]
+) -> list[str]:
+    """Of what a checkpoint holds, the parts that are asked for."""
+    held = [item for item in checkpoint.digests if like is None or item in like]
+    return [item for item in held if item in parts] if parts else held
+
+
 def _placed(item: str, found: dict[str, Any], like: NestedMap | None) -> dict[str, Any]:
     """Returns path -> sharding or None; ValueError if the item does not fit `like`."""
     if like is None:
         return dict.fromkeys(found)
     expected = dict(like[item].flatten_items())
-    check_fit(expected, found, _IN_WORDS[item])
+    check_fit(expected, found, IN_WORDS[item])
     return {path: struct.sharding for path, struct in expected.items()}
 
 

@@ -26,7 +26,8 @@ def by_name(specs: NestedMap, arrays: Arrays) -> Arrays:
     found: Arrays = {}
     for path, spec in specs.flatten_items():
         if spec.slices:
-            found.update(zip(_slices(spec), arrays[path], strict=True))
+            slices = arrays[path].reshape(-1, *spec.shape[spec.stacked :])
+            found.update(zip(_slices(spec), slices, strict=True))
         else:
             found[path] = arrays[path]
     return found
@@ -41,16 +42,25 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
         if not spec.slices:
             array = find(path, spec.layout, spec.shape)
             return fresh() if array is None else np.ascontiguousarray(array)
-        arrays = [find(name, spec.layout[1:], spec.shape[1:]) for name in _slices(spec)]
-        return np.stack([fresh()[i] if a is None else a for i, a in enumerate(arrays)])
+        layout, shape = spec.layout[spec.stacked :], spec.shape[spec.stacked :]
+        arrays = [find(name, layout, shape) for name in _slices(spec)]
+        begun = (
+            a if a is not None else fresh().reshape(-1, *shape)[i] for i, a in enumerate(arrays)
+        )
+        return np.stack(list(begun)).reshape(spec.shape)
 
     return specs.transform_with_path(made)
 
 
 def of_trainer(trainer: Trainer, find: Find, find_slot: Find) -> NestedMap:
-    """Returns the weights and the slots that a run of this trainer goes on from."""
+    """Returns the weights, the slots and what else a run of this trainer goes on from.
+
+    Averages of the weights begin with the weights.
+    """
     specs, seed = trainer.state_specs(), trainer.p.seed
-    return NestedMap(theta=make(specs.theta, find, seed), slots=make(specs.slots, find_slot, seed))
+    theta, slots = make(specs.theta, find, seed), make(specs.slots, find_slot, seed)
+    beside = trainer.beside_weights(theta).transform(np.asarray)
+    return NestedMap(theta=theta, slots=slots, **beside)
 
 
 def _slices(spec: VariableSpec) -> list[str]:

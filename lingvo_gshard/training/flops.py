@@ -25,6 +25,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.layers.attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 
 FORWARD_AND_BACKWARD = 3
@@ -37,6 +38,13 @@ def translation_step(task: TranslationTask, rows: int, source: int, target: int)
     encoder = _stack(task.encoder, rows, source)
     decoder = _stack(task.decoder, rows, target, memory=source)
     return FORWARD_AND_BACKWARD * (encoder + decoder + softmax)
+
+
+def language_model_step(task: LanguageModelTask, rows: int, length: int) -> int:
+    """Returns the operations of a training step on `rows` of `length` positions."""
+    p = task.p
+    softmax = 2 * rows * length * p.model_dim * p.vocabulary_size
+    return FORWARD_AND_BACKWARD * (_stack(task.decoder, rows, length) + softmax)
 
 
 def stack_step(stack: TransformerStack, rows: int, length: int) -> int:

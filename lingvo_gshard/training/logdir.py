@@ -12,7 +12,8 @@ from lingvo_gshard.core.params import Params
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.params_text import experiment_from_text
 
-# These say how long a run goes, what it shows and what is split, not what it computes.
+# These say how long a run goes, what it shows, what is split and of which types, not what is
+# computed.
 FREE_PATHS = frozenset(
     (
         "trainer.steps",
@@ -20,6 +21,14 @@ FREE_PATHS = frozenset(
         "trainer.checkpoint_every_steps",
         "trainer.keep_checkpoints",
         "trainer.evaluate_every_steps",
+        "trainer.precision",
+        "trainer.loss_scale.initial",
+        "trainer.loss_scale.growth_interval",
+        "trainer.loss_scale.growth_factor",
+        "trainer.loss_scale.backoff_factor",
+        "trainer.loss_scale.minimum",
+        "trainer.average_decay",
+        "task.fprop_dtype",
         "sharding.mesh",
         "sharding.strategy",
         "sharding.overrides",
@@ -73,8 +82,8 @@ class Logdir:
     def check(self, params: Params) -> None:
         """Raises ValueError naming the paths that differ if a run of other Params is saved here.
 
-        Params that say how long a run goes, what it shows or what is split (FREE_PATHS) may
-        differ.
+        Params that say how long a run goes, what it shows, what is split and of which types
+        (FREE_PATHS) may differ.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--logdir {self.path} is a file; a directory was expected")

@@ -14,7 +14,7 @@ import rich.console
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint import IN_WORDS, Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.expert_balance import ExpertBalance
 from lingvo_gshard.training.logdir import Logdir
@@ -53,6 +53,9 @@ class Runtime(Protocol):
 
     def theta_on_host(self) -> NestedMap:
         """Returns the weights as NumPy arrays, in every process."""
+
+    def like(self) -> NestedMap | None:
+        """Returns shape, type and layout of the state's arrays; None: NumPy arrays do."""
 
     def notes(self) -> list[str]:
         """Returns what there is to say since the last call."""
@@ -192,11 +195,11 @@ class Loop:
         if checkpoint is None:
             self._runtime.init_state()
         else:
-            self._runtime.load_state(restored_state(self._trainer, checkpoint))
+            like = self._runtime.like()
+            self._runtime.load_state(restored_state(self._trainer, checkpoint, like))
             self._batches.set_state(checkpoint.position)
             # The runtime has its own copy now; a second one may not fit beside it.
-            checkpoint.theta.clear()
-            checkpoint.slots.clear()
+            checkpoint.arrays.clear()
 
     def _train(self) -> None:
         p = self._trainer.p
@@ -238,7 +241,7 @@ class Loop:
             return
         pending, self._pending = self._pending, None
         row = pending.metrics.read()
-        if not (np.isfinite(row["loss"]) and np.isfinite(row["gradient_norm"])):
+        if self._trainer.stops(row):
             raise self._not_finite(pending, row)
         if "cross_entropy" in row:
             row["perplexity"] = perplexity(row["cross_entropy"])
@@ -310,12 +313,23 @@ class Loop:
         )
 
 
-def restored_state(trainer: Trainer, checkpoint: Checkpoint) -> NestedMap:
-    """Returns a checkpoint as a trainer's state; ValueError naming the arrays that do not fit."""
-    specs = trainer.state_specs()
-    return NestedMap(
-        step=np.int32(checkpoint.step),
-        stopped=np.bool_(False),
-        theta=unflatten(specs.theta, checkpoint.theta, "weights"),
-        slots=unflatten(specs.slots, checkpoint.slots, "optimizer slots"),
-    )
+def restored_state(
+    trainer: Trainer, checkpoint: Checkpoint, like: NestedMap | None = None
+) -> NestedMap:
+    """Returns a checkpoint as a trainer's state; ValueError naming the arrays that do not fit.
+
+    What it holds nothing of, since the trainer kept no averages or scaled no loss then, begins; so
+    do slots after local updates, where each worker has its own. like: the state's arrays as a
+    runtime has them, which may keep parts beside a trainer's.
+    """
+    specs = NestedMap({**(like or {}), **trainer.state_specs()})
+    read = {
+        part: unflatten(specs[part], arrays, IN_WORDS.get(part, part))
+        for part, arrays in checkpoint.arrays.items()
+        if part in specs
+    }
+    state = trainer.beside_weights(read["theta"])
+    if "slots" not in read:
+        state.slots = specs.slots.transform(lambda spec: np.zeros(spec.shape, spec.dtype))
+    state.update(read, step=np.int32(checkpoint.step), stopped=np.bool_(False))
+    return state

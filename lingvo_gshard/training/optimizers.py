@@ -17,7 +17,7 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.training import weight_groups
+from lingvo_gshard.training import narrow_slots, weight_groups
 
 # Around the name scopes of what an optimizer computes, which are those of the weights' paths.
 SCOPE = "optimizer"
@@ -132,6 +132,11 @@ class Optimizer(Configurable):
     ) -> tuple[NestedMap, NestedMap]:
         """Returns (theta, slots) after one step; computed in float32, whatever the weights' type.
 
+        Weights that are kept in bfloat16 are rounded to it at random, so that steps smaller than
+        half of its last place move them, too, on average as far as they should (Gupta et al. 2015,
+        arXiv 1502.02551; in training with bfloat16 weights alone: Zamirai et al. 2020, arXiv
+        2010.06192).
+
         specs: the tree of VariableSpec, which gives theta, gradients and slots their structure.
         stopped: a bool scalar; where it is true, theta and slots come back as they were.
         """
@@ -156,7 +161,7 @@ class Optimizer(Configurable):
                     updated, slot = self.update_weight(
                         spec, weight_32, gradient_32, slot, step, rate, keep
                     )
-                weights.append(tf.cast(updated, weight.dtype))
+                weights.append(_stored(spec, updated, weight.dtype, step))
             slot_maps.append(NestedMap(slot))
         return specs.pack(weights), specs.pack(slot_maps)
 
@@ -171,6 +176,13 @@ def check_decays(params: Params, *names: str) -> None:
             raise ValueError(
                 f"trainer.optimizer.{name} is {params.get(name)}; it must be in [0, 1)"
             )
+
+
+def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
+    """A weight as it is kept; what the type holds exactly, as in a stopped step, stays as it is."""
+    if dtype == tf.bfloat16 and updated.dtype == tf.float32:
+        return narrow_slots.to_bfloat16(updated, narrow_slots.key(spec.path, step))
+    return tf.cast(updated, dtype)
 
 
 def _slot_spec(spec: VariableSpec, name: str, layout: str, dtypes: dict[str, str]) -> VariableSpec:

@@ -64,12 +64,14 @@ def upcycled_task(task: Params, num_experts: int, every: int = 0) -> Params:
 def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
     """Gives a stack its experts; False where it has too few layers for any."""
     every = every or stack.moe_every or 2
-    replaced = [i for i in range(stack.num_layers) if (i + 1) % every == 0]
+    # The first ones, that have no experts, are not counted and stay as they are.
+    num_layers = stack.num_layers - stack.dense_first
+    replaced = [i for i in range(num_layers) if (i + 1) % every == 0]
     if not replaced:
         return False
     dense = _alike(stack, replaced, path, every)
     rest = inherit(stack.layer.feed_forward, hidden_dim=stack.hidden_dim)
-    for index in set(range(stack.num_layers)) - set(replaced):
+    for index in set(range(num_layers)) - set(replaced):
         if _feed_forward(stack, index) != rest:
             raise ValueError(
                 f"{path}: layer {index} has {path}.moe for its feed-forward layer, which is not "

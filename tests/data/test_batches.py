@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.data import batches, mixing, prefetch
-from lingvo_gshard.data.packing import Tokens
+from lingvo_gshard.data.packing import SentencePairs, Tokens
 
 COUNT = 150
 
@@ -22,7 +22,8 @@ def stream(seed=1, rows=4, window=60, identity="x"):
     )
     members = {"de": np.arange(100), "fr": np.arange(100, COUNT)}
     mixture = mixing.Mixture(members, 2.0, window, seed)
-    return batches.PackedBatches(make(14), make(10), mixture, (rows, 32, 24), identity)
+    pairs = SentencePairs(make(14), make(10), (rows, 32, 24))
+    return batches.PackedBatches(pairs, mixture, identity)
 
 
 def same(one, other):

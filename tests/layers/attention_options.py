@@ -44,7 +44,12 @@ def blocks() -> Params:
     return p.set(logit_cap=2.0, window=3)
 
 
+def ring() -> Params:
+    """Returns the Params of `blocks` with keys that go around."""
+    return blocks().set(key_exchange="ring", block_size=2)
+
+
 def in_blocks(layer: MultiHeadAttention, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    """Returns the output of an attention in blocks on the conformance registry's inputs."""
+    """Returns the output of an attention in blocks or a ring on the conformance inputs."""
     segments = inputs.target_segments
     return layer.fprop(theta, inputs.x, inputs.x, segments, segments)

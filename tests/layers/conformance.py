@@ -43,7 +43,7 @@ from lingvo_gshard.layers.repeat import Repeat
 from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from tests.layers import attention_options as attentions
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
@@ -164,7 +164,7 @@ def _translation_logits(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf
     return layer.logits(theta, inputs)
 
 
-def _translation_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
+def _task_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
     return layer.loss(theta, inputs)[0]
 
 
@@ -224,6 +224,17 @@ def _translation(**values: object) -> Params:
     return p.set(encoder=_stack(), decoder=_stack(is_decoder=True))
 
 
+def _language_model(**values: object) -> Params:
+    p = LanguageModelTask.params().set(
+        vocabulary_size=V, model_dim=M, add_positions=False, z_loss_weight=0.01, **values
+    )
+    stack = _stack(is_causal=True).set(num_layers=3, dense_first=1)
+    stack.layer.norm = RMSNorm.params()
+    stack.layer.feed_forward.activation = "swiglu"
+    stack.layer.attention.rotary_fraction = 1.0
+    return p.set(decoder=stack)
+
+
 def _vocabulary(params: Params) -> Params:
     return params.set(model_dim=M, vocabulary_size=V)
 
@@ -247,6 +258,7 @@ CASES = (
     Case("Attention.cross", attentions.plain(dropout_rate=0.2), _cross_attention, draws=True),
     Case("Attention.options", attentions.attention("together"), _self_attention),
     Case("Attention.blocks", attentions.blocks(), attentions.in_blocks),
+    Case("Attention.ring", attentions.ring(), attentions.in_blocks),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
     Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
     Case("MoE.paper.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
@@ -322,16 +334,19 @@ CASES = (
     Case(
         "TranslationTask.loss",
         _translation(share_embeddings=True),
-        _translation_loss,
+        _task_loss,
         draws=True,
         packs=False,
     ),
+    Case("LanguageModelTask.loss", _language_model(), _task_loss, draws=True, packs=False),
 )
 
 # Large, and of parts that other cases have.
 _SLOW = (
+    "Attention.ring",
     "TranslationTask.logits",
     "TranslationTask.loss",
+    "LanguageModelTask.loss",
     "TransformerStack.encoder",
     "TransformerStack.loop",
     "TransformerLayer.encoder",
@@ -369,6 +384,7 @@ STRATEGIES = (
     ("expert_tensor", "data=4,model=2"),
     ("data_tensor", "data=2,model=4"),
     ("expert_fsdp_tensor", "data=2,fsdp=2,model=2"),
+    ("expert_context_sequence_tensor", "data=2,context=2,model=2"),
 )
 
 

@@ -59,7 +59,7 @@ def trainer_of(name):
     params.task.set(
         source_vocabulary_size=vocabulary.size, target_vocabulary_size=vocabulary.target_size
     )
-    return params.trainer.instantiate(params.task.instantiate())
+    return params.trainer.instantiate(params.task)
 
 
 def size(specs):
@@ -203,8 +203,8 @@ def test_a_batch_has_the_published_tokens(name):
 
 @each
 def test_activations_are_bfloat16_in_the_largest_only(name):
-    task = params_of(name).task
-    assert task.fprop_dtype == ("bfloat16" if name == "moe_2048e_60l" else "float32")
+    precision = params_of(name).trainer.precision
+    assert precision == ("bfloat16" if name == "moe_2048e_60l" else "float32")
     assert {spec.dtype for spec in weights_of(name)} == {"float32"}
 
 

@@ -42,17 +42,17 @@ def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) 
         source_vocabulary_size=32000,
         target_vocabulary_size=32000,
         model_dim=model_dim,
-        fprop_dtype=dtype,
     )
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=layers // 2, num_heads=heads, hidden_dim=hidden_dim)
         stack.set(moe_every=0, repeat=True)
-    return trainer(task)
+    return trainer(task, dtype)
 
 
-def trainer(task) -> Trainer:
+def trainer(task, precision: str = "float32") -> Trainer:
     """A trainer with Adafactor."""
-    return Trainer.params().set(optimizer=Adafactor.params()).instantiate(task.instantiate())
+    params = Trainer.params().set(optimizer=Adafactor.params(), precision=precision)
+    return params.instantiate(task)
 
 
 def batch(rows: int, length: int) -> dict[str, tf.TensorSpec]:

@@ -12,7 +12,8 @@ from lingvo_gshard.planning.operations import Operation
 from lingvo_gshard.runtime.step_programs import train_program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.translation import LOSS_SCOPE, TranslationTask
+from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
+from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
 

@@ -102,7 +102,8 @@ def test_without_a_compiler_the_model_decides():
     peaks = [row.peak for row in result.front]
     seconds = [row.seconds for row in result.front]
     assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
-    assert {row.name for row in result.yardsticks} == set(strategies.base_names())
+    beyond = {"sequence", "context", "pipeline"}
+    assert {row.name for row in result.yardsticks} == set(strategies.base_names()) - beyond
 
 
 def test_the_compiler_decides_among_the_best():

@@ -221,6 +221,17 @@ def test_fsdp_gathers_weights_and_sums_gradients(make, partitioner):
         ),
         (Softmax, "model=8", "tensor", {}, {"all-reduce": 1}),
         (Softmax, "data=8", "fsdp", {"all-gather": 1}, {"all-gather": 1, "all-reduce": 1}),
+        # The gradient is summed over one axis and then over the other.
+        pytest.param(
+            *(TokenEmbedding, "data=2,context=4", "data_context", {}, {"all-reduce": 2}),
+            marks=pytest.mark.slow,
+        ),
+        # Ids are gathered, and what was looked up is summed and cut.
+        pytest.param(
+            *(TokenEmbedding, "model=8", "sequence_tensor"),
+            *({"all-gather": 1, "all-reduce": 1}, {"all-gather": 2}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_vocabulary_is_looked_up_where_it_lies(params, mesh, strategy, forward, gradients):

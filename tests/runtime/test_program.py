@@ -15,6 +15,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gshard.runtime import program as programs
+from lingvo_gshard.runtime import program_file
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.executable import Executable
 from lingvo_gshard.runtime.partition import partition
@@ -164,7 +165,7 @@ def rewritten(saved: pathlib.Path, tmp_path: pathlib.Path, stamp_again: bool, **
         record, exported = json.loads(file.read("program.json")), file.read("exported")
     record |= changes
     if stamp_again:
-        record["stamp"] = programs._stamp(record, exported)
+        record["stamp"] = program_file._stamp(record, exported)
     path = tmp_path / "changed"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("program.json", json.dumps(record))

@@ -1,5 +1,7 @@
 """A translation model that trains on eight devices in a moment, and random batches for it."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -13,8 +15,16 @@ _SEGMENTS = np.array([1] * 6 + [2] * 4 + [0] * 2, np.int32)
 _POSITIONS = np.array([*range(6), *range(4), 0, 0], np.int32)
 
 
-def trainer(num_experts: int = 8, vocabulary_size: int = 32) -> Trainer:
+def trainer(
+    num_experts: int = 8,
+    vocabulary_size: int = 32,
+    group_size: int = LENGTH,
+    stack_values: Mapping[str, object] | None = None,
+    **trainer_values: object,
+) -> Trainer:
     """Returns a trainer of two layers on each side, the second of experts, in float32.
+
+    stack_values: of the encoder and of the decoder, by their paths in these.
 
     Its optimizer's slots are factored, and weights move by about a hundredth in each step.
     """
@@ -25,11 +35,14 @@ def trainer(num_experts: int = 8, vocabulary_size: int = 32) -> Trainer:
     )
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=2, num_heads=8, hidden_dim=32, residual_dropout_rate=0.1)
-        stack.moe.set(num_experts=num_experts, group_size=LENGTH)
+        stack.moe.set(num_experts=num_experts, group_size=group_size)
+        for path, value in (stack_values or {}).items():
+            stack.set_path(path, value)
     params = Trainer.params().set(
         clip_norm=1.0,
         optimizer=Adafactor.params().set(min_factored_size=8),
         schedule=Linear.params().set(learning_rate=0.01, warmup_steps=2, total_steps=40),
+        **trainer_values,
     )
     return params.instantiate(task.instantiate())
 

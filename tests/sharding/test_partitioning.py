@@ -146,6 +146,16 @@ def test_factored_slots_are_split_by_the_letters_they_have():
             "data=2,fsdp=2,model=2",
             "BfdLM BfdLHm BfdLVm BfdNmLK BfdLNmD GfdSM GfdSEC EdGfCM EdGfCHm",
         ),
+        (
+            "expert_sequence_tensor",
+            "data=4,model=2",
+            "BdLmM BdLHm BdLVm BdNmLK BdLNmD GdSM GdSEC EdGCM EdGCHm",
+        ),
+        (
+            "expert_context_sequence_tensor",
+            "data=2,context=2,model=2",
+            "BdLcmM BdLcHm BdLcVm BdNmLcK BdLcNmD GcdSM GcdSEC EdGcCM EdGcCHm",
+        ),
     ],
 )
 def test_activations(strategy, mesh, expected):
@@ -156,11 +166,11 @@ def test_activations(strategy, mesh, expected):
 
 
 def first_claims(layout: str, table: dict, unsplit: str) -> list[tuple[str, ...]]:
-    """Axis by axis: it is the first dimension's whose letter wants it."""
+    """Axis by axis: it is the first dimension's whose letter wants it, L's and K's last."""
     owner = {}
     for axis in ("data", "fsdp", "model"):
         wanting = [x for x in layout if x not in unsplit and axis in table.get(x, ())]
-        owner[axis] = wanting[0] if wanting else None
+        owner[axis] = min(wanting, key="LK".__contains__, default=None)
     return [tuple(a for a in table.get(x, ()) if owner[a] == x) for x in layout]
 
 
@@ -180,6 +190,15 @@ def test_the_first_letter_claims_an_axis(layout, table, unsplit):
     assert list(split) == first_claims("".join(layout), table, "".join(unsplit))
     axes = [axis for axes in split for axis in axes]
     assert len(axes) == len(set(axes))
+
+
+def test_letters_beside_a_tensor_claim_axes_as_if_they_were_in_it():
+    placed = Partitioning.make("data=4,model=2", "data_sequence_tensor")
+    assert in_letters("BL", placed.split("BL")) == "BdLm"
+    assert in_letters("BL", placed.split("BL", beside="N")) == "BdL"
+    assert in_letters("BL", placed.split("BL", beside="D")) == "BdLm"
+    with pytest.raises(ValueError, match="letter 'B' stands more than once"):
+        placed.split("BL", beside="B")
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))

@@ -28,7 +28,9 @@ BASES = {
     "tensor": (HNV, HNV, HNV),
     "fsdp": (BG, {"M": ("data",)}, {"M": ("data",)}),
     "zero1": (BG, {}, {"M": ("data",)}),
+    "sequence": ({"L": ("model",)}, {}, {}),
 }
+CONTEXT = Mesh.parse("data=2,context=2,model=2")
 
 
 def tables(strategy: Strategy) -> tuple[dict, dict, dict]:
@@ -37,9 +39,16 @@ def tables(strategy: Strategy) -> tuple[dict, dict, dict]:
 
 @pytest.mark.parametrize("name", BASES)
 def test_bases_are_the_designs(name):
-    assert set(strategies.base_names()) == set(BASES)
+    assert set(strategies.base_names()) == {*BASES, "context", "pipeline"}
     assert tables(strategies.get(name, SQUARE)) == BASES[name]
     assert strategies.get(name, SQUARE).name == name
+
+
+def test_stages_have_their_axis_first_and_share_the_batch_outside():
+    strategy = strategies.get("pipeline_expert", Mesh.parse("stage=4,data=2"))
+    rows, stages = ("data", "stage"), {"P": ("stage",)}
+    of_all = {**stages, "E": ("data",)}
+    assert tables(strategy) == ({"B": rows, "G": rows, **of_all}, of_all, of_all)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -72,6 +81,15 @@ def test_an_fsdp_axis_may_stand_without_data():
     }
     with pytest.raises(ValueError, match="'data', which --mesh=fsdp=4,model=2 lacks"):
         strategies.get("expert_fsdp", mesh)
+
+
+def test_context_splits_positions_and_groups_over_an_axis_of_its_own():
+    alone = strategies.get("context", CONTEXT)
+    assert tables(alone) == ({"L": ("context",), "G": ("context",)}, {}, {})
+    several = strategies.get("sequence_context_data", CONTEXT).activations
+    assert several == {"B": ("data",), "G": ("context", "data"), "L": ("context", "model")}
+    with pytest.raises(ValueError, match="--strategy=data_context needs axis 'context', which"):
+        strategies.get("data_context", SQUARE)
 
 
 def test_a_table_holds_for_every_kind_unless_it_names_one():

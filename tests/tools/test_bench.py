@@ -100,6 +100,17 @@ def test_it_measures_each_dispatch_of_a_mixture(capsys, tmp_path):
         assert row["load"] == "learned" or row["dropped_share"] == 0
 
 
+@pytest.mark.slow
+def test_it_measures_layers_as_a_loop(capsys, tmp_path):
+    path = tmp_path / "depth.json"
+    code, out, _ = run(capsys, "depth", f"--json={path}", "--depths=4,2", *TINY)
+    assert code == 0 and "one by one" in out
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["layers"], row["repeat"]) for row in rows] == [(2, False), (2, True), (4, True)]
+    assert rows[0]["ratio"] == 1.0 and rows[1]["ratio"] > 0 and rows[2]["ratio"] is None
+    assert all(row["compile_seconds"] > row["seconds"] > 0 for row in rows)
+
+
 def test_ratios_are_medians_of_turns():
     """The machine is twice as slow in the second turn; the third is disturbed while dense runs."""
     case = _moe_bench.Case(4, "gather", "learned", 1.0)
@@ -170,8 +181,9 @@ def test_the_best_step_counts_against_the_best_product(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the subcommand, what to measure, is missing. Valid: moe, partition, step."),
-        (["moe", "--experts=eight"], "--experts=eight: numbers were expected"),
+        ([], "the subcommand, what to measure, is missing. Valid: depth, exported, moe, partition"),
+        (["moe", "--experts=eight"], "--experts=eight: numbers from 1 on were expected"),
+        (["depth", "--depths=0,6"], "--depths=0,6: numbers from 1 on were expected"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),
         (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
         (["step", "--repeat=3"], "repeats"),

@@ -90,7 +90,13 @@ def test_nothing_is_tried_that_is_so_already():
         "task.encoder.moe.router.capacity_factor = 0.5",
         "task.decoder.moe_every = 0",
         "input.batch_rows = 8",
-        "task.fprop_dtype = 'bfloat16'",
+        "trainer.precision = 'bfloat16'",
     ]
     rows, _, _ = tried(quickstart(*settings), strategy="fsdp")
     assert rows == []
+
+
+def test_a_language_model_has_one_stack_to_change():
+    rows, _, _ = tried(registry.get("language_model.quickstart"), most=1)
+    change = shlex.split(rows[0]["change"])
+    assert change == ['--gin_param=task.decoder.rematerialise = "full"']

@@ -7,9 +7,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tools import _runtime, _start, _trained, translate
+from lingvo_gshard.tools._converted import Whole
+from lingvo_gshard.training.checkpoint import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -153,3 +157,20 @@ def test_help_teaches(capsys):
     assert "gshard-translate --logdir=runs/quickstart < lines.txt > translations.txt" in out
     for name in translate.define_flags():
         assert f"--{name}" in out
+
+
+def test_averages_of_the_weights_are_decoded_with(trained_logdir, tmp_path):
+    run = _trained.Run(str(trained_logdir))
+    whole, params = Whole.read(run), run.params.copy()
+    params.trainer.average_decay = 0.9
+    slots = unflatten(whole.trainer.state_specs().slots, whole.checkpoint.slots, "slots")
+    doubled = whole.theta.transform(lambda weight: 2 * weight)
+    state = NestedMap(theta=whole.theta, slots=slots, averages=doubled)
+    whole.write(f"{tmp_path}/run", params, state, whole.checkpoint.step)
+    averaged = _trained.Run(f"{tmp_path}/run")
+    values = translate.define_flags()
+    values(["gshard-translate"])
+    restored = averaged.restore(_runtime.Launch(values, averaged.params), say=print)
+    table = restored.runtime.with_weights(lambda theta, ids: theta.target_embedding.table)
+    found = table(np.zeros((1, 1), np.int32))
+    np.testing.assert_array_equal(found, 2 * whole.theta.target_embedding.table)

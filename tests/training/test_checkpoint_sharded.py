@@ -193,7 +193,7 @@ def test_another_model_is_an_error_and_no_damage(store, said, tmp_path):
 def test_weights_alone_can_be_placed(store):
     store.save(4, make_state(), None, "")
     store.finish()
-    checkpoint = store.restore(like({"data": 4, "model": 2}), with_slots=False)
+    checkpoint = store.restore(like({"data": 4, "model": 2}), parts=("theta",))
     assert not checkpoint.slots
     experts = checkpoint.theta["experts.w"]
     assert experts.addressable_shards[0].data.shape == (EXPERTS // 4, MODEL, HIDDEN // 2)

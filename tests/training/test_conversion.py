@@ -7,16 +7,21 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import conversion
 from tests.training import tiny_stacks
 
+# Four layers as one loop, and in stages of a pipeline that have two chunks of one layer each.
+LOOP, STAGES = {"repeat": True}, {"pipeline_stages": 2, "pipeline_circulations": 2}
+
+
+def trainer(**values):
+    """A trainer of four layers, or of loops of them."""
+    params = tiny_stacks.dense()
+    for stack in (params.encoder, params.decoder):
+        stack.set(num_layers=4, **values)
+    return tiny_stacks.trainer(params)
+
 
 def trainers():
     """A trainer of four layers one by one, and one of the same in loops."""
-    found = []
-    for repeat in (False, True):
-        params = tiny_stacks.dense()
-        for stack in (params.encoder, params.decoder):
-            stack.set(num_layers=4, repeat=repeat)
-        found.append(tiny_stacks.trainer(params))
-    return found
+    return [trainer(), trainer(**LOOP)]
 
 
 def finder(arrays):
@@ -45,6 +50,27 @@ def test_a_loop_becomes_layers_and_layers_a_loop():
     there = conversion.of_trainer(plain, finder(weights), finder(moments))
     assert set(dict(there.theta.flatten_items())) == set(weights)
     back = conversion.of_trainer(loop, finder(weights), finder(moments))
+    for tree, arrays in ((back.theta, theta), (back.slots, slots)):
+        for path, array in tree.flatten_items():
+            np.testing.assert_array_equal(array, arrays[path])
+
+
+def test_a_loop_becomes_stages_and_stages_a_loop():
+    loop, stages = trainer(moe_every=1, **LOOP), trainer(moe_every=1, **STAGES)
+    theta, slots = tiny_stacks.arrays(stages)
+    specs = stages.state_specs()
+    weights, moments = (
+        conversion.by_name(specs.theta, theta),
+        conversion.by_name(specs.slots, slots),
+    )
+    w_in = "encoder.layers.body[0].feed_forward.w_in"
+    # The second chunk of the first stage is the third layer.
+    assert specs.theta.encoder.layers.body[0].feed_forward.w_in.layout == "PRMH"
+    layer = weights["encoder.layers[2].feed_forward.w_in"]
+    np.testing.assert_array_equal(layer, theta[w_in][0, 1])
+    there = conversion.of_trainer(loop, finder(weights), finder(moments))
+    np.testing.assert_array_equal(dict(there.theta.flatten_items())[w_in][2], layer)
+    back = conversion.of_trainer(stages, finder(weights), finder(moments))
     for tree, arrays in ((back.theta, theta), (back.slots, slots)):
         for path, array in tree.flatten_items():
             np.testing.assert_array_equal(array, arrays[path])

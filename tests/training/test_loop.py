@@ -31,8 +31,7 @@ class Run:
     def go(self):
         self.logdir.claim(self.params)
         console = rich.console.Console(file=self.screen, width=200)
-        task = self.params.task.instantiate()
-        trainer = self.params.trainer.instantiate(task)
+        trainer = self.params.trainer.instantiate(self.params.task)
         self.runtime = LocalRuntime(trainer)
         store = CheckpointStore(
             self.logdir.checkpoints, self.params.trainer.keep_checkpoints, self._say

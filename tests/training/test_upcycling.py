@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import SwitchRouter
+from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training import upcycling
 from lingvo_gshard.training.checkpoint import unflatten
 from tests.tolerances import assert_close
@@ -152,3 +155,11 @@ def test_weights_of_another_shape_are_refused():
 
     with pytest.raises(ValueError, match=r"no weights of the shape of encoder.layers\[1\].*21"):
         upcycled(tiny_stacks.dense(), change=wider)
+
+
+def test_the_first_dense_layers_stay_as_they_are():
+    params = LanguageModelTask.params().set(vocabulary_size=9, model_dim=4)
+    params.decoder.set(num_layers=5, num_heads=1, hidden_dim=4, moe_every=0, dense_first=1)
+    sparse = upcycling.upcycled_task(params, num_experts=2).instantiate()
+    kinds = [type(layer.feed_forward) for layer, _ in sparse.decoder.layers_by_times()]
+    assert kinds == [FeedForward, FeedForward, MixtureOfExperts, FeedForward, MixtureOfExperts]

@@ -9,6 +9,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers import activations
+from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.sharding import einsum
 
@@ -60,12 +61,12 @@ class Experts(Layer):
 
         def hidden(name: str) -> tf.Tensor:
             h = einsum(inwards, x, theta[f"w_{name}"])
-            return h + _along(theta[f"b_{name}"], h) if self.p.use_bias else h
+            return add_bias(h, _along(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
         factor = hidden("factor") if self.activation.is_gated else None
         h = self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
         y = einsum(outwards, h, theta.w_out)
-        return y + _along(theta.b_out, y) if self.p.use_bias else y
+        return add_bias(y, _along(theta.b_out, y)) if self.p.use_bias else y
 
 
 def _along(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, initializers, random_numbers
+from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.moe import balance_loss
+from lingvo_gshard.layers.moe import balance_loss, groups
 from lingvo_gshard.layers.moe.balance import entropy
 from lingvo_gshard.layers.moe.router import Router, TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import WeightedLoss
@@ -44,7 +44,7 @@ class LearnedLogits(Router):
         """Returns [G,S,E] in float32."""
         x_float = tf.cast(x_GSM, tf.float32)
         if self.p.jitter and context.current().training:
-            drawn = random_numbers.hashed_uniform(x_GSM.shape, self.random_seed("jitter"))
+            drawn = groups.drawn(x_GSM.shape, self.random_seed("jitter"))
             x_float *= 1.0 + self.p.jitter * (2.0 * annotate(drawn, "GSM") - 1.0)
         return einsum("GSM,ME->GSE", x_float, tf.cast(theta.w_gate, tf.float32))
 

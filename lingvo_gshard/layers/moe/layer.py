@@ -13,9 +13,10 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import balance, dispatches
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
+from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routing import Routing, SlotRouting
-from lingvo_gshard.sharding import annotate, einsum, partitioning
+from lingvo_gshard.sharding import einsum, partitioning
 
 _COMBINATIONS = ("sum", "learned")
 
@@ -133,12 +134,17 @@ class MixtureOfExperts(Layer):
 
         Routed experts give zero to tokens that none of them took.
         """
-        x_GSM, mask_GS = self._to_groups(x_BLM, mask_BL)
-        routing = self.router.fprop(theta.router, x_GSM, mask_GS, self._token_ids(x_BLM.shape))
+        groups = Groups.of(*x_BLM.shape[:2], self.p.group_size)
+        self._warn_of_uneven_groups(groups)
+        x_GSM = groups.cut(x_BLM)
+        mask_GS = groups.cut(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
+        with groups.in_use():
+            ids_GS = self._token_ids(x_BLM.shape, groups)
+            routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         self._report(routing, mask_GS)
         mover = dispatches.make(self.p.dispatch, routing, x_BLM.dtype, self.p.dropless_bound)
         y_GSM = mover.run(x_GSM, self.experts, theta.experts, self._exchange)
-        y_BLM = _from_groups(y_GSM, x_BLM.shape)
+        y_BLM = groups.joined(y_GSM)
         if self.p.shared_hidden_dim:
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
         return self.observe(y_BLM)
@@ -154,24 +160,7 @@ class MixtureOfExperts(Layer):
         mix_BL1 = tf.cast(mix_BL, x_BLM.dtype)[..., None]
         return y_BLM * mix_BL1 + shared_BLM * (1.0 - mix_BL1)
 
-    def _to_groups(self, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        model_dim = x_BLM.shape[-1]
-        tokens, groups, size = self._group_sizes(x_BLM.shape)
-        missing = groups * size - tokens
-        self._warn_of_uneven_groups(groups)
-        x = tf.pad(tf.reshape(x_BLM, (tokens, model_dim)), [[0, missing], [0, 0]])
-        mask = tf.reshape(tf.cast(tf.not_equal(mask_BL, 0), tf.float32), (tokens,))
-        mask = tf.pad(mask, [[0, missing]])
-        x_GSM = annotate(tf.reshape(x, (groups, size, model_dim)), "GSM")
-        return x_GSM, annotate(tf.reshape(mask, (groups, size)), "GS")
-
-    def _group_sizes(self, shape_BLM: tf.TensorShape) -> tuple[int, int, int]:
-        """How many tokens there are, in how many groups, and of what size."""
-        tokens = shape_BLM[0] * shape_BLM[1]
-        size = min(self.p.group_size, tokens)
-        return tokens, -(-tokens // size), size
-
-    def _token_ids(self, shape_BLM: tf.TensorShape) -> tf.Tensor | None:
+    def _token_ids(self, shape_BLM: tf.TensorShape, groups: Groups) -> tf.Tensor | None:
         """The ids of the groups' tokens, int32 [G,S]; None where the router needs none."""
         if not self.router.needs_token_ids:
             return None
@@ -181,18 +170,25 @@ class MixtureOfExperts(Layer):
             raise ValueError(
                 f"{self.path}: context.tokens gives {given}; ids of {shape_BLM[:2]} were expected"
             )
-        tokens, groups, size = self._group_sizes(shape_BLM)
-        ids = tf.pad(tf.reshape(ids_BL, (tokens,)), [[0, groups * size - tokens]])
-        return annotate(tf.reshape(ids, (groups, size)), "GS")
+        return groups.cut(ids_BL)
 
-    def _warn_of_uneven_groups(self, groups: int) -> None:
+    def _warn_of_uneven_groups(self, groups: Groups) -> None:
         """Groups that devices cannot share evenly are padded, and cross them on the way."""
         current = partitioning.current()
-        parts = current.parts(current.split("G", path=self.path)[0]) if current else 1
-        if groups % parts:
+        if current is None:
+            return
+        parts = current.parts(current.split("G", path=self.path)[0])
+        if groups.count % parts:
             logging.warning(
-                f"{self.path}: {groups} groups of tokens over {parts} devices; with a group_size "
-                f"that makes a multiple of {parts} groups less is moved and nothing padded"
+                f"{self.path}: {groups.count} groups of tokens over {parts} devices; with a "
+                f"group_size that makes a multiple of {parts} groups less is moved and nothing "
+                "padded"
+            )
+        if groups.cross_parts():
+            logging.warning(
+                f"{self.path}.group_size: groups of {groups.size} tokens cross the devices that "
+                f"rows of {groups.length} are split over; with a group_size that divides the part "
+                "of one device rows are not gathered"
             )
 
     def _report(self, routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> None:
@@ -203,9 +199,3 @@ class MixtureOfExperts(Layer):
             self.add_metric(name, value)
         for name, compute in balance.by_expert(routing, mask_GS).items():
             self.observe_beside(name, compute)
-
-
-def _from_groups(y_GSM: tf.Tensor, shape_BLM: tf.TensorShape) -> tf.Tensor:
-    rows, length, model_dim = shape_BLM.as_list()
-    y = tf.reshape(y_GSM, (-1, model_dim))[: rows * length]
-    return annotate(tf.reshape(y, (rows, length, model_dim)), "BLM")

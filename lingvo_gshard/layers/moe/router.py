@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, names, random_numbers
+from lingvo_gshard.core import context, names
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.places import PRIORITIES, Pick, place
 from lingvo_gshard.layers.moe.routing import Routing, SlotRouting, WeightedLoss, expert_capacity
 
@@ -161,7 +162,7 @@ class TokenChoiceRouter(Router):
         masked = []
         for index, pick in enumerate(picks):
             seed = self.random_seed(f"output_masking_{index}")
-            drawn_GS = random_numbers.hashed_uniform(pick.gate_GS.shape, seed)
+            drawn_GS = groups.drawn(pick.gate_GS.shape, seed)
             gate_GS = tf.where(drawn_GS < rate, 0.0, pick.gate_GS / (1.0 - rate))
             masked.append(Pick(pick.expert_GS, gate_GS, pick.wanted_GS, pick.counted_GS))
         return masked

@@ -33,6 +33,8 @@ _SHARES = (0.9, 0.65, 0.45, 0.3, 0.2)
 _CLOSE = 1.03
 # And this close in seconds and bytes they are too much the same to compile both.
 _SAME = 1.01
+# Named strategies that split L or P.
+_BEYOND_THE_MODEL = ("sequence", "context", "pipeline")
 
 Progress = Callable[[str], None]
 
@@ -240,8 +242,14 @@ def _is_alike(one: Row, other: Row) -> bool:
 
 
 def _yardsticks(traced: Traced, grouped: Grouped, devices: int, rates: Rates) -> Iterable[Row]:
-    """The named strategies, each over all devices, by the model."""
+    """The named strategies, each over all devices, by the model.
+
+    But for those that split L or P: the model of costs knows no attention among parts of rows, and
+    no stages.
+    """
     for name in strategies.base_names():
+        if name in _BEYOND_THE_MODEL:
+            continue
         axis = "model" if name == "tensor" else "data"
         mesh = Mesh(((axis, devices),))
         strategy = strategies.get(name, mesh)

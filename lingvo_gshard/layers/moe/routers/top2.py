@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.moe import choosing
+from lingvo_gshard.layers.moe import choosing, groups
 from lingvo_gshard.layers.moe.gates import SoftmaxRouter
 from lingvo_gshard.layers.moe.places import Pick
 from lingvo_gshard.layers.moe.routing import Routing, WeightedLoss
@@ -90,5 +90,5 @@ class Top2Router(SoftmaxRouter):
         if policy == "all" or not context.current().training:
             return tf.ones_like(second_gate_GS)
         seed = self.random_seed("second_expert")
-        drawn_GS = random_numbers.hashed_uniform(second_gate_GS.shape, seed)
+        drawn_GS = groups.drawn(second_gate_GS.shape, seed)
         return tf.cast(2 * second_gate_GS > drawn_GS, tf.float32)

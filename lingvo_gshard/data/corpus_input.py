@@ -1,0 +1,178 @@
+"""What inputs from a corpus share: reading, cleaning, packing, and the position in the data."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.params import Configurable, Params
+from lingvo_gshard.data import batches, mixing, packing, prefetch, vocabulary_trainer
+from lingvo_gshard.data.cleaning import CleaningReport
+from lingvo_gshard.data.packing import Batch, Tokens
+from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+_ENCODED_AT_A_TIME = 50_000
+
+
+class Examples:
+    """What a split has to pack, tokenised.
+
+    packer: lays examples into batches. languages: that of each example in `kept`. kept: the numbers
+    of the examples that fit a row. report: what became of the rows.
+    """
+
+    def __init__(
+        self,
+        packer: packing.Packer,
+        kept: np.ndarray,
+        languages: Sequence[str],
+        report: CleaningReport,
+    ):
+        self.packer, self.kept, self.report = packer, kept, report
+        members = collections.defaultdict(list)
+        for index, language in zip(kept, languages, strict=True):
+            members[language].append(index)
+        self.members = {language: np.asarray(m) for language, m in members.items()}
+
+
+class CorpusInput(Configurable, abc.ABC):
+    """Reads, cleans, tokenises, mixes and packs a corpus; each on first use."""
+
+    # Of the languages of the corpus; see mixing.py.
+    temperature = 1.0
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("corpus", None, "The reader of the corpus.")
+        p.define("cleaning", None, "What is rewritten and dropped.")
+        p.define("vocabulary", vocabulary_trainer.VocabularyTrainer.params(), "The vocabularies.")
+        p.define("batch_rows", 16, "B: rows of a batch.")
+        p.define("packing_window", 8192, "Examples drawn and packed at a time.")
+        p.define("prefetch_batches", 4, "Batches made ahead by a background thread.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        self.check_positive("batch_rows", "packing_window")
+        self._reader = self.p.corpus.instantiate()
+        self._cleaner = self.p.cleaning.instantiate()
+        self._trainer = self.p.vocabulary.instantiate()
+        self._held_out: dict[str, Examples] = {}
+        self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
+
+    def check_positive(self, *names: str) -> None:
+        """Raises ValueError, naming it, for a hyperparameter that is less than 1."""
+        for name in names:
+            if self.p.get(name) < 1:
+                raise ValueError(f"input.{name} must be at least 1, not {self.p.get(name)}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the corpus has."""
+        return self._reader.splits
+
+    def rows(self, split: str) -> list[Row]:
+        """Returns the cleaned rows of "train", "dev" or "test" in the corpus's order.
+
+        Raises ValueError for a split or a language that the corpus lacks, and what the reader
+        raises for rows that cannot be read.
+        """
+        return self._load(split)[0]
+
+    @property
+    def report(self) -> CleaningReport:
+        """What became of the training rows, the over-long ones included."""
+        return self._examples.report
+
+    def held_out_report(self, split: str) -> CleaningReport:
+        """What became of the rows of "dev" or "test"."""
+        return self._load(split)[1]
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Returns the endless iterator of training batches for a seed.
+
+        It has get_state() -> JSON-able dict, the position after the last batch handed out, and
+        set_state(state), after which the same batches follow as did then. close() ends its thread.
+        """
+        examples = self._examples
+        mixture = mixing.Mixture(examples.members, self.temperature, self.p.packing_window, seed)
+        stream = batches.PackedBatches(examples.packer, mixture, self._identity(seed))
+        return prefetch.Prefetcher(stream, self.p.prefetch_batches)
+
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        """Yields every row of a split once, packed as in training; the last batch is padded."""
+        examples = self._held_out_examples(split)
+        yield from packing.in_order(examples.packer, examples.kept)
+
+    @abc.abstractmethod
+    def _tokenise(self, rows: list[Row], report: CleaningReport) -> Examples:
+        """Returns the examples of a split."""
+
+    @abc.abstractmethod
+    def _settings(self) -> tuple[object, ...]:
+        """What else than the examples and the seed the stream of batches depends on."""
+
+    def _choose(self, rows: list[Row], split: str) -> list[Row]:
+        """Returns those of the rows that were read which are used."""
+        del split
+        return rows
+
+    def _forget_tokens(self) -> None:
+        """Has the text tokenised anew: by other vocabularies than before."""
+        self.__dict__.pop("_examples", None)
+        self._held_out.clear()
+
+    def _load(self, split: str) -> tuple[list[Row], CleaningReport]:
+        if split not in self._cleaned:
+            rows = self._choose(self._reader.rows(split), split)
+            kept, report = self._cleaner.clean(rows, split)
+            report.examples = list(self._reader.examples)
+            for reason, count in self._reader.left_out.items():
+                report.read += count
+                report.dropped[reason] += count
+            self._cleaned[split] = kept, report
+        return self._cleaned[split]
+
+    @functools.cached_property
+    def _examples(self) -> Examples:
+        examples = self._tokenise(*self._load("train"))
+        if not examples.members:
+            raise ValueError(f"No training row is left: {examples.report.to_table()}")
+        return examples
+
+    def _held_out_examples(self, split: str) -> Examples:
+        if split not in self._held_out:
+            self._held_out[split] = self._tokenise(*self._load(split))
+        return self._held_out[split]
+
+    def _identity(self, seed: int) -> str:
+        digest = hashlib.sha256()
+        for part in self._examples.packer.tables():
+            digest.update(part.tobytes())
+        for language, members in sorted(self._examples.members.items()):
+            digest.update(language.encode() + members.tobytes())
+        digest.update(repr((*self._settings(), seed)).encode())
+        return digest.hexdigest()[:16]
+
+
+def encode(texts: Sequence[str], vocabulary: Vocabulary) -> Tokens:
+    """Returns the ids of many texts, each with EOS behind it; repeated ones are encoded once."""
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    unique = list(numbers)
+    ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    # By parts: as lists of Python integers, millions of lines would take gigabytes.
+    for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
+        encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
+        part = Tokens.concatenate([line + [vocabulary.eos_id] for line in encoded])
+        ids.append(part.ids)
+        lengths.append(part.lengths)
+    table = Tokens.of(np.concatenate(ids), np.concatenate(lengths))
+    chosen = np.fromiter((numbers[text] for text in texts), np.int64, len(texts))
+    return Tokens.of(table.gather(chosen), table.lengths[chosen])

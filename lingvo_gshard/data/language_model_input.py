@@ -1,0 +1,108 @@
+"""LanguageModelInput: from documents to packed batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.data import document_cleaning, text
+from lingvo_gshard.data.cleaning import CleaningReport
+from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
+from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.windows import Windows
+
+_PARTS = ("inputs", "labels", "segments", "positions")
+# SentencePiece leaves out of its training what is longer than some thousand bytes.
+_LONGEST_LINE = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSize:
+    """How much text a split has, as cleaned: words are what white space sets apart."""
+
+    documents: int
+    bytes: int
+    words: int
+
+
+class LanguageModelInput(CorpusInput):
+    """Reads, cleans, tokenises and packs documents; each on first use.
+
+    Documents longer than a row are cut into consecutive windows, shorter ones stand side by side.
+    Batches are dicts of int32 arrays as `Windows.pack` says; each document ends with EOS.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.set(
+            corpus=text.EmbeddedEnglish.params(),
+            cleaning=document_cleaning.DocumentCleaner.params(),
+        )
+        p.define("length", 256, "L: positions of a row.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        self.check_positive("length")
+        vocabulary = self.p.vocabulary
+        if not vocabulary.joint:
+            raise ValueError("input.vocabulary.joint is False: a language model has one side only")
+        if not vocabulary.byte_fallback:
+            raise ValueError(
+                "input.vocabulary.byte_fallback is False, but what is measured in bits per byte "
+                "must be spelt whole: True was expected"
+            )
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary, trained on the lines of the training documents."""
+        lines = {line for row in self.rows("train") for line in row.target.split("\n")}
+        parts = {
+            line[begin : begin + _LONGEST_LINE]
+            for line in lines
+            for begin in range(0, len(line), _LONGEST_LINE)
+        }
+        return self._trainer.train_on({"": sorted(parts)}, self.temperature)
+
+    def save_vocabularies(self, directory: str) -> None:
+        """Writes the vocabulary into a directory, such as a checkpoint's."""
+        self.vocabulary.save(directory)
+
+    def load_vocabularies(self, directory: str) -> None:
+        """Uses a saved vocabulary from now on in place of a trained one."""
+        self.vocabulary = Vocabulary.load(directory)
+        self._forget_tokens()
+
+    @staticmethod
+    def batch_spec(params: Params) -> dict[str, tuple[tuple[int, int], str]]:
+        """Returns {name: (shape, dtype)} of a batch, for which no text is needed."""
+        shape = (params.batch_rows, params.length)
+        return {f"target_{part}": (shape, "int32") for part in _PARTS}
+
+    def text_size(self, split: str) -> TextSize:
+        """Returns how much text a split has."""
+        texts = [row.target for row in self.rows(split)]
+        return TextSize(
+            documents=len(texts),
+            bytes=sum(len(one.encode("utf-8")) for one in texts),
+            words=sum(len(one.split()) for one in texts),
+        )
+
+    def count_tokens(self, split: str) -> int:
+        """Returns the number of tokens of a split, the ends of documents counted."""
+        return int(self._held_out_examples(split).packer.labels.lengths.sum())
+
+    def _tokenise(self, rows: list[Row], report: CleaningReport) -> Examples:
+        documents = encode([row.target for row in rows], self.vocabulary)
+        windows = Windows.cut(documents, (self.p.batch_rows, self.p.length))
+        every = np.arange(len(windows.labels))
+        languages = [rows[document].language for document in windows.documents]
+        return Examples(windows, every, languages, report)
+
+    def _settings(self) -> tuple[object, ...]:
+        return self.p.batch_rows, self.p.length, self.p.packing_window

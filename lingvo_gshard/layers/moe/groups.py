@@ -1,0 +1,137 @@
+"""Groups: the tokens of rows cut into groups of S, and rows again.
+
+Without a mesh groups are numbered along one row after another. Where L is split over devices that G
+is split over too, a group is still made of the same tokens, and stays on the device that has them:
+groups are put in another order, in which each device's stand side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.sharding import annotate, partitioning, xla
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.strategies import Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """How rows [B,L] are cut. pieces: into how many every row is cut before it is into groups.
+
+    The groups of all first pieces come first. The last group is filled up.
+    """
+
+    rows: int
+    length: int
+    size: int
+    pieces: int = 1
+
+    @classmethod
+    def of(cls, rows: int, length: int, group_size: int) -> Groups:
+        """Returns the groups of a batch, cut into pieces as the partitioning in use asks for."""
+        size = min(group_size, rows * length)
+        return cls(rows, length, size, _count_pieces(rows, length, size))
+
+    @property
+    def count(self) -> int:
+        """The number of groups, G."""
+        return -(-self.rows * self.length // self.size)
+
+    def cut(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns [G,S,...] of [B,L,...], filled up with zeros."""
+        rest = x.shape[2:].as_list()
+        x = self._split(x, ("B", "L"))
+        if self.pieces > 1:
+            x = tf.reshape(x, [self.rows, self.pieces, self.length // self.pieces, *rest])
+            x = self._split(x, ("B", "L", ""))
+            x = self._split(_first_two_swapped(x), ("L", "B", ""))
+        tokens = self.rows * self.length
+        x = tf.reshape(x, [tokens, *rest])
+        x = tf.pad(x, [[0, self.count * self.size - tokens], *([0, 0] for _ in rest)])
+        return annotate(tf.reshape(x, [self.count, self.size, *rest]), "GSM"[: 2 + len(rest)])
+
+    def joined(self, y_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,M]: the reverse."""
+        model_dim = y_GSM.shape[-1]
+        y = tf.reshape(y_GSM, [-1, model_dim])[: self.rows * self.length]
+        if self.pieces > 1:
+            length = self.length // self.pieces
+            y = tf.reshape(y, [self.pieces, self.rows, length, model_dim])
+            y = self._split(y, ("L", "B", ""))
+            y = self._split(_first_two_swapped(y), ("B", "L", ""))
+        y = tf.reshape(y, [self.rows, self.length, model_dim])
+        return annotate(self._split(y, ("B", "L")), "BLM")
+
+    def _split(self, x: tf.Tensor, letters: tuple[str, ...]) -> tf.Tensor:
+        """Annotated as rows are split, and L as pieces are; the identity where no L is split."""
+        current = partitioning.current()
+        if current is None or tf.executing_eagerly() or not _axes(current, "BLM")[1]:
+            return x
+        pieces = _shared(current) if self.pieces > 1 else ()
+        axes = {"B": _axes(current, "BLM")[0], "L": pieces, "": ()}
+        split = [axes[letter] for letter in letters]
+        return xla.tile(x, (*split, *((),) * (x.shape.rank - len(split))), current.mesh)
+
+    def cross_parts(self) -> bool:
+        """Whether L and G are split over devices that must gather rows to make groups of them."""
+        current = partitioning.current()
+        return current is not None and current.parts(_shared(current)) > self.pieces
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within it, what is drawn for groups does not depend on their order."""
+        token = _order.set(self._numbers() if self.pieces > 1 else None)
+        try:
+            yield
+        finally:
+            _order.reset(token)
+
+    def _numbers(self) -> np.ndarray:
+        """The number [G] that each group would have were there one piece."""
+        by_row = np.arange(self.count).reshape(self.rows, self.pieces, -1)
+        return by_row.transpose(1, 0, 2).reshape(-1)
+
+
+_order: contextvars.ContextVar[np.ndarray | None] = contextvars.ContextVar("order", default=None)
+
+
+def drawn(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
+    """Returns float32 numbers uniform in (0, 1) for [G,S,...], a group's the same in any order."""
+    return random_numbers.hashed_uniform(shape, key, _order.get())
+
+
+def _count_pieces(rows: int, length: int, size: int) -> int:
+    """One for each part of a row, where a part is whole groups and G is split as B and L are."""
+    current = partitioning.current()
+    if current is None or tf.executing_eagerly():
+        return 1
+    pieces = current.parts(_shared(current))
+    of_rows, of_groups = _axes(current, "BLM")[0], _axes(current, "GSM")[0]
+    is_local = of_groups == (*_shared(current), *of_rows)
+    is_even = rows % current.parts(of_rows) == 0 and length % (pieces * size) == 0
+    return pieces if is_local and is_even else 1
+
+
+def _axes(current: Partitioning, layout: str) -> Split:
+    """Each dimension's axes of more than one device."""
+    return tuple(
+        tuple(axis for axis in axes if current.mesh.axis_size(axis) > 1)
+        for axes in current.split(layout, path=context.layer_path())
+    )
+
+
+def _shared(current: Partitioning) -> tuple[str, ...]:
+    """The axes that split both L and G."""
+    groups = _axes(current, "GSM")[0]
+    return tuple(axis for axis in _axes(current, "BLM")[1] if axis in groups)
+
+
+def _first_two_swapped(x: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])

@@ -1,0 +1,89 @@
+"""A language model: a causal Transformer without a memory, dense or with experts."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
+from lingvo_gshard.layers.transformer import TransformerStack, inherit
+from lingvo_gshard.tasks.token_loss import token_loss
+
+
+class LanguageModelTask(Layer):
+    """Every token from those before it in its document: embeddings, decoder, softmax and loss.
+
+    The decoder-only Transformer of Radford et al. 2018 ("Improving Language Understanding by
+    Generative Pre-Training", section 3.1); with experts in every n-th layer that of GLaM, arXiv
+    2112.06905, section 4. Documents are packed, and none sees another.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("vocabulary_size", 0, "Size of V; 0: taken from the input.")
+        p.define("model_dim", 0, "Size of M.")
+        decoder = TransformerStack.params().set(is_causal=True)
+        p.define("decoder", decoder, "Params of the layers.")
+        p.define("positions", SinusoidalPositions.params(), "Params of the positions.")
+        p.define(
+            "add_positions",
+            True,
+            "Whether positions are added to the embeddings; rotary ones are the attention's.",
+        )
+        p.define("fprop_dtype", "", "Type of the activations; empty: as trainer.precision says.")
+        p.define("tie_softmax", True, "Whether the softmax's weight is the embedding.")
+        p.define("label_smoothing", 0.0, "Share of the target distribution spread evenly.")
+        p.define("z_loss_weight", 0.0, "Factor of log^2 Z in the loss, which keeps logits near 0.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        decoder = p.decoder
+        if decoder.is_decoder or not decoder.is_causal:
+            raise ValueError(
+                "task.decoder: a language model is causal and has no memory; is_causal = True and "
+                f"is_decoder = False were expected, not {decoder.is_causal}, {decoder.is_decoder}"
+            )
+        sizes = {"vocabulary_size": p.vocabulary_size, "model_dim": p.model_dim}
+        self.create_child("embedding", TokenEmbedding.params().set(**sizes))
+        if p.add_positions:
+            self.create_child("positions", inherit(p.positions, model_dim=p.model_dim))
+        stack = inherit(decoder, model_dim=p.model_dim).set(has_token_ids=True)
+        self.create_child("decoder", stack)
+        if not p.tie_softmax:
+            self.create_child("softmax", Softmax.params().set(**sizes))
+
+    def loss(self, theta: NestedMap, batch: NestedMap) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the scalar training loss and metrics, name -> (value, weight), of a packed batch.
+
+        The loss is the cross-entropy per token plus the layers' own losses.
+        """
+        return token_loss(
+            self.logits(theta, batch),
+            batch["target_labels"],
+            batch["target_segments"],
+            label_smoothing=self.p.label_smoothing,
+            z_loss_weight=self.p.z_loss_weight,
+        )
+
+    def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
+        """Returns logits [B,L,V] for every position given those before it in its segment."""
+        ids_BL, segments_BL = batch["target_inputs"], batch["target_segments"]
+        x_BLM = self._embed(theta, ids_BL, batch["target_positions"])
+        with context.tokens(ids_BL):
+            x_BLM = self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
+        if self.p.tie_softmax:
+            return self.embedding.logits(theta.embedding, x_BLM)
+        return self.softmax.fprop(theta.softmax, x_BLM)
+
+    def _embed(self, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor) -> tf.Tensor:
+        """The sum of tokens and positions in float32, then in the activations' type."""
+        x_BLM = tf.cast(self.embedding.fprop(theta.embedding, ids_BL), tf.float32)
+        if self.p.add_positions:
+            x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
+        return tf.cast(x_BLM, self.p.fprop_dtype or "float32")

@@ -1,0 +1,88 @@
+"""Dynamic loss scaling, for activations whose type holds no gradients as small as they are.
+
+The gradient of the loss times a scale is computed, and divided by the scale in float32. The scale
+is as large as the type allows: it grows after many finite steps in a row, and where a gradient is
+not finite the step is skipped and the scale backs off. Micikevicius et al. 2018, arXiv 1710.03740,
+section 3.2.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.params import Configurable, Params
+
+# The part of a trainer's state.
+PART = "loss_scale"
+
+
+class LossScale(Configurable):
+    """The rule by which the scale moves; its state is NestedMap(good_steps, scale, skipped_steps).
+
+    good_steps: int32, finite steps since the scale last changed. skipped_steps: int32, of the run.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("initial", 2.0**15, "Scale of the first step.")
+        p.define("growth_interval", 2000, "Finite steps in a row after which the scale grows.")
+        p.define("growth_factor", 2.0, "What the scale then is multiplied by.")
+        p.define("backoff_factor", 0.5, "What it is multiplied by after a step not finite.")
+        p.define(
+            "minimum", 1.0, "Least scale; a step that is not finite with it ends the training."
+        )
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        p = self.p
+        expected = {
+            "minimum": (p.minimum > 0, "more than 0"),
+            "initial": (p.initial >= p.minimum, f"minimum, {p.minimum}, or more"),
+            "growth_interval": (p.growth_interval >= 1, "1 or more"),
+            "growth_factor": (p.growth_factor >= 1, "1 or more"),
+            "backoff_factor": (0 < p.backoff_factor < 1, "a number between 0 and 1"),
+        }
+        for name, (holds, words) in expected.items():
+            if not holds:
+                raise ValueError(f"trainer.loss_scale.{name} is {p.get(name)}; {words} expected")
+
+    def specs(self) -> NestedMap:
+        """Returns the state's VariableSpec tree."""
+
+        def spec(name: str, dtype: str, start: float) -> VariableSpec:
+            return VariableSpec(f"{PART}/{name}", "", (), dtype, constant(start))
+
+        return NestedMap(
+            good_steps=spec("good_steps", "int32", 0),
+            scale=spec("scale", "float32", self.p.initial),
+            skipped_steps=spec("skipped_steps", "int32", 0),
+        )
+
+    def begin(self) -> NestedMap:
+        """Returns the state before the first step."""
+        return self.specs().transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
+
+    def cannot_back_off(self, scale: tf.Tensor | float) -> tf.Tensor | bool:
+        """Returns whether the scale is as small as it may be."""
+        return scale <= self.p.minimum
+
+    def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:
+        """Returns the state after a step. finite: a bool scalar, whether it was.
+
+        A scale that would leave float32 does not grow.
+        """
+        p, good_steps = self.p, state.good_steps + 1
+        grows = good_steps >= p.growth_interval
+        grown = state.scale * p.growth_factor
+        grown = tf.where(grows & tf.math.is_finite(grown), grown, state.scale)
+        less = tf.maximum(state.scale * p.backoff_factor, p.minimum)
+        return NestedMap(
+            good_steps=tf.where(finite & ~grows, good_steps, 0),
+            scale=tf.where(finite, grown, less),
+            skipped_steps=state.skipped_steps + tf.cast(~finite, tf.int32),
+        )

@@ -1,0 +1,137 @@
+"""LanguageModelInput: documents to batches, deterministic and resumable."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.data.packing import EOS_ID
+from lingvo_gshard.data.text import TextReader
+from tests.data import corpora
+
+
+def documents(count):
+    """Documents of one to three lines, some longer than a row."""
+    lines = [row.target for row in corpora.rows(3 * count)]
+    return ["\n".join(lines[3 * i : 3 * i + 1 + i % 3]) for i in range(count)]
+
+
+def params(directory, **values):
+    """Of an input whose files are written here."""
+    for split, texts in (("train", documents(120)), ("dev", ["a red cat", "un été\nfroid ☃"])):
+        (directory / f"{split}.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    corpus = TextReader.params()
+    corpus.set(train=f"{directory}/train.txt", dev=f"{directory}/dev.txt")
+    p = LanguageModelInput.params().set(corpus=corpus, batch_rows=4, length=16, packing_window=50)
+    p.cleaning.drop_duplicates = False
+    p.vocabulary.set(size=280, cache_directory=f"{directory}/cache")
+    return p.set(**values)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("documents")
+
+
+@pytest.fixture(scope="module")
+def made(directory):
+    return params(directory).instantiate()
+
+
+def test_batches_are_as_the_spec_says_and_full(made):
+    batches = made.train_batches(1)
+    batch = next(batches)
+    spec = made.batch_spec(made.p)
+    assert {name: (value.shape, str(value.dtype)) for name, value in batch.items()} == spec
+    assert np.mean(batch["target_segments"] > 0) > 0.9
+    batches.close()
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_does_not(made, directory):
+    other = params(directory).instantiate()
+    first, second, third = made.train_batches(1), other.train_batches(1), other.train_batches(2)
+    same, differs = [], []
+    for _ in range(6):
+        one, two, three = next(first), next(second), next(third)
+        same.append(all(np.array_equal(one[name], two[name]) for name in one))
+        differs.append(not np.array_equal(one["target_labels"], three["target_labels"]))
+    assert all(same) and any(differs)
+    for batches in (first, second, third):
+        batches.close()
+
+
+def test_resumes_where_it_was_and_refuses_other_data(made, directory):
+    batches = made.train_batches(3)
+    for _ in range(25):
+        next(batches)
+    state = json.loads(json.dumps(batches.get_state()))
+    expected = [next(batches) for _ in range(10)]
+    batches.set_state(state)
+    for batch in expected:
+        again = next(batches)
+        assert all(np.array_equal(batch[name], again[name]) for name in batch)
+    batches.close()
+    for values in ({"length": 17}, {"packing_window": 51}, {"batch_rows": 5}):
+        other = params(directory, **values).instantiate().train_batches(3)
+        with pytest.raises(ValueError, match="belongs to another stream"):
+            other.set_state(state)
+        other.close()
+
+
+def test_an_epoch_has_every_document_once(made):
+    """By the number of EOS, over many rounds."""
+    batches, ends = made.train_batches(1), 0
+    for _ in range(120):
+        ends += np.count_nonzero(next(batches)["target_labels"] == EOS_ID)
+    batches.close()
+    tokens = made._examples.packer.labels.ids
+    share = np.count_nonzero(tokens == EOS_ID) / len(tokens)
+    assert ends / (120 * 4 * 16) == pytest.approx(share, rel=0.15)
+
+
+def test_evaluation_spells_the_text_whole(directory):
+    """What is measured in bits per byte is all there, also what the vocabulary has not seen."""
+    made = params(directory, length=64).instantiate()
+    labels = []
+    for batch in made.evaluation_batches("dev"):
+        real = batch["target_segments"] > 0
+        labels += batch["target_labels"][real].tolist()
+    ends = [i for i, label in enumerate(labels) if label == EOS_ID]
+    texts = [
+        made.vocabulary.decode(labels[begin:end])
+        for begin, end in zip([0, *(i + 1 for i in ends)], ends, strict=False)
+    ]
+    assert sorted(texts) == ["a red cat", "un été\nfroid ☃"]
+    assert made.count_tokens("dev") == len(labels)
+
+
+def test_the_size_of_a_text_is_counted_by_hand(made):
+    size = made.text_size("dev")
+    assert (size.documents, size.words) == (2, 7)
+    assert size.bytes == len("a red cat") + len("un t\nfroid ") + 2 * 2 + 3
+
+
+def test_a_saved_vocabulary_is_used(made, directory, tmp_path):
+    made.save_vocabularies(str(tmp_path))
+    other = params(directory).instantiate()
+    other.vocabulary = None
+    other.load_vocabularies(str(tmp_path))
+    assert other.vocabulary == made.vocabulary
+    assert other.count_tokens("dev") == made.count_tokens("dev")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("length", 0, "input.length must be at least 1, not 0"),
+        ("batch_rows", 0, "input.batch_rows must be at least 1"),
+        ("vocabulary.joint", False, "input.vocabulary.joint is False"),
+        ("vocabulary.byte_fallback", False, "input.vocabulary.byte_fallback is False"),
+    ],
+)
+def test_mistakes_are_named(path, value, words, directory):
+    p = params(directory)
+    p.set_path(path, value)
+    with pytest.raises(ValueError, match=words):
+        p.instantiate()

@@ -1,0 +1,156 @@
+"""The experiments in language modelling: what each is, and as large as was published."""
+
+import math
+import re
+import shlex
+
+import pytest
+
+import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core import gin_binding, registry
+from lingvo_gshard.data.text import TextReader
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.planning import topologies
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training.params_text import experiment_from_text
+
+BILLION = 10**9
+TO_TRAIN = ("from_files", "quickstart")
+# Devices, tokens of a batch, and billions of weights, all and those that a token uses.
+PUBLISHED = {
+    "deepseek_v3_like": (2048, 15_360 * 4096, 671, 37),
+    "glam_64b_64e": (1024, 1024 * 1024, 1162, 96.6),
+    "gpt3_175b": (512, 1536 * 2048, 175, 175),
+}
+
+
+def params_of(name):
+    return registry.get(f"language_model.{name}")
+
+
+def trainer_of(name):
+    """The trainer of the real size; the vocabulary as large as the input asks for."""
+    params = params_of(name)
+    params.task.vocabulary_size = params.input.vocabulary.size
+    return params.trainer.instantiate(params.task)
+
+
+def size(specs):
+    return sum(math.prod(spec.shape) for spec in specs)
+
+
+def commands(name, program):
+    text = registry.describe(f"language_model.{name}").replace("\\\n", " ")
+    return [shlex.split(line) for line in re.findall(rf"^ +({program} .*)$", text, re.MULTILINE)]
+
+
+def test_all_are_there():
+    found = [name for name in registry.names() if name.startswith("language_model.")]
+    assert found == sorted(f"language_model.{name}" for name in (*TO_TRAIN, *PUBLISHED))
+
+
+@pytest.mark.parametrize("name", [*TO_TRAIN, *PUBLISHED])
+def test_each_survives_its_text_dump(name):
+    assert not params_of(name).diff(experiment_from_text(params_of(name).to_text()))
+
+
+@pytest.mark.parametrize("name", TO_TRAIN)
+def test_those_to_train_say_how(name):
+    text = registry.describe(f"language_model.{name}")
+    assert all(word in text for word in ("Purpose:", "Time:", "Result:"))
+    for command in commands(name, "gshard-train"):
+        assert f"--experiment=language_model.{name}" in command
+        settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
+        params = gin_binding.apply_gin(params_of(name), [], settings)
+        params.input.instantiate()
+        assert (params.input.corpus.cls is TextReader) == (name == "from_files")
+    assert commands(name, "gshard-train")
+    task = trainer_of(name).task
+    kinds = [type(layer.feed_forward) is MixtureOfExperts for layer in task.decoder.layers]
+    assert kinds == [False, True, False, True]
+    moe = task.p.decoder.moe
+    assert moe.router.evaluation_capacity_factor == moe.num_experts
+
+
+def test_without_files_the_error_says_what_is_missing():
+    with pytest.raises(ValueError, match="input.corpus.train of the TextReader names no file"):
+        params_of("from_files").input.instantiate()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_those_to_plan_fit_their_machine(name):
+    devices, tokens, _, _ = PUBLISHED[name]
+    params = params_of(name)
+    (command,) = commands(name, "gshard-plan")
+    _, experiment, topology = command
+    assert experiment == f"--experiment=language_model.{name}"
+    assert topologies.get(topology.removeprefix("--topology=")).devices == devices
+    assert Mesh.parse(params.sharding.mesh).size == devices
+    assert Partitioning.make(params.sharding.mesh, params.sharding.strategy).unused_axes == ()
+    rows, length = params.input.cls.batch_spec(params.input)["target_labels"][0]
+    assert rows * length == tokens
+    part = Mesh.parse(params.sharding.mesh).axis_size("data") * params.trainer.micro_batches
+    assert rows % part == 0
+    assert params.trainer.precision == "bfloat16"
+    assert params.task.decoder.repeat and params.task.decoder.rematerialise == "full"
+
+
+@pytest.mark.parametrize("name", ["glam_64b_64e", "gpt3_175b"])
+def test_models_are_as_large_as_published(name):
+    """To the digits that were published."""
+    _, _, published, active = PUBLISHED[name]
+    trainer = trainer_of(name)
+    assert round(size(trainer.theta_specs.flatten()) / BILLION) == published
+    found = flops.active_parameters(trainer.task) / BILLION
+    assert found == pytest.approx(active, rel=0.003)
+
+
+def test_deepseek_differs_by_its_attention_alone():
+    """With latent attention in place of grouped heads it would have the published 671 billion.
+
+    Its matrices, by arXiv 2412.19437, equations 1 to 11 and section 4.2: queries down to 1536 and
+    up to 128 heads of 128 + 64; keys and values down to 512, beside 64 of the key that all heads
+    share, and up to 128 heads of 128 + 128; and out.
+    """
+    latent = 7168 * 1536 + 1536 * 128 * (128 + 64)
+    latent += 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168
+    trainer = trainer_of("deepseek_v3_like")
+    weights = trainer.theta_specs.flatten()
+    attention = size(spec for spec in weights if ".self_attention." in spec.path)
+    assert attention == 61 * 2 * 7168 * 128 * (128 + 8)
+    change = 61 * latent - attention
+    assert round((size(weights) + change) / BILLION) == 671
+    assert round((flops.active_parameters(trainer.task) + change) / BILLION, 1) == 37.6
+
+
+def test_dimensions():
+    sizes = {
+        "gpt3_175b": ({"M": 12288, "H": 49152, "N": 96, "D": 128, "V": 50_257}, 96, 0),
+        "glam_64b_64e": ({"M": 8192, "H": 32768, "N": 128, "D": 128, "E": 64}, 64, 32),
+        "deepseek_v3_like": ({"M": 7168, "E": 256, "D": 128, "V": 129_280}, 61, 58),
+    }
+    for name, (lengths, layers, mixtures) in sizes.items():
+        task = trainer_of(name).task
+        for spec in task.variable_specs().flatten():
+            for letter, length in zip(spec.layout, spec.shape, strict=True):
+                assert length == lengths.get(letter, length), spec
+        found = task.decoder.layers_by_times()
+        assert sum(times for _, times in found) == layers
+        with_experts = [
+            (layer, times) for layer, times in found if type(layer.feed_forward) is MixtureOfExperts
+        ]
+        assert sum(times for _, times in with_experts) == mixtures
+    assert [layer.feed_forward.p.hidden_dim for layer, _ in found] == [18432] * 3 + [2048]
+    router = found[-1][0].feed_forward.router.p
+    assert (router.k, router.expert_groups, router.groups_per_token) == (8, 8, 4)
+
+
+def test_glam_is_trained_by_adafactor_without_a_first_moment():
+    trainer = trainer_of("glam_64b_64e")
+    assert trainer.p.optimizer.cls is Adafactor
+    slots = trainer.state_specs().slots.flatten_items()
+    names = {path.rsplit(".", 1)[-1] for path, _ in slots}
+    assert names == {"row_moment", "column_moment", "second_moment"}

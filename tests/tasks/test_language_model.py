@@ -1,0 +1,195 @@
+"""The language model: who sees whom, and what its loss is; one by one, and as a whole."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.embedding import LearnedPositions
+from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.tasks import LanguageModelTask
+from lingvo_gshard.training import flops
+
+V, M, B, L = 11, 8, 2, 6
+
+# Two documents and padding; one document.
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]], np.int32)
+POSITIONS = np.array([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]], np.int32)
+
+
+def batch_of(seed=0):
+    numbers = np.random.default_rng(seed)
+    inputs, labels = numbers.integers(4, V, (2, B, L), np.int32) * (SEGMENTS > 0)
+    return {
+        "target_inputs": inputs,
+        "target_labels": labels,
+        "target_segments": SEGMENTS,
+        "target_positions": POSITIONS,
+    }
+
+
+def task_of(**values):
+    """A dense model of two layers; values: Params by path, dots as double underscores."""
+    p = LanguageModelTask.params().set(vocabulary_size=V, model_dim=M)
+    p.decoder.set(num_layers=2, num_heads=2, hidden_dim=12, moe_every=0)
+    p.decoder.moe = MixtureOfExperts.params().set(num_experts=3, group_size=4)
+    p.decoder.moe.router = Top2Router.params().set(evaluation_capacity_factor=3.0)
+    for name, value in values.items():
+        p.set_path(name.replace("__", "."), value)
+    return p.instantiate()
+
+
+def tensors(batch):
+    return NestedMap({name: tf.constant(value) for name, value in batch.items()})
+
+
+def logits_of(task, batch, theta=None):
+    with context.scope(training=False):
+        return task.logits(theta or task.init(1), tensors(batch)).numpy()
+
+
+MODELS = {
+    "dense": {},
+    "rotary": {
+        "add_positions": False,
+        "decoder__layer__attention__rotary_fraction": 1.0,
+        "decoder__layer__norm": RMSNorm.params(),
+        "decoder__layer__feed_forward__activation": "swiglu",
+    },
+    "learned": {"positions": LearnedPositions.params().set(max_length=L), "tie_softmax": False},
+    "experts": {"decoder__moe_every": 2},
+    "experts after a dense layer": {
+        "decoder__moe_every": 1,
+        "decoder__dense_first": 1,
+        "decoder__num_layers": 3,
+    },
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+@each_model
+def test_a_token_is_seen_by_those_after_it_in_its_document_alone(name):
+    task = task_of(**MODELS[name])
+    theta, batch = task.init(1), batch_of()
+    before = logits_of(task, batch, theta)
+    assert before.shape == (B, L, V)
+    for row, position, seen_by in ((0, 1, {1, 2}), (0, 3, {3, 4}), (1, 2, {2, 3, 4, 5})):
+        inputs = batch["target_inputs"].copy()
+        inputs[row, position] = 4 + (inputs[row, position] - 3) % (V - 4)
+        after = logits_of(task, {**batch, "target_inputs": inputs}, theta)
+        changed = (np.abs(after - before).max(-1) > 1e-6) & (SEGMENTS > 0)
+        assert set(np.flatnonzero(changed[row])) == seen_by
+        assert not changed[1 - row].any()
+
+
+@each_model
+def test_a_document_is_the_same_wherever_it_stands_in_a_row(name):
+    """Positions restart: the second document of a row alone gives what it gave beside the first."""
+    task = task_of(**MODELS[name])
+    theta, batch = task.init(1), batch_of()
+    moved = {key: np.zeros_like(value) for key, value in batch.items()}
+    for key, value in batch.items():
+        moved[key][0, :2] = value[0, 3:5]
+    moved["target_segments"][0, :2] = 1
+    here = logits_of(task, batch, theta)[0, 3:5]
+    np.testing.assert_allclose(logits_of(task, moved, theta)[0, :2], here, atol=1e-5)
+
+
+@pytest.mark.parametrize(("smoothing", "z_weight"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.05)])
+def test_the_loss_is_that_of_the_formula(smoothing, z_weight):
+    task = task_of(label_smoothing=smoothing, z_loss_weight=z_weight)
+    theta, batch = task.init(1), batch_of()
+    with context.scope(training=True, seed=tf.constant([1, 2])):
+        loss, metrics = task.loss(theta, tensors(batch))
+    logits = logits_of(task, batch, theta)[SEGMENTS > 0].astype(np.float64)
+    labels = batch["target_labels"][SEGMENTS > 0]
+    log_z = np.log(np.exp(logits).sum(-1))
+    log_probabilities = logits - log_z[:, None]
+    exact = -log_probabilities[np.arange(len(labels)), labels]
+    expected = (1 - smoothing) * exact - smoothing * log_probabilities.mean(-1)
+    expected += z_weight * log_z**2
+    assert loss.dtype == tf.float32
+    assert float(loss) == pytest.approx(expected.mean(), rel=1e-5)
+    assert float(metrics.cross_entropy[0]) == pytest.approx(exact.mean(), rel=1e-5)
+    right = (logits.argmax(-1) == labels).mean()
+    assert float(metrics.accuracy[0]) == pytest.approx(right)
+    assert float(metrics.tokens[0]) == float(metrics.loss[1]) == len(labels) == 11
+
+
+def test_the_gradient_of_the_z_loss_is_that_of_its_formula():
+    task = task_of(z_loss_weight=0.05, label_smoothing=0.1)
+    theta, batch = task.init(1), tensors(batch_of())
+
+    def gradients(loss_of_pass):
+        with context.scope(training=True, seed=tf.constant([1, 2])), tf.GradientTape() as tape:
+            tape.watch(theta.flatten())
+            loss = loss_of_pass()
+        return tape.gradient(loss, theta.flatten())
+
+    def by_formula():
+        logits = tf.boolean_mask(task.logits(theta, batch), SEGMENTS > 0)
+        log_z = tf.reduce_logsumexp(logits, -1)
+        labels = tf.one_hot(batch_of()["target_labels"][SEGMENTS > 0], V) * 0.9 + 0.1 / V
+        exact = tf.reduce_sum(labels * (log_z[:, None] - logits), -1)
+        return tf.reduce_mean(exact + 0.05 * tf.square(log_z))
+
+    pairs = zip(gradients(lambda: task.loss(theta, batch)[0]), gradients(by_formula), strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(found), tf.convert_to_tensor(expected), atol=2e-6
+        )
+
+
+def test_padding_counts_nowhere():
+    task, batch = task_of(), batch_of()
+    other = dict(batch)
+    for name in ("target_inputs", "target_labels"):
+        other[name] = np.where(SEGMENTS > 0, batch[name], 5).astype(np.int32)
+    losses = []
+    for each in (batch, other):
+        with context.scope(training=False):
+            losses.append(float(task.loss(task.init(1), tensors(each))[0]))
+    assert losses[0] == losses[1]
+
+
+def test_a_loop_behind_dense_layers_computes_what_the_layers_do():
+    values = MODELS["experts after a dense layer"]
+    one_by_one, loop = task_of(**values), task_of(**values, decoder__repeat=True)
+    batch = batch_of()
+    np.testing.assert_allclose(logits_of(loop, batch), logits_of(one_by_one, batch), atol=1e-6)
+    for task in (one_by_one, loop):
+        kinds = [
+            (isinstance(layer.feed_forward, MixtureOfExperts), times)
+            for layer, times in task.decoder.layers_by_times()
+        ]
+        assert [moe for moe, times in kinds for _ in range(times)] == [False, True, True]
+        unrolled = task.decoder.unrolled(task.init(1).decoder)
+        assert len(unrolled) == 3
+
+
+def test_useful_operations_are_counted_by_hand():
+    task = task_of()
+    layer = 2 * B * L * (4 * M * M + 2 * M * 12) + 4 * B * L * L * M
+    expected = 3 * (2 * layer + 2 * B * L * M * V)
+    assert flops.language_model_step(task, B, L) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"decoder": TransformerStack.params().set(is_decoder=True)}, "task.decoder: a language"),
+        ({"decoder__is_causal": False}, "is_causal = True and is_decoder = False were expected"),
+        ({"decoder__dense_first": 3}, r"decoder.dense_first: 3 is not in 0 to .*num_layers, 2"),
+        (
+            {"decoder__dense_first": 1, "decoder__moe_every": 2, "decoder__repeat": True},
+            "decoder.repeat: 1 layers are no whole number of times",
+        ),
+        ({"positions": LearnedPositions.params().set(max_length=4)}, "positions.max_length: 4"),
+    ],
+)
+def test_mistakes_are_named(values, words):
+    with pytest.raises(ValueError, match=words):
+        logits_of(task_of(**values), batch_of())

@@ -1,0 +1,71 @@
+"""The rule by which workers meet, against hand numbers; and what it refuses."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.local_updates import LocalUpdates
+
+ZERO = initializers.constant(0.0)
+SPECS = NestedMap(
+    w=VariableSpec("w", "MH", (1, 2), "float32", ZERO),
+    bias=VariableSpec("bias", "E", (2,), "float32", ZERO, update_rule=lambda w, _: w + 100.0),
+)
+THETA = NestedMap(w=tf.constant([[1.0, 2.0]]), bias=tf.constant([3.0, 4.0]))
+MEANS = NestedMap(w=tf.constant([[0.5, 4.0]]), bias=tf.constant([7.0, 8.0]))
+
+
+def rule(**values) -> LocalUpdates:
+    return LocalUpdates.params().set(every=5, **values).instantiate()
+
+
+def update(local: LocalUpdates, slots: NestedMap, stopped: bool = False):
+    return local.update(SPECS, THETA, MEANS, slots, tf.constant(0), tf.constant(stopped))
+
+
+def test_as_it_stands_the_weights_become_the_mean():
+    local = rule()
+    slots = local.slot_specs(SPECS)
+    assert slots.flatten() == []
+    theta, slots = update(local, slots)
+    np.testing.assert_allclose(theta.w, MEANS.w)
+    np.testing.assert_allclose(theta.bias, MEANS.bias)
+    assert slots.flatten() == []
+
+
+@pytest.mark.parametrize(
+    ("nesterov", "w"),
+    [(False, [[1.0 - 0.5 * (0.9 * 10 + 0.5), 2.0 - 0.5 * (0.9 * 20 - 2.0)]]), (True, None)],
+)
+def test_a_moment_moves_the_weights_and_not_what_has_a_rule(nesterov, w):
+    local = rule(momentum=0.9, nesterov=nesterov, learning_rate=0.5)
+    assert [path for path, _ in local.slot_specs(SPECS).flatten_items()] == ["w.first_moment"]
+    slots = local.slot_specs(SPECS).pack([tf.constant([[10.0, 20.0]])])
+    theta, new_slots = update(local, slots)
+    moment = np.array([[0.9 * 10 + 0.5, 0.9 * 20 - 2.0]])
+    np.testing.assert_allclose(new_slots.w.first_moment, moment, rtol=1e-6)
+    if nesterov:
+        w = np.array([[1.0, 2.0]]) - 0.5 * (np.array([[0.5, -2.0]]) + 0.9 * moment)
+    np.testing.assert_allclose(theta.w, w, rtol=1e-6)
+    np.testing.assert_allclose(theta.bias, MEANS.bias)
+    kept, kept_slots = update(local, slots, stopped=True)
+    for found, expected in ((kept, THETA), (kept_slots, slots)):
+        for x, y in zip(found.flatten(), expected.flatten(), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"every": -1}, "trainer.local_updates.every is -1; 1 or more expected, or 0 for no"),
+        ({"learning_rate": 0.0}, "trainer.local_updates.learning_rate is 0.0; more than 0"),
+        ({"momentum": 1.0}, "trainer.local_updates.momentum is 1.0; it must be in"),
+        ({"nesterov": True}, "trainer.local_updates.nesterov needs trainer.local_updates.momentum"),
+    ],
+)
+def test_what_means_nothing_is_refused(values, message):
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        LocalUpdates.params().set(**values).instantiate()
