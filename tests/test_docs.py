@@ -73,6 +73,7 @@ SLOW_PAGES = (
     "language_model.md",
     "local_updates.md",
     "long_inputs.md",
+    "pipeline.md",
     "planning.md",
     "programs.md",
     "strategies.md",

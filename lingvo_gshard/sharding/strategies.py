@@ -76,10 +76,10 @@ class Strategy:
 def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
     """Returns the strategy of a name, or of a table written out, on a mesh.
 
-    The bases are replicated, data, expert, tensor, fsdp, zero1, sequence and context; a hybrid
-    splits whatever any of its bases splits, in whatever order they are named. If the mesh has an
-    axis `fsdp`, then fsdp and zero1 split weights and slots over that in place of `data`, and the
-    batch over both.
+    The bases are replicated, data, expert, tensor, fsdp, zero1, sequence, context and pipeline; a
+    hybrid splits whatever any of its bases splits, in whatever order they are named. If the mesh
+    has an axis `fsdp`, then fsdp and zero1 split weights and slots over that in place of `data`,
+    and the batch over both.
 
     Raises ValueError, naming `where` and --mesh, for an unknown base, letter, kind or axis.
     """

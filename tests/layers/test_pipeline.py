@@ -258,7 +258,7 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_stages():
         ),
         (
             {"pipeline_stages": 2, "layer": with_attention(key_exchange="ring")},
-            "decoder.layer.attention.key_exchange='ring' .*decoder.pipeline_stages=2.* 'all_gather'",
+            "decoder.layer.attention.key_exchange='ring' .*pipeline_stages=2.* 'all_gather'",
         ),
     ],
 )

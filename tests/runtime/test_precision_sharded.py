@@ -61,6 +61,6 @@ def test_it_trains_as_on_one_device(precision, repeat):
     for row in zip(*rows, strict=True):
         assert row[-1]["loss"] < 0.8 * row[0]["loss"]
     one, other = (np.asarray(r.state().averages.encoder.final_norm.scale) for r in (local, split))
-    np.testing.assert_allclose(one, other, atol=2e-3)
+    np.testing.assert_allclose(one, other, atol=1e-2)
     for runtime in (local, split):
         assert abs(runtime.eval_step(batch)["loss"][0] - rows[-1][0]["loss"]) < 1.0

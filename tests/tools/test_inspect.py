@@ -255,3 +255,12 @@ def test_help_teaches(capsys):
     assert "--mesh=data=8 --strategy=expert --compile" in out
     for name in inspect.define_flags():
         assert f"--{name}" in out
+
+
+def test_pipelines_are_listed_with_their_bubbles(capsys):
+    options = {"num_layers": 4, "moe_every": 1, "pipeline_stages": 4, "pipeline_micro_batches": 8}
+    flags = [f"--gin_param=task.encoder.{name} = {value}" for name, value in options.items()]
+    code, out, _ = run_here(capsys, *flags, "--mesh=stage=4", "--strategy=pipeline")
+    assert code == 0
+    assert "encoder.layers: a pipeline of 4 stages, 8 micro-batches and 1 circulations" in out
+    assert "takes 11 ticks, in 27.3% of which a stage is idle" in out
