@@ -80,6 +80,7 @@ def _converters(letter: str) -> Iterator[None]:
     known.update(
         XlaSharding=lambda operation: _annotated(operation, letter),
         Bitcast=_bitcast,
+        TensorScatterAdd=_scatter_add,
         XlaOptimizationBarrier=_barrier,
     )
     try:
@@ -103,6 +104,16 @@ def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
 
 def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:
     return pfor.wrap(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
+
+
+def _scatter_add(operation: pfor._PforInput) -> pfor.WrappedTensor:
+    """One scatter, with each slice's number before its indices."""
+    operation.stack_inputs([0, 1, 2])
+    stack, indices, updates = (operation.stacked_input(i) for i in range(3))
+    numbers = tf.reshape(tf.range(tf.shape(indices)[0]), [-1] + [1] * (indices.shape.rank - 1))
+    numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
+    index = tf.concat([tf.cast(numbers, indices.dtype), indices], -1)
+    return pfor.wrap(tf.tensor_scatter_nd_add(stack, index, updates), True)
 
 
 def _barrier(operation: pfor._PforInput) -> list[pfor.WrappedTensor]:

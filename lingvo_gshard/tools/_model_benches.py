@@ -12,7 +12,13 @@ from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core import registry
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.transformer import TransformerStack
-from lingvo_gshard.tools import _depth_bench, _moe_bench, _partition_bench, _step_bench
+from lingvo_gshard.tools import (
+    _choices_bench,
+    _depth_bench,
+    _moe_bench,
+    _partition_bench,
+    _step_bench,
+)
 
 
 def run(
@@ -24,6 +30,7 @@ def run(
         "partition": (measure_partition, print_partition_table),
         "moe": (measure_moe, print_moe_table),
         "depth": (measure_depth, print_depth_table),
+        "choices": (measure_choices, print_choices_table),
     }[subcommand]
     rows = measure(values, console)
     show(console, rows)
@@ -69,6 +76,15 @@ def measure_depth(
         return _depth_bench.measure(
             stack_params(values), trainer, depths, *shape, values.repeats, status.update
         )
+
+
+def measure_choices(
+    values: flags.FlagValues, console: rich.console.Console
+) -> list[_choices_bench.Row]:
+    """Returns the rows of `gshard-bench choices`."""
+    experiment = registry.get(values.experiment)
+    with console.status("starting") as status:
+        return _choices_bench.measure(experiment, values.num_layers, values.repeats, status.update)
 
 
 def numbers(flag: str, given: list[str]) -> list[int]:
@@ -148,6 +164,25 @@ def print_depth_table(console: rich.console.Console, rows: list[_depth_bench.Row
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)
+    console.print(table)
+
+
+def print_choices_table(console: rich.console.Console, rows: list[_choices_bench.Row]) -> None:
+    """Prints the rows of `gshard-bench choices` for a person."""
+    caption = f"ratio: to {_choices_bench.AS_IT_IS}; MiB: of the state, and of temporaries"
+    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
+    table.add_column("training step", no_wrap=True)
+    for heading in ("state", "temporaries", "seconds", "ratio", "compile"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.state_bytes / 2**20:,.1f}",
+            f"{row.temporary_bytes / 2**20:,.1f}",
+            f"{row.seconds:.3f}",
+            f"{row.ratio:.2f}",
+            f"{row.compile_seconds:.1f}",
+        )
     console.print(table)
 
 

@@ -6,6 +6,7 @@
     gshard-bench partition
     gshard-bench moe --json=moe.json
     gshard-bench depth --depths=6,48
+    gshard-bench choices --num_layers=6
     gshard-bench exported train_step.zip --json=exported.json
 
 `step` takes training steps, optimizer included, of an experiment and of an encoder alone, each with
@@ -34,6 +35,10 @@ to one expert first, where the buffers of `gather` have room for them.
 (`repeat`), and with the fewest of them also layer by layer, in turns with the loop; ratio is to
 that one's seconds. compile_seconds should not grow with depth.
 
+`choices` takes steps of an experiment, of --num_layers layers on each side, with one of the ways to
+train a larger model at a time (docs/training.md), in turns with steps without; ratio is to those.
+State are the arguments of the step: weights, slots and the batch.
+
 `exported` runs a training step that gshard-inspect --program has saved (docs/programs.md), by jax
 alone, on the devices that jax finds, an NVIDIA GPU as well as a CPU. TensorFlow is not needed. The
 state is that of --init_state, or made up; the batch has packed rows of random ids. Steps are taken
@@ -48,7 +53,8 @@ The JSON is {"device": ..., "rows": [{name, flops, seconds, gemm_rate, ratio, co
 for `partition` without flops and gemm_rate, and for `moe` [{experts, dispatch, load,
 capacity_factor, milliseconds, dense_milliseconds, ratio_to_dense, routing_share, gemm_rate,
 gemm_ratio, dropped_share, peak_bytes, temporary_bytes}], for `depth` [{name, layers, repeat,
-compile_seconds, seconds, ratio}], and for `exported` [{file, mesh, devices,
+compile_seconds, seconds, ratio}], for `choices` [{name, state_bytes, temporary_bytes, seconds,
+ratio, compile_seconds}], and for `exported` [{file, mesh, devices,
 step_seconds, fastest_seconds, slowest_seconds, tokens, tokens_per_second, flops, gemm_dtype,
 gemm_size, gemm_rate, mfu, compile_seconds, peak_bytes, first_loss, last_loss}]; --json alone prints
 it, and the table then goes to standard error.
@@ -74,7 +80,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.tools import _exported_bench
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step", "partition", "moe", "depth", "exported")
+SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "exported")
 EXPORTED = "exported"
 STANDARD_OUTPUT = "-"
 

@@ -15,11 +15,12 @@ P, B, M, H = 4, 2, 3, 5
 
 
 def slice_of(key: tf.Tensor, x_BM: tf.Tensor, w_MH: tf.Tensor) -> list[tf.Tensor]:
-    """A product, its sum, and what is drawn from a key of the slice's own."""
+    """A product, its sum, sums by index, and what is drawn from a key of the slice's own."""
     h_BH = einsum("BM,MH->BH", annotate(x_BM, "BM"), w_MH)
     (h_BH,), _ = optimization_barrier([h_BH], [])
+    added = tf.tensor_scatter_nd_add(tf.zeros([H]), [[1], [key]], x_BM[0, :2])
     seed = random_numbers.hashed_fold_in_word(tf.constant([1, 2]), key)
-    return [h_BH, tf.reduce_sum(h_BH), random_numbers.hashed_uniform([B], seed)]
+    return [h_BH, tf.reduce_sum(h_BH), added, random_numbers.hashed_uniform([B], seed)]
 
 
 def stacks() -> list[np.ndarray]:

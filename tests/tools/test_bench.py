@@ -11,7 +11,7 @@ from lingvo_gshard.core.params import Params
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.tools import _moe_bench, _start, _step_bench, bench
+from lingvo_gshard.tools import _choices_bench, _moe_bench, _start, _step_bench, bench
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
@@ -109,6 +109,21 @@ def test_it_measures_layers_as_a_loop(capsys, tmp_path):
     assert [(row["layers"], row["repeat"]) for row in rows] == [(2, False), (2, True), (4, True)]
     assert rows[0]["ratio"] == 1.0 and rows[1]["ratio"] > 0 and rows[2]["ratio"] is None
     assert all(row["compile_seconds"] > row["seconds"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_it_measures_each_choice(capsys, tmp_path, monkeypatch):
+    picked = ("layers one by one", "a loop, rematerialise full", "averaged weights")
+    every = _choices_bench.choices()
+    monkeypatch.setattr(_choices_bench, "choices", lambda: {name: every[name] for name in picked})
+    path = tmp_path / "choices.json"
+    code, out, _ = run(capsys, "choices", f"--json={path}", *TINY, "--num_layers=2")
+    assert code == 0 and "temporaries" in out
+    rows = json.loads(path.read_text())["rows"]
+    assert tuple(row["name"] for row in rows) == picked
+    plain, loop, averaged = rows
+    assert plain["ratio"] == 1.0 and loop["ratio"] > 0
+    assert averaged["state_bytes"] > plain["state_bytes"] == loop["state_bytes"]
 
 
 def test_ratios_are_medians_of_turns():
