@@ -1,5 +1,6 @@
 """What all tests share: a quiet TensorFlow, eight devices, and hypothesis without a clock."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -8,8 +9,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
 hypothesis.settings.register_profile(
     "house", deadline=None, derandomize=True, max_examples=50, database=None
 )
 hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_outlives_its_module(request):
+    """What modules cache, compiled programs above all, would fill the memory of a whole run."""
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+            value.cache_clear()
+    gc.collect()

@@ -33,7 +33,8 @@ def annotate(
     # A batch may be of NumPy arrays where nothing is compiled.
     tensor = tf.convert_to_tensor(tensor)
     result = _annotate(tensor, layout, kind, context.layer_path(), unsplit, beside)
-    recording.add(f"{layout}->{layout}", (tensor,), result, is_annotation=True)
+    if not beside:
+        recording.add(f"{layout}->{layout}", (tensor,), result, is_annotation=True)
     return result
 
 

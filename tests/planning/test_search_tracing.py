@@ -114,9 +114,9 @@ def test_a_loop_is_given_what_was_before_it_and_hands_on_what_it_returns():
     }
     assert ("source_embedding", "encoder.layers", 1) in flows
     assert ("decoder.layers", "target_embedding", 1) in flows
-    assert ("encoder.layers.body[0].self_attention", "encoder.layers.body[0].feed_forward", 2) in (
-        flows
-    )
+    layer = "encoder.layers.body[0]"
+    assert (f"{layer}.self_attention", layer, 2) in flows
+    assert (layer, f"{layer}.feed_forward", 2) in flows
     assert not any(source == "positions" for source, _, _ in flows)
 
 
