@@ -73,10 +73,13 @@ SLOW_PAGES = (
     "language_model.md",
     "local_updates.md",
     "long_inputs.md",
+    "moe.md",
     "pipeline.md",
     "planning.md",
     "programs.md",
     "strategies.md",
+    "training.md",
+    "your_own_text.md",
 )
 
 # Pages whose `python` blocks are one script; the `text` block after one is what it prints.

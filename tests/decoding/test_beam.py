@@ -55,7 +55,8 @@ def decode(task, theta, beam_size, exponent, limits, jit):
 
 
 @pytest.mark.parametrize(
-    ("beam_size", "exponent", "jit"), [(2, 0.0, False), (3, 1.0, True), (4, 0.6, False)]
+    ("beam_size", "exponent", "jit"),
+    [(2, 0.0, False), pytest.param(3, 1.0, True, marks=pytest.mark.slow), (4, 0.6, False)],
 )
 def test_equals_a_plain_search(beam_size, exponent, jit):
     task = tiny_model.task()

@@ -31,7 +31,7 @@ def decode_without_caches(task, theta, source_ids, limit):
     return (target[1:] + [EOS] * LENGTH)[:LENGTH]
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_caches_change_nothing(jit):
     task = tiny_model.task()
     limits = [LENGTH, LENGTH, LENGTH, 3, LENGTH]

@@ -101,12 +101,13 @@ def stack_pass(block_size: int, **values) -> list[tf.Tensor]:
     return both(tf.constant(activations()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"repeat": True}, marks=pytest.mark.slow),
-        pytest.param({"repeat": True, "rematerialise": "products"}, marks=pytest.mark.slow),
+        {},
+        {"repeat": True},
+        {"repeat": True, "rematerialise": "products"},
         {"repeat": True, "rematerialise": "full", "is_decoder": False},
     ],
 )

@@ -313,6 +313,7 @@ def test_a_training_steps_plan():
     assert sum(row["count"] for row in moe) == 8
 
 
+@pytest.mark.slow
 def test_classes_make_up_the_peak():
     sizes = dict(step_plan("data=8", "expert").bytes_per_device)
     peak, _ = sizes.pop("peak"), sizes.pop("capacity")

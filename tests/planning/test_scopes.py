@@ -60,7 +60,7 @@ def products(found: list[Operation]) -> int:
 loops = pytest.mark.parametrize(
     "repeat",
     [
-        pytest.param(False, id="one_by_one"),
+        pytest.param(False, id="one_by_one", marks=pytest.mark.slow),
         pytest.param(True, id="loop", marks=pytest.mark.slow),
     ],
 )

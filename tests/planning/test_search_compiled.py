@@ -45,7 +45,7 @@ def grouped() -> Grouped:
     ("mesh", "strategy"),
     [
         pytest.param("data=8", "data", marks=pytest.mark.slow),
-        ("data=8", "expert"),
+        pytest.param("data=8", "expert", marks=pytest.mark.slow),
         ("model=8", "tensor"),
         pytest.param("data=8", "fsdp", marks=pytest.mark.slow),
         pytest.param("data=8", "zero1", marks=pytest.mark.slow),

@@ -152,6 +152,7 @@ def vocabulary(tmp_path_factory):
     return corpora.trainer(tmp_path_factory.mktemp("cache")).train(rows, 1.0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beam_size", "strategy", "mesh"),
     [

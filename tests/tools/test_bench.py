@@ -64,6 +64,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_it_writes_a_row_for_each_step(capsys, tmp_path):
     path = tmp_path / "step.json"
     code, out, _ = run(capsys, "step", f"--json={path}", *TINY)

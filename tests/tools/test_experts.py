@@ -99,6 +99,7 @@ def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
     }
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
     train.main(["gshard-train", f"--logdir={upcycled_logdir}", f"--steps={2 * STEPS}"])
     out = capsys.readouterr().out

@@ -137,6 +137,7 @@ def test_saved_programs_are_those_of_the_runtime(compiled):
     assert [a.path for a in step.inputs[: len(init.outputs)]] == [a.path for a in init.outputs]
 
 
+@pytest.mark.slow
 def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
     snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (alone,) = [text for text in snippets if "zipfile" in text]

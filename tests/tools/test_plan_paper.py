@@ -57,6 +57,7 @@ def test_rows_need_their_own_plans_only(planned, tmp_path, capsys):
     assert f"{held} of 5 are as expected." in printed
 
 
+@pytest.mark.slow
 def test_all_rows(planned, capsys):
     assert run("--paper") == 0
     assert len(planned) == len(paper_rows.CASES)

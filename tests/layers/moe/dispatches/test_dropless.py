@@ -161,6 +161,7 @@ def test_compiled_and_in_bfloat16():
     )
 
 
+@pytest.mark.slow
 def test_it_makes_no_tensor_of_all_experts_and_slots():
     tokens, experts = 64, 16
     layer = make(experts=experts, group_size=tokens)
