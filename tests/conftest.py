@@ -1,5 +1,6 @@
 """What all tests share: a quiet TensorFlow, eight devices, and hypothesis without a clock."""
 
+import functools
 import gc
 import os
 
@@ -16,12 +17,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("house")
 
+_CACHED = type(functools.cache(lambda: None))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_outlives_its_module(request):
     """What modules cache, compiled programs above all, would fill the memory of a whole run."""
     yield
     for value in vars(request.module).values():
-        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+        if isinstance(value, _CACHED) and value.__module__ == request.module.__name__:
             value.cache_clear()
     gc.collect()

@@ -56,7 +56,11 @@ def decode(task, theta, beam_size, exponent, limits, jit):
 
 @pytest.mark.parametrize(
     ("beam_size", "exponent", "jit"),
-    [(2, 0.0, False), pytest.param(3, 1.0, True, marks=pytest.mark.slow), (4, 0.6, False)],
+    [
+        (2, 0.0, False),
+        pytest.param(3, 1.0, True, marks=pytest.mark.slow),
+        pytest.param(4, 0.6, False, marks=pytest.mark.slow),
+    ],
 )
 def test_equals_a_plain_search(beam_size, exponent, jit):
     task = tiny_model.task()

@@ -26,6 +26,7 @@ def translator(vocabulary):
     return make(vocabulary)
 
 
+@pytest.mark.slow
 def test_each_sentence_is_translated_as_it_is_alone(translator):
     together = translator.translate(SENTENCES).texts
     assert len(set(together)) > 3

@@ -53,6 +53,7 @@ def convolutions(draw):
     return base, kernel, window, groups
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(convolutions())
 def test_only_taps_that_meet_data_count(drawn):

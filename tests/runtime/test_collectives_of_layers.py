@@ -28,7 +28,9 @@ B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128
 FORWARD, GRADIENTS, BOTH = "forward", "gradients", "both"
 
 each_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS)
-each_dispatch = pytest.mark.parametrize("dispatch", ["gather", "einsum"])
+each_dispatch = pytest.mark.parametrize(
+    "dispatch", ["gather", pytest.param("einsum", marks=pytest.mark.slow)]
+)
 
 
 @functools.cache

@@ -193,6 +193,7 @@ def runtime(trainer) -> SpmdRuntime:
     return runtime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitioner", ["gspmd", pytest.param("shardy", marks=pytest.mark.slow)])
 def test_a_batch_that_does_not_divide(trainer, partitioner):
     local, sharded = LocalRuntime(trainer), make(trainer, "data_tensor", "data=4,model=2")

@@ -197,7 +197,10 @@ def test_the_best_step_counts_against_the_best_product(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the subcommand, what to measure, is missing. Valid: depth, exported, moe, partition"),
+        (
+            [],
+            "the subcommand, what to measure, is missing. Valid: choices, depth, exported, moe,",
+        ),
         (["moe", "--experts=eight"], "--experts=eight: numbers from 1 on were expected"),
         (["depth", "--depths=0,6"], "--depths=0,6: numbers from 1 on were expected"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),

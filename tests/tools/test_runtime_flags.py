@@ -62,6 +62,7 @@ def test_training_says_what_it_runs_on(sharded_run):
     assert len(losses_of(logdir)) == 4
 
 
+@pytest.mark.slow
 def test_a_trained_run_is_scored_alike_on_any_mesh(sharded_run, tmp_path, capsys):
     logdir, _, _ = sharded_run
     found = {}

@@ -48,7 +48,9 @@ def gradients(found: Trainer, rows: dict, compiled: bool) -> NestedMap:
     return tf.function(compute, jit_compile=True, autograph=False)() if compiled else compute()
 
 
-@pytest.mark.parametrize(("count", "compiled"), [(2, False), (4, True)])
+@pytest.mark.parametrize(
+    ("count", "compiled"), [(2, False), pytest.param(4, True, marks=pytest.mark.slow)]
+)
 def test_it_is_the_step_of_the_whole_batch(count, compiled):
     whole = gradients(trainer(1), batch(), compiled=False)
     parts = gradients(trainer(count), batch(), compiled)

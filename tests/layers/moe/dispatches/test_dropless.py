@@ -274,6 +274,7 @@ def test_many_devices_are_as_one(mesh, strategy):
     check_equal(found, both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)))
 
 
+@pytest.mark.slow
 def test_devices_exchange_rows_twice_each_way():
     """And, forward, how many there are; the router's weight has a gradient to sum."""
     layer = make(experts=8)
