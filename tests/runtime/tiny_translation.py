@@ -44,7 +44,7 @@ def trainer(
         schedule=Linear.params().set(learning_rate=0.01, warmup_steps=2, total_steps=40),
         **trainer_values,
     )
-    return params.instantiate(task.instantiate())
+    return params.instantiate(task)
 
 
 def batch(index: int, vocabulary_size: int = 32) -> dict[str, np.ndarray]:
