@@ -20,23 +20,6 @@ from lingvo_gshard.sharding import annotate, einsum
 _OF_ONE_ROW = {"rotary_fraction": 0.0, "relative_buckets": 0, "window": 0, "is_causal": False}
 
 
-def segment_bias(
-    query_segments_BL: tf.Tensor, memory_segments_BK: tf.Tensor, causal: bool = False
-) -> tf.Tensor:
-    """Returns float32 [B,1,L,K]: 0 where a query may see a key, else a large negative number.
-
-    A query sees the keys of its own segment; segment 0 is padding, and a causal query sees no key
-    that stands after it in the row.
-    """
-    query_BL1 = annotate(query_segments_BL, "BL", beside="N")[:, :, None]
-    memory_segments_BK = annotate(memory_segments_BK, "BK", beside="N")
-    visible_BLK = tf.equal(query_BL1, memory_segments_BK[:, None, :]) & (query_BL1 > 0)
-    if causal:
-        length = query_segments_BL.shape[1]
-        visible_BLK &= tf.range(length)[:, None] >= tf.range(length)[None, :]
-    return annotate(tf.where(visible_BLK, 0.0, MASKED), "BLK", beside="N")[:, None]
-
-
 class MultiHeadAttention(Layer):
     """softmax(q k / sqrt(D) + bias) v over N heads. Vaswani et al. 2017, arXiv 1706.03762, 3.2."""
 

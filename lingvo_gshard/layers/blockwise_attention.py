@@ -13,13 +13,10 @@ import tensorflow as tf
 from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers import running_softmax
-from lingvo_gshard.layers.relative_bias import MASKED, window_bias
 from lingvo_gshard.layers.running_softmax import Done, Sums
+from lingvo_gshard.layers.segment_bias import BEHIND, block_bias
 from lingvo_gshard.layers.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum
-
-# No sentence's, nor padding's: that of the keys that fill up the last block.
-_BEHIND = -1
 
 
 def check(p: Params, path: str) -> None:
@@ -75,7 +72,7 @@ class Blocks:
             key_segments_BK: tf.Tensor,
         ):
             keys, values = (tf.pad(x, [[0, 0], *behind, [0, 0]]) for x in (keys_BNKD, values_BNKD))
-            segments_BK = tf.pad(key_segments_BK, behind, constant_values=_BEHIND)
+            segments_BK = tf.pad(key_segments_BK, behind, constant_values=BEHIND)
             run = _Run(self, query_BNLD, keys, values, segments_BL, segments_BK)
             sums = run.forward()
             mixed_BNLD = sums.result(query_BNLD.dtype)
@@ -150,7 +147,7 @@ class _Run:
         return capped_BNLK + self._bias(index), capped_BNLK
 
     def _bias(self, index: tf.Tensor) -> tf.Tensor:
-        """`segment_bias` of a block [B,1,L,K], its window, and less yet behind the last key."""
+        """`block_bias` [B,1,L,K]."""
         blocks = self.blocks
         start = [0, index * blocks.size]
         size = [self.segments_BK.shape[0], blocks.size]
@@ -158,13 +155,7 @@ class _Run:
         query_BL1 = self.segments_BL[:, :, None]
         query_L, first = tf.range(query_BL1.shape[1]), index * blocks.size
         distances_LK = first + tf.range(blocks.size)[None, :] - query_L[:, None]
-        visible_BLK = tf.equal(query_BL1, keys_B1K) & (query_BL1 > 0)
-        if blocks.is_causal:
-            visible_BLK &= distances_LK <= 0
-        bias_BLK = tf.where(visible_BLK, 0.0, MASKED)
-        if blocks.window:
-            bias_BLK += window_bias(distances_LK, blocks.window)
-        bias_BLK = tf.where(tf.equal(keys_B1K, _BEHIND), 4 * MASKED, bias_BLK)
+        bias_BLK = block_bias(query_BL1, keys_B1K, distances_LK, blocks.is_causal, blocks.window)
         return bias_BLK[:, None]
 
     def _block(self, x_BNKD: tf.Tensor, index: tf.Tensor) -> tf.Tensor:

@@ -18,16 +18,13 @@ from lingvo_gshard.core import context, names
 from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers import running_softmax
-from lingvo_gshard.layers.relative_bias import MASKED, window_bias
 from lingvo_gshard.layers.running_softmax import Done, Sums
+from lingvo_gshard.layers.segment_bias import BEHIND, block_bias
 from lingvo_gshard.layers.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum, partitioning
 
 ALL_GATHER, RING = "all_gather", "ring"
 EXCHANGES = (ALL_GATHER, RING)
-
-# No sentence's, nor padding's: that of the keys that fill up the last block of a part.
-_BEHIND = -1
 
 # Which dimension of tensors the parts are.
 _PARTS = 2
@@ -142,7 +139,7 @@ class _Run:
         return (
             self._placed(keys),
             self._placed(values),
-            _without_heads(tf.pad(segments, behind, constant_values=_BEHIND), "BLK"),
+            _without_heads(tf.pad(segments, behind, constant_values=BEHIND), "BLK"),
         )
 
     def forward(self, held: Held) -> Sums:
@@ -271,7 +268,7 @@ class _Run:
         return capped + self._bias(index, first, segments), capped
 
     def _bias(self, index: tf.Tensor, first: int | tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
-        """`segment_bias` of a block [B,1,L,S,K], its window, and less yet behind the last key."""
+        """`block_bias` [B,1,L,S,K]."""
         ring = self.ring
         part_L = tf.range(self.parts)[:, None, None]
         owner_L = tf.math.floormod(part_L - index, self.parts)
@@ -281,13 +278,7 @@ class _Run:
         distances = annotate(key_L - query_L, "LSK", beside="BN")
         query = self.segments[..., None]
         keys = segments[:, :, None, :]
-        visible = tf.equal(query, keys) & (query > 0)
-        if ring.is_causal:
-            visible &= distances <= 0
-        bias = tf.where(visible, 0.0, MASKED)
-        if ring.window:
-            bias += window_bias(distances, ring.window)
-        bias = tf.where(tf.equal(keys, _BEHIND), 4 * MASKED, bias)
+        bias = block_bias(query, keys, distances, ring.is_causal, ring.window)
         return _without_heads(bias, "BLSK")[:, None]
 
     def _passed_on(self, held: tuple) -> tuple:

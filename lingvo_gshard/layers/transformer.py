@@ -14,7 +14,6 @@ from lingvo_gshard.core.segment import rematerialised
 from lingvo_gshard.layers import pipeline
 from lingvo_gshard.layers.attention import (
     MultiHeadAttention,
-    segment_bias,
     takes_segments,
     without_distances,
 )
@@ -24,6 +23,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.pipeline import Pipeline
 from lingvo_gshard.layers.repeat import Repeat
+from lingvo_gshard.layers.segment_bias import segment_bias
 from lingvo_gshard.sharding import annotate
 
 

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lingvo_gshard.tools._exported_step import SavedStep
+from lingvo_gshard.tools._timing import pipelined_seconds
 
 REPEATS = 10
 # A run of steps lasts about so long, but has at most so many steps.
@@ -75,14 +75,14 @@ def measure(
     report("sizing the product")
     gemm_size = gemm_size or _large_enough(step.devices, step.gemm_dtype)
     product = products(step.devices, step.gemm_dtype, gemm_size)
-    run = max(1, min(_LONGEST_RUN, round(_RUN_SECONDS / _seconds(step, 1))))
-    once = _seconds(product, 1)
+    run = max(1, min(_LONGEST_RUN, round(_RUN_SECONDS / pipelined_seconds(step, 1))))
+    once = pipelined_seconds(product, 1)
     step_seconds, product_seconds = [], []
     for repeat in range(repeats):
         report(f"measuring, {repeat + 1} of {repeats}")
-        step_seconds.append(_seconds(step, run))
+        step_seconds.append(pipelined_seconds(step, run))
         count = max(1, round(step_seconds[-1] * run / once))
-        product_seconds.append(_seconds(product, count))
+        product_seconds.append(pipelined_seconds(product, count))
     losses.append(step()())
     if not all(map(math.isfinite, losses)):
         hint = "" if initial else "; with --init_state=FILE weights are not made up"
@@ -139,21 +139,9 @@ def _row(
     )
 
 
-def _seconds(start: Callable[[], Callable], count: int) -> float:
-    """The seconds of a call among `count`, each of which is waited for when the next is started."""
-    started = time.perf_counter()
-    wait = start()
-    for _ in range(count - 1):
-        following = start()
-        wait()
-        wait = following
-    wait()
-    return (time.perf_counter() - started) / count
-
-
 def _large_enough(devices: Sequence[jax.Device], dtype: str) -> int:
     size = _SMALLEST_PRODUCT
-    while size < _LARGEST_PRODUCT and _seconds(products(devices, dtype, size), 1) < (
+    while size < _LARGEST_PRODUCT and pipelined_seconds(products(devices, dtype, size), 1) < (
         _PRODUCT_SECONDS
     ):
         size *= 2

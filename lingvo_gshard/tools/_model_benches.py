@@ -124,10 +124,16 @@ def stack_params(values: flags.FlagValues) -> Params:
 
 def print_step_table(console: rich.console.Console, rows: list[_step_bench.Row]) -> None:
     """Prints the rows for a person."""
-    table = rich.table.Table(box=rich.box.SIMPLE, caption="ratio: to the rate of a matrix product")
-    table.add_column("training step", no_wrap=True)
-    for heading in ("GFLOP", "seconds", "GFLOP/s", "product", "ratio", "compile"):
-        table.add_column(heading, justify="right")
+    table = _table(
+        "ratio: to the rate of a matrix product",
+        "training step",
+        "GFLOP",
+        "seconds",
+        "GFLOP/s",
+        "product",
+        "ratio",
+        "compile",
+    )
     for row in rows:
         table.add_row(
             row.name,
@@ -144,10 +150,7 @@ def print_step_table(console: rich.console.Console, rows: list[_step_bench.Row])
 def print_partition_table(console: rich.console.Console, rows: list[_partition_bench.Row]) -> None:
     """Prints the rows of `gshard-bench partition` for a person."""
     caption = "ratio: to the same program without annotations"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("training step", no_wrap=True)
-    for heading in ("seconds", "ratio", "compile"):
-        table.add_column(heading, justify="right")
+    table = _table(caption, "training step", "seconds", "ratio", "compile")
     for row in rows:
         cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
         table.add_row(row.name, *cells)
@@ -157,10 +160,7 @@ def print_partition_table(console: rich.console.Console, rows: list[_partition_b
 def print_depth_table(console: rich.console.Console, rows: list[_depth_bench.Row]) -> None:
     """Prints the rows of `gshard-bench depth` for a person."""
     caption = "ratio: to the same layers one by one"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("training step", no_wrap=True)
-    for heading in ("compile", "seconds", "ratio"):
-        table.add_column(heading, justify="right")
+    table = _table(caption, "training step", "compile", "seconds", "ratio")
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)
@@ -170,10 +170,7 @@ def print_depth_table(console: rich.console.Console, rows: list[_depth_bench.Row
 def print_choices_table(console: rich.console.Console, rows: list[_choices_bench.Row]) -> None:
     """Prints the rows of `gshard-bench choices` for a person."""
     caption = f"ratio: to {_choices_bench.AS_IT_IS}; MiB: of the state, and of temporaries"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("training step", no_wrap=True)
-    for heading in ("state", "temporaries", "seconds", "ratio", "compile"):
-        table.add_column(heading, justify="right")
+    table = _table(caption, "training step", "state", "temporaries", "seconds", "ratio", "compile")
     for row in rows:
         table.add_row(
             row.name,
@@ -191,10 +188,17 @@ def print_moe_table(console: rich.console.Console, rows: list[_moe_bench.Row]) -
     caption = "to dense: to the time of a dense layer of the same active FLOPs; routing: share of "
     caption += "all but the experts' products; GEMM: useful FLOPs to the rate of a matrix product; "
     caption += "MiB: of temporaries"
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column("experts, dispatch, load", no_wrap=True)
-    for heading in ("capacity", "ms", "to dense", "routing", "GEMM", "dropped", "MiB"):
-        table.add_column(heading, justify="right")
+    table = _table(
+        caption,
+        "experts, dispatch, load",
+        "capacity",
+        "ms",
+        "to dense",
+        "routing",
+        "GEMM",
+        "dropped",
+        "MiB",
+    )
     for group in _moe_bench.by_experts(rows):
         for row in group:
             table.add_row(
@@ -209,3 +213,12 @@ def print_moe_table(console: rich.console.Console, rows: list[_moe_bench.Row]) -
             )
         table.add_section()
     console.print(table)
+
+
+def _table(caption: str, what: str, *headings: str) -> rich.table.Table:
+    """A table of what is measured and, right-aligned, of numbers."""
+    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
+    table.add_column(what, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table

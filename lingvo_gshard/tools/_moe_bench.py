@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -20,6 +19,7 @@ from lingvo_gshard.runtime.lowering import lower
 from lingvo_gshard.runtime.program import Array
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools._step_bench import gemm
+from lingvo_gshard.tools._timing import seconds_of
 
 EXPERTS_PER_TOKEN = 2
 
@@ -241,13 +241,7 @@ def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.nda
     """The seconds [turns, functions] that each takes."""
     for function in functions:
         function()
-    return np.array([[_seconds(function) for function in functions] for _ in range(repeats)])
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+    return np.array([[seconds_of(function) for function in functions] for _ in range(repeats)])
 
 
 def _row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 
 import jax
@@ -16,6 +15,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.step_programs import init_program, train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools._step_bench import StepCase
+from lingvo_gshard.tools._timing import pipelined_seconds
 from lingvo_gshard.training.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
@@ -84,26 +84,14 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     for name, (runtime, step) in steps.items():
         report(f"compiling {name}")
         runtime.init_state()
-        compile_seconds[name] = _seconds(step, 1)
+        compile_seconds[name] = pipelined_seconds(step, 1)
     taken = {name: [] for name in steps}
     for repeat in range(repeats):
         report(f"measuring, {repeat + 1} of {repeats}")
         for name, (_, step) in steps.items():
-            taken[name].append(_seconds(step, _RUN))
+            taken[name].append(pipelined_seconds(step, _RUN))
     yardstick = min(taken[YARDSTICK])
     return [
         Row(name, min(seconds), min(seconds) / yardstick, compile_seconds[name])
         for name, seconds in taken.items()
     ]
-
-
-def _seconds(step: Callable[[], Callable[[], object]], count: int) -> float:
-    """The seconds of a step among `count`, each of which is waited for when the next is started."""
-    started = time.perf_counter()
-    wait = step()
-    for _ in range(count - 1):
-        following = step()
-        wait()
-        wait = following
-    wait()
-    return (time.perf_counter() - started) / count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +17,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools._timing import seconds_of
 from lingvo_gshard.tools._untrained import with_largest_vocabularies
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
@@ -131,7 +131,9 @@ def measure(
         report(f"measuring, {repeat + 1} of {repeats}")
         for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
             seconds[index].append(step_seconds(runtime, case.batch))
-            gemm_seconds[index].append(_seconds(functools.partial(_times, counts[index], product)))
+            gemm_seconds[index].append(
+                seconds_of(functools.partial(_times, counts[index], product))
+            )
     rows = []
     for index, case in enumerate(cases):
         rate = counts[index] * product_flops / min(gemm_seconds[index])
@@ -195,10 +197,4 @@ def _times(count: int, function: Callable[[], object]) -> None:
 
 def step_seconds(runtime: LocalRuntime, batch: Batch) -> float:
     """Returns the seconds that a step took, waited for."""
-    return _seconds(lambda: runtime.train_step(batch).read())
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+    return seconds_of(lambda: runtime.train_step(batch).read())

@@ -19,7 +19,6 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.attention import segment_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.embedding import (
     LearnedPositions,
@@ -40,6 +39,7 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.repeat import Repeat
+from lingvo_gshard.layers.segment_bias import segment_bias
 from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights

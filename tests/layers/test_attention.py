@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.segment_bias import segment_bias
 from tests.tolerances import assert_close
 
 B, L, K, M, N = 2, 5, 6, 8, 2

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import relative_bias, rotary
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.segment_bias import segment_bias
 from lingvo_gshard.layers.transformer import Memory, TransformerStack
 from tests.layers import attention_options, attention_reference
 from tests.tolerances import assert_close

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.segment_bias import segment_bias
 from lingvo_gshard.layers.transformer import Memory, TransformerStack
 from tests.tolerances import assert_close
 

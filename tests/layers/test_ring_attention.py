@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias, takes_segments
+from lingvo_gshard.layers.attention import MultiHeadAttention, takes_segments
+from lingvo_gshard.layers.segment_bias import segment_bias
 from tests.tolerances import assert_close
 
 B, L, K, M = 2, 9, 5, 8

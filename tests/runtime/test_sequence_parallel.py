@@ -11,8 +11,9 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias, takes_segments
+from lingvo_gshard.layers.attention import MultiHeadAttention, takes_segments
 from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.segment_bias import segment_bias
 from lingvo_gshard.layers.transformer import TransformerLayer
 from lingvo_gshard.runtime import hlo
 from lingvo_gshard.runtime.partition import Partitioned, partition

@@ -182,7 +182,7 @@ def test_a_dense_experiment_has_no_second_step():
 def test_the_best_step_counts_against_the_best_product(monkeypatch):
     """The clock gives the first step, then a step and its number of products in turns."""
     clock = iter([5.0, 2.0, 0.5, 1.0, 0.125])
-    monkeypatch.setattr(_step_bench, "_seconds", lambda function: next(clock))
+    monkeypatch.setattr(_step_bench, "seconds_of", lambda function: next(clock))
     monkeypatch.setattr(_step_bench, "gemm", lambda size: None)
     case = _step_bench.translation_cases(registry.get(EXPERIMENT))[1]
     said = []

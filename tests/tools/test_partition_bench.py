@@ -56,7 +56,7 @@ def test_the_best_steps_are_compared():
     said = []
     case = StepCase("tiny", tiny_trainer(), tiny.make_batch(1, 0), 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_partition_bench, "_seconds", lambda step, count: next(clock))
+        patch.setattr(_partition_bench, "pipelined_seconds", lambda step, count: next(clock))
         rows = _partition_bench.measure(case, 2, said.append)
     assert rows == [
         Row(NAMES[0], 2.0, 1.0, 5.0),

@@ -8,7 +8,8 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.attention import MultiHeadAttention, segment_bias
+from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.segment_bias import segment_bias
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.adam import Adam
 from lingvo_gshard.training.momentum import Momentum
