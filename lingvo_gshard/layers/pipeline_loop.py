@@ -27,6 +27,7 @@ from lingvo_gshard.layers.loop import read, results_of, spec_of
 from lingvo_gshard.layers.pipeline_operands import OfLayer, OfMicroBatch
 from lingvo_gshard.layers.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate, partitioning
+from lingvo_gshard.sharding.rotation import rotated
 from lingvo_gshard.sharding.vectorised import vectorise
 
 Tensors = Sequence[tf.Tensor]
@@ -152,7 +153,7 @@ class _Pass:
                 return r + 1, annotate(y, _STATE), [s.write(n, result) for s, result in pairs]
 
             _, y, stacks = _repeat(per_tick, time, (tf.constant(0), state, stacks))
-            moved = annotate(tf.concat([y[-1:], y[:-1]], 0), _STATE)
+            moved = annotate(rotated(y, 0), _STATE)
             place, is_through = self._left(t)
             store = store.write(place, tf.where(is_through, moved, store.read(place)))
             state = tf.where(self._is_first, store.read(self._entering(t)), moved)
@@ -189,7 +190,7 @@ class _Pass:
             d_moved += tf.where(is_through, d_placed, zero)
             d_store = d_store.write(place, tf.where(is_through, zero, d_placed))
             d_moved = annotate(d_moved, _STATE)
-            dy = annotate(tf.concat([d_moved[1:], d_moved[:1]], 0), _STATE)
+            dy = annotate(rotated(d_moved, 0, -1), _STATE)
 
             def time(done: tf.Tensor, dy: tf.Tensor, sums: list) -> tuple:
                 r = per_tick - 1 - done

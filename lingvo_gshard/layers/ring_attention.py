@@ -22,6 +22,7 @@ from lingvo_gshard.layers.running_softmax import Done, Sums
 from lingvo_gshard.layers.segment_bias import BEHIND, block_bias
 from lingvo_gshard.layers.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum, partitioning
+from lingvo_gshard.sharding.rotation import rotated
 
 ALL_GATHER, RING = "all_gather", "ring"
 EXCHANGES = (ALL_GATHER, RING)
@@ -288,10 +289,9 @@ class _Run:
         return tuple(self._next(x) for x in held)
 
     def _next(self, x: tf.Tensor) -> tf.Tensor:
-        # The one form in which XLA finds a collective-permute: not tf.roll, not a gather.
         if x.shape.rank == 3:
-            return _without_heads(tf.concat([x[:, -1:], x[:, :-1]], 1), "BLK")
-        return self._placed(tf.concat([x[:, :, -1:], x[:, :, :-1]], _PARTS))
+            return _without_heads(rotated(x, 1), "BLK")
+        return self._placed(rotated(x, _PARTS))
 
     def _placed(self, x: tf.Tensor) -> tf.Tensor:
         """Annotated as keys; heads that devices cannot share evenly are whole."""

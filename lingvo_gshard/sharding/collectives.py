@@ -19,6 +19,7 @@ from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.rotation import rotated
 from lingvo_gshard.sharding.strategies import Split
 
 Axes = str | tuple[str, ...]
@@ -143,10 +144,8 @@ def _rotate(part: tf.Tensor, axes: tuple[str, ...], shift: int, mesh: Mesh) -> t
     @custom_gradient
     def compute(part: tf.Tensor):
         whole = _to_whole(part[tf.newaxis], axes, split, mesh)
-        # The one form in which XLA finds a collective-permute: not tf.roll, not a gather.
-        rotated = tf.concat([whole[:, -shift:], whole[:, :-shift]], axis=1)
         return (
-            _from_whole(rotated, axes, split, mesh)[0],
+            _from_whole(rotated(whole, 1, shift), axes, split, mesh)[0],
             lambda d: _rotate(d, axes, _count(axes, mesh) - shift, mesh),
         )
 
