@@ -50,7 +50,10 @@ class Context:
         self.losses[_unused(path, self.losses)] = tf.cast(value, tf.float32)
 
     def add_metric(self, path: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
-        """Reports a scalar; over steps it is averaged by `weight`."""
+        """Reports a scalar; over steps it is averaged by `weight`.
+
+        Layers that are one loop report vectors, by a name that `repetition.unstacked` makes many.
+        """
         pair = (tf.cast(value, tf.float32), tf.cast(weight, tf.float32))
         self.metrics[_unused(path, self.metrics)] = pair
 

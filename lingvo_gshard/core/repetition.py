@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import tensorflow as tf
 
@@ -30,6 +31,26 @@ class Repetition:
         position, _, rest = path.removeprefix(prefix).partition("]")
         first = int(position)
         return [f"{self.path}[{first + r * self.body}]{rest}" for r in range(self.times)]
+
+    def stacked(self, path: str) -> str:
+        """Returns the one name, `encoder.layers[1::2]`, of all that a path in the body stands for.
+
+        A path that is not the body's stands for itself, time after time.
+        """
+        prefix = f"{self.path}.body["
+        if not path.startswith(prefix):
+            return f"{path}[0::1]"
+        position, _, rest = path.removeprefix(prefix).partition("]")
+        return f"{self.path}[{position}::{self.body}]{rest}"
+
+
+_STACKED = re.compile(r"\[(\d+)::(\d+)\]")
+
+
+def unstacked(name: str, times: int) -> list[str]:
+    """Returns the names, one by one, that a name stands for which `Repetition.stacked` gave."""
+    first, step = map(int, _STACKED.search(name).groups())
+    return [_STACKED.sub(f"[{first + r * step}]", name, count=1) for r in range(times)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.barrier import optimization_barrier
 from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.rematerialisation import Kept
-from lingvo_gshard.core.repetition import Iteration
+from lingvo_gshard.core.repetition import Iteration, Repetition
 
 Function = Callable[..., tf.Tensor]
 
@@ -31,11 +31,16 @@ class Reports:
         values = [*collected.losses.values(), *(v for v, _ in metrics), *(w for _, w in metrics)]
         return cls(list(collected.losses), list(collected.metrics), values)
 
+    def stacked(self, repetition: Repetition) -> Reports:
+        """Returns these, of a repetition's body, with names for the values of all times."""
+        rename = repetition.stacked
+        return Reports(list(map(rename, self.losses)), list(map(rename, self.metrics)))
+
     def add_to(self, target: context.Context, values: Sequence[tf.Tensor]) -> None:
-        """Reports values of these names to a context."""
+        """Reports values of these names to a context, and of losses that are stacked the sum."""
         losses, metrics = len(self.losses), len(self.metrics)
         for name, value in zip(self.losses, values[:losses], strict=True):
-            target.add_loss(name, value)
+            target.add_loss(name, tf.reduce_sum(value))
         pairs = zip(
             self.metrics, values[losses : losses + metrics], values[losses + metrics :], strict=True
         )

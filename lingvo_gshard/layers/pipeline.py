@@ -150,12 +150,7 @@ class Pipeline(Layer):
         sums = [tf.reduce_sum(value * weight, 1) for value, weight in pairs]
         means = [tf.reduce_mean(loss, 1) for loss in values[:losses]]
         means += [tf.math.divide_no_nan(s, w) for s, w in zip(sums, weights, strict=True)]
-        for time in range(self.p.times):
-            named = Reports(
-                [self._repetition.paths(name)[time] for name in reports.losses],
-                [self._repetition.paths(name)[time] for name in reports.metrics],
-            )
-            named.add_to(context.current(), [value[time] for value in (*means, *weights)])
+        reports.stacked(self._repetition).add_to(context.current(), [*means, *weights])
 
 
 def pipelines(layer: Layer) -> Iterator[Pipeline]:

@@ -86,25 +86,18 @@ class Repeat(Layer):
             loop.run if self.p.rematerialise == rematerialisation.NONE else loop.run_rematerialised
         )
         outcome = run(x_BLM, *fixed, *theta.flatten())
-        for r in range(self.p.times):
-            self._report(outcome.reports, r, [value[r] for value in outcome.values])
+        outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
         return outcome.output
 
     def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, fixed: Sequence) -> tf.Tensor:
         """The layers one by one, where no loop is compiled."""
-        pass_under_way = context.current()
+        pass_under_way, values = context.current(), []
         for r in range(self.p.times):
             with context.use(pass_under_way.part(Iteration(self._repetition, r))) as part:
                 for layer, layer_theta in self._body_at(theta, r):
                     x_BLM = layer.fprop(layer_theta, x_BLM, *fixed)
             reports = Reports.of(part)
-            self._report(reports, r, reports.values)
+            values.append(reports.values)
+        stacks = [tf.stack(over_times) for over_times in zip(*values, strict=True)]
+        reports.stacked(self._repetition).add_to(pass_under_way, stacks)
         return x_BLM
-
-    def _report(self, reports: Reports, r: int, values: Sequence[tf.Tensor]) -> None:
-        """Reports what the body left behind under the names that it stands for at time r."""
-        named = Reports(
-            [self._repetition.paths(name)[r] for name in reports.losses],
-            [self._repetition.paths(name)[r] for name in reports.metrics],
-        )
-        named.add_to(context.current(), values)

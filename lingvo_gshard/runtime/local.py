@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.metric_vector import metric_vector, with_weights
 from lingvo_gshard.training.trainer import Trainer
 
 NumpyBatch = dict[str, np.ndarray]
@@ -122,10 +123,7 @@ class LocalRuntime:
         return metrics
 
     def _eval_step(self, batch: NumpyBatch) -> NestedMap:
-        pairs = self._trainer.eval_step(self._theta(), batch)
-        values = NestedMap({name: value for name, (value, _) in pairs.items()})
-        values.update({f"{name} weight": weight for name, (_, weight) in pairs.items()})
-        return values
+        return NestedMap(with_weights(self._trainer.eval_step(self._theta(), batch)))
 
     def _theta(self) -> NestedMap:
         part = self._variables[self._trainer.evaluated]
@@ -172,9 +170,8 @@ class _Compiled:
         return Metrics(self._names[key], values)
 
     def _trace(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        metrics = self._function(batch)
-        self._names[_shapes(batch)] = list(metrics)
-        return tf.stack(list(metrics.values()))
+        self._names[_shapes(batch)], values = metric_vector(self._function(batch).items())
+        return values
 
 
 def _shapes(batch: dict) -> tuple:

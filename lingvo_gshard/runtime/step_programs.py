@@ -14,6 +14,7 @@ from lingvo_gshard.runtime.program import Array, Program
 from lingvo_gshard.runtime.step_work import work_of_step
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.metric_vector import metric_vector, with_weights
 from lingvo_gshard.training.trainer import Trainer
 
 BatchSpecs = dict[str, tf.TensorSpec]
@@ -66,9 +67,9 @@ def train_program(
         new_state, metrics = trainer.train_step(
             annotated(state, trainer), _batch(batch, tensors[len(arrays) :])
         )
-        names[:] = list(metrics)
+        names[:], values = metric_vector(metrics.items())
         described = _described(arrays, annotated(new_state, trainer))
-        return [*described, _vector(metrics.values())]
+        return [*described, described_metrics(values)]
 
     inputs = [*arrays, *batch_arrays(batch, placed)]
     donated = range(len(arrays))
@@ -89,8 +90,8 @@ def eval_program(
     def eval_step(*tensors: tf.Tensor) -> list:
         theta = _evaluated_theta(tensors[: len(arrays)], trainer)
         pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
-        names[:] = [*pairs, *(f"{name} weight" for name in pairs)]
-        return [_vector([v for v, _ in pairs.values()] + [w for _, w in pairs.values()])]
+        names[:], values = metric_vector(with_weights(pairs))
+        return [described_metrics(values)]
 
     inputs = [*arrays, *batch_arrays(batch, placed)]
     return lower("eval_step", eval_step, inputs, placed, partitioner=partitioner), names
@@ -152,5 +153,6 @@ def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tens
     return dict(zip(sorted(specs), tensors, strict=True))
 
 
-def _vector(values: Sequence[tf.Tensor]) -> tuple[str, tf.Tensor, tuple]:
-    return "metrics", tf.stack(list(values)), ((),)
+def described_metrics(values: tf.Tensor) -> tuple[str, tf.Tensor, tuple]:
+    """Returns the output of a program that a vector of metrics is."""
+    return "metrics", values, ((),)

@@ -6,9 +6,16 @@ import tensorflow as tf
 
 from lingvo_gshard.runtime.lowering import lower
 from lingvo_gshard.runtime.program import Array, Program
-from lingvo_gshard.runtime.step_programs import BatchSpecs, annotated, batch_arrays, state_arrays
+from lingvo_gshard.runtime.step_programs import (
+    BatchSpecs,
+    annotated,
+    batch_arrays,
+    described_metrics,
+    state_arrays,
+)
 from lingvo_gshard.runtime.workers import Workers
 from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.training.metric_vector import metric_vector
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -30,12 +37,12 @@ def worker_program(
         state = annotated(trainer.state_specs().pack(flat), trainer)
         feed = dict(zip(sorted(batch), tensors[len(arrays) :], strict=True))
         new_state, metrics = trainer.train_step(state, feed)
-        names[:] = list(metrics)
+        names[:], values = metric_vector(metrics.items())
         new_state = annotated(new_state, trainer)
         described = [
             (a.path, x[None], a.split) for a, x in zip(own, new_state.flatten(), strict=True)
         ]
-        return [*described, ("metrics", tf.stack(list(metrics.values())), ((),))]
+        return [*described, described_metrics(values)]
 
     inputs = [*own, *batch_arrays(batch, placed)]
     donated = range(len(own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -64,14 +64,13 @@ def choices() -> dict[str, Choice]:
 
 def measure(
     experiment: Params, layers: int, repeats: int, report: Callable[[str], None]
-) -> list[Row]:
-    """Returns a row for each choice: medians of steps taken in turns with those as it is.
+) -> Iterator[Row]:
+    """Yields a row for each choice: medians of steps taken in turns with those as it is.
 
     experiment: a translation, of which each side has `layers` layers. report: told in words what is
     under way. Raises ValueError if the experiment is no translation.
     """
     plain = None
-    rows = []
     for name, choose in choices().items():
         report(f"compiling {name}")
         runtime, batch, compile_seconds = _compiled(experiment, layers, choose)
@@ -84,17 +83,14 @@ def measure(
         mine, base = np.array(turns).T
         memory = runtime.executable().memory()
         ratio = float(np.median(mine / base)) if runtime is not plain else 1.0
-        rows.append(
-            Row(
-                name,
-                memory["arguments"],
-                memory["temporaries"],
-                float(np.median(mine)),
-                ratio,
-                compile_seconds,
-            )
+        yield Row(
+            name,
+            memory["arguments"],
+            memory["temporaries"],
+            float(np.median(mine)),
+            ratio,
+            compile_seconds,
         )
-    return rows
 
 
 def _compiled(

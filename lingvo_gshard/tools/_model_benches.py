@@ -83,8 +83,14 @@ def measure_choices(
 ) -> list[_choices_bench.Row]:
     """Returns the rows of `gshard-bench choices`."""
     experiment = registry.get(values.experiment)
+    rows = []
     with console.status("starting") as status:
-        return _choices_bench.measure(experiment, values.num_layers, values.repeats, status.update)
+        for row in _choices_bench.measure(
+            experiment, values.num_layers, values.repeats, status.update
+        ):
+            console.print(f"{row.name}: {row.seconds:.3f} s")
+            rows.append(row)
+    return rows
 
 
 def numbers(flag: str, given: list[str]) -> list[int]:

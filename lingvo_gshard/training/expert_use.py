@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.metric_vector import metric_vector
 
 _OBSERVED = ("load", "gate", "tokens", "places")
 _METRICS = ("dropped_share", "router_entropy")
@@ -104,15 +105,17 @@ def _of_batch(task: Layer, theta: NestedMap, batch: dict[str, tf.Tensor]) -> dic
     with context.scope(training=False, on_output=look) as scope:
         task.loss(theta, batch)
     layers = [path.removesuffix("/load") for path in seen if path.endswith("/load")]
-    return {layer: _use(layer, seen, scope.metrics) for layer in layers}
+    names, values = metric_vector((name, value) for name, (value, _) in scope.metrics.items())
+    metrics = dict(zip(names, values.numpy().tolist(), strict=True))
+    return {layer: _use(layer, seen, metrics) for layer in layers}
 
 
-def _use(layer: str, seen: dict[str, np.ndarray], metrics: dict[str, context.Metric]) -> ExpertUse:
+def _use(layer: str, seen: dict[str, np.ndarray], metrics: dict[str, float]) -> ExpertUse:
     load, gate, tokens, places = (seen[f"{layer}/{name}"] for name in _OBSERVED)
 
     def over_tokens(name: str) -> float | None:
         metric = metrics.get(f"{layer}/{name}")
-        return None if metric is None else float(metric[0]) * float(tokens)
+        return None if metric is None else metric * float(tokens)
 
     dropped, entropy = (over_tokens(name) for name in _METRICS)
     return ExpertUse(load, gate, float(tokens), float(places), dropped, entropy)
