@@ -6,7 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-TOOLS = ("train", "evaluate", "translate", "bench", "inspect", "plan", "experts")
+TOOLS = ("train", "evaluate", "translate", "generate", "bench", "inspect", "plan", "experts")
 
 
 def version() -> str:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+
+try:
+    from tensorflow.python.framework.ops import gradient_registry
+except ImportError as error:
+    raise ImportError(
+        f"TensorFlow {tf.__version__} no longer has its private {error.name}'s gradient_registry. "
+        "lingvo_gshard/core/gradients.py is the one file that needs it."
+    ) from error
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
@@ -32,3 +41,19 @@ def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
         return result, within_layer
 
     return tf.custom_gradient(named)
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Within it, functions are traced whose graphs nobody will differentiate afterwards.
+
+    TensorFlow keeps the gradient of each call of a tf.custom_gradient function in a graph, and
+    with it the graph, for as long as the process lives: 100 MiB of a small Transformer's step.
+    """
+    kept = gradient_registry._registry
+    before = set(kept)
+    try:
+        yield
+    finally:
+        for name in set(kept) - before:
+            del kept[name]

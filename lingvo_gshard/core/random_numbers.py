@@ -104,6 +104,11 @@ def hashed_uniform(
     return _in_unit_interval(hashed_words(shape, key, order))
 
 
+def hashed_uniform_of(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Returns a float32 number, uniform in (0, 1), for each integer: what `hashed` makes of it."""
+    return _in_unit_interval(hashed(values, key))
+
+
 def _in_unit_interval(words: tf.Tensor) -> tf.Tensor:
     bits = tf.cast(tf.bitwise.right_shift(words, tf.constant(9, tf.uint32)), tf.float32)
     return (bits + 0.5) * 2.0**-23

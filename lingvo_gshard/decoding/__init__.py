@@ -1,7 +1,17 @@
-"""Decoding: from sentences to their translations, and how good those are."""
+"""Decoding: from sentences to translations, and how good those are; texts that go on."""
 
 from lingvo_gshard.decoding.beam import beam_decode
 from lingvo_gshard.decoding.greedy import greedy_decode
+from lingvo_gshard.decoding.sampling import Sampling
 from lingvo_gshard.decoding.translator import Translations, Translator
+from lingvo_gshard.decoding.writer import Text, Writer
 
-__all__ = ["Translations", "Translator", "beam_decode", "greedy_decode"]
+__all__ = [
+    "Sampling",
+    "Text",
+    "Translations",
+    "Translator",
+    "Writer",
+    "beam_decode",
+    "greedy_decode",
+]

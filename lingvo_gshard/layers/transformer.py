@@ -102,13 +102,16 @@ class TransformerLayer(Layer):
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         return self._feed_forward(theta, x_BLM, mask_BL)
 
-    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
-        """Returns a decoder layer's cache: room for `length` steps, and the memory projected."""
-        batch, dtype = memory.output_BKM.shape[0], memory.output_BKM.dtype
-        return NestedMap(
-            self_attention=self.self_attention.init_cache(batch, length, dtype),
-            memory=self.cross_attention.cache_memory(theta.cross_attention, memory.output_BKM),
-        )
+    def init_cache(
+        self, theta: NestedMap, shape: tuple[int, int], dtype: tf.DType, memory: Memory | None
+    ) -> NestedMap:
+        """Returns a causal layer's cache for steps of `shape` (B, L), with any memory projected."""
+        cache = NestedMap(self_attention=self.self_attention.init_cache(*shape, dtype))
+        if memory is not None:
+            cache.memory = self.cross_attention.cache_memory(
+                theta.cross_attention, memory.output_BKM
+            )
+        return cache
 
     def extend_step(
         self,
@@ -117,19 +120,20 @@ class TransformerLayer(Layer):
         mask_B1: tf.Tensor,
         step: tf.Tensor,
         cache: NestedMap,
-        memory_bias_B11K: tf.Tensor,
+        memory_bias_B11K: tf.Tensor | None,
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns ([B,1,M], cache): `fprop` at position `step` of a decoder layer."""
+        """Returns ([B,1,M], cache): `fprop` at position `step` of a causal layer."""
         h_B1M = self._normalise("self_attention", theta, x_B1M)
         h_B1M, self_cache = self.self_attention.extend_step(
             theta.self_attention, h_B1M, step, cache.self_attention
         )
         x_B1M = self._add("self_attention", theta, x_B1M, h_B1M)
-        h_B1M = self._normalise("cross_attention", theta, x_B1M)
-        h_B1M = self.cross_attention.attend_to_cache(
-            theta.cross_attention, h_B1M, cache.memory, memory_bias_B11K
-        )
-        x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
+        if self.p.has_cross_attention:
+            h_B1M = self._normalise("cross_attention", theta, x_B1M)
+            h_B1M = self.cross_attention.attend_to_cache(
+                theta.cross_attention, h_B1M, cache.memory, memory_bias_B11K
+            )
+            x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
         cache = NestedMap(cache, self_attention=self_cache)
         return self._feed_forward(theta, x_B1M, mask_B1), cache
 
@@ -322,16 +326,27 @@ class TransformerStack(Layer):
             return []
         return list(zip(self.first_layers, theta.first_layers, strict=True))
 
-    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
-        """Returns the cache for decoding up to `length` positions against one-segment memories."""
-        ones_B1 = tf.ones_like(memory.segments_BK[:, :1])
-        return NestedMap(
-            memory_bias=segment_bias(ones_B1, memory.segments_BK),
+    def init_cache(
+        self,
+        theta: NestedMap,
+        shape: tuple[int, int],
+        dtype: tf.DType,
+        memory: Memory | None = None,
+    ) -> NestedMap:
+        """Returns the cache for decoding `shape` (B, L): B rows of up to L positions.
+
+        memory: of one segment a row; None where the layers attend to none.
+        """
+        cache = NestedMap(
             layers=[
-                layer.init_cache(layer_theta, memory, length)
+                layer.init_cache(layer_theta, shape, dtype, memory)
                 for layer, layer_theta in self.unrolled(theta)
-            ],
+            ]
         )
+        if memory is not None:
+            ones_B1 = tf.ones_like(memory.segments_BK[:, :1])
+            cache.memory_bias = segment_bias(ones_B1, memory.segments_BK)
+        return cache
 
     def extend_step(
         self,
@@ -347,11 +362,11 @@ class TransformerStack(Layer):
             self.unrolled(theta), cache.layers, strict=True
         ):
             x_B1M, layer_cache = layer.extend_step(
-                layer_theta, x_B1M, mask_B1, step, layer_cache, cache.memory_bias
+                layer_theta, x_B1M, mask_B1, step, layer_cache, cache.get("memory_bias")
             )
             caches.append(layer_cache)
         x_B1M = self.final_norm.fprop(theta.final_norm, x_B1M)
-        return x_B1M, NestedMap(memory_bias=cache.memory_bias, layers=caches)
+        return x_B1M, NestedMap(cache, layers=caches)
 
     def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
         """Returns the cache with row i taken from row rows[i] of the same memory."""
@@ -363,4 +378,4 @@ class TransformerStack(Layer):
             NestedMap(layer, self_attention=layer.self_attention.transform(take))
             for layer in cache.layers
         ]
-        return NestedMap(memory_bias=cache.memory_bias, layers=layers)
+        return NestedMap(cache, layers=layers)

@@ -11,6 +11,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from lingvo_gshard.core import gradients
 from lingvo_gshard.runtime.captures import captured_constants, make_constants
 from lingvo_gshard.runtime.iotas import make_iotas
 from lingvo_gshard.runtime.manual_constants import keep_apart
@@ -50,7 +51,7 @@ def lower(
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
-    with partitioning.use(placed), tf.device("/device:CPU:0"):
+    with partitioning.use(placed), tf.device("/device:CPU:0"), gradients.forgotten():
         concrete = traced.get_concrete_function(*specs)
         outputs = [_output(name, *output) for output in described]
         constants = captured_constants(name, concrete)

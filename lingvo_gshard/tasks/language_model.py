@@ -77,6 +77,34 @@ class LanguageModelTask(Layer):
         x_BLM = self._embed(theta, ids_BL, batch["target_positions"])
         with context.tokens(ids_BL):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
+        return self._softmax(theta, x_BLM)
+
+    def init_cache(self, theta: NestedMap, batch: int, length: int) -> NestedMap:
+        """Returns the cache for writing `batch` texts of up to `length` tokens."""
+        dtype = tf.as_dtype(self.p.fprop_dtype or "float32")
+        return self.decoder.init_cache(theta.decoder, (batch, length), dtype)
+
+    def decode_step(
+        self,
+        theta: NestedMap,
+        ids_B: tf.Tensor,
+        active_B: tf.Tensor,
+        step: tf.Tensor,
+        cache: NestedMap,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns (logits float32 [B,V] of what follows, cache) given the ids at position `step`.
+
+        Rows whose `active` is 0 have ended: they take no place in any expert.
+        """
+        positions_B1 = tf.fill([ids_B.shape[0], 1], step)
+        x_B1M = self._embed(theta, ids_B[:, None], positions_B1)
+        with context.tokens(ids_B[:, None]):
+            x_B1M, cache = self.decoder.extend_step(
+                theta.decoder, x_B1M, active_B[:, None], step, cache
+            )
+        return tf.cast(self._softmax(theta, x_B1M)[:, 0], tf.float32), cache
+
+    def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         if self.p.tie_softmax:
             return self.embedding.logits(theta.embedding, x_BLM)
         return self.softmax.fprop(theta.softmax, x_BLM)

@@ -97,7 +97,9 @@ class TranslationTask(Layer):
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns the cache for decoding up to `length` tokens of each memory's one sentence."""
-        return self.decoder.init_cache(theta.decoder, memory, length)
+        output_BKM = memory.output_BKM
+        shape = output_BKM.shape[0], length
+        return self.decoder.init_cache(theta.decoder, shape, output_BKM.dtype, memory)
 
     def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
         """Returns the cache with row i taken from row rows[i], which decodes the same sentence."""

@@ -15,11 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import sys
-import threading
-from collections.abc import Iterator
-from typing import BinaryIO
 
 from absl import flags
 
@@ -27,15 +23,18 @@ from lingvo_gshard.tools import _start
 
 _start.quiet_tensorflow()
 
-from lingvo_gshard.core import names  # noqa: E402
 from lingvo_gshard.decoding import Translator  # noqa: E402
 from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
+from lingvo_gshard.tools._lines import (  # noqa: E402
+    Lines,
+    decoded,
+    define_line_flags,
+    skips_bad_lines,
+    warn,
+)
 
 NAME = "gshard-translate"
-_BAD_LINE = ("refuse", "skip")
 
-# So many lines at most are taken together, so that translations keep coming.
-_MOST_LINES = 1024
 # Up to so many lines are a conversation, for which large batches would be mostly empty.
 _FEW_LINES = 8
 _FEW_LINES_BATCH_TOKENS = 256
@@ -45,13 +44,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
-    flags.DEFINE_string(
-        "on_bad_line",
-        "refuse",
-        "What to do with a line that is not UTF-8: refuse (stop with an error that says which) or "
-        "skip (warn, and write an empty line).",
-        flag_values=values,
-    )
+    define_line_flags(values)
     _trained.define_decoding_flags(values)
     _runtime.define_runtime_flags(values, in_cluster=False)
     return values
@@ -61,20 +54,18 @@ def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
     _start.parse_flags(values, argv, __doc__)
-    if values.on_bad_line not in _BAD_LINE:
-        hint = names.nearest(values.on_bad_line, _BAD_LINE)
-        raise ValueError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
+    skip_bad = skips_bad_lines(values)
     run = _trained.Run(values.logdir)
     launch = _runtime.Launch(values, run.params)
     lines = Lines(sys.stdin.buffer)
-    trained = run.restore(launch, say=_warn)
+    trained = run.restore(launch, say=warn)
     if sys.stdin.isatty():
-        _warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
+        warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
     try:
         translate_lines(
             lines,
             _Translators(trained, _trained.decoding_options(values)),
-            values.on_bad_line == "skip",
+            skip_bad,
         )
     except BrokenPipeError:
         # Whoever read the translations has gone; Python must not try to flush them at exit.
@@ -88,44 +79,6 @@ def main(argv: list[str]) -> int:
 def run() -> None:
     """The console script."""
     _start.run_program(NAME, main)
-
-
-class Lines:
-    """Lines of a stream, read by a thread, so that those that wait can be taken together."""
-
-    def __init__(self, stream: BinaryIO):
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=4 * _MOST_LINES)
-        self._error: OSError | None = None
-        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
-
-    def chunks(self) -> Iterator[list[bytes]]:
-        """Yields the lines that wait, at least one and at most _MOST_LINES, until the stream ends.
-
-        Raises OSError if the stream cannot be read.
-        """
-        ended = False
-        while not ended:
-            chunk = [self._waiting.get()]
-            while chunk[-1] is not None and len(chunk) < _MOST_LINES:
-                try:
-                    chunk.append(self._waiting.get_nowait())
-                except queue.Empty:
-                    break
-            ended = chunk[-1] is None
-            if ended:
-                chunk.pop()
-            if chunk:
-                yield chunk
-        if self._error is not None:
-            raise self._error
-
-    def _read(self, stream: BinaryIO) -> None:
-        try:
-            for line in stream:
-                self._waiting.put(line)
-        except OSError as error:
-            self._error = error
-        self._waiting.put(None)
 
 
 class _Translators:
@@ -154,38 +107,23 @@ def translate_lines(lines: Lines, translators: _Translators, skip_bad: bool) -> 
     """
     before = 0
     for chunk in lines.chunks():
-        sentences: list[str] = []
-        bad = None
-        for number, line in enumerate(chunk, start=before + 1):
-            try:
-                text = line.decode("utf-8")
-                sentences.append(text.removeprefix("\ufeff") if number == 1 else text)
-            except UnicodeDecodeError as error:
-                bad = f"line {number} is not UTF-8 (byte {error.start + 1})"
-                if not skip_bad:
-                    break
-                _warn(f"Warning: {bad}: left empty")
-                sentences.append("")
+        sentences, error = decoded(chunk, before, skip_bad)
         _translate(sentences, translators.for_lines(len(sentences)), before)
-        if bad and not skip_bad:
-            raise ValueError(f"standard input: {bad}; --on_bad_line=skip leaves such lines empty")
+        if error:
+            raise error
         before += len(chunk)
 
 
 def _translate(sentences: list[str], translator: Translator, before: int) -> None:
     translations = translator.translate(sentences)
     for index in translations.cut:
-        _warn(
+        warn(
             f"Warning: line {before + index + 1} is longer than {translator.longest} tokens and "
             "was cut"
         )
     text = "".join(f"{translation}\n" for translation in translations.texts)
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

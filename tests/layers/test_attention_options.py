@@ -130,7 +130,7 @@ def test_a_decoder_step_by_step_is_the_decoder(name):
     memory = Memory(tf.constant(activations(K, 2)), tf.constant([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]))
     ones = tf.ones([B, L], tf.int32)
     expected = stack.fprop(theta, x, ones, memory)
-    cache = stack.init_cache(theta, memory, L + 1)
+    cache = stack.init_cache(theta, (B, L + 1), tf.float32, memory)
     heads = attention_options.EACH[name].get("num_key_value_heads", 4)
     assert cache.layers[0].self_attention.key.shape == (B, heads, L + 1, 8)
     assert cache.layers[0].memory.value.shape == (B, heads, K, 8)

@@ -123,7 +123,7 @@ def test_step_by_step():
     x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
     memory = Memory(tf.constant(activations(K)), tf.constant(np.minimum(MEMORY_SEGMENTS, 1)))
     expected = stack.fprop(theta, x, ones, memory)
-    cache = stack.init_cache(theta, memory, L)
+    cache = stack.init_cache(theta, (B, L), tf.float32, memory)
     for step in range(L):
         at_step = x[:, step : step + 1], ones[:, :1], tf.constant(step)
         y, cache = stack.extend_step(theta, *at_step, cache)

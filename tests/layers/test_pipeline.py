@@ -229,7 +229,7 @@ def test_decodes_as_layers_one_by_one():
         layer = stack(is_decoder=True, **values)
         theta, batch = layer.init(1), inputs()
         source = Memory(batch["memory"], tf.ones([B, K], tf.int32))
-        cache, one = layer.init_cache(theta, source, 3), tf.ones([B, 1], tf.int32)
+        cache, one = layer.init_cache(theta, (B, 3), tf.float32, source), tf.ones([B, 1], tf.int32)
         for step in range(2):
             x_B1M = batch["x"][:, step : step + 1]
             y, cache = layer.extend_step(theta, x_B1M, one, tf.constant(step), cache)

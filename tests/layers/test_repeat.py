@@ -142,7 +142,7 @@ def test_decodes_as_layers_one_by_one():
         theta = layer.init(1)
         x, memory = inputs()
         source = Memory(memory, tf.ones([B, K], tf.int32))
-        cache = layer.init_cache(theta, source, 3)
+        cache = layer.init_cache(theta, (B, 3), tf.float32, source)
         for step in range(2):
             y, cache = layer.extend_step(
                 theta, x[:, step : step + 1], tf.ones([B, 1], tf.int32), tf.constant(step), cache

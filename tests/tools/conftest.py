@@ -1,9 +1,9 @@
-"""A run of gshard-train on made text, for the tools that use what it leaves."""
+"""Runs of gshard-train on made text, for the tools that use what they leave."""
 
 import pytest
 
 from lingvo_gshard.tools import train
-from tests.tools import tiny_translation
+from tests.tools import tiny_language_model, tiny_translation
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +18,12 @@ def trained_logdir(tmp_path_factory):
     train.main(["gshard-train", *arguments, f"--logdir={logdir}", "--steps=20"])
     (directory / "dev.tsv").write_text("de\tHund\n", encoding="utf-8")
     return logdir
+
+
+@pytest.fixture(scope="session")
+def language_model_logdir(tmp_path_factory):
+    """Returns the directory of a tiny language model, trained for some steps."""
+    directory = tmp_path_factory.mktemp("language_model")
+    flags = tiny_language_model.write(directory)
+    train.main(["gshard-train", *flags, f"--logdir={directory}/run", "--steps=30"])
+    return directory / "run"

@@ -9,13 +9,12 @@ import pytest
 
 from lingvo_gshard.data.language_model_input import LanguageModelInput, TextSize
 from lingvo_gshard.data.text import TextReader
-from lingvo_gshard.tools import _start, _text_scores, evaluate, train, translate
+from lingvo_gshard.tools import _start, _text_scores, evaluate, translate
 from lingvo_gshard.training.metrics import perplexity
 from tests.data import corpora
-from tests.tools import tiny_language_model
 
 # What its tests share is made once, in one process.
-pytestmark = pytest.mark.xdist_group("test_text_scores")
+pytestmark = pytest.mark.xdist_group("language_model_logdir")
 
 TEXTS = ["the cat sees the dog", "le chien voit\nle chat", "ça", "the dog"]
 # 20 + 21 + 3 + 7, the newline counted and the c with a cedilla two bytes.
@@ -100,12 +99,8 @@ def test_scores_do_not_depend_on_how_rows_are_cut_where_the_model_does_not(value
 
 
 @pytest.fixture(scope="module")
-def logdir(tmp_path_factory):
-    """A tiny language model, trained for some steps."""
-    directory = tmp_path_factory.mktemp("language_model")
-    flags = tiny_language_model.write(directory)
-    train.main(["gshard-train", *flags, f"--logdir={directory}/run", "--steps=30"])
-    return directory / "run"
+def logdir(language_model_logdir):
+    return language_model_logdir
 
 
 def run_here(capsys, *flags):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tools import _runtime, _start, _trained, translate
+from lingvo_gshard.tools import _lines, _runtime, _start, _trained, translate
 from lingvo_gshard.tools._converted import Whole
 from lingvo_gshard.training.checkpoint import unflatten
 
@@ -77,7 +77,7 @@ def test_a_line_for_a_line(run_here):
 def test_many_lines_keep_their_order(run_here, monkeypatch):
     lines = [f"der Hund sieht {'rot ' * (n % 5)}" for n in range(20)]
     whole = run_here("\n".join(lines).encode())[1]
-    monkeypatch.setattr(translate, "_MOST_LINES", 3)
+    monkeypatch.setattr(_lines, "_MOST_LINES", 3)
     assert run_here("\n".join(lines).encode())[1] == whole
     assert whole.count("\n") == 20
 
@@ -118,7 +118,7 @@ def test_mistakes_are_one_line(flags, words, run_here):
 
 def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
     reading, writing = os.pipe()
-    lines = translate.Lines(os.fdopen(reading, "rb"))
+    lines = _lines.Lines(os.fdopen(reading, "rb"))
     chunks = lines.chunks()
     os.write(writing, b"a\n")
     assert next(chunks) == [b"a\n"]

@@ -1,0 +1,159 @@
+"""Writes texts with a language model, each from a beginning: a line of standard input.
+
+    echo "Cannot open" | gshard-generate --logdir=runs/language_model
+    gshard-generate --logdir=runs/language_model --samples=3 --temperature=0.8 < beginnings.txt
+    gshard-generate --logdir=runs/language_model --json < beginnings.txt > texts.jsonl
+    gshard-generate --logdir=runs/language_model          and type; Ctrl-D ends
+
+Every line in gives --samples lines out, in order: the whole text, the beginning with it. An empty
+line is answered with texts that the model begins itself. A line break within a text is written as
+a backslash and n, a backslash as two; with --json each line out is {"beginning", "texts"} instead.
+
+Each token is drawn by the probability that the model gives it, of all tokens or of the likeliest,
+see --temperature, --top_k and --top_p. What is drawn depends on the beginning, the number of the
+sample and --seed alone, so that the same call gives the same texts, whatever other lines there are.
+A text ends where the model says so, or where its row is full: as many tokens as a row of the run
+had. Of a beginning that leaves no room the model sees only the end, and a warning says so.
+
+Exit code: 0 if every line was answered; 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from absl import flags
+
+from lingvo_gshard.tools import _start
+
+_start.quiet_tensorflow()
+
+from lingvo_gshard.decoding import Sampling, Text, Writer  # noqa: E402
+from lingvo_gshard.tasks.language_model import LanguageModelTask  # noqa: E402
+from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
+from lingvo_gshard.tools._lines import (  # noqa: E402
+    Lines,
+    decoded,
+    define_line_flags,
+    skips_bad_lines,
+    warn,
+)
+
+NAME = "gshard-generate"
+
+# One that types waits for one text, a pipe's lines are written on together.
+_ROWS_TYPED, _ROWS_PIPED = 1, 16
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this program's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    flags.DEFINE_integer("samples", 1, "Texts to each beginning.", 1, flag_values=values)
+    flags.DEFINE_integer(
+        "most_tokens",
+        0,
+        "Tokens to be written of each; 0: until the row is full, and at least half of one.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "temperature",
+        1.0,
+        "What logits are divided by: below 1 likely tokens are likelier still; 0 takes the "
+        "likeliest.",
+        0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "top_k", 0, "So many of the likeliest tokens are drawn from; 0: all.", 0, flag_values=values
+    )
+    flags.DEFINE_float(
+        "top_p",
+        1.0,
+        "The fewest tokens that together are so likely are drawn from; 1: all.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "seed", 0, "Another one draws other texts.", 0, 2**31 - 1, flag_values=values
+    )
+    flags.DEFINE_bool("json", False, "Write JSON, a line for each beginning.", flag_values=values)
+    define_line_flags(values)
+    _runtime.define_runtime_flags(values, in_cluster=False)
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    values = define_flags()
+    _start.parse_flags(values, argv, __doc__)
+    skip_bad = skips_bad_lines(values)
+    sampling = Sampling(values.temperature, values.top_k, values.top_p)
+    run = _trained.Run(values.logdir, (LanguageModelTask,))
+    launch = _runtime.Launch(values, run.params)
+    lines = Lines(sys.stdin.buffer)
+    trained = run.restore(launch, say=warn)
+    typed = sys.stdin.isatty()
+    if typed:
+        warn(f"{run.params.name}, step {trained.step:,}. Type a beginning; Ctrl-D ends.")
+    writer = Writer(
+        trained.task,
+        trained.runtime,
+        trained.input.vocabulary,
+        run.params.input.length,
+        values.most_tokens,
+        values.samples,
+        sampling,
+        values.seed,
+        _ROWS_TYPED if typed else _ROWS_PIPED,
+    )
+    try:
+        _answer(lines, writer, skip_bad, values.json)
+    except BrokenPipeError:
+        # Whoever read the texts has gone; Python must not try to flush them at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    return 0
+
+
+def run() -> None:
+    """The console script."""
+    _start.run_program(NAME, main)
+
+
+def _answer(lines: Lines, writer: Writer, skip_bad: bool, as_json: bool) -> None:
+    """Writes the texts to every line to standard output as soon as they are there."""
+    before = 0
+    for chunk in lines.chunks():
+        found, error = decoded(chunk, before, skip_bad)
+        beginnings = [line.rstrip("\r\n") for line in found]
+        pairs = zip(beginnings, writer.write(beginnings), strict=True)
+        for number, (beginning, text) in enumerate(pairs, start=before + 1):
+            if text.cut:
+                warn(
+                    f"Warning: line {number} leaves no room: the model did not see its first "
+                    f"{text.cut} tokens"
+                )
+            rows = _records(beginning, text) if as_json else map(_on_one_line, text.samples)
+            sys.stdout.buffer.write("".join(f"{row}\n" for row in rows).encode("utf-8"))
+            sys.stdout.buffer.flush()
+        if error:
+            raise error
+        before += len(chunk)
+
+
+def _records(beginning: str, text: Text) -> Iterator[str]:
+    yield json.dumps({"beginning": beginning, "texts": text.samples}, ensure_ascii=False)
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
+
+
+if __name__ == "__main__":
+    run()

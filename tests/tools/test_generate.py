@@ -1,0 +1,136 @@
+"""gshard-generate on a tiny language model: texts for lines, and mistakes of users."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from lingvo_gshard.decoding import Sampling, Writer
+from lingvo_gshard.tools import _runtime, _start, _trained, generate
+
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("language_model_logdir")
+
+
+class Stdin(io.TextIOWrapper):
+    """Standard input that holds these bytes."""
+
+    def __init__(self, content):
+        super().__init__(io.BytesIO(content))
+
+
+@pytest.fixture(scope="module")
+def trained(language_model_logdir):
+    run = _trained.Run(str(language_model_logdir), (generate.LanguageModelTask,))
+    values = generate.define_flags()
+    values(["gshard-generate"])
+    return run.restore(_runtime.Launch(values, run.params), say=print)
+
+
+@pytest.fixture
+def run_here(language_model_logdir, trained, monkeypatch, capsys):
+    """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
+    monkeypatch.setattr(_trained.Run, "restore", lambda self, launch, say: trained)
+
+    def run(content, *flags):
+        monkeypatch.setattr(sys, "stdin", Stdin(content))
+        name = "gshard-generate"
+        arguments = [name, f"--logdir={language_model_logdir}", *flags]
+        code = _start.guarded(name, generate.main)(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def writer_of(trained, **options):
+    return Writer(trained.task, trained.runtime, trained.input.vocabulary, 16, **options)
+
+
+def test_every_line_is_gone_on_with(run_here):
+    code, out, err = run_here(b"the dog\n\nthe cat\n", "--samples=2", "--seed=3")
+    assert code == 0 and err == ""
+    lines = out.removesuffix("\n").split("\n")
+    assert len(lines) == 6
+    assert all(line.startswith("the dog") for line in lines[:2])
+    assert all(line.startswith("the cat") for line in lines[4:])
+    code, again, _ = run_here(b"the cat\n", "--samples=2", "--seed=3", "--json")
+    assert code == 0
+    assert json.loads(again) == {"beginning": "the cat", "texts": lines[4:]}
+    assert run_here(b"the cat\n", "--samples=2", "--seed=4", "--json")[1] != again
+
+
+def test_a_text_is_what_the_model_expects(trained):
+    """Greedily, the model finds each token that was written the likeliest."""
+    (text,) = writer_of(trained, sampling=Sampling(0), most_tokens=5).write(["the"])
+    vocabulary = trained.input.vocabulary
+    (whole,) = writer_of(trained, sampling=Sampling(0)).write(["the"])
+    assert whole.samples[0].startswith(text.samples[0]) and text.cut == 0
+    written = vocabulary.encode(text.samples[0])[len(vocabulary.encode("the")) :]
+    assert 0 < len(written) <= 5
+
+
+def test_of_what_is_too_long_the_end_is_seen(run_here, trained):
+    vocabulary = trained.input.vocabulary
+    beginning = "the dog sees the cat and the cat sees the dog"
+    tokens = len(vocabulary.encode(beginning))
+    code, out, err = run_here(beginning.encode() + b"\n", "--most_tokens=6")
+    assert code == 0 and out.startswith(beginning)
+    assert err == (
+        f"Warning: line 1 leaves no room: the model did not see its first {tokens - 10} tokens\n"
+    )
+
+
+def test_more_beginnings_than_rows(trained):
+    many = [f"the {i}" for i in range(5)]
+    found = [list(writer_of(trained, rows=rows).write(many)) for rows in (2, 5)]
+    assert found[0] == found[1] and len(found[0]) == 5
+
+
+def test_a_text_is_one_line():
+    assert generate._on_one_line("a\nb\\c\rd") == "a\\nb\\\\c\\rd"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--temperature=-1"], "flag --temperature=-1"),
+        (["--top_p=2"], "top_p is 2.0; more than 0 and at most 1"),
+        (["--most_tokens=17"], "most_tokens is 17; 0 to 16, a row"),
+        (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
+        (["--logdir=/no/such"], "there is no such directory"),
+        (["the"], "'the' is no flag"),
+    ],
+)
+def test_mistakes_are_one_line(flags, words, run_here):
+    code, out, err = run_here(b"the\n", *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-generate: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_a_line_that_is_no_text(run_here):
+    code, out, err = run_here(b"the\n\xff\nthe\n")
+    assert code == 1 and out.count("\n") == 1
+    assert "line 2 is not UTF-8 (byte 1); --on_bad_line=skip" in err
+    code, out, err = run_here(b"the\n\xff\nthe\n", "--on_bad_line=skip")
+    assert code == 0 and out.count("\n") == 3
+
+
+def test_a_translation_is_not_gone_on_with(trained_logdir, capsys):
+    code = _start.guarded("gshard-generate", generate.main)(
+        ["gshard-generate", f"--logdir={trained_logdir}"]
+    )
+    assert code == 1
+    assert "TranslationTask; LanguageModelTask was expected" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        generate.main(["gshard-generate", "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert 'echo "Cannot open" | gshard-generate --logdir=runs/language_model' in out
+    for name in generate.define_flags():
+        assert f"--{name}" in out
