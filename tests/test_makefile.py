@@ -21,7 +21,7 @@ EXPECTED = {
     "install": ["pip install", "-c constraints.txt -e ."],
     "lint": ["ruff check .", "ruff format --check ."],
     "test": ["ruff check .", "ruff format --check .", "pytest -n 2 --dist loadgroup"],
-    "test-all": ["ruff check .", 'pytest -n 2 --dist loadgroup -m ""'],
+    "test-all": ["ruff check .", "pytest -n 2 --dist loadgroup", "-m slow $file"],
     "bazel-test": ["bazel test", "//tests/..."],
 }
 

@@ -224,7 +224,7 @@ def print_moe_table(console: rich.console.Console, rows: list[_moe_bench.Row]) -
 def _table(caption: str, what: str, *headings: str) -> rich.table.Table:
     """A table of what is measured and, right-aligned, of numbers."""
     table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
-    table.add_column(what, no_wrap=True)
+    table.add_column(what)
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
