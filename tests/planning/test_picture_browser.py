@@ -5,7 +5,10 @@ import pytest
 from lingvo_gshard.planning import picture
 from tests.planning import browser, example_plan
 
-pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
+pytestmark = [
+    pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
+    pytest.mark.xdist_group("test_picture_browser"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -118,14 +118,6 @@ def test_a_line_that_is_no_text(run_here):
     assert code == 0 and out.count("\n") == 3
 
 
-def test_a_translation_is_not_gone_on_with(trained_logdir, capsys):
-    code = _start.guarded("gshard-generate", generate.main)(
-        ["gshard-generate", f"--logdir={trained_logdir}"]
-    )
-    assert code == 1
-    assert "TranslationTask; LanguageModelTask was expected" in capsys.readouterr().err
-
-
 def test_help_teaches(capsys):
     with pytest.raises(SystemExit) as exit_:
         generate.main(["gshard-generate", "--help"])
