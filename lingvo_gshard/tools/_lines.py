@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from absl import flags
@@ -75,7 +76,37 @@ class Lines:
         self._waiting.put(None)
 
 
-def decoded(
+def answer(lines: Lines, respond: Callable[[list[str], int], None], skip_bad: bool) -> int:
+    """Has lines answered as they come; returns the exit code.
+
+    respond: writes the answers to some texts; the number is how many lines there were before.
+    Raises ValueError with the line's number for one that is not UTF-8, when all before it are
+    answered, unless `skip_bad`.
+    """
+    before = 0
+    try:
+        for chunk in lines.chunks():
+            texts, error = _decoded(chunk, before, skip_bad)
+            respond(texts, before)
+            if error:
+                raise error
+            before += len(chunk)
+    except BrokenPipeError:
+        # Whoever read the answers has gone; Python must not try to flush them at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    return 0
+
+
+def write(rows: Iterable[str]) -> None:
+    """Writes lines to standard output at once."""
+    sys.stdout.buffer.write("".join(f"{row}\n" for row in rows).encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
+def _decoded(
     chunk: Sequence[bytes], before: int, skip_bad: bool
 ) -> tuple[list[str], ValueError | None]:
     """Returns the texts of lines, and the error of the first that is not UTF-8, where they end.

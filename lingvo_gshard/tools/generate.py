@@ -20,10 +20,9 @@ Exit code: 0 if every line was answered; 1 otherwise.
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import sys
-from collections.abc import Iterator
 
 from absl import flags
 
@@ -36,10 +35,11 @@ from lingvo_gshard.tasks.language_model import LanguageModelTask  # noqa: E402
 from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
 from lingvo_gshard.tools._lines import (  # noqa: E402
     Lines,
-    decoded,
+    answer,
     define_line_flags,
     skips_bad_lines,
     warn,
+    write,
 )
 
 NAME = "gshard-generate"
@@ -110,15 +110,8 @@ def main(argv: list[str]) -> int:
         values.seed,
         _ROWS_TYPED if typed else _ROWS_PIPED,
     )
-    try:
-        _answer(lines, writer, skip_bad, values.json)
-    except BrokenPipeError:
-        # Whoever read the texts has gone; Python must not try to flush them at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return 1
-    return 0
+    respond = functools.partial(_respond, writer, values.json)
+    return answer(lines, respond, skip_bad)
 
 
 def run() -> None:
@@ -126,29 +119,21 @@ def run() -> None:
     _start.run_program(NAME, main)
 
 
-def _answer(lines: Lines, writer: Writer, skip_bad: bool, as_json: bool) -> None:
-    """Writes the texts to every line to standard output as soon as they are there."""
-    before = 0
-    for chunk in lines.chunks():
-        found, error = decoded(chunk, before, skip_bad)
-        beginnings = [line.rstrip("\r\n") for line in found]
-        pairs = zip(beginnings, writer.write(beginnings), strict=True)
-        for number, (beginning, text) in enumerate(pairs, start=before + 1):
-            if text.cut:
-                warn(
-                    f"Warning: line {number} leaves no room: the model did not see its first "
-                    f"{text.cut} tokens"
-                )
-            rows = _records(beginning, text) if as_json else map(_on_one_line, text.samples)
-            sys.stdout.buffer.write("".join(f"{row}\n" for row in rows).encode("utf-8"))
-            sys.stdout.buffer.flush()
-        if error:
-            raise error
-        before += len(chunk)
+def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> None:
+    """Writes the texts to lines that come after so many others, each as soon as it is there."""
+    beginnings = [line.rstrip("\r\n") for line in lines]
+    pairs = zip(beginnings, writer.write(beginnings), strict=True)
+    for number, (beginning, text) in enumerate(pairs, start=before + 1):
+        if text.cut:
+            warn(
+                f"Warning: line {number} leaves no room: the model did not see its first "
+                f"{text.cut} tokens"
+            )
+        write([_record(beginning, text)] if as_json else map(_on_one_line, text.samples))
 
 
-def _records(beginning: str, text: Text) -> Iterator[str]:
-    yield json.dumps({"beginning": beginning, "texts": text.samples}, ensure_ascii=False)
+def _record(beginning: str, text: Text) -> str:
+    return json.dumps({"beginning": beginning, "texts": text.samples}, ensure_ascii=False)
 
 
 def _on_one_line(text: str) -> str:

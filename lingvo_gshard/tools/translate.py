@@ -14,7 +14,6 @@ Exit code: 0 if every line was translated; 1 otherwise.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 
 from absl import flags
@@ -27,10 +26,11 @@ from lingvo_gshard.decoding import Translator  # noqa: E402
 from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
 from lingvo_gshard.tools._lines import (  # noqa: E402
     Lines,
-    decoded,
+    answer,
     define_line_flags,
     skips_bad_lines,
     warn,
+    write,
 )
 
 NAME = "gshard-translate"
@@ -61,19 +61,8 @@ def main(argv: list[str]) -> int:
     trained = run.restore(launch, say=warn)
     if sys.stdin.isatty():
         warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
-    try:
-        translate_lines(
-            lines,
-            _Translators(trained, _trained.decoding_options(values)),
-            skip_bad,
-        )
-    except BrokenPipeError:
-        # Whoever read the translations has gone; Python must not try to flush them at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return 1
-    return 0
+    translators = _Translators(trained, _trained.decoding_options(values))
+    return answer(lines, functools.partial(_respond, translators), skip_bad)
 
 
 def run() -> None:
@@ -99,31 +88,16 @@ class _Translators:
         return self._trained.translator(**self._options)
 
 
-def translate_lines(lines: Lines, translators: _Translators, skip_bad: bool) -> None:
-    """Writes the translation of every line to standard output as soon as it is there.
-
-    Raises ValueError with the line's number for one that is not UTF-8, when all before it are
-    written, unless `skip_bad`.
-    """
-    before = 0
-    for chunk in lines.chunks():
-        sentences, error = decoded(chunk, before, skip_bad)
-        _translate(sentences, translators.for_lines(len(sentences)), before)
-        if error:
-            raise error
-        before += len(chunk)
-
-
-def _translate(sentences: list[str], translator: Translator, before: int) -> None:
+def _respond(translators: _Translators, sentences: list[str], before: int) -> None:
+    """Writes the translations of lines that come after so many others."""
+    translator = translators.for_lines(len(sentences))
     translations = translator.translate(sentences)
     for index in translations.cut:
         warn(
             f"Warning: line {before + index + 1} is longer than {translator.longest} tokens and "
             "was cut"
         )
-    text = "".join(f"{translation}\n" for translation in translations.texts)
-    sys.stdout.buffer.write(text.encode("utf-8"))
-    sys.stdout.buffer.flush()
+    write(translations.texts)
 
 
 if __name__ == "__main__":
