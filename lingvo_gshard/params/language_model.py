@@ -25,7 +25,7 @@ def quickstart() -> Params:
     layers with 8 experts in every other one, as in GLaM (arXiv 2112.06905), with rotary positions,
     swiglu and RMSNorm.
 
-    Time: 5 minutes on 2 CPU cores. Result: 1.67 bits per byte of test, perplexity 39 per token of a
+    Time: 4 minutes on 2 CPU cores. Result: 1.67 bits per byte of test, perplexity 39 per token of a
     vocabulary of 2,000 (docs/language_model.md).
 
         gshard-train --experiment=language_model.quickstart --logdir=runs/language_model
@@ -56,7 +56,7 @@ def from_files() -> Params:
     input.corpus.document says. Dev and test are held out of the training files where none are
     given.
 
-    Time: as the quickstart's, 5 minutes on 2 CPU cores; set --steps for more text. Result: depends
+    Time: as the quickstart's, 4 minutes on 2 CPU cores; set --steps for more text. Result: depends
     on the text; below some hundred thousand words there is little to learn.
 
         gshard-train --experiment=language_model.from_files --logdir=runs/mine \\
