@@ -16,8 +16,9 @@ from tests.runtime import tiny_translation
 pytestmark = pytest.mark.slow
 
 STEPS = 12
-# Of a loss, after rounding to types of 8 and of 11 significant bits in another order.
-TOLERANCES = {"bfloat16": 2e-2, "bfloat16_weights": 3e-2, "float16": 5e-3}
+# Of a loss, after rounding to types of 8 and of 11 significant bits in another order, by which in
+# twelve steps some tokens go to other experts.
+TOLERANCES = {"bfloat16": 2e-2, "bfloat16_weights": 3e-2, "float16": 1e-2}
 
 
 def make_trainer(precision: str, repeat: bool) -> Trainer:
