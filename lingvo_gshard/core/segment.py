@@ -56,14 +56,14 @@ class Segment:
     """
 
     def __init__(self, function: Function, policy: str):
-        self._function, self._policy = function, policy
+        self.policy, self._function = policy, function
         self._context, self._path = context.current(), context.layer_path()
 
     def forward(
         self, tensors: Sequence[tf.Tensor], iteration: Iteration | None = None
     ) -> tuple[tf.Tensor, Reports, Kept]:
         """Returns the function's output, what layers reported in it, and the products kept."""
-        kept = Kept(self._policy)
+        kept = Kept(self.policy)
         with context.use(self._context.part(iteration)) as part, kept.recorded():
             output = self._function(*tensors)
         return output, Reports.of(part), kept
@@ -91,7 +91,7 @@ class Segment:
                 context.use(self._context.part(iteration)) as part,
                 context.layer(self._path),
                 context.recomputation(),
-                Kept(self._policy).replayed(kept),
+                Kept(self.policy).replayed(kept),
             ):
                 output = self._function(*tensors)
             outputs = [output, *Reports.of(part).values]

@@ -7,13 +7,18 @@ reads alike, and stacks of weights of which each time reads its slice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from lingvo_gshard.core import rematerialisation
+from lingvo_gshard.core.barrier import optimization_barrier
 from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.joint_graph import JointGraph
+from lingvo_gshard.core.keeping_costs import Costs, OfMemory, OfTime
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.rematerialisation import Kept
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.segment import Reports, Segment
 from lingvo_gshard.sharding import annotate, annotate_like
@@ -32,12 +37,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Traced:
-    """What one time through a segment reports and keeps: names, layouts, shapes and types."""
+    """One time through a segment: its graph, what it reports, the layouts of what is kept."""
 
+    joint: JointGraph
     reports: Reports
-    values: list[tf.TensorSpec]
-    kept: list[tf.TensorSpec]
-    kept_layouts: list[str]
+    layouts: list[str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,24 +57,19 @@ class Loop:
     weights: Sequence[VariableSpec]
 
     def run(self, *tensors: tf.Tensor) -> Outcome:
-        """Returns the outcome; TensorFlow keeps for the gradient whatever that needs."""
-        traced = self._trace(tensors)
-        x, values, _ = self._forward(tensors, traced, keep=False)
-        return Outcome(x, traced.reports, values)
+        """Returns the outcome; the gradient is a loop, too, last time first.
 
-    def run_rematerialised(self, *tensors: tf.Tensor) -> Outcome:
-        """Returns the outcome; the gradient runs the segment again, time by time, last one first.
-
-        Kept in between are the input of each time and the products that the segment's policy names.
+        For it are kept, of each time, tensors that the segment's policy lets be kept: those that
+        are cheapest in all, with what is computed again from them. Weights are read again.
         """
         traced = self._trace(tensors)
 
         @custom_gradient
         def compute(*tensors: tf.Tensor):
-            x, values, kept = self._forward(tensors, traced, keep=True)
+            x, values, kept = self._forward(tensors, traced)
 
             def gradient(dx: tf.Tensor, *d_values: tf.Tensor) -> list[tf.Tensor | None]:
-                return self._backward(tensors, kept, dx, d_values)
+                return self._backward(tensors, traced.joint, kept, dx, d_values)
 
             return (x, *values), gradient
 
@@ -78,63 +77,73 @@ class Loop:
         return Outcome(x, traced.reports, values)
 
     def _trace(self, tensors: Tensors) -> _Traced:
-        traced = []
+        seen: list[tuple[Reports, Kept]] = []
 
-        def once(*tensors: tf.Tensor) -> tf.Tensor:
-            output, reports, kept = self.segment.forward(tensors, self._iteration(tf.constant(0)))
-            specs = [spec_of(x) for x in reports.values], [spec_of(x) for x in kept.results]
-            traced.append(_Traced(reports, *specs, kept.layouts))
-            return output
+        def once(*tensors_and_r: tf.Tensor) -> Tensors:
+            *tensors, r = tensors_and_r
+            output, reports, kept = self.segment.forward(tensors, Iteration(self.repetition, r))
+            seen.append((reports, kept))
+            return [output, *reports.values]
+
+        def costs_of(passing: Collection[tf.Operation]) -> Costs:
+            if self.segment.policy == rematerialisation.NONE:
+                return OfTime(passing)
+            return OfMemory(passing, seen[-1][1].results)
 
         fixed = self._fixed(tensors)
-        alike, sliced = tensors[: 1 + fixed], tensors[1 + fixed :]
-        _trace_aside(once, [spec_of(t) for t in alike] + [_slice_spec(stack) for stack in sliced])
-        return traced[-1]
+        alike, sliced = tensors[1 : 1 + fixed], tensors[1 + fixed :]
+        number = tf.TensorSpec([], tf.int32)
+        staying = [*map(spec_of, alike), *map(_slice_spec, sliced), number]
+        joint = JointGraph.trace(once, [spec_of(tensors[0])], staying, costs_of, self._narrowed)
+        reports, products = seen[-1]
+        layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
+        layouts[id(joint.passing[0])] = self.carried
+        return _Traced(joint, reports, [layouts.get(id(x)) for x in joint.kept])
+
+    def _narrowed(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        """The gradients with those of the weights marked, and narrow where they can be."""
+        *gradients, of_number = gradients
+        others = len(gradients) - len(self.weights)
+        narrowed = map(_narrowed, gradients[others:], self.weights)
+        return [*gradients[:others], *narrowed, of_number]
 
     def _forward(
-        self, tensors: Tensors, traced: _Traced, keep: bool
+        self, tensors: Tensors, traced: _Traced
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the output and, stacked, the reports' values and what is kept, inputs first."""
-        specs = [*traced.values, *([spec_of(tensors[0]), *traced.kept] if keep else [])]
+        """Returns the output and, stacked, the reports' values and what is kept."""
+        joint = traced.joint
 
         def body(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
-            output, reports, kept = self.segment.forward(
-                self._at(r, x, tensors), self._iteration(r)
-            )
-            results = [*reports.values, *([x, *kept.results] if keep else [])]
-            stacks = [stack.write(r, y) for stack, y in zip(stacks, results, strict=True)]
+            (output, *values), kept = joint.forward([x], self._at(r, tensors))
+            stacks = [s.write(r, y) for s, y in zip(stacks, [*values, *kept], strict=True)]
             return r + 1, output, stacks
 
-        stacks = [self._stack_of(spec) for spec in specs]
+        reported = joint.outputs[1:]
+        stacks = [self._stack_of(x) for x in (*reported, *joint.kept)]
         _, output, stacks = self._while(body, (tf.constant(0), tensors[0], stacks))
-        values = [stack.stack() for stack in stacks]
-        reported = len(traced.values)
-        layouts = [self.carried, *traced.kept_layouts] if keep else []
+        stacked = [stack.stack() for stack in stacks]
         kept = [
-            annotate(value, f"R{layout}")
-            for value, layout in zip(values[reported:], layouts, strict=True)
+            stack if layout is None else annotate(stack, f"R{layout}")
+            for stack, layout in zip(stacked[len(reported) :], traced.layouts, strict=True)
         ]
-        return output, values[:reported], kept
+        return output, stacked[: len(reported)], kept
 
     def _backward(
-        self, tensors: Tensors, kept: Tensors, dx: tf.Tensor, d_values: Tensors
+        self, tensors: Tensors, joint: JointGraph, kept: Tensors, dx: tf.Tensor, d_values: Tensors
     ) -> list[tf.Tensor | None]:
         """Returns the gradients of the loop's tensors; None for those that nothing depends on."""
-
         fixed = self._fixed(tensors)
-        # Of a loop that is run once XLA makes a part of the program around it.
-        hidden = 1 + fixed if self.repetition.times == 1 else 0
+        if self.repetition.times == 1 and self.segment.policy != rematerialisation.NONE:
+            # XLA makes such a loop a part of the program around it, in which what is computed again
+            # was computed before.
+            tensors, kept, (dx,) = optimization_barrier(tensors, kept, [dx])
 
         def once(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
-            x, *results = [read(stack, r) for stack in kept]
             upstream = [dx, *(read(d, r) for d in d_values)]
-            dx, *gradients = self.segment.gradients(
-                self._at(r, x, tensors), results, upstream, self._iteration(r), hidden
-            )
-            slices = map(_narrowed, gradients[fixed:], self.weights)
-            return [dx, *gradients[:fixed], *slices]
+            here = [read(stack, r) for stack in kept]
+            return joint.backward(self._at(r, tensors), here, upstream)
 
-        found = results_of(once, tf.TensorSpec([], tf.int32), spec_of(dx))
+        found = [i for i, gradient in enumerate(joint.gradients) if gradient is not None]
         alike = [i for i in found if 0 < i <= fixed]
         sliced = [i for i in found if i > fixed]
 
@@ -146,7 +155,7 @@ class Loop:
             return count + 1, gradients[0], sums, stacks
 
         sums = [tf.zeros(tensors[i].shape, tf.float32) for i in alike]
-        stacks = [self._stack_of(found[i]) for i in sliced]
+        stacks = [self._stack_of(joint.gradients[i]) for i in sliced]
         _, dx, sums, stacks = self._while(body, (tf.constant(0), dx, sums, stacks))
         gradients: list[tf.Tensor | None] = [None] * len(tensors)
         for i, value in [*zip(alike, sums, strict=True), *zip(sliced, stacks, strict=True)]:
@@ -158,20 +167,17 @@ class Loop:
         """How many tensors every time reads alike."""
         return len(tensors) - 1 - len(self.weights)
 
-    def _iteration(self, r: tf.Tensor) -> Iteration:
-        return Iteration(self.repetition, r)
-
-    def _at(self, r: tf.Tensor, x: tf.Tensor, tensors: Tensors) -> list[tf.Tensor]:
-        """The segment's arguments at time r."""
+    def _at(self, r: tf.Tensor, tensors: Tensors) -> list[tf.Tensor]:
+        """What is there at time r beside x."""
         fixed = self._fixed(tensors)
         slices = [
             annotate_like(read(stack, r), spec)
             for stack, spec in zip(tensors[1 + fixed :], self.weights, strict=True)
         ]
-        return [x, *tensors[1 : 1 + fixed], *slices]
+        return [*tensors[1 : 1 + fixed], *slices, r]
 
-    def _stack_of(self, spec: tf.TensorSpec) -> tf.TensorArray:
-        return tf.TensorArray(spec.dtype, self.repetition.times, element_shape=spec.shape)
+    def _stack_of(self, one: tf.Tensor) -> tf.TensorArray:
+        return tf.TensorArray(one.dtype, self.repetition.times, element_shape=one.shape)
 
     def _while(self, body: Callable, start: tuple) -> Any:
         times = self.repetition.times
@@ -190,24 +196,6 @@ def spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
 
 def _slice_spec(stack: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(stack.shape[1:], stack.dtype)
-
-
-def _trace_aside(function: Callable, specs: Sequence[tf.TensorSpec]) -> None:
-    """Traces a function into a graph of its own, to see what it does."""
-    tf.function(function, autograph=False).get_concrete_function(*specs)
-
-
-def results_of(function: Callable[..., list], *specs: tf.TensorSpec) -> dict[int, tf.TensorSpec]:
-    """Shape and type of a function's results, those that there are, by their place."""
-    found: dict[int, tf.TensorSpec] = {}
-
-    def traced(*tensors: tf.Tensor) -> list:
-        results = function(*tensors)
-        found.update((i, spec_of(x)) for i, x in enumerate(results) if x is not None)
-        return [result for result in results if result is not None]
-
-    _trace_aside(traced, specs)
-    return found
 
 
 def _narrowed(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tensor | None:

@@ -23,7 +23,7 @@ from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.segment import Reports, Segment
-from lingvo_gshard.layers.loop import read, results_of, spec_of
+from lingvo_gshard.layers.loop import read, spec_of
 from lingvo_gshard.layers.pipeline_operands import OfLayer, OfMicroBatch
 from lingvo_gshard.layers.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate, partitioning
@@ -118,7 +118,7 @@ class PipelineLoop:
         slices = [t[0] for t in tensors[:others]] + [t[0, 0] for t in tensors[others:]]
         placed = partitioning.current()
         with partitioning.use(placed and placed.behind(STAGES)):
-            found = results_of(once, *map(spec_of, slices))
+            found = _results_of(once, *map(spec_of, slices))
         return _Traced(*traced[-1], list(found))
 
 
@@ -289,3 +289,16 @@ def _repeat(times: int, body: Callable, start: tuple) -> tuple:
     if times == 1:
         return body(*start)
     return tf.while_loop(lambda count, *_: count < times, body, start, maximum_iterations=times)
+
+
+def _results_of(function: Callable[..., list], *specs: tf.TensorSpec) -> dict[int, tf.TensorSpec]:
+    """Shape and type of a function's results, those that there are, by their place."""
+    found: dict[int, tf.TensorSpec] = {}
+
+    def traced(*tensors: tf.Tensor) -> list:
+        results = function(*tensors)
+        found.update((i, spec_of(x)) for i, x in enumerate(results) if x is not None)
+        return [result for result in results if result is not None]
+
+    tf.function(traced, autograph=False).get_concrete_function(*specs)
+    return found

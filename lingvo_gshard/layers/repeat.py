@@ -82,10 +82,7 @@ class Repeat(Layer):
 
         segment = Segment(body, self.p.rematerialise)
         loop = Loop(segment, self._repetition, _CARRIED, specs.flatten())
-        run = (
-            loop.run if self.p.rematerialise == rematerialisation.NONE else loop.run_rematerialised
-        )
-        outcome = run(x_BLM, *fixed, *theta.flatten())
+        outcome = loop.run(x_BLM, *fixed, *theta.flatten())
         outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
         return outcome.output
 

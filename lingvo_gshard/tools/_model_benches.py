@@ -117,6 +117,7 @@ def stack_params(values: flags.FlagValues) -> Params:
     """Returns the Params of the encoder alone; dropout is the paper's (arXiv 2006.16668)."""
     stack = TransformerStack.params().set(
         num_layers=values.num_layers,
+        rematerialise=values.rematerialise,
         model_dim=values.model_dim,
         num_heads=values.num_heads,
         hidden_dim=values.hidden_dim,

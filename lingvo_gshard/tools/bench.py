@@ -110,6 +110,7 @@ def define_flags() -> flags.FlagValues:
     integer("num_experts", 8, "Experts of its mixtures of experts.")
     integer("num_heads", 8, "Attention heads of each of its layers.")
     integer("num_layers", 2, "Its layers; every other one has experts.")
+    string("rematerialise", "none", "What of its layers is computed again (docs/training.md).")
     integer("tokens", 4096, "Tokens of its batch.")
     integer("row_length", 256, "Tokens of a row of its batch.")
     integer("group_size", 1024, "Tokens that the mixtures of experts of `moe` route together.")
