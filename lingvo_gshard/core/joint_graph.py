@@ -83,6 +83,11 @@ class JointGraph:
             kept,
         )
 
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph in which the function was traced."""
+        return self.outputs[0].graph
+
     def forward(self, passing: Tensors, staying: Tensors) -> tuple[list[tf.Tensor], Tensors]:
         """Returns the outputs, and what is kept."""
         known = self._there(staying) | _by_name(self.passing, passing)

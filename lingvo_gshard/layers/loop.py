@@ -21,7 +21,7 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.rematerialisation import Kept
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.core.segment import Reports, Segment
-from lingvo_gshard.sharding import annotate, annotate_like
+from lingvo_gshard.sharding import annotate, annotate_like, recording
 
 Tensors = Sequence[tf.Tensor]
 
@@ -121,6 +121,7 @@ class Loop:
         reported = joint.outputs[1:]
         stacks = [self._stack_of(x) for x in (*reported, *joint.kept)]
         _, output, stacks = self._while(body, (tf.constant(0), tensors[0], stacks))
+        recording.add_loop(output, joint.graph)
         stacked = [stack.stack() for stack in stacks]
         kept = [
             stack if layout is None else annotate(stack, f"R{layout}")

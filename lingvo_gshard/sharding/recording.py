@@ -1,8 +1,8 @@
 """Recording: every product and annotation of a function while it is traced, for who plans it.
 
-with recording.record() as events:
+with recording.record() as recorded:
     task.loss(theta, batch)
-[event.equation for event in events]        # ['BLM,MND->BLND', 'BLND->BLND', ...]
+[event.equation for event in recorded.events]        # ['BLM,MND->BLND', 'BLND->BLND', ...]
 """
 
 from __future__ import annotations
@@ -33,29 +33,49 @@ class Event:
     is_annotation: bool
 
 
-_events: contextvars.ContextVar[list[Event] | None] = contextvars.ContextVar("events", default=None)
+@dataclasses.dataclass
+class Recorded:
+    """Events in the order of tracing, and what loops return with the graph they were traced in.
+
+    Those whose body is a copy of that graph; other loops name theirs themselves.
+    """
+
+    events: list[Event] = dataclasses.field(default_factory=list)
+    loops: list[tuple[tf.Tensor, tf.Graph]] = dataclasses.field(default_factory=list)
+
+
+_recorded: contextvars.ContextVar[Recorded | None] = contextvars.ContextVar(
+    "recorded", default=None
+)
 
 
 @contextlib.contextmanager
-def record() -> Iterator[list[Event]]:
-    """Collects the events of what is traced within it, in the order of tracing."""
-    events: list[Event] = []
-    token = _events.set(events)
+def record() -> Iterator[Recorded]:
+    """Collects what is traced within it."""
+    recorded = Recorded()
+    token = _recorded.set(recorded)
     try:
-        yield events
+        yield recorded
     finally:
-        _events.reset(token)
+        _recorded.reset(token)
 
 
 def add(
     equation: str, operands: tuple[tf.Tensor, ...], result: tf.Tensor, is_annotation: bool = False
 ) -> None:
     """Records one einsum or annotation, where somebody records."""
-    events = _events.get()
-    if events is None or context.recomputing():
+    recorded = _recorded.get()
+    if recorded is None or context.recomputing():
         return
     iteration = context.current().iteration
     is_loop = iteration is not None and not isinstance(iteration.index, int)
     times = iteration.repetition.times if is_loop else 1
     path = context.layer_path()
-    events.append(Event(equation, operands, result, path, times, is_annotation))
+    recorded.events.append(Event(equation, operands, result, path, times, is_annotation))
+
+
+def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
+    """Records what a loop returns, where somebody records, and the graph its body was traced in."""
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.loops.append((result, body))

@@ -42,12 +42,12 @@ def test_einsums_and_annotations_are_recorded_in_order():
     def run(x, w):
         return annotate(tf.nn.relu(einsum("BM,MH->BH", x, w)), "BH")
 
-    with recording.record() as events:
+    with recording.record() as recorded:
         tf.function(run).get_concrete_function(tf.TensorSpec((4, 2)), tf.TensorSpec((2, 3)))
-    assert [e.equation for e in events if not e.is_annotation] == ["BM,MH->BH"]
-    assert [e.equation for e in events if e.is_annotation] == ["BH->BH", "BH->BH"]
+    assert [e.equation for e in recorded.events if not e.is_annotation] == ["BM,MH->BH"]
+    assert [e.equation for e in recorded.events if e.is_annotation] == ["BH->BH", "BH->BH"]
     run(tf.ones((4, 2)), tf.ones((2, 3)))
-    assert len(events) == 3
+    assert len(recorded.events) == 3
 
 
 def test_a_loop_is_its_layers_one_after_another():

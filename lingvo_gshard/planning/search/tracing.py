@@ -21,6 +21,9 @@ from lingvo_gshard.training.trainer import Trainer
 # A loop's body, or one layer of a list: what rematerialisation computes again as a whole.
 _UNIT = re.compile(r"(.*?\.body)\[|(.*?\[\d+\])")
 
+# The name scope of gradients.
+_GRADIENT = "gradient_tape/"
+
 
 def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
     """Traces a trainer's loss, without a mesh, on batches of these specs."""
@@ -34,9 +37,9 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
             return trainer.task.loss(theta, inputs)[0]
 
     signature = [tf.TensorSpec(s.shape, s.dtype) for s in weights] + [batch[n] for n in names]
-    with recording.record() as events, partitioning.use(None):
+    with recording.record() as recorded, partitioning.use(None):
         concrete = tf.function(loss, autograph=False).get_concrete_function(*signature)
-        reader = _Reader(_of_loops_once(events), weights)
+        reader = _Reader(_of_loops_once(recorded.events), recorded.loops, weights)
         products, flows = reader.products(), reader.flows()
     del concrete
     slots = collections.defaultdict(tuple)
@@ -50,8 +53,10 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
 def _of_loops_once(events: list[Event]) -> list[Event]:
     """The events without those of a loop's body that was traced before, to learn what it returns.
 
-    And without stacks of what a loop keeps, which no layer reads, and an einsum's own annotation.
+    And without stacks of what a loop keeps, which no layer reads, an einsum's own annotation, and
+    gradients, which a loop is traced with.
     """
+    events = [event for event in events if _GRADIENT not in event.result.op.name]
     by_graph: dict[int, list[Event]] = {}
     for event in events:
         by_graph.setdefault(id(event.result.graph), []).append(event)
@@ -71,13 +76,21 @@ def _of_loops_once(events: list[Event]) -> list[Event]:
 class _Reader:
     """Makes products and flows of a trace's events, while its graph is there."""
 
-    def __init__(self, events: list[Event], weights: Iterable[VariableSpec]):
+    def __init__(
+        self,
+        events: list[Event],
+        loops: list[tuple[tf.Tensor, tf.Graph]],
+        weights: Iterable[VariableSpec],
+    ):
         self._events = events
         self._weights: dict[str, list[VariableSpec]] = collections.defaultdict(list)
         for spec in weights:
             self._weights[spec.path.rpartition(".")[0]].append(spec)
         marked = {id(e.result): i for i, e in enumerate(events)}
         last_of = {event.result.graph.name: i for i, event in enumerate(events)}
+        in_graph = {id(event.result.graph): i for i, event in enumerate(events)}
+        for result, traced in loops:
+            last_of[result.op.get_attr("body").name] = in_graph[id(traced)]
         self._begun = self._beginnings(Ancestry(marked, last_of))
         constant = {i for i in self._begun if events[i].times == 1}
         marked = {tensor: i for tensor, i in marked.items() if i not in constant}
