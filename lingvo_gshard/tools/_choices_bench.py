@@ -67,8 +67,8 @@ def measure(
 ) -> Iterator[Row]:
     """Yields a row for each choice: medians of steps taken in turns with those as it is.
 
-    experiment: a translation, of which each side has `layers` layers. report: told in words what is
-    under way. Raises ValueError if the experiment is no translation.
+    experiment: its encoder and its decoder get `layers` layers each. report: told in words what is
+    under way. Raises ValueError if it is neither a translation nor a language model.
     """
     plain = None
     for name, choose in choices().items():
@@ -98,10 +98,10 @@ def _compiled(
 ) -> tuple[SpmdRuntime, _step_bench.Batch, float]:
     """The runtime after its first step, its batch, and the seconds that this step took."""
     params = experiment.copy()
-    for stack in (params.task.encoder, params.task.decoder):
+    for stack in _stacks(params):
         stack.num_layers = layers
     choose(params)
-    case = _step_bench.translation_cases(params)[0]
+    case = _step_bench.experiment_cases(params)[0]
     placed = Partitioning.make("data=1", "replicated")
     runtime = SpmdRuntime(case.trainer, placed, devices_for(1))
     runtime.init_state()
@@ -110,10 +110,15 @@ def _compiled(
 
 def _in_stacks(**values: object) -> Choice:
     def choose(params: Params) -> None:
-        for stack in (params.task.encoder, params.task.decoder):
+        for stack in _stacks(params):
             stack.set(**values)
 
     return choose
+
+
+def _stacks(params: Params) -> list[Params]:
+    """Those of an experiment's layers: a language model has a decoder alone."""
+    return [params.task.get(name) for name in ("encoder", "decoder") if name in params.task]
 
 
 def _in_trainer(**values: object) -> Choice:

@@ -41,7 +41,7 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
     """Returns the rows of `gshard-bench step`."""
     experiment = registry.get(values.experiment)
     shape = whole_rows(values)
-    cases = _step_bench.translation_cases(experiment)
+    cases = _step_bench.experiment_cases(experiment)
     cases += _step_bench.stack_cases(stack_params(values), experiment.trainer, *shape)
     with console.status("starting") as status:
         return _step_bench.measure(cases, values.repeats, values.gemm_size, status.update)
@@ -51,7 +51,7 @@ def measure_partition(
     values: flags.FlagValues, console: rich.console.Console
 ) -> list[_partition_bench.Row]:
     """Returns the rows of `gshard-bench partition`."""
-    case = _step_bench.translation_cases(registry.get(values.experiment))[0]
+    case = _step_bench.experiment_cases(registry.get(values.experiment))[0]
     with console.status("starting") as status:
         return _partition_bench.measure(case, values.repeats, status.update)
 

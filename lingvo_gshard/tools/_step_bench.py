@@ -16,9 +16,12 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.program import Work
+from lingvo_gshard.runtime.step_work import work_of_step
+from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools._timing import seconds_of
-from lingvo_gshard.tools._untrained import with_largest_vocabularies
+from lingvo_gshard.tools._untrained import batch_specs, with_largest_vocabularies
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
@@ -27,6 +30,7 @@ Batch = dict[str, np.ndarray]
 # Positions of a sentence in synthetic rows: about what a sentence of the corpus takes.
 _SENTENCE = 16
 _FIRST_WORD = 4
+_TASKS = (TranslationTask, LanguageModelTask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,22 +74,25 @@ class StackTask(Layer):
         return tf.reduce_mean(tf.square(y_BLM - batch["target"])), NestedMap()
 
 
-def translation_cases(experiment: Params) -> list[StepCase]:
-    """Returns the step of a translation experiment as it is, and as a dense model.
+def experiment_cases(experiment: Params) -> list[StepCase]:
+    """Returns the step of an experiment as it is, and as a dense model.
 
     Shapes are the experiment's; the rows are full of synthetic sentences, so that no corpus is
-    read. Raises ValueError if the experiment is no translation.
+    read. Raises ValueError if the experiment is neither a translation nor a language model.
     """
-    task, input_ = experiment.task, experiment.input
-    if not (isinstance(task.cls, type) and issubclass(task.cls, TranslationTask)):
-        raise ValueError(f"--experiment={experiment.name} is no translation experiment")
-    task = with_largest_vocabularies(experiment)
-    shape = (input_.batch_rows, input_.source_length, input_.target_length)
+    task = experiment.task
+    if not (isinstance(task.cls, type) and issubclass(task.cls, _TASKS)):
+        raise ValueError(
+            f"--experiment={experiment.name} is neither a translation nor a language model"
+        )
+    specs = batch_specs(experiment)
     cases = []
-    for name, params in _with_and_without_experts(experiment.name, task):
+    for name, params in _with_and_without_experts(
+        experiment.name, with_largest_vocabularies(experiment)
+    ):
         trainer = experiment.trainer.instantiate(params)
-        batch = _translation_batch(trainer.task, *shape)
-        cases.append(StepCase(name, trainer, batch, flops.translation_step(trainer.task, *shape)))
+        work = work_of_step(trainer.task, specs)
+        cases.append(StepCase(name, trainer, _batch(specs, work), work.flops))
     return cases
 
 
@@ -158,17 +165,18 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
     return [*as_it_is, (f"{name}, dense", dense)]
 
 
-def _translation_batch(task: TranslationTask, rows: int, source: int, target: int) -> Batch:
-    rng = np.random.default_rng(1)
+def _batch(specs: dict[str, tf.TensorSpec], work: Work) -> Batch:
+    """A batch of these shapes: rows full of sentences of random words."""
+    rng, sizes = np.random.default_rng(1), dict(work.vocabularies)
     batch = {}
-    for side, length, ids in (
-        ("source", source, ("source_ids",)),
-        ("target", target, ("target_inputs", "target_labels")),
-    ):
-        size = task.p.get(f"{side}_vocabulary_size")
-        batch[f"{side}_segments"], batch[f"{side}_positions"] = _sentences(rows, length)
-        for name in ids:
-            batch[name] = rng.integers(_FIRST_WORD, size, (rows, length), np.int32)
+    for name, spec in specs.items():
+        segments, positions = _sentences(*spec.shape)
+        if name.endswith("_segments"):
+            batch[name] = segments
+        elif name.endswith("_positions"):
+            batch[name] = positions
+        else:
+            batch[name] = rng.integers(_FIRST_WORD, sizes[f"batch.{name}"], spec.shape, np.int32)
     return batch
 
 

@@ -33,7 +33,8 @@ to one expert first, where the buffers of `gather` have room for them.
 
 `depth` takes training steps of the encoder alone with each of --depths layers, compiled as one loop
 (`repeat`), and with the fewest of them also layer by layer, in turns with the loop; ratio is to
-that one's seconds. compile_seconds should not grow with depth.
+that one's seconds. compile_seconds should not grow with depth. Both compute again what
+--rematerialise says.
 
 `choices` takes steps of an experiment, of --num_layers layers on each side, with one of the ways to
 train a larger model at a time (docs/training.md), in turns with steps without; ratio is to those.

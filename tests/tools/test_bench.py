@@ -150,7 +150,7 @@ def test_json_alone_is_standard_output(capsys, monkeypatch):
 
 
 def test_cases_are_the_experiments_step_with_and_without_experts():
-    with_experts, dense = _step_bench.translation_cases(registry.get(EXPERIMENT))
+    with_experts, dense = _step_bench.experiment_cases(registry.get(EXPERIMENT))
     for case in (with_experts, dense):
         task = case.trainer.task
         assert task.p.source_vocabulary_size == task.p.target_vocabulary_size == 30
@@ -175,7 +175,7 @@ def test_a_dense_experiment_has_no_second_step():
     experiment = tiny_translation().set(name="test.dense")
     for stack in (experiment.task.encoder, experiment.task.decoder):
         stack.moe_every = 0
-    cases = _step_bench.translation_cases(experiment)
+    cases = _step_bench.experiment_cases(experiment)
     assert [case.name for case in cases] == ["test.dense, dense"]
 
 
@@ -184,7 +184,7 @@ def test_the_best_step_counts_against_the_best_product(monkeypatch):
     clock = iter([5.0, 2.0, 0.5, 1.0, 0.125])
     monkeypatch.setattr(_step_bench, "seconds_of", lambda function: next(clock))
     monkeypatch.setattr(_step_bench, "gemm", lambda size: None)
-    case = _step_bench.translation_cases(registry.get(EXPERIMENT))[1]
+    case = _step_bench.experiment_cases(registry.get(EXPERIMENT))[1]
     said = []
     (row,) = _step_bench.measure([case], 2, 8, said.append)
     product = 2 * 8**3
@@ -218,10 +218,26 @@ def test_mistakes_are_one_line(capsys, arguments, message):
     assert message in err
 
 
-def test_an_experiment_that_is_no_translation_is_refused():
+def test_a_language_model_has_cases_too():
+    experiment = registry.get("language_model.quickstart")
+    experiment.input.set(batch_rows=2, length=20, cleaning=None)
+    experiment.task.set(model_dim=8)
+    with_experts, dense = _step_bench.experiment_cases(experiment)
+    assert [c.name for c in (with_experts, dense)] == [
+        "language_model.quickstart, experts",
+        "language_model.quickstart, dense",
+    ]
+    task = with_experts.trainer.task
+    assert with_experts.flops == flops.language_model_step(task, 2, 20)
+    assert {value.shape for value in with_experts.batch.values()} == {(2, 20)}
+    ids = with_experts.batch["target_inputs"]
+    assert ids.min() >= 4 and ids.max() < task.p.vocabulary_size
+
+
+def test_an_experiment_that_is_neither_is_refused():
     other = tiny_translation().set(name="test.other", task=TransformerStack.params())
-    with pytest.raises(ValueError, match="--experiment=test.other is no translation"):
-        _step_bench.translation_cases(other)
+    with pytest.raises(ValueError, match="--experiment=test.other is neither a translation nor"):
+        _step_bench.experiment_cases(other)
 
 
 def test_help_teaches(capsys):
