@@ -44,11 +44,11 @@ def compute(
     known: by their names in the other graph, the tensors that there is a value of. scope_of: put
     before an operation's name. Raises ValueError if a target needs a placeholder that is not known.
     """
-    operations = needed_for(targets, known)
+    graph, needed = targets[0].graph, needed_for(targets, known)
+    # In the graph's order: all processes of a run are to make the same program.
+    operations = [operation for operation in graph.get_operations() if operation in needed]
     names = {operation.name: scope_of(operation) + operation.name for operation in operations}
-    part = tf.compat.v1.GraphDef()
-    if targets:
-        part.versions.CopyFrom(targets[0].graph.graph_def_versions)
+    part = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:
         _check(operation)
         node = part.node.add()
@@ -58,7 +58,7 @@ def compute(
         # What is only to run before: nothing here has effects.
         node.input[:] = [_renamed(i, names) for i in node.input if not i.startswith("^")]
     if any(_has_functions(operation) for operation in operations):
-        part.library.CopyFrom(targets[0].graph.as_graph_def().library)
+        part.library.CopyFrom(graph.as_graph_def().library)
     outside = [tensor for tensor in targets if tensor.name not in known]
     read = {tensor.name for operation in operations for tensor in operation.inputs}
     computed = iter(

@@ -101,6 +101,17 @@ def test_what_is_computed_again_is_named_so():
     assert len(again) == 2 and len(products - again) == 4
 
 
+def test_a_part_is_made_in_the_same_order_each_time():
+    names = []
+    for _ in range(2):
+        traced = joint()
+        later = tf.function(traced.backward, autograph=False).get_concrete_function(
+            tensors()[1:], [tf.zeros(x.shape) for x in traced.kept], [tf.ones(X), tf.constant(1.0)]
+        )
+        names.append([operation.name for operation in later.graph.get_operations()])
+    assert names[0] == names[1]
+
+
 def test_loops_within_are_computed_again_with_what_they_keep():
     def function(x, w):
         return [tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.sin(y * w)), (0, x))[1]]
