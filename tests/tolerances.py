@@ -10,8 +10,8 @@ TOLERANCES = {
     "float32": 1e-5,
     # float32 statistics over a few thousand draws.
     "sampling": 3e-2,
-    # bfloat16 activations, of 8 significant bits, against float32.
-    "bfloat16": 2e-2,
+    # bfloat16 activations, of 8 significant bits, against float32; CPUs round their sums differently.
+    "bfloat16": 3e-2,
     # A gradient against a central difference of a float32 function.
     "difference": 1e-2,
 }

@@ -44,6 +44,8 @@ def compute(
     known: by their names in the other graph, the tensors that there is a value of. scope_of: put
     before an operation's name. Raises ValueError if a target needs a placeholder that is not known.
     """
+    if not targets:
+        return []
     graph, needed = targets[0].graph, needed_for(targets, known)
     # In the graph's order: all processes of a run are to make the same program.
     operations = [operation for operation in graph.get_operations() if operation in needed]
