@@ -10,7 +10,7 @@ TOLERANCES = {
     "float32": 1e-5,
     # float32 statistics over a few thousand draws.
     "sampling": 3e-2,
-    # bfloat16 activations, of 8 significant bits, against float32; CPUs round their sums differently.
+    # bfloat16 activations, of 8 significant bits, against float32. Not all CPUs round alike.
     "bfloat16": 3e-2,
     # A gradient against a central difference of a float32 function.
     "difference": 1e-2,
