@@ -94,13 +94,13 @@ class Loop:
         alike, sliced = tensors[1 : 1 + fixed], tensors[1 + fixed :]
         number = tf.TensorSpec([], tf.int32)
         staying = [*map(spec_of, alike), *map(_slice_spec, sliced), number]
-        joint = JointGraph.trace(once, [spec_of(tensors[0])], staying, costs_of, self._narrowed)
+        joint = JointGraph.trace(once, [spec_of(tensors[0])], staying, costs_of, self._with_marks)
         reports, products = seen[-1]
         layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
         layouts[id(joint.passing[0])] = self.carried
         return _Traced(joint, reports, [layouts.get(id(x)) for x in joint.kept])
 
-    def _narrowed(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
+    def _with_marks(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """The gradients with those of the weights marked, and narrow where they can be."""
         *gradients, of_number = gradients
         others = len(gradients) - len(self.weights)
