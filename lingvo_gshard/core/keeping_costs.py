@@ -59,7 +59,7 @@ class OfTime:
         self._moving = graph_parts.depending_on(results, but_for=_OF_SHAPES)
 
     def keeping(self, tensor: tf.Tensor) -> float:
-        return _KEEPING_A_BYTE * _numbers(tensor) * tensor.dtype.size
+        return _keeping(tensor)
 
     def again(self, operation: tf.Operation) -> float | None:
         numbers = sum(map(_numbers, operation.outputs))
@@ -89,7 +89,7 @@ class OfMemory:
 
     def keeping(self, tensor: tf.Tensor) -> float:
         if tensor.op in self._passing or id(tensor) in self._may_be_kept:
-            return _KEEPING_A_BYTE * _numbers(tensor) * tensor.dtype.size
+            return _keeping(tensor)
         return math.inf
 
     def again(self, operation: tf.Operation) -> float | None:
@@ -102,6 +102,10 @@ def _numbers(tensor: tf.Tensor) -> float:
     if not tensor.shape.is_fully_defined() or tensor.dtype in (tf.variant, tf.resource, tf.string):
         return math.inf
     return float(math.prod(tensor.shape.as_list()))
+
+
+def _keeping(tensor: tf.Tensor) -> float:
+    return _KEEPING_A_BYTE * _numbers(tensor) * tensor.dtype.size
 
 
 def _is_marked_so(operation: tf.Operation) -> bool:
