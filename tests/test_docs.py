@@ -62,10 +62,10 @@ ELSEWHERE = {
     r"([\w./-]+/)?pip install .*": ".ci/run",
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"tensorboard .*": "tests/training",
-    r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/test_plan_paper.py",
+    r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_tools/test_paper.py",
     # There is no TPU here; these files run what can be run without one.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
-    r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/test_tpu_flags.py",
+    r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",
 }
 
 SLOW_PAGES = (

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers, random_numbers
-from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.schedules import Linear
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Linear
 from lingvo_gshard.training.trainer import Trainer
 
 INPUTS, HIDDEN, CLASSES = 6, 8, 5

@@ -1,4 +1,4 @@
-"""Stateless initialisers: a weight from its shape and a key, the same on every mesh."""
+"""Stateless initializers: a weight from its shape and a key, the same on every mesh."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Configurable, Params
 
 UpdateRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -250,7 +250,7 @@ def _within_scope(method: Callable) -> Callable:
 
 
 # Around the name scopes of what is computed again in the backward pass.
-RECOMPUTED = "rematerialised"
+RECOMPUTED = "rematerialized"
 
 
 def scope_name(path: str) -> str:

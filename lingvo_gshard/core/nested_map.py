@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 
 
 class NestedMap(dict):

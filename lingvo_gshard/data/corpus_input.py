@@ -10,18 +10,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.data import batches, mixing, packing, prefetch, vocabulary_trainer
-from lingvo_gshard.data.cleaning import CleaningReport
-from lingvo_gshard.data.packing import Batch, Tokens
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.data import vocabulary_trainer
+from lingvo_gshard.data.batching import batches, mixing, packing, prefetch
+from lingvo_gshard.data.batching.packing import Batch, Tokens
+from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _ENCODED_AT_A_TIME = 50_000
 
 
 class Examples:
-    """What a split has to pack, tokenised.
+    """What a split has to pack, tokenized.
 
     packer: lays examples into batches. languages: that of each example in `kept`. kept: the numbers
     of the examples that fit a row. report: what became of the rows.
@@ -42,7 +43,7 @@ class Examples:
 
 
 class CorpusInput(Configurable, abc.ABC):
-    """Reads, cleans, tokenises, mixes and packs a corpus; each on first use."""
+    """Reads, cleans, tokenizes, mixes and packs a corpus; each on first use."""
 
     # Of the languages of the corpus; see mixing.py.
     temperature = 1.0
@@ -112,7 +113,7 @@ class CorpusInput(Configurable, abc.ABC):
         yield from packing.in_order(examples.packer, examples.kept)
 
     @abc.abstractmethod
-    def _tokenise(self, rows: list[Row], report: CleaningReport) -> Examples:
+    def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
         """Returns the examples of a split."""
 
     @abc.abstractmethod
@@ -125,7 +126,7 @@ class CorpusInput(Configurable, abc.ABC):
         return rows
 
     def _forget_tokens(self) -> None:
-        """Has the text tokenised anew: by other vocabularies than before."""
+        """Has the text tokenized anew: by other vocabularies than before."""
         self.__dict__.pop("_examples", None)
         self._held_out.clear()
 
@@ -142,14 +143,14 @@ class CorpusInput(Configurable, abc.ABC):
 
     @functools.cached_property
     def _examples(self) -> Examples:
-        examples = self._tokenise(*self._load("train"))
+        examples = self._tokenize(*self._load("train"))
         if not examples.members:
             raise ValueError(f"No training row is left: {examples.report.to_table()}")
         return examples
 
     def _held_out_examples(self, split: str) -> Examples:
         if split not in self._held_out:
-            self._held_out[split] = self._tokenise(*self._load(split))
+            self._held_out[split] = self._tokenize(*self._load(split))
         return self._held_out[split]
 
     def _identity(self, seed: int) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.sources.row import Row
 
 _WORD = re.compile(r"[^\W\d_]+")
 _GRAM = 4

@@ -7,13 +7,13 @@ import functools
 
 import numpy as np
 
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.data import document_cleaning, text
-from lingvo_gshard.data.cleaning import CleaningReport
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.batching.windows import Windows
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.sources import document_cleaning, text
+from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
-from lingvo_gshard.data.windows import Windows
 
 _PARTS = ("inputs", "labels", "segments", "positions")
 # SentencePiece leaves out of its training what is longer than some thousand bytes.
@@ -30,7 +30,7 @@ class TextSize:
 
 
 class LanguageModelInput(CorpusInput):
-    """Reads, cleans, tokenises and packs documents; each on first use.
+    """Reads, cleans, tokenizes and packs documents; each on first use.
 
     Documents longer than a row are cut into consecutive windows, shorter ones stand side by side.
     Batches are dicts of int32 arrays as `Windows.pack` says; each document ends with EOS.
@@ -97,7 +97,7 @@ class LanguageModelInput(CorpusInput):
         """Returns the number of tokens of a split, the ends of documents counted."""
         return int(self._held_out_examples(split).packer.labels.lengths.sum())
 
-    def _tokenise(self, rows: list[Row], report: CleaningReport) -> Examples:
+    def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
         documents = encode([row.target for row in rows], self.vocabulary)
         windows = Windows.cut(documents, (self.p.batch_rows, self.p.length))
         every = np.arange(len(windows.labels))

@@ -5,18 +5,20 @@ import functools
 import numpy as np
 from absl import logging
 
-from lingvo_gshard.core import names
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.data import cleaning, packing, tsv, vocabulary
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data import vocabulary
+from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.sources import cleaning, tsv
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 TOO_MANY_TOKENS = "more tokens than a batch's row"
 
 
 class TranslationInput(CorpusInput):
-    """Reads, cleans, tokenises, mixes and packs a parallel corpus; each on first use.
+    """Reads, cleans, tokenizes, mixes and packs a parallel corpus; each on first use.
 
     Batches are dicts of int32 arrays as `packing.pack` says.
     """
@@ -115,7 +117,7 @@ class TranslationInput(CorpusInput):
             logging.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
         return examples
 
-    def _tokenise(self, rows: list[Row], report: cleaning.CleaningReport) -> Examples:
+    def _tokenize(self, rows: list[Row], report: cleaning.CleaningReport) -> Examples:
         sources = encode([row.source for row in rows], self.source_vocabulary)
         targets = encode([row.target for row in rows], self.target_vocabulary)
         fits = sources.lengths <= self.p.source_length

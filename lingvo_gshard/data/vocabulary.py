@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import sentencepiece
 
-from lingvo_gshard.data import files
-from lingvo_gshard.data.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.sources import files
 
 
 class Vocabulary:
@@ -15,7 +15,7 @@ class Vocabulary:
     pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
 
     def __init__(self, model: bytes):
-        """Takes a serialised SentencePiece model; ValueError if it is none or has other ids."""
+        """Takes a serialized SentencePiece model; ValueError if it is none or has other ids."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:

@@ -9,11 +9,12 @@ import numpy as np
 import sentencepiece
 from absl import logging
 
-from lingvo_gshard.core import names, user_cache
-from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.data import mixing
-from lingvo_gshard.data.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.core import user_cache
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _MODEL_TYPES = ("unigram", "bpe")
@@ -120,7 +121,7 @@ class VocabularyTrainer(Configurable):
             "model_type": self.p.model_type,
             "character_coverage": self.p.character_coverage,
             "byte_fallback": self.p.byte_fallback,
-            # Text comes normalised from cleaning; a lossless vocabulary adds nothing to it.
+            # Text comes normalized from cleaning; a lossless vocabulary adds nothing to it.
             "normalization_rule_name": "identity",
             "num_threads": _TRAINING_THREADS,
             "pad_id": PAD_ID,

@@ -1,4 +1,4 @@
-"""Beam search with length normalisation, with key/value caches."""
+"""Beam search with length normalization, with key/value caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
-from lingvo_gshard.layers.transformer import Memory
+from lingvo_gshard.layers.stacks.transformer import Memory
 from lingvo_gshard.tasks.translation import TranslationTask
 
 _IMPOSSIBLE = -1e9

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from lingvo_gshard.data import mixing
+from lingvo_gshard.data.batching import mixing
 
 # A language with fewer rows than this has a score, but no part in the average.
 LEAST_ROWS = 20

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.transformer import Memory
+from lingvo_gshard.layers.stacks.transformer import Memory
 from lingvo_gshard.tasks.translation import TranslationTask
 
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.cleaning import Normalizer
-from lingvo_gshard.data.decoding_batches import decoding_batches
+from lingvo_gshard.data.batching.decoding_batches import decoding_batches
+from lingvo_gshard.data.sources.cleaning import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.beam import beam_decode
 from lingvo_gshard.decoding.greedy import greedy_decode
@@ -101,10 +101,10 @@ class Translator:
         on_progress: called with the number of sentences done after each batch.
         """
         normal = Normalizer()
-        normalised = [normal(sentence) for sentence in sentences]
-        present = [index for index, text in enumerate(normalised) if text]
+        normalized = [normal(sentence) for sentence in sentences]
+        present = [index for index, text in enumerate(normalized) if text]
         batches = decoding_batches(
-            [normalised[index] for index in present],
+            [normalized[index] for index in present],
             self._source_vocabulary,
             self._lengths,
             self._batch_tokens,

@@ -3,9 +3,9 @@
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 
 
 class Dropout(Layer):

@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.lookup import rows_of
 from lingvo_gshard.sharding import annotate, einsum
 

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.gradients import custom_gradient
-from lingvo_gshard.sharding import partitioning
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 def rows_of(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
@@ -29,7 +29,7 @@ def rows_of(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 def _are_split(ids: tf.Tensor) -> bool:
     """Whether ids [B,L] are by L: TensorFlow's gradient makes one dimension of the two."""
-    current = partitioning.current()
+    current = current_partitioning()
     if current is None or ids.shape.rank != 2:
         return False
     return current.parts(current.split("BL", path=context.layer_path())[1]) > 1

@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +63,19 @@ def _per_token(
         exponentials_BLV = tf.exp(values_BLV - largest_BL[..., None])
         sum_BL = tf.reduce_sum(exponentials_BLV, -1)
         label_BL = tf.gather(values_BLV, labels_BL, batch_dims=2)
-        log_normaliser_BL = largest_BL + tf.math.log(sum_BL)
-        exact_BL = log_normaliser_BL - label_BL
-        uniform_BL = log_normaliser_BL - tf.reduce_mean(values_BLV, -1)
+        log_normalizer_BL = largest_BL + tf.math.log(sum_BL)
+        exact_BL = log_normalizer_BL - label_BL
+        uniform_BL = log_normalizer_BL - tf.reduce_mean(values_BLV, -1)
         smoothed_BL = (1 - label_smoothing) * exact_BL + label_smoothing * uniform_BL
         if z_loss_weight:
-            smoothed_BL += z_loss_weight * tf.square(log_normaliser_BL)
+            smoothed_BL += z_loss_weight * tf.square(log_normalizer_BL)
         correct_BL = tf.cast(tf.equal(label_BL, largest_BL), tf.float32)
 
         def gradient(d_smoothed_BL, d_exact_BL, d_correct_BL):
             del d_exact_BL, d_correct_BL
             scale_BL = d_smoothed_BL / sum_BL
             if z_loss_weight:
-                scale_BL *= 1 + 2 * z_loss_weight * log_normaliser_BL
+                scale_BL *= 1 + 2 * z_loss_weight * log_normalizer_BL
             scale_BL1, d_BL1 = scale_BL[..., None], d_smoothed_BL[..., None]
             is_label_BLV = tf.equal(tf.range(logits_BLV.shape[-1]), labels_BL[..., None])
             target_BLV = tf.where(is_label_BLV, (1 - label_smoothing) * d_BL1, 0.0)

@@ -1,12 +1,12 @@
-"""Normalisation over the model dimension, computed in float32."""
+"""Normalization over the model dimension, computed in float32."""
 
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
-from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 
 
 class LayerNorm(Layer):
@@ -26,7 +26,7 @@ class LayerNorm(Layer):
         self.create_variable("bias", "M", sizes, initializers.constant(0.0))
 
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """Returns x [..., M] normalised over M, in x's type."""
+        """Returns x [..., M] normalized over M, in x's type."""
         scale, bias = tf.cast(theta.scale, tf.float32), tf.cast(theta.bias, tf.float32)
         return tf.cast(_layer_norm(tf.cast(x, tf.float32), scale, bias, self.p.epsilon), x.dtype)
 
@@ -38,15 +38,15 @@ def _layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float)
     @custom_gradient
     def compute(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor):
         centred = x - tf.reduce_mean(x, -1, keepdims=True)
-        # With epsilon inside the mean XLA sums by its vectorised library: it leaves products out.
+        # With epsilon inside the mean XLA sums by its vectorized library: it leaves products out.
         inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(centred) + epsilon, -1, keepdims=True))
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            normalised = centred * inverse
-            product = dy * normalised
+            normalized = centred * inverse
+            product = dy * normalized
             mean = _times(dy, scale)[..., None] / model_dim
             slope = _times(product, scale)[..., None] / model_dim
-            dx = inverse * (dy * scale - mean - normalised * slope)
+            dx = inverse * (dy * scale - mean - normalized * slope)
             return dx, _sum_to_last(product), _sum_to_last(dy)
 
         return centred * inverse * scale + bias, gradient
@@ -85,8 +85,8 @@ class RMSNorm(Layer):
         self.create_variable("scale", "M", sizes, initializers.constant(1.0))
 
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """Returns x [..., M] normalised over M, in x's type."""
+        """Returns x [..., M] normalized over M, in x's type."""
         x_float = tf.cast(x, tf.float32)
         mean_square = tf.reduce_mean(tf.square(x_float), -1, keepdims=True)
-        normalised = x_float * tf.math.rsqrt(mean_square + self.p.epsilon)
-        return tf.cast(normalised * tf.cast(theta.scale, tf.float32), x.dtype)
+        normalized = x_float * tf.math.rsqrt(mean_square + self.p.epsilon)
+        return tf.cast(normalized * tf.cast(theta.scale, tf.float32), x.dtype)

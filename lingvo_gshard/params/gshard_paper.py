@@ -9,17 +9,17 @@ Google's code has them.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import registry
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.data.tsv import TsvReader
-from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.transformer import TransformerLayer, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerLayer, TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.adafactor import Adafactor
-from lingvo_gshard.training.schedules import InverseSquareRoot
+from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 from lingvo_gshard.training.trainer import Trainer
 
 MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 1024, 8192, 16, 128
@@ -164,7 +164,7 @@ def _mixture(experts: int, layers: int, batch: int) -> Params:
 def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
     """Half of the layers each for encoder and decoder.
 
-    The paper spent no cycles on rematerialisation at 12 layers, 28% at 36 and 34% at 60 (section
+    The paper spent no cycles on rematerialization at 12 layers, 28% at 36 and 34% at 60 (section
     5.2): nothing is computed twice up to 12, of deeper stacks all but the layers' inputs is.
     """
     is_deep = layers > 12
@@ -177,7 +177,7 @@ def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
         moe_every=0,
         layer=TransformerLayer.params().set(attention=attention),
         repeat=is_deep,
-        rematerialise="full" if is_deep else "none",
+        rematerialize="full" if is_deep else "none",
         input_dropout_rate=DROPOUT,
         residual_dropout_rate=DROPOUT,
         attention_dropout_rate=DROPOUT,

@@ -1,18 +1,18 @@
-"""Experiments in language modelling: one to learn while you wait, and published models to plan."""
+"""Experiments in language modeling: one to learn while you wait, and published models to plan."""
 
 from __future__ import annotations
 
-from lingvo_gshard.core import registry
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.data.text import TextReader
+from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.schedules import Linear
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Linear
 from lingvo_gshard.training.trainer import Trainer
 
 

@@ -8,20 +8,20 @@ micro-batch to a step where its activations would not fit.
 
 from __future__ import annotations
 
-from lingvo_gshard.core import registry
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.data.text import TextReader
+from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.training.adafactor import Adafactor
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
+from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Cosine, InverseSquareRoot, WarmupStableDecay
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -163,7 +163,7 @@ def _deepseek_experts() -> Params:
 
 
 def _task(model_dim: int, decoder: Params) -> Params:
-    decoder.set(is_causal=True, repeat=True, rematerialise="full")
+    decoder.set(is_causal=True, repeat=True, rematerialize="full")
     return LanguageModelTask.params().set(model_dim=model_dim, decoder=decoder)
 
 

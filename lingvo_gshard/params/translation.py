@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core import registry
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.data.tsv import TsvReader
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.schedules import Linear, WarmupStableDecay
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Linear, WarmupStableDecay
 from lingvo_gshard.training.trainer import Trainer
 
 TEN_LANGUAGES = ("es", "pt", "pt_BR", "it", "ca", "fr", "de", "nl", "sv", "gl")
@@ -110,7 +110,7 @@ def from_files() -> Params:
     Moses pairs, here data/train.de and data/train.fr, each beside data/train.en:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.data.moses.MosesReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.data.sources.moses.MosesReader' \\
             --gin_param='input.corpus.train = ("data/train",)' \\
             --gin_param='input.corpus.dev = ("data/dev",)' \\
             --gin_param='input.corpus.test = ("data/test",)'
@@ -118,7 +118,7 @@ def from_files() -> Params:
     A tree of gettext catalogs, whose messages are in English:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus = @lingvo_gshard.data.gettext.GettextReader' \\
+            --gin_param='input.corpus = @lingvo_gshard.data.sources.gettext.GettextReader' \\
             --gin_param='input.corpus.train = ("locale/",)'
 
     The same lines go into a file for --gin_file. input.corpus.on_bad_row = "skip" leaves out what

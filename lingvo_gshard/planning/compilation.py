@@ -9,12 +9,13 @@ import time
 
 import jax
 
-from lingvo_gshard.planning import chips, stages, topologies
-from lingvo_gshard.planning.topologies import Topology
+from lingvo_gshard.hlo.summary import Rematerialization
+from lingvo_gshard.planning import stages
+from lingvo_gshard.planning.machines import chips, topologies
+from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.runtime.executable import Executable
-from lingvo_gshard.runtime.hlo import Rematerialisation
-from lingvo_gshard.runtime.program import Program
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
 
 # What compilers write while they compile for a machine that is not there is for nobody.
@@ -39,7 +40,7 @@ class Compiled:
     text: str
     memory: dict[str, int]
     seconds: float
-    made_whole: list[Rematerialisation]
+    made_whole: list[Rematerialization]
     refused: bool = False
     note: str = ""
 
@@ -71,7 +72,7 @@ def _compile(program: Program, topology: Topology, started: float) -> Compiled:
     with standard_error.kept(_EVERYTHING):
         executable = Executable(program, topology.compile_devices())
     seconds = time.monotonic() - started
-    made_whole = executable.rematerialisations()
+    made_whole = executable.rematerializations()
     return Compiled(executable.hlo(), executable.memory(), seconds, made_whole)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.planning import hlo_names
-from lingvo_gshard.planning.hlo_shapes import Shape, numpy_name
-from lingvo_gshard.planning.hlo_text import Instruction, Module
-from lingvo_gshard.runtime.program import Program, bytes_of
+from lingvo_gshard.hlo import names as hlo_names
+from lingvo_gshard.hlo.shapes import Shape, numpy_name
+from lingvo_gshard.hlo.text import Instruction, Module
+from lingvo_gshard.runtime.program.program import Program, bytes_of
 
 WEIGHTS, SLOTS, INPUTS = "weights", "slots", "inputs"
 _LISTED = 20

@@ -13,17 +13,19 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.planning import compilation, hlo_operations, hlo_text, memory, roofline, stages
-from lingvo_gshard.planning import topologies as topologies_lib
+from lingvo_gshard.hlo import reader as hlo_operations
+from lingvo_gshard.hlo import text as hlo_text
+from lingvo_gshard.hlo.reader import OperationList
+from lingvo_gshard.planning import compilation, memory, roofline, stages
 from lingvo_gshard.planning.compilation import Compiled
-from lingvo_gshard.planning.hlo_operations import OperationList
-from lingvo_gshard.planning.plan import Plan, Row
+from lingvo_gshard.planning.machines import topologies as topologies_lib
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan, Row
 from lingvo_gshard.planning.roofline import TimedOperation
-from lingvo_gshard.planning.topologies import Topology
 from lingvo_gshard.runtime.partition import Partitioned
-from lingvo_gshard.runtime.program import Program, bytes_of
-from lingvo_gshard.runtime.step_programs import BatchSpecs, train_program
-from lingvo_gshard.runtime.step_work import work_of_step
+from lingvo_gshard.runtime.program.program import Program, bytes_of
+from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
+from lingvo_gshard.runtime.program.step_work import work_of_step
 from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
@@ -76,16 +78,16 @@ def plan(
     raises.
     """
     machine = topologies_lib.get(topology)
-    placed = Partitioning.make(mesh or f"data={machine.devices}", strategy, overrides)
-    compilation.check_mesh(placed.mesh, machine)
+    partitioning = Partitioning.make(mesh or f"data={machine.devices}", strategy, overrides)
+    compilation.check_mesh(partitioning.mesh, machine)
     devices = machine.compile_devices()
     stages.begin("tracing and lowering")
-    partitioned = Partitioned(function, placed, devices, layouts, donate, partitioner)
-    subject = _subject(partitioned, specs, placed)
-    return plan_program(subject, placed, machine)
+    partitioned = Partitioned(function, partitioning, devices, layouts, donate, partitioner)
+    subject = _subject(partitioned, specs, partitioning)
+    return plan_program(subject, partitioning, machine)
 
 
-def _subject(partitioned: Partitioned, specs: Sequence[Any], placed: Partitioning) -> Subject:
+def _subject(partitioned: Partitioned, specs: Sequence[Any], partitioning: Partitioning) -> Subject:
     """A function, lowered, with what the layouts of its arguments say of it."""
     program = partitioned.lower(*specs)
     layouts = [
@@ -107,7 +109,7 @@ def _subject(partitioned: Partitioned, specs: Sequence[Any], placed: Partitionin
             layout=letters.strip(),
             shape=array.shape,
             dtype=array.dtype,
-            split=split_in_words(letters.strip(), array.split, placed),
+            split=split_in_words(letters.strip(), array.split, partitioning),
             bytes=elements * array.struct.dtype.itemsize,
             bytes_per_device=bytes_of(array, program.mesh),
             note="",
@@ -125,7 +127,7 @@ def _subject(partitioned: Partitioned, specs: Sequence[Any], placed: Partitionin
 def plan_step(
     trainer: Trainer,
     batch: BatchSpecs,
-    placed: Partitioning,
+    partitioning: Partitioning,
     topology: Topology,
     name: str,
     partitioner: str = "gspmd",
@@ -138,24 +140,26 @@ def plan_step(
     Raises ValueError if the mesh does not fit the topology, and what `compilation.compile_for`
     raises.
     """
-    compilation.check_mesh(placed.mesh, topology)
+    compilation.check_mesh(partitioning.mesh, topology)
     # Before the step is traced, which takes long: the compiler may be missing or know no such TPU.
     topology.compile_devices()
-    subject = step_subject(trainer, batch, placed, name, partitioner)
-    return plan_program(subject, placed, topology, tokens)
+    subject = step_subject(trainer, batch, partitioning, name, partitioner)
+    return plan_program(subject, partitioning, topology, tokens)
 
 
 def step_subject(
-    trainer: Trainer, batch: BatchSpecs, placed: Partitioning, name: str, partitioner: str
+    trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning, name: str, partitioner: str
 ) -> Subject:
     """Returns a trainer's training step, lowered, with what its layers say of it."""
     stages.begin("tracing and lowering")
-    program, _ = train_program(trainer, placed, partitioner, batch)
+    program, _ = train_program(trainer, partitioning, partitioner, batch)
     specs = trainer.state_specs()
     weights = specs.theta.flatten()
     scopes = {scope_name(path) for path in trainer.task.layer_paths()}
-    tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, placed)]
-    tensors += [(row, memory.SLOTS) for row in weight_rows(specs.slots.flatten(), placed, "slots")]
+    tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning)]
+    tensors += [
+        (row, memory.SLOTS) for row in weight_rows(specs.slots.flatten(), partitioning, "slots")
+    ]
     return Subject(
         program=program,
         name=name,
@@ -172,7 +176,7 @@ def step_subject(
 
 
 def plan_program(
-    subject: Subject, placed: Partitioning, topology: Topology, tokens: float | None = None
+    subject: Subject, partitioning: Partitioning, topology: Topology, tokens: float | None = None
 ) -> Plan:
     """Returns the plan of a program on a topology.
 
@@ -196,7 +200,7 @@ def plan_program(
         compiler=topology.compiler,
         mesh=str(program.mesh),
         strategy=program.strategy,
-        strategy_name=placed.strategy.name,
+        strategy_name=partitioning.strategy.name,
         partitioner=program.partitioner,
         fits=_fits(compiled, sizes["peak"], topology),
         bytes_per_device={**sizes, "capacity": capacity},
@@ -212,12 +216,12 @@ def plan_program(
         steps_per_second_bound=_rate(1, step.seconds_bound),
         tokens_per_step=subject.tokens,
         tokens_per_second=_rate(subject.tokens, step.seconds),
-        mfu=roofline.utilisation(work["useful"], step.seconds, topology) if step.seconds else None,
+        mfu=roofline.utilization(work["useful"], step.seconds, topology) if step.seconds else None,
         budget=_budget(tokens, subject, step.seconds, topology),
         remedies=[],
         compile_seconds=compiled.seconds,
         versions=_versions(),
-        notes=_notes(compiled, found, placed, topology),
+        notes=_notes(compiled, found, partitioning, topology),
     )
 
 
@@ -251,11 +255,11 @@ def _flops(timed: Sequence[TimedOperation], subject: Subject, devices: int) -> R
         done["executed"] += amount
         if operation.dispatch:
             done["dispatch"] += amount
-        elif operation.phase == "rematerialised":
-            done["rematerialised"] += amount
-    rest = done["executed"] - done["dispatch"] - done["rematerialised"]
+        elif operation.phase == "rematerialized":
+            done["rematerialized"] += amount
+    rest = done["executed"] - done["dispatch"] - done["rematerialized"]
     useful = rest if subject.useful_flops is None else subject.useful_flops // devices
-    names = ("executed", "dispatch", "rematerialised")
+    names = ("executed", "dispatch", "rematerialized")
     return {"useful": useful, **{n: done[n] for n in names}, "padding": max(rest - useful, 0)}
 
 
@@ -325,15 +329,15 @@ def _versions() -> dict[str, str]:
 
 
 def _notes(
-    compiled: Compiled, found: OperationList, placed: Partitioning, topology: Topology
+    compiled: Compiled, found: OperationList, partitioning: Partitioning, topology: Topology
 ) -> list[str]:
     whole = [
         f"{row.operation} is made whole on every device: from {row.before} to {row.after}"
         for row in compiled.made_whole
     ]
     unused = [
-        f"strategy {placed.strategy.name} splits nothing over axis {axis}"
-        for axis in placed.unused_axes
+        f"strategy {partitioning.strategy.name} splits nothing over axis {axis}"
+        for axis in partitioning.unused_axes
     ]
     notes = [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *whole]
     peak = compiled.memory["peak"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.planning import efficiencies, interconnect
-from lingvo_gshard.planning.operations import Operation
-from lingvo_gshard.planning.topologies import Topology
+from lingvo_gshard.hlo.operation import Operation
+from lingvo_gshard.planning.machines import efficiencies, interconnect
+from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.mesh import Mesh
 
 
@@ -104,7 +104,7 @@ def budget(tokens: float, seconds_per_token: float, topology: Topology) -> Budge
     )
 
 
-def utilisation(useful_flops: float, seconds: float, topology: Topology) -> float:
+def utilization(useful_flops: float, seconds: float, topology: Topology) -> float:
     """Returns the model's FLOPs over those of the peak in the same time ("MFU"), of one device.
 
     The peak is that of bfloat16, of a CPU that of float32 (Chowdhery et al. 2022, PaLM, appendix

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.metric_vector import metric_vector, with_weights
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector, with_weights
 from lingvo_gshard.training.trainer import Trainer
 
 NumpyBatch = dict[str, np.ndarray]

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.executable import Executable
-from lingvo_gshard.runtime.lowering import lower
-from lingvo_gshard.runtime.program import Array, Program
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Array, Program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -30,16 +30,18 @@ class Partitioned:
     def __init__(
         self,
         function: Callable[..., Any],
-        placed: Partitioning,
+        partitioning: Partitioning,
         devices: Sequence[jax.Device],
         layouts: Sequence[Any] | None = None,
         donate: Sequence[int] = (),
         partitioner: str = "gspmd",
     ):
         self._function = function
-        self._placed = placed
+        self._partitioning = partitioning
         self._devices = list(devices)
-        self._mesh = jax.sharding.Mesh(placed.mesh.arrange(self._devices), placed.mesh.names)
+        self._mesh = jax.sharding.Mesh(
+            partitioning.mesh.arrange(self._devices), partitioning.mesh.names
+        )
         self._layouts = layouts
         self._donate = tuple(donate)
         self._partitioner = partitioner
@@ -92,7 +94,7 @@ class Partitioned:
             return [(f"result[{index}]", x, INFERRED) for index, x in enumerate(found)]
 
         inputs, donated = self._inputs(arguments)
-        program = lower(self._name, flat, inputs, self._placed, donated, self._partitioner)
+        program = lower(self._name, flat, inputs, self._partitioning, donated, self._partitioner)
         return program, structures[0]
 
     def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:
@@ -137,8 +139,8 @@ class Partitioned:
                 f"has shape {shape}"
             )
         if isinstance(letters, str):
-            letters = self._placed.split(letters, kind.strip() or "activations")
-        return self._placed.storage_split(shape, letters)
+            letters = self._partitioning.split(letters, kind.strip() or "activations")
+        return self._partitioning.storage_split(shape, letters)
 
 
 def partition(
@@ -169,9 +171,9 @@ def partition(
     Raises ValueError for an unknown axis, letter or strategy, for a mesh of other than the devices
     given, and, when called, for layouts that do not fit the arguments.
     """
-    placed = Partitioning.make(mesh, strategy, overrides)
-    devices = devices_for(placed.mesh.size) if devices is None else devices
-    return Partitioned(function, placed, devices, layouts, donate, partitioner)
+    partitioning = Partitioning.make(mesh, strategy, overrides)
+    devices = devices_for(partitioning.mesh.size) if devices is None else devices
+    return Partitioned(function, partitioning, devices, layouts, donate, partitioner)
 
 
 def _flatten_like(argument: Any, layout: Any) -> list:

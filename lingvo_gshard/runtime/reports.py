@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_gshard.runtime import hlo
-from lingvo_gshard.runtime.executable import Executable
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated, describe
 
@@ -16,14 +16,14 @@ _SHOWN = 5
 def compiled(executable: Executable) -> list[str]:
     """Returns lines about a compiled program: its memory and collectives, and the warnings."""
     memory = {name: size / 2**20 for name, size in executable.memory().items()}
-    counts = hlo.count_by_kind(executable.collectives())
+    counts = summary.count_by_kind(executable.collectives())
     collectives = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"
     lines = [
         f"{executable.program.name}: {memory['peak']:.1f} MiB per device "
         f"(arguments {memory['arguments']:.1f}, temporaries {memory['temporaries']:.1f}); "
         f"collectives: {collectives}"
     ]
-    found = executable.rematerialisations()
+    found = executable.rematerializations()
     lines += [
         f"Warning: {row.operation} is made whole on every device: from {row.before} to {row.after}"
         for row in found[:_SHOWN]
@@ -31,12 +31,12 @@ def compiled(executable: Executable) -> list[str]:
     return lines + _more(len(found), "such operations")
 
 
-def unused_axes(placed: Partitioning) -> list[str]:
+def unused_axes(partitioning: Partitioning) -> list[str]:
     """Returns a line for each axis over which nothing is split."""
     return [
-        f"Warning: strategy {placed.strategy.name} splits nothing over axis {axis}: its "
-        f"{placed.mesh.axis_size(axis)} devices all compute the same"
-        for axis in placed.unused_axes
+        f"Warning: strategy {partitioning.strategy.name} splits nothing over axis {axis}: its "
+        f"{partitioning.mesh.axis_size(axis)} devices all compute the same"
+        for axis in partitioning.unused_axes
     ]
 
 

@@ -13,9 +13,9 @@ from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
-from lingvo_gshard.runtime.executable import Executable
-from lingvo_gshard.runtime.program import Program
-from lingvo_gshard.runtime.step_programs import (
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.program.step_programs import (
     PARTS,
     eval_program,
     evaluated_arrays,
@@ -81,7 +81,7 @@ class SpmdRuntime:
     def __init__(
         self,
         trainer: Trainer,
-        placed: Partitioning,
+        partitioning: Partitioning,
         devices: Sequence[jax.Device],
         partitioner: str = "gspmd",
         max_replicated_megabytes: float | None = None,
@@ -90,13 +90,15 @@ class SpmdRuntime:
         `max_replicated_megabytes` whole although the strategy splits them.
         """
         self._trainer = trainer
-        self._placed = placed
+        self._partitioning = partitioning
         self._devices = list(devices)
         self._partitioner = partitioner
-        placed.mesh.check_devices(len(self._devices))
-        self._mesh = jax.sharding.Mesh(placed.mesh.arrange(self._devices), placed.mesh.names)
+        partitioning.mesh.check_devices(len(self._devices))
+        self._mesh = jax.sharding.Mesh(
+            partitioning.mesh.arrange(self._devices), partitioning.mesh.names
+        )
         self._specs = trainer.state_specs()
-        self._arrays = state_arrays(trainer, placed)
+        self._arrays = state_arrays(trainer, partitioning)
         self._state: list[jax.Array] | None = None
         self._executables: dict[tuple, _Step] = {}
         self._notes = self._check_replicated(max_replicated_megabytes)
@@ -106,7 +108,7 @@ class SpmdRuntime:
         """The devices in words, such as `8 CPU devices as data=8`."""
         kind = self._devices[0].device_kind
         kind = kind.upper() if kind == "cpu" else kind
-        return f"{len(self._devices)} {kind} devices as {self._placed.mesh}"
+        return f"{len(self._devices)} {kind} devices as {self._partitioning.mesh}"
 
     @property
     def compile_seconds(self) -> float:
@@ -226,7 +228,7 @@ class SpmdRuntime:
         return self._executables[key]
 
     def _made_of(self) -> tuple[Trainer, Partitioning, str]:
-        return self._trainer, self._placed, self._partitioner
+        return self._trainer, self._partitioning, self._partitioner
 
     def _check_replicated(self, most: float | None) -> list[str]:
         """What is whole although the strategy splits it; ValueError if that is too much."""
@@ -234,11 +236,11 @@ class SpmdRuntime:
             row
             for part, kind in PARTS.items()
             if part in self._specs
-            for row in replicated(self._specs[part].flatten(), self._placed, kind)
+            for row in replicated(self._specs[part].flatten(), self._partitioning, kind)
         ]
         if most is not None:
             check_replicated(found, most)
-        return [*reports.unused_axes(self._placed), *reports.not_split(found)]
+        return [*reports.unused_axes(self._partitioning), *reports.not_split(found)]
 
     def _feed(self, step: _Step, batch: NumpyBatch) -> list[jax.Array]:
         inputs = step.executable.program.inputs[-len(batch) :]

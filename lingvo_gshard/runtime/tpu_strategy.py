@@ -16,9 +16,9 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.local import LocalFunction, LocalRuntime, WeightsFunction
-from lingvo_gshard.runtime.step_programs import PARTS, annotated, batch_arrays
-from lingvo_gshard.sharding import partitioning, xla
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_arrays
+from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training.trainer import Batch, Trainer
@@ -37,11 +37,11 @@ class TpuStrategyRuntime(LocalRuntime):
         self,
         trainer: Trainer,
         strategy: tf.distribute.Strategy,
-        placed: Partitioning,
+        partitioning: Partitioning,
         max_replicated_megabytes: float | None = None,
     ):
         """Raises ValueError if the strategy has several replicas, or if every core would hold more
-        than `max_replicated_megabytes` whole although the strategy of `placed` splits it.
+        than `max_replicated_megabytes` whole although the strategy of `partitioning` splits it.
         """
         if strategy.num_replicas_in_sync != 1:
             raise ValueError(
@@ -50,8 +50,8 @@ class TpuStrategyRuntime(LocalRuntime):
             )
         super().__init__(_AnnotatedTrainer(trainer))
         self._strategy = strategy
-        self._placed = placed
-        whole = _kept_whole(trainer, placed)
+        self._partitioning = partitioning
+        whole = _kept_whole(trainer, partitioning)
         if max_replicated_megabytes is not None:
             check_replicated(whole, max_replicated_megabytes)
         self._notes = reports.not_split(whole)
@@ -60,7 +60,9 @@ class TpuStrategyRuntime(LocalRuntime):
     def devices(self) -> str:
         """The devices in words, such as `8 TPU cores as data=8`."""
         first = tf.DeviceSpec.from_string(self._strategy.extended.worker_devices[0])
-        return f"{self._placed.mesh.size} {first.device_type} cores as {self._placed.mesh}"
+        return (
+            f"{self._partitioning.mesh.size} {first.device_type} cores as {self._partitioning.mesh}"
+        )
 
     def notes(self) -> list[str]:
         """Returns what there is to say since the last call: what every core holds whole."""
@@ -80,14 +82,16 @@ class TpuStrategyRuntime(LocalRuntime):
 
     def with_weights(self, function: WeightsFunction) -> LocalFunction:
         """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
-        return super().with_weights(lambda theta, ids: function(self._trainer.placed(theta), ids))
+        return super().with_weights(
+            lambda theta, ids: function(self._trainer.annotated(theta), ids)
+        )
 
     def _compile(self, function: Callable) -> Callable:
         """The strategy runs the XLA computation; annotations in it follow the partitioning."""
         computation = tf.function(function, jit_compile=True, autograph=False)
 
         def on_replica(argument: tf.Tensor | Batch) -> tf.Tensor:
-            with partitioning.use(self._placed):
+            with use_partitioning(self._partitioning):
                 return self._whole(computation(tf.nest.map_structure(self._rows, argument)))
 
         def run(argument: tf.Tensor | Batch) -> tf.Tensor:
@@ -99,7 +103,7 @@ class TpuStrategyRuntime(LocalRuntime):
     def _rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """An input, annotated as the rows of a batch are split: TPUStrategy reads it there."""
         spec = tf.TensorSpec(tensor.shape, tensor.dtype)
-        (array,) = batch_arrays({"rows": spec}, self._placed)
+        (array,) = batch_arrays({"rows": spec}, self._partitioning)
         return self._tile(tensor, array.split)
 
     def _whole(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -107,7 +111,7 @@ class TpuStrategyRuntime(LocalRuntime):
         return self._tile(tensor, ((),) * tensor.shape.rank)
 
     def _tile(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:
-        mesh = self._placed.mesh
+        mesh = self._partitioning.mesh
         return tensor if mesh.size == 1 else xla.tile(tensor, split, mesh)
 
 
@@ -132,20 +136,20 @@ class _AnnotatedTrainer:
         return annotated(new_state, self._trainer), metrics
 
     def eval_step(self, theta: NestedMap, batch: Batch) -> NestedMap:
-        return self._trainer.eval_step(self.placed(theta), batch)
+        return self._trainer.eval_step(self.annotated(theta), batch)
 
-    def placed(self, theta: NestedMap) -> NestedMap:
+    def annotated(self, theta: NestedMap) -> NestedMap:
         """Returns the weights annotated as split."""
         return annotated(NestedMap(theta=theta), self._trainer).theta
 
 
-def _kept_whole(trainer: Trainer, placed: Partitioning) -> list[Replicated]:
+def _kept_whole(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:
     """The weights and slots that the strategy splits, largest first; TPUStrategy splits none."""
     rows = []
     specs = trainer.state_specs()
     for part, kind in PARTS.items():
         for spec in specs[part].flatten() if part in specs else ():
-            if any(placed.parts(axes) > 1 for axes in placed.spec_split(spec, kind)):
+            if any(partitioning.parts(axes) > 1 for axes in partitioning.spec_split(spec, kind)):
                 size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
                 reason = "TPUStrategy gives every core all of it"
                 rows.append(Replicated(spec.path, spec.shape, size, reason))

@@ -8,8 +8,9 @@ from absl import logging
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding import partitioning, recording, xla
+from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.letters import check_layout
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 def annotate(
@@ -22,7 +23,7 @@ def annotate(
     """Returns the tensor, marked as split over the mesh as the partitioning in use splits `layout`.
 
     What no rule splits is marked as whole: a layout is an exact statement. Without a partitioning
-    (`partitioning.use`), on a mesh of one device, and outside a graph it is the identity.
+    (`use_partitioning`), on a mesh of one device, and outside a graph it is the identity.
 
     kind: 'activations', 'weights' or 'slots': whose table of letters holds.
     unsplit: letters that stay whole in this tensor.
@@ -63,7 +64,7 @@ def _annotate(
         check_layout(layout, tensor.shape.rank)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if path else str(error)) from None
-    current = partitioning.current()
+    current = current_partitioning()
     if current is None or current.mesh.size == 1:
         return tensor
     if tf.executing_eagerly():

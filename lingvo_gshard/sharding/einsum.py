@@ -4,11 +4,13 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, rematerialisation
-from lingvo_gshard.core.gradients import custom_gradient
-from lingvo_gshard.sharding import partitioning, recording
+from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.letters import check_layout
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
@@ -22,7 +24,7 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     operands = tuple(map(tf.convert_to_tensor, operands))
     _check(equation, layouts, arrow, output, operands)
     if _is_product(layouts, output):
-        kept = rematerialisation.kept()
+        kept = remat_policy.kept()
         known = kept.take(*layouts, output) if kept else None
         result = annotate(_product(*layouts, output, *operands, known), output)
         if kept:
@@ -108,7 +110,7 @@ def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) ->
 
 def _are_split(layout: str, letters: str) -> bool:
     """Whether any of these dimensions is: a merged one whose minor part is split is in no order."""
-    current = partitioning.current()
+    current = current_partitioning()
     if current is None:
         return False
     split = dict(zip(layout, current.split(layout, path=context.layer_path()), strict=True))

@@ -1,6 +1,6 @@
 """The letters that name dimensions, in variables, einsums, sharding rules and reports."""
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 
 LETTERS = {
     "B": "batch rows (packed)",

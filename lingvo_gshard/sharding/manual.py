@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.sharding import partitioning, xla
+from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 _region: contextvars.ContextVar[Partitioning | None] = contextvars.ContextVar(
@@ -124,7 +124,7 @@ def mesh_in_use() -> Mesh | None:
 
 
 def _region_in_use() -> Partitioning | None:
-    region = _region.get() or partitioning.current()
+    region = _region.get() or current_partitioning()
     if region is None or region.mesh.size == 1 or tf.executing_eagerly():
         return None
     return region
@@ -133,9 +133,9 @@ def _region_in_use() -> Partitioning | None:
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
     """Within it, annotations do nothing, and collectives know the mesh."""
-    token = _region.set(_region.get() or partitioning.current())
+    token = _region.set(_region.get() or current_partitioning())
     try:
-        with partitioning.use(None):
+        with use_partitioning(None):
             yield
     finally:
         _region.reset(token)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 
 DEVICE_ORDERS = ("contiguous", "topology")
 
@@ -23,7 +23,7 @@ _EXPECTED = "expected axes with their sizes, such as data=4,model=2"
 class Mesh:
     """Axes, each a name and a size, whose product is the number of devices.
 
-    axes: (name, size) pairs; neighbours along the last axis are neighbours in the list of devices.
+    axes: (name, size) pairs; neighbors along the last axis are neighbors in the list of devices.
     device_order: 'contiguous' puts devices in as they are listed; 'topology' so that each axis is a
         ring or torus of the interconnect, where it is known (TPU).
 

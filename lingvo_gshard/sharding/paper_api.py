@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from lingvo_gshard.sharding import partitioning, xla
+from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -127,7 +128,7 @@ def _check_ids(devices: np.ndarray, what: str) -> None:
 
 def _on_all(devices: np.ndarray, count: int, what: str) -> np.ndarray:
     """The same parts, with copies of them on those of `count` devices that have none."""
-    have = f"the mesh in use, {partitioning.current().mesh}, has {count} devices"
+    have = f"the mesh in use, {current_partitioning().mesh}, has {count} devices"
     if devices.max() >= count and devices.size <= count:
         raise ValueError(f"{what}: no device {devices.max()}; {have}, from 0 to {count - 1}")
     if count % devices.size:
@@ -138,5 +139,5 @@ def _on_all(devices: np.ndarray, count: int, what: str) -> np.ndarray:
 
 def _device_count() -> int | None:
     """The devices of the mesh in use; None where nothing says how many there will be."""
-    current = partitioning.current()
+    current = current_partitioning()
     return None if current is None else current.mesh.size

@@ -9,7 +9,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.letters import POSITIONS, check_layout
@@ -76,7 +76,7 @@ class Partitioning:
         check_layout(layout + beside, None)
         rules = dict(self.strategy.table(kind))
         for pattern, override in self.overrides:
-            if matches(pattern, path):
+            if matches_path(pattern, path):
                 rules.update(override.table(kind))
         split: dict[str, tuple[str, ...]] = {}
         claimed = set(self.taken)
@@ -117,14 +117,14 @@ class Partitioning:
         """Raises ValueError naming an override that matches no path of these layers or weights."""
         paths = list(paths)
         for pattern, _ in self.overrides:
-            if not any(matches(pattern, path) for path in paths):
+            if not any(matches_path(pattern, path) for path in paths):
                 raise ValueError(
                     f"{_OVERRIDES}: no layer or weight is named {pattern!r}. "
                     f"{names.nearest(pattern.removeprefix('task.'), paths)}"
                 )
 
 
-def matches(pattern: str, path: str) -> bool:
+def matches_path(pattern: str, path: str) -> bool:
     """Returns whether a pattern is a layer's or weight's path, or that of a layer around it.
 
     A path begins below the task: `encoder.layers[1]` is `task.encoder.layers[1]` among the Params.
@@ -144,13 +144,13 @@ _current: contextvars.ContextVar[Partitioning | None] = contextvars.ContextVar(
 )
 
 
-def current() -> Partitioning | None:
+def current_partitioning() -> Partitioning | None:
     """Returns the partitioning that annotations follow, or None where there is none."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def use(partitioning: Partitioning | None) -> Iterator[Partitioning | None]:
+def use_partitioning(partitioning: Partitioning | None) -> Iterator[Partitioning | None]:
     """Makes annotations follow a partitioning, or none, while a function is traced."""
     token = _current.set(partitioning)
     try:

@@ -23,7 +23,7 @@ class Replicated:
 
 
 def replicated(
-    specs: Iterable[VariableSpec], placed: Partitioning, kind: str = "weights", least: int = 0
+    specs: Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights", least: int = 0
 ) -> list[Replicated]:
     """Returns the specs of `least` bytes or more that are whole although some letter is split.
 
@@ -32,9 +32,9 @@ def replicated(
     found = []
     for spec in specs:
         size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
-        stored = placed.spec_storage_split(spec, kind)
-        whole = all(placed.parts(axes) == 1 for axes in stored)
-        reasons = _reasons(spec, placed, kind)
+        stored = partitioning.spec_storage_split(spec, kind)
+        whole = all(partitioning.parts(axes) == 1 for axes in stored)
+        reasons = _reasons(spec, partitioning, kind)
         if whole and reasons and size >= least:
             found.append(Replicated(spec.path, spec.shape, size, "; ".join(reasons)))
     return sorted(found, key=lambda row: -row.bytes)
@@ -58,17 +58,17 @@ def describe(row: Replicated) -> str:
     return f"{row.path} {list(row.shape)}, {row.bytes / 2**20:.1f} MiB: {row.reason}"
 
 
-def _reasons(spec: VariableSpec, placed: Partitioning, kind: str) -> list[str]:
+def _reasons(spec: VariableSpec, partitioning: Partitioning, kind: str) -> list[str]:
     """Why letters that the strategy splits are not split in this tensor, one by one."""
-    rules = placed.strategy.table(kind)
-    wanted = placed.spec_split(spec, kind)
+    rules = partitioning.strategy.table(kind)
+    wanted = partitioning.spec_split(spec, kind)
     reasons = []
     for letter, size, axes in zip(spec.layout, spec.shape, wanted, strict=True):
-        parts = placed.parts(axes)
+        parts = partitioning.parts(axes)
         if axes and size % parts:
             reasons.append(f"{letter} of {size} does not divide by {parts}")
-        elif letter in spec.unsplit and placed.parts(rules.get(letter, ())) > 1:
+        elif letter in spec.unsplit and partitioning.parts(rules.get(letter, ())) > 1:
             reasons.append(f"the layer keeps {letter} whole")
-        elif not axes and placed.parts(rules.get(letter, ())) > 1:
+        elif not axes and partitioning.parts(rules.get(letter, ())) > 1:
             reasons.append(f"an override keeps {letter} whole")
     return reasons

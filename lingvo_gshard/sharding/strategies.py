@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 from lingvo_gshard.sharding.letters import LETTERS
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 

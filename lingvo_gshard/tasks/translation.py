@@ -3,11 +3,11 @@
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
-from lingvo_gshard.layers.transformer import Memory, TransformerStack, inherit
+from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack, inherit
 from lingvo_gshard.tasks.token_loss import token_loss
 
 

@@ -34,7 +34,7 @@ to one expert first, where the buffers of `gather` have room for them.
 `depth` takes training steps of the encoder alone with each of --depths layers, compiled as one loop
 (`repeat`), and with the fewest of them also layer by layer, in turns with the loop; ratio is to
 that one's seconds. compile_seconds should not grow with depth. Both compute again what
---rematerialise says.
+--rematerialize says.
 
 `choices` takes steps of an experiment, of --num_layers layers on each side, with one of the ways to
 train a larger model at a time (docs/training.md), in turns with steps without; ratio is to those.
@@ -73,12 +73,12 @@ import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import allocator
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
 if typing.TYPE_CHECKING:
-    from lingvo_gshard.tools import _exported_bench
+    from lingvo_gshard.tools.benchmarks import exported
 
 NAME = "gshard-bench"
 SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "exported")
@@ -111,7 +111,7 @@ def define_flags() -> flags.FlagValues:
     integer("num_experts", 8, "Experts of its mixtures of experts.")
     integer("num_heads", 8, "Attention heads of each of its layers.")
     integer("num_layers", 2, "Its layers; every other one has experts.")
-    string("rematerialise", "none", "What of its layers is computed again (docs/training.md).")
+    string("rematerialize", "none", "What of its layers is computed again (docs/training.md).")
     integer("tokens", 4096, "Tokens of its batch.")
     integer("row_length", 256, "Tokens of a row of its batch.")
     integer("group_size", 1024, "Tokens that the mixtures of experts of `moe` route together.")
@@ -135,7 +135,7 @@ def main(argv: list[str]) -> int:
     subcommand, files = (words or [None])[0], []
     if subcommand == EXPORTED:
         files = words[1:]
-    _start.parse_flags(values, [a for a in argv if a not in (subcommand, *files)], __doc__)
+    startup.parse_flags(values, [a for a in argv if a not in (subcommand, *files)], __doc__)
     if subcommand not in SUBCOMMANDS:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
@@ -153,17 +153,17 @@ def measure_model(
     values: flags.FlagValues, subcommand: str, console: rich.console.Console
 ) -> tuple[str, list]:
     """Measures what TensorFlow traces, and prints it; returns the kind of device and the rows."""
-    _start.quiet_tensorflow()
-    from lingvo_gshard.tools import _model_benches
+    startup.quiet_tensorflow()
+    from lingvo_gshard.tools.benchmarks import models
 
-    return _model_benches.run(subcommand, values, console)
+    return models.run(subcommand, values, console)
 
 
 def measure_exported(
     values: flags.FlagValues, files: list[str], console: rich.console.Console
 ) -> tuple[str, list]:
     """Measures a saved step, and prints it; returns the device and the row. Without TensorFlow."""
-    from lingvo_gshard.tools import _exported_bench
+    from lingvo_gshard.tools.benchmarks import exported
 
     if len(files) != 1:
         raise ValueError(
@@ -172,15 +172,15 @@ def measure_exported(
         )
     gemm_size = values.gemm_size if values["gemm_size"].present else None
     with console.status("starting") as status:
-        row = _exported_bench.measure(
+        row = exported.measure(
             files[0], values.init_state, values.repeats, gemm_size, status.update
         )
-    device = _exported_bench.device()
+    device = exported.device()
     print_exported(console, device, row)
     return device, [row]
 
 
-def print_exported(console: rich.console.Console, device: str, row: _exported_bench.Row) -> None:
+def print_exported(console: rich.console.Console, device: str, row: exported.Row) -> None:
     """Prints the row of a saved step for a person."""
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     table.add_column(no_wrap=True)
@@ -219,7 +219,7 @@ def write_json(path: str | None, device: str, rows: list) -> None:
 def run() -> None:
     """The console script."""
     allocator.keep_pages()
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 if __name__ == "__main__":

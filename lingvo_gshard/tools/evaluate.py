@@ -28,22 +28,24 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-import numpy as np  # noqa: E402
-import rich.console  # noqa: E402
-import rich.table  # noqa: E402
+import numpy as np
+import rich.console
+import rich.table
 
-from lingvo_gshard.core import names  # noqa: E402
-from lingvo_gshard.data import files, mixing  # noqa: E402
-from lingvo_gshard.data.readers import SPLITS  # noqa: E402
-from lingvo_gshard.data.row import Row  # noqa: E402
-from lingvo_gshard.decoding import Translator, scoring  # noqa: E402
-from lingvo_gshard.tasks import LanguageModelTask, TranslationTask  # noqa: E402
-from lingvo_gshard.tools import _perplexity, _runtime, _text_scores, _trained  # noqa: E402
-from lingvo_gshard.tools._progress import Progress  # noqa: E402
+from lingvo_gshard.core.config import names
+from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.sources import files
+from lingvo_gshard.data.sources.readers import SPLITS
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.decoding import Translator, scoring
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.tools.console.progress import Progress
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.runs import perplexity, text_scores, trained_run
 
 NAME = "gshard-evaluate"
 _SAMPLES = 5
@@ -57,7 +59,7 @@ class Evaluation:
     translations: list[str]
     cut: int
     scores: dict[str, scoring.LanguageScores]
-    expectation: _perplexity.Expectation
+    expectation: perplexity.Expectation
 
 
 def define_flags() -> flags.FlagValues:
@@ -88,48 +90,48 @@ def define_flags() -> flags.FlagValues:
         "File to write to, tab-separated: language, source, reference, translation.",
         flag_values=values,
     )
-    _trained.define_decoding_flags(values)
-    _runtime.define_runtime_flags(values)
+    trained_run.define_decoding_flags(values)
+    runtime.define_runtime_flags(values)
     return values
 
 
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
-    _start.parse_flags(values, argv, __doc__)
+    startup.parse_flags(values, argv, __doc__)
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
         raise ValueError(f"--split={values.split} is unknown. {hint}")
-    run = _trained.Run(values.logdir, tasks=(TranslationTask, LanguageModelTask))
+    run = trained_run.Run(values.logdir, tasks=(TranslationTask, LanguageModelTask))
     is_language_model = issubclass(run.params.task.cls, LanguageModelTask)
     if is_language_model:
-        _text_scores.check_flags(values, run.params.name)
-    with _runtime.Launch(values, run.params) as launch:
+        text_scores.check_flags(values, run.params.name)
+    with runtime.Launch(values, run.params) as launch:
         if is_language_model:
             return _evaluate_language_model(values, run, launch)
         return _evaluate_run(values, run, launch)
 
 
 def _evaluate_language_model(
-    values: flags.FlagValues, run: _trained.Run, launch: _runtime.Launch
+    values: flags.FlagValues, run: trained_run.Run, launch: runtime.Launch
 ) -> int:
     console = rich.console.Console(quiet=not launch.is_main)
     trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
     title = f"{run.params.name}, step {trained.step:,}"
-    scores = _text_scores.evaluate(trained, values.split, console, title)
+    scores = text_scores.evaluate(trained, values.split, console, title)
     if launch.is_main and values.json:
         _write_json(values, run, trained, scores)
     return 0
 
 
-def _evaluate_run(values: flags.FlagValues, run: _trained.Run, launch: _runtime.Launch) -> int:
+def _evaluate_run(values: flags.FlagValues, run: trained_run.Run, launch: runtime.Launch) -> int:
     console = rich.console.Console(quiet=not launch.is_main)
     rows = choose_rows(
         run.input.rows(values.split), values.split, values.languages, values.max_rows_per_language
     )
     trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
     _say(console, f"{run.params.name}, step {trained.step:,}: {len(rows):,} rows of {values.split}")
-    translator = trained.translator(**_trained.decoding_options(values))
+    translator = trained.translator(**trained_run.decoding_options(values))
     evaluation = evaluate(run.params, trained, translator, rows, values.shuffled, console)
     _print(console, evaluation)
     if launch.is_main:
@@ -143,7 +145,7 @@ def _evaluate_run(values: flags.FlagValues, run: _trained.Run, launch: _runtime.
 
 
 def _write_json(
-    values: flags.FlagValues, run: _trained.Run, trained: _trained.Trained, scores: dict
+    values: flags.FlagValues, run: trained_run.Run, trained: trained_run.Trained, scores: dict
 ) -> None:
     record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
     record |= {"split": values.split, **scores}
@@ -152,7 +154,7 @@ def _write_json(
 
 def run() -> None:
     """The console script."""
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 def choose_rows(rows: list[Row], split: str, languages: list[str], most: int | None) -> list[Row]:
@@ -179,7 +181,7 @@ def choose_rows(rows: list[Row], split: str, languages: list[str], most: int | N
 
 def evaluate(
     params,
-    trained: _trained.Trained,
+    trained: trained_run.Trained,
     translator: Translator,
     rows: list[Row],
     with_shuffled: bool,
@@ -187,7 +189,7 @@ def evaluate(
 ) -> Evaluation:
     """Translates the rows and scores them."""
     with Progress(console, "Cross-entropy", "rows", len(rows)) as progress:
-        expectation = _perplexity.measure(params, trained, rows, progress.update)
+        expectation = perplexity.measure(params, trained, rows, progress.update)
     sources = [row.source for row in rows]
     with Progress(console, "Translating", "rows", len(rows)) as progress:
         translations = translator.translate(sources, progress.update)

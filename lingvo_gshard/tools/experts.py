@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import sys
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-import rich.console  # noqa: E402
+import rich.console
 
-from lingvo_gshard.core import names  # noqa: E402
-from lingvo_gshard.tools import _experts_prune, _experts_report, _experts_upcycle  # noqa: E402
+from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.expert_tools import prune, upcycle
+from lingvo_gshard.tools.expert_tools import report as experts_report
 
 NAME = "gshard-experts"
 SUBCOMMANDS = {
-    "report": _experts_report,
-    "upcycle": _experts_upcycle,
-    "prune": _experts_prune,
+    "report": experts_report,
+    "upcycle": upcycle,
+    "prune": prune,
 }
 STANDARD_OUTPUT = "-"
 # Where nobody can widen a window, lines are as long as a table needs.
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
-    if subcommand is None and any(argument in _start.HELP for argument in argv[1:]):
+    if subcommand is None and any(argument in startup.HELP for argument in argv[1:]):
         print(__doc__.strip())
         return 0
     if subcommand not in SUBCOMMANDS:
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     module = SUBCOMMANDS[subcommand]
     values = module.define_flags()
     argv = [*argv[: argv.index(subcommand)], *argv[argv.index(subcommand) + 1 :]]
-    _start.parse_flags(values, argv, module.__doc__)
+    startup.parse_flags(values, argv, module.__doc__)
     on_standard_output = "json" in values and values.json == STANDARD_OUTPUT
     module.run(values, _console(on_standard_output))
     return 0
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 def run() -> None:
     """The console script."""
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 def _console(to_standard_error: bool) -> rich.console.Console:

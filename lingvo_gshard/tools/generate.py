@@ -26,14 +26,13 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-from lingvo_gshard.decoding import Sampling, Text, Writer  # noqa: E402
-from lingvo_gshard.tasks.language_model import LanguageModelTask  # noqa: E402
-from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
-from lingvo_gshard.tools._lines import (  # noqa: E402
+from lingvo_gshard.decoding import Sampling, Text, Writer
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tools.console.line_input import (
     Lines,
     answer,
     define_line_flags,
@@ -41,6 +40,8 @@ from lingvo_gshard.tools._lines import (  # noqa: E402
     warn,
     write,
 )
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.runs import trained_run
 
 NAME = "gshard-generate"
 
@@ -82,18 +83,18 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_bool("json", False, "Write JSON, a line for each beginning.", flag_values=values)
     define_line_flags(values)
-    _runtime.define_runtime_flags(values, in_cluster=False)
+    runtime.define_runtime_flags(values, in_cluster=False)
     return values
 
 
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
-    _start.parse_flags(values, argv, __doc__)
+    startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
     sampling = Sampling(values.temperature, values.top_k, values.top_p)
-    run = _trained.Run(values.logdir, (LanguageModelTask,))
-    launch = _runtime.Launch(values, run.params)
+    run = trained_run.Run(values.logdir, (LanguageModelTask,))
+    launch = runtime.Launch(values, run.params)
     lines = Lines(sys.stdin.buffer)
     trained = run.restore(launch, say=warn)
     typed = sys.stdin.isatty()
@@ -116,7 +117,7 @@ def main(argv: list[str]) -> int:
 
 def run() -> None:
     """The console script."""
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> None:

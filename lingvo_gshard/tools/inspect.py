@@ -36,18 +36,19 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-import rich.console  # noqa: E402
+import rich.console
 
-from lingvo_gshard.core import names  # noqa: E402
-from lingvo_gshard.data import files  # noqa: E402
-from lingvo_gshard.runtime.program import Program  # noqa: E402
-from lingvo_gshard.tools import _inspection, _inspection_tables, _runtime  # noqa: E402
-from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
-from lingvo_gshard.tools._untrained import make_trainer  # noqa: E402
+from lingvo_gshard.core.config import names
+from lingvo_gshard.data.sources import files
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.inspection import inspection, tables
+from lingvo_gshard.tools.runs.untrained import make_trainer
 
 NAME = "gshard-inspect"
 STANDARD_OUTPUT = "-"
@@ -59,7 +60,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
-    _runtime.define_partitioning_flags(values)
+    runtime.define_partitioning_flags(values)
     flags.DEFINE_boolean(
         "slots", False, "Lists the optimizer's slots beside the weights.", flag_values=values
     )
@@ -71,8 +72,8 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_string(
         "function",
-        _inspection.FUNCTIONS[0],
-        f"What --compile compiles and --program saves: {', '.join(_inspection.FUNCTIONS)}.",
+        inspection.FUNCTIONS[0],
+        f"What --compile compiles and --program saves: {', '.join(inspection.FUNCTIONS)}.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -94,41 +95,46 @@ def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
     argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
-    _start.parse_flags(values, argv, __doc__)
-    _runtime.check_choices(values)
-    if values.function not in _inspection.FUNCTIONS:
-        hint = names.nearest(values.function, _inspection.FUNCTIONS)
+    startup.parse_flags(values, argv, __doc__)
+    runtime.check_choices(values)
+    if values.function not in inspection.FUNCTIONS:
+        hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise ValueError(f"--function={values.function} is unknown. {hint}")
     params = experiment_params(values)
-    mesh = _runtime.mesh_asked_for(values, params)
+    mesh = runtime.mesh_asked_for(values, params)
     if mesh is None:
         raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
-    placed = _runtime.placed_on(mesh, values, params)
+    partitioning = runtime.partitioning_for(mesh, values, params)
     trainer = make_trainer(params)
-    _runtime.check_overrides(placed, trainer)
+    runtime.check_overrides(partitioning, trainer)
     console = _console(values.json == STANDARD_OUTPUT)
-    split = _inspection.split(trainer, placed)
-    _inspection_tables.print_split(console, params.name, placed, split, values.slots)
-    pipelines = _inspection.pipelines(trainer)
-    _inspection_tables.print_pipelines(console, pipelines)
-    _inspection.check_replicated(split, values.max_replicated_mb)
-    record = {"experiment": params.name, **_inspection.split_record(placed, split, values.slots)}
+    split = inspection.split(trainer, partitioning)
+    tables.print_split(console, params.name, partitioning, split, values.slots)
+    pipelines = inspection.pipelines(trainer)
+    tables.print_pipelines(console, pipelines)
+    inspection.check_replicated(split, values.max_replicated_mb)
+    record = {
+        "experiment": params.name,
+        **inspection.split_record(partitioning, split, values.slots),
+    }
     record["pipelines"] = pipelines
     if values.compile or values.program:
-        program = _inspection.lower(values.function, params, trainer, placed, values.partitioner)
+        program = inspection.lower(
+            values.function, params, trainer, partitioning, values.partitioner
+        )
         if values.program:
             _save(program, values.program, console)
         if values.compile:
-            step = _inspection.compile_program(program, trainer.task)
-            _inspection_tables.print_compiled(console, step)
-            record["compiled"] = _inspection.compiled_record(step)
+            step = inspection.compile_program(program, trainer.task)
+            tables.print_compiled(console, step)
+            record["compiled"] = inspection.compiled_record(step)
     _write(values.json, json.dumps(record, indent=1))
     return 0
 
 
 def run() -> None:
     """The console script."""
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 def _console(to_standard_error: bool) -> rich.console.Console:
@@ -141,7 +147,7 @@ def _save(program: Program, path: str, console: rich.console.Console) -> None:
         program.save(path)
     except OSError as error:
         raise ValueError(f"--program={path} cannot be written: {error.strerror}") from None
-    _inspection_tables.say(console, f"{program.name} for {program.mesh} saved in {path}")
+    tables.say(console, f"{program.name} for {program.mesh} saved in {path}")
 
 
 def _write(path: str | None, text: str) -> None:

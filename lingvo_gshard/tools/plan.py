@@ -26,7 +26,7 @@ What to split, and over which axes, can be looked for:
     gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16 --search
 
 has a cost model look at every mesh, tables of letters for each group of layers, and policies of
-rematerialisation, compiles the best, and prints the flags to use.
+rematerialization, compiles the best, and prints the flags to use.
 
 The GShard paper's published figures stand beside ours, each experiment planned on its own cores, in
 
@@ -49,35 +49,25 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-import rich.console  # noqa: E402
+import rich.console
 
-from lingvo_gshard.core.params import Params  # noqa: E402
-from lingvo_gshard.data import files  # noqa: E402
-from lingvo_gshard.planning import (  # noqa: E402
-    compilation,
-    picture,
-    plan_diff,
-    planner,
-    stages,
-    topologies,
-)
-from lingvo_gshard.planning.plan import Plan  # noqa: E402
-from lingvo_gshard.planning.topologies import Topology  # noqa: E402
-from lingvo_gshard.sharding.mesh import Mesh  # noqa: E402
-from lingvo_gshard.tools import (  # noqa: E402
-    _plan_paper,
-    _plan_search,
-    _plan_tables,
-    _remedies,
-    _runtime,
-)
-from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
-from lingvo_gshard.tools._stages import Stages  # noqa: E402
-from lingvo_gshard.tools._untrained import batch_specs, make_trainer  # noqa: E402
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources import files
+from lingvo_gshard.planning import compilation, picture, planner, stages
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan import diff
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tools.console.stages import Stages
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.plan_tools import paper, search, suggestions, tables
+from lingvo_gshard.tools.runs.untrained import batch_specs, make_trainer
 
 NAME = "gshard-plan"
 DIFF = "diff"
@@ -101,7 +91,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_boolean(
         "list_topologies", False, "Shows the machines that can be planned for.", flag_values=values
     )
-    _runtime.define_splitting_flags(values)
+    runtime.define_splitting_flags(values)
     flags.DEFINE_float(
         "tokens", None, "Tokens to train on in all, to say what they cost.", 0.0, flag_values=values
     )
@@ -121,8 +111,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "html", None, "File for the plan as a page to look at in a browser.", flag_values=values
     )
-    _plan_search.define_search_flags(values)
-    _plan_paper.define_paper_flags(values)
+    search.define_search_flags(values)
+    paper.define_paper_flags(values)
     flags.DEFINE_boolean(
         "allow_other_versions",
         False,
@@ -137,7 +127,7 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     compared, argv = _compared(argv)
-    _start.parse_flags(values, argv, __doc__)
+    startup.parse_flags(values, argv, __doc__)
     console = _console(STANDARD_OUTPUT in (values.json, values.html))
     _check_files(values)
     if values.tokens is not None and not 0 < values.tokens < math.inf:
@@ -153,15 +143,15 @@ def main(argv: list[str]) -> int:
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
-    _runtime.check_choices(values)
+    runtime.check_choices(values)
     if values.search:
         return _search(values, params, topology, console)
     with Stages() as shown, stages.told_to(shown.begin):
         record = plan_experiment(values, params, topology).to_json()
         if not record["fits"]:
-            tries = _remedies.Remedies(values, params, topology, plan_experiment)
+            tries = suggestions.Remedies(values, params, topology, plan_experiment)
             record["remedies"] = tries.until_one_fits(values.remedies, shown.say)
-    _plan_tables.print_plan(record, console)
+    tables.print_plan(record, console)
     _write("json", values.json, json.dumps(record, indent=1) + "\n")
     if values.html:
         _write("html", values.html, picture.to_html(record))
@@ -170,21 +160,21 @@ def main(argv: list[str]) -> int:
 
 def plan_experiment(values: flags.FlagValues, params: Params, topology: Topology) -> Plan:
     """Returns the plan of an experiment's training step, split as flags or Params say."""
-    mesh = _runtime.mesh_asked_for(values, params)
+    mesh = runtime.mesh_asked_for(values, params)
     mesh = mesh or Mesh((("data", topology.devices),), values.device_order)
     compilation.check_mesh(mesh, topology)
-    placed = _runtime.placed_on(mesh, values, params)
+    partitioning = runtime.partitioning_for(mesh, values, params)
     trainer = make_trainer(params)
-    _runtime.check_overrides(placed, trainer)
+    runtime.check_overrides(partitioning, trainer)
     batch = batch_specs(params)
     return planner.plan_step(
-        trainer, batch, placed, topology, params.name, values.partitioner, values.tokens
+        trainer, batch, partitioning, topology, params.name, values.partitioner, values.tokens
     )
 
 
 def run() -> None:
     """The console script."""
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -203,11 +193,11 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
         if values[name].present and name not in _DIFF_FLAGS:
             valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
             raise ValueError(f"--{name}={values[name].value} is none of {DIFF}'s flags, {valid}")
-    before, after = (plan_diff.load(path) for path in compared)
-    changes = plan_diff.diff(
+    before, after = (diff.load(path) for path in compared)
+    changes = diff.diff(
         before, after, allow_other_versions=values.allow_other_versions, names=tuple(compared)
     )
-    _plan_tables.print_diff(changes, console)
+    tables.print_diff(changes, console)
     rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
     _write("json", values.json, json.dumps(rows, indent=1) + "\n")
     return 0
@@ -217,22 +207,22 @@ def _search(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     with Stages() as shown, stages.told_to(shown.begin):
-        found = _plan_search.find(values, params, topology, shown.say)
-    _plan_search.print_found(found, console)
+        found = search.find(values, params, topology, shown.say)
+    search.print_found(found, console)
     if found.plan:
-        _plan_tables.print_plan(found.plan.to_json(), console)
-    _write("json", values.json, json.dumps(_plan_search.to_json(found), indent=1) + "\n")
+        tables.print_plan(found.plan.to_json(), console)
+    _write("json", values.json, json.dumps(search.to_json(found), indent=1) + "\n")
     if values.html and found.plan:
         _write("html", values.html, picture.to_html(found.plan.to_json()))
     return 0 if found.result.best else 1
 
 
 def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
-    _runtime.check_choices(values)
-    record = _plan_paper.compare(values, plan_experiment, console)
-    _plan_paper.print_comparison(record, console)
+    runtime.check_choices(values)
+    record = paper.compare(values, plan_experiment, console)
+    paper.print_comparison(record, console)
     _write("json", values.json, json.dumps(record, indent=1) + "\n")
-    return _plan_paper.exit_code(record)
+    return paper.exit_code(record)
 
 
 def _console(to_standard_error: bool) -> rich.console.Console:

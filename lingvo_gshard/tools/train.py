@@ -29,23 +29,24 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-import rich.console  # noqa: E402
+import rich.console
 
-from lingvo_gshard.core import gin_binding, registry  # noqa: E402
-from lingvo_gshard.core.params import Params  # noqa: E402
-from lingvo_gshard.runtime import allocator  # noqa: E402
-from lingvo_gshard.tools import _runtime, _summary  # noqa: E402
-from lingvo_gshard.tools._experiment import define_experiment_flags, experiment_params  # noqa: E402
-from lingvo_gshard.training.checkpoint import Checkpoint, CheckpointStore  # noqa: E402
-from lingvo_gshard.training.diagnosis import NonFiniteError  # noqa: E402
-from lingvo_gshard.training.logdir import Logdir  # noqa: E402
-from lingvo_gshard.training.loop import Loop, Outcome  # noqa: E402
-from lingvo_gshard.training.params_text import experiment_from_text  # noqa: E402
-from lingvo_gshard.training.signals import StoppedError, StopRequest  # noqa: E402
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.runtime import allocator
+from lingvo_gshard.tools.console import summary
+from lingvo_gshard.tools.flags import runtime as runtime
+from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.loop import Loop, Outcome
+from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
+from lingvo_gshard.training.params_text import experiment_from_text
+from lingvo_gshard.training.signals import StoppedError, StopRequest
 
 NAME = "gshard-train"
 
@@ -59,7 +60,7 @@ def define_flags() -> flags.FlagValues:
         "steps", None, "Steps to train in all; sets trainer.steps.", 1, flag_values=values
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
-    _runtime.define_runtime_flags(values)
+    runtime.define_runtime_flags(values)
     flags.DEFINE_boolean("list", False, "Lists the experiments and exits.", flag_values=values)
     return values
 
@@ -67,7 +68,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
-    _start.parse_flags(values, argv, __doc__)
+    startup.parse_flags(values, argv, __doc__)
     console = rich.console.Console()
     if values.list:
         _list_experiments(console)
@@ -76,9 +77,9 @@ def main(argv: list[str]) -> int:
     if not values.logdir:
         raise ValueError("--logdir is missing: the directory for checkpoints and metrics")
     logdir = Logdir(values.logdir)
-    command = _start.command_line(NAME, "lingvo_gshard.tools.train", argv)
+    command = startup.command_line(NAME, "lingvo_gshard.tools.train", argv)
     try:
-        with StopRequest() as stop, _runtime.Launch(values, params) as launch:
+        with StopRequest() as stop, runtime.Launch(values, params) as launch:
             launch.cluster.logdir = logdir
             launch.check_workers(params)
             console = rich.console.Console(quiet=not launch.is_main)
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> int:
 
 def train(
     params: Params,
-    launch: _runtime.Launch,
+    launch: runtime.Launch,
     logdir: Logdir,
     stop: StopRequest,
     console: rich.console.Console,
@@ -118,7 +119,7 @@ def train(
         if checkpoint:
             _say(console, f"Going on from the checkpoint of step {checkpoint.step:,}")
             _warn_of_another_end(console, params, checkpoint)
-        _summary.print_summary(console, params, input_, trainer, runtime)
+        summary.print_summary(console, params, input_, trainer, runtime)
         loop = Loop(params, trainer, runtime, input_, logdir, store, stop, console)
         return loop.run(checkpoint)
     finally:
@@ -138,7 +139,7 @@ def with_vocabulary_sizes(task: Params, input_: object) -> Params:
 def run() -> None:
     """The console script."""
     allocator.keep_pages()
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 def _params(values: flags.FlagValues) -> Params:

@@ -18,13 +18,12 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-from lingvo_gshard.decoding import Translator  # noqa: E402
-from lingvo_gshard.tools import _runtime, _trained  # noqa: E402
-from lingvo_gshard.tools._lines import (  # noqa: E402
+from lingvo_gshard.decoding import Translator
+from lingvo_gshard.tools.console.line_input import (
     Lines,
     answer,
     define_line_flags,
@@ -32,6 +31,8 @@ from lingvo_gshard.tools._lines import (  # noqa: E402
     warn,
     write,
 )
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.runs import trained_run
 
 NAME = "gshard-translate"
 
@@ -45,35 +46,35 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
     define_line_flags(values)
-    _trained.define_decoding_flags(values)
-    _runtime.define_runtime_flags(values, in_cluster=False)
+    trained_run.define_decoding_flags(values)
+    runtime.define_runtime_flags(values, in_cluster=False)
     return values
 
 
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. ValueError for a user's mistake."""
     values = define_flags()
-    _start.parse_flags(values, argv, __doc__)
+    startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
-    run = _trained.Run(values.logdir)
-    launch = _runtime.Launch(values, run.params)
+    run = trained_run.Run(values.logdir)
+    launch = runtime.Launch(values, run.params)
     lines = Lines(sys.stdin.buffer)
     trained = run.restore(launch, say=warn)
     if sys.stdin.isatty():
         warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
-    translators = _Translators(trained, _trained.decoding_options(values))
+    translators = _Translators(trained, trained_run.decoding_options(values))
     return answer(lines, functools.partial(_respond, translators), skip_bad)
 
 
 def run() -> None:
     """The console script."""
-    _start.run_program(NAME, main)
+    startup.run_program(NAME, main)
 
 
 class _Translators:
     """The model in small batches for few lines, in large ones for many; each made on first use."""
 
-    def __init__(self, trained: _trained.Trained, options: dict[str, object]):
+    def __init__(self, trained: trained_run.Trained, options: dict[str, object]):
         self._trained, self._options = trained, options
 
     def for_lines(self, count: int) -> Translator:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optimizers import SCOPE, Keep
+from lingvo_gshard.training.optim.optimizer import SCOPE, Keep
 
 # The part of a trainer's state.
 PART = "averages"

@@ -22,9 +22,9 @@ import math
 from collections.abc import Iterator
 
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 

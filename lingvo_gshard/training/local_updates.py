@@ -7,10 +7,10 @@ import math
 
 import tensorflow as tf
 
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.training.momentum import Momentum
+from lingvo_gshard.training.optim.momentum import Momentum
 
 # The axis of the mesh over which workers stand, and the parts of their runtime's state.
 AXIS = "worker"

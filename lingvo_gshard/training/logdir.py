@@ -8,7 +8,7 @@ import pathlib
 import secrets
 import time
 
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.params_text import experiment_from_text
 

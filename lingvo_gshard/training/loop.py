@@ -11,21 +11,21 @@ from typing import Any, Protocol
 import numpy as np
 import rich.console
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint import IN_WORDS, Checkpoint, CheckpointStore, unflatten
-from lingvo_gshard.training.diagnosis import NonFiniteError, diagnose
-from lingvo_gshard.training.expert_balance import ExpertBalance
+from lingvo_gshard.training.checkpoint.store import IN_WORDS, Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.metrics import (
+from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
+from lingvo_gshard.training.monitoring.expert_balance import ExpertBalance
+from lingvo_gshard.training.monitoring.metrics import (
     MetricsWriter,
     NoWriter,
     Row,
     WeightedMeans,
     perplexity,
 )
-from lingvo_gshard.training.progress import Progress
+from lingvo_gshard.training.monitoring.progress import Progress
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Configurable, Params
 
 # The part of a trainer's state.
 PART = "loss_scale"

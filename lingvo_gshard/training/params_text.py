@@ -7,8 +7,8 @@ import importlib
 import re
 from typing import Any
 
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
 
 
 def experiment_from_text(text: str) -> Params:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.params import Params
 
 _KNOB = "trainer.precision"
 _DEFAULT = "float32"

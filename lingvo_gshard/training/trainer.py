@@ -11,15 +11,16 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import Layer, VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Configurable, Params
-from lingvo_gshard.training import averages, loss_scale, micro_batches, optimizers, precision
-from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training import averages, loss_scale, micro_batches, precision
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
-from lingvo_gshard.training.schedules import InverseSquareRoot
+from lingvo_gshard.training.optim import optimizer
+from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 
 Batch = dict[str, tf.Tensor]
 
@@ -148,7 +149,7 @@ class Trainer(Configurable):
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         scale = state.loss_scale.scale if self.loss_scale else None
         loss, metrics, gradients = self.gradients(state.theta, batch, key, scale=scale)
-        with tf.name_scope(f"{optimizers.SCOPE}/"):
+        with tf.name_scope(f"{optimizer.SCOPE}/"):
             norm = self._norm(gradients)
             learning_rate = self.schedule(state.step)
             gradients = self._scaled(gradients, _clip_scale(norm, self.p.clip_norm))

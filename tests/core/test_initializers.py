@@ -1,4 +1,4 @@
-"""Initialisers: the moments their names promise, a function of the key alone."""
+"""Initializers: the moments their names promise, a function of the key alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Layer: paths, specs, stateless initialisation, and what a pass leaves in the context."""
+"""Layer: paths, specs, stateless initialization, and what a pass leaves in the context."""
 
 import numpy as np
 import pytest

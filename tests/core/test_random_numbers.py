@@ -25,7 +25,7 @@ def test_keys_differ_by_name_and_by_key():
     assert len(keys) == 9
 
 
-def test_hashed_keys_of_neighbours_have_nothing_in_common():
+def test_hashed_keys_of_neighbors_have_nothing_in_common():
     keys = np.array(
         [
             random_numbers.hashed_fold_in_word(tf.constant([1, step]), word).numpy()
@@ -83,7 +83,7 @@ def hashed_uniform(key, size: int = 1 << 18) -> np.ndarray:
 
 
 @pytest.mark.parametrize("key", [(0, 0), (5, 9), (-7, 2**31 - 1)])
-def test_hashed_words_are_uniform_and_independent_of_their_neighbours(key):
+def test_hashed_words_are_uniform_and_independent_of_their_neighbors(key):
     numbers = hashed_uniform(key)
     assert stats.kstest(numbers, "uniform").pvalue > 0.001
     for distance in (1, 2, 128, 4096):

@@ -2,7 +2,7 @@
 
 import itertools
 
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary_trainer import VocabularyTrainer
 
 SIZE = 300

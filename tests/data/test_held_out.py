@@ -4,7 +4,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.sources.row import Row
 
 _WORDS = st.lists(st.sampled_from("the a red green cat dog sees eats on".split()), max_size=8)
 _ROWS = st.lists(

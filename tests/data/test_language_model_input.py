@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from lingvo_gshard.data.batching.packing import EOS_ID
 from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.data.packing import EOS_ID
-from lingvo_gshard.data.text import TextReader
+from lingvo_gshard.data.sources.text import TextReader
 from tests.data import corpora
 
 

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_gshard.data import cleaning, moses, translation_input, tsv
+from lingvo_gshard.data import translation_input
+from lingvo_gshard.data.sources import cleaning, moses, tsv
 from lingvo_gshard.data.translation_input import TranslationInput
 from tests.data import corpora
 

@@ -6,7 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data import cleaning, vocabulary
+from lingvo_gshard.data import vocabulary
+from lingvo_gshard.data.sources import cleaning
 from lingvo_gshard.data.vocabulary import Vocabulary
 from tests.data import corpora
 

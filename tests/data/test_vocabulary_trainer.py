@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 from lingvo_gshard.data import vocabulary_trainer
-from lingvo_gshard.data.row import Row
+from lingvo_gshard.data.sources.row import Row
 from tests.data import corpora
 
 

@@ -62,7 +62,7 @@ def test_what_is_too_long_is_cut_and_named(translator):
     assert translator.longest == 64
 
 
-def test_sentences_are_normalised_as_in_training(translator):
+def test_sentences_are_normalized_as_in_training(translator):
     plain = translator.translate(["groß der Hund"]).texts
     assert translator.translate(["  groß\tder \u00ad Hund \n"]).texts == plain
 

@@ -16,9 +16,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.layers.attention.mask import segment_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.embedding import (
     LearnedPositions,
@@ -38,13 +39,12 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
-from lingvo_gshard.layers.repeat import Repeat
-from lingvo_gshard.layers.segment_bias import segment_bias
-from lingvo_gshard.layers.transformer import Memory, TransformerLayer, TransformerStack
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.transformer import Memory, TransformerLayer, TransformerStack
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
-from tests.layers import attention_options as attentions
+from tests.layers.attention import attention_options as attentions
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
 
@@ -299,7 +299,7 @@ CASES = (
     Case(
         "MoE.sigmoid.loop",
         Repeat.params().set(
-            body=(_routed_by(SigmoidRouter.params()),), times=2, rematerialise="full"
+            body=(_routed_by(SigmoidRouter.params()),), times=2, rematerialize="full"
         ),
         _on_x_and_mask,
     ),
@@ -326,7 +326,7 @@ CASES = (
     Case("TransformerStack.decoder", _stack(model_dim=M, is_decoder=True), _decoder_stack, True),
     Case(
         "TransformerStack.loop",
-        _stack(model_dim=M, is_decoder=True, repeat=True, rematerialise="products", moe_every=1),
+        _stack(model_dim=M, is_decoder=True, repeat=True, rematerialize="products", moe_every=1),
         _decoder_stack,
         draws=True,
     ),

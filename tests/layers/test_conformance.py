@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.experiment import Experiment
+from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.letters import check_layout

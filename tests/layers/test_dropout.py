@@ -40,7 +40,7 @@ def test_masks_depend_on_seed_and_path():
     assert not np.array_equal(drop(x, 0.5), drop(x, 0.5, path="other"))
 
 
-def test_neighbours_are_independent():
+def test_neighbors_are_independent():
     kept = drop(np.ones((256, 64), np.float32), 0.5).numpy() > 0
     for distance in (1, 2, 3):
         agree = (kept[:, distance:] == kept[:, :-distance]).mean()

@@ -1,4 +1,4 @@
-"""Normalisations against their formulas, and what they must not depend on."""
+"""Normalizations against their formulas, and what they must not depend on."""
 
 import numpy as np
 import pytest
@@ -26,10 +26,10 @@ def test_layer_norm_is_the_formula(epsilon):
     layer, theta = make(LayerNorm, epsilon=epsilon)
     x = activations(2, 3)
     exact = x.astype(np.float64)
-    normalised = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
+    normalized = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
         exact.var(-1, keepdims=True) + epsilon
     )
-    expected = normalised * theta.scale.numpy() + theta.bias.numpy()
+    expected = normalized * theta.scale.numpy() + theta.bias.numpy()
     assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
 
 

@@ -7,15 +7,15 @@ import shlex
 import pytest
 
 import lingvo_gshard.params  # noqa: F401
-from lingvo_gshard.core import registry
+from lingvo_gshard.core.config import registry
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.planning import topologies
+from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import flops
-from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 from lingvo_gshard.training.params_text import experiment_from_text
-from lingvo_gshard.training.schedules import InverseSquareRoot
 
 BILLION = 10**9
 MILLION = 2**20
@@ -84,8 +84,8 @@ def test_all_are_there():
 def test_each_can_be_built(name):
     trainer = trainer_of(name)
     params = params_of(name)
-    placed = Partitioning.make(params.sharding.mesh, params.sharding.strategy)
-    assert placed.unused_axes == ()
+    partitioning = Partitioning.make(params.sharding.mesh, params.sharding.strategy)
+    assert partitioning.unused_axes == ()
     assert trainer.state_specs().slots.flatten()
     assert set(params.input.cls.batch_spec(params.input)) >= {"source_ids", "target_labels"}
     assert not params.diff(experiment_from_text(params.to_text()))

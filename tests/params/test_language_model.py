@@ -1,4 +1,4 @@
-"""The experiments in language modelling: what each is, and as large as was published."""
+"""The experiments in language modeling: what each is, and as large as was published."""
 
 import math
 import re
@@ -7,14 +7,14 @@ import shlex
 import pytest
 
 import lingvo_gshard.params  # noqa: F401
-from lingvo_gshard.core import gin_binding, registry
-from lingvo_gshard.data.text import TextReader
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.planning import topologies
+from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import flops
-from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.params_text import experiment_from_text
 
 BILLION = 10**9
@@ -95,7 +95,7 @@ def test_those_to_plan_fit_their_machine(name):
     part = Mesh.parse(params.sharding.mesh).axis_size("data") * params.trainer.micro_batches
     assert rows % part == 0
     assert params.trainer.precision == "bfloat16"
-    assert params.task.decoder.repeat and params.task.decoder.rematerialise == "full"
+    assert params.task.decoder.repeat and params.task.decoder.rematerialize == "full"
 
 
 @pytest.mark.parametrize("name", ["glam_64b_64e", "gpt3_175b"])

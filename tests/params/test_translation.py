@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 import lingvo_gshard.params  # noqa: F401
-from lingvo_gshard.core import gin_binding, registry
-from lingvo_gshard.data import gettext, moses, tsv
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.data.sources import gettext, moses, tsv
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.training.params_text import experiment_from_text
 

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer, scope_name
-from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.hlo.reader import OperationList, read_operations
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.planning import topologies
-from lingvo_gshard.planning.hlo_operations import OperationList, read_operations
+from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.mesh import Mesh

@@ -43,7 +43,7 @@ def example_plan(strategy: str = "expert") -> dict:
     moving = sum(row["communication_seconds"] for row in layers)
     bound = max(sum(row["seconds_bound"] for row in layers) - moving, moving)
     useful = sum(row["flops"] for row in layers if row["phase"] in ("forward", "backward"))
-    again = sum(row["flops"] for row in layers if row["phase"] == "rematerialised")
+    again = sum(row["flops"] for row in layers if row["phase"] == "rematerialized")
     total = sum(math.prod(row["shape"]) for row in tensors if row["kind"] == "weights")
     return {
         "format": 1,
@@ -65,7 +65,7 @@ def example_plan(strategy: str = "expert") -> dict:
         "flops": {
             "useful": int(useful * 0.93),
             "executed": int((useful + again) * 1.02),
-            "rematerialised": int(again),
+            "rematerialized": int(again),
             "dispatch": int(useful * 0.04),
             "padding": int(useful * 0.03),
         },
@@ -102,7 +102,7 @@ def too_large() -> dict:
     memory["peak"] += 14 * 2**30
     plan["fits"] = False
     plan["remedies"] = [
-        {"change": "--gin_param='task.rematerialisation=\"layer\"'", "fits": True}
+        {"change": "--gin_param='task.rematerialization=\"layer\"'", "fits": True}
         | {"peak": 9 * 2**30, "seconds_per_step": 0.41},
         {"change": "--gin_param='input.batch_rows=4096'", "fits": False}
         | {"peak": 17 * 2**30, "seconds_per_step": 0.19},
@@ -183,7 +183,7 @@ def _memory(tensors: list[dict]) -> dict:
 
 def _layers(collectives: list[dict]) -> list[dict]:
     both = ("self_attention", "cross_attention")
-    backward = ("rematerialised", "backward")
+    backward = ("rematerialized", "backward")
     order = [
         ("encoder/embedding", "forward", 1), *_loop("encoder", both[:1], ("forward",)),
         ("decoder/embedding", "forward", 1), *_loop("decoder", both, ("forward",)),
@@ -233,7 +233,7 @@ def _layer(layer: str, phase: str, times: int, collectives: list[dict]) -> dict:
 def _collectives() -> list[dict]:
     rows = []
     for stack in ("encoder", "decoder"):
-        for phase in ("forward", "rematerialised", "backward"):
+        for phase in ("forward", "rematerialized", "backward"):
             moe = f"{stack}/layers/body_1/moe"
             rows.append(_collective("all-to-all", moe, phase, "float32", 8_388_608, 6, 1.29e-3))
         rows.append(

@@ -4,8 +4,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.hlo import reader as hlo_operations
+from lingvo_gshard.hlo import text as hlo_text
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.planning import hlo_operations, hlo_text, topologies
+from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.mesh import Mesh

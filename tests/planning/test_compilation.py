@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.planning import compilation, libtpu, stages, topologies
+from lingvo_gshard.planning import compilation, stages
+from lingvo_gshard.planning.machines import libtpu, topologies
 from lingvo_gshard.runtime.partition import Partitioned
-from lingvo_gshard.runtime.program import memory_bytes, using_partitioner
+from lingvo_gshard.runtime.program.program import memory_bytes, using_partitioner
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 GIB = 2**30
@@ -18,9 +19,12 @@ MEMORY = {"arguments": 3 * GIB, "outputs": GIB, "temporaries": 5, "code": 7, "pe
 
 def program(topology: str, rows: int = 64):
     machine = topologies.get(topology)
-    placed = Partitioning.make(f"data={machine.devices}", "data")
+    partitioning = Partitioning.make(f"data={machine.devices}", "data")
     partitioned = Partitioned(
-        lambda x, w: tf.nn.softmax(x @ w), placed, machine.compile_devices(), ["BM", "weights:MH"]
+        lambda x, w: tf.nn.softmax(x @ w),
+        partitioning,
+        machine.compile_devices(),
+        ["BM", "weights:MH"],
     )
     return partitioned.lower(tf.TensorSpec((rows, 32)), tf.TensorSpec((32, 16)))
 

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning import compilation, hlo_text, memory, topologies
+from lingvo_gshard.hlo import text as hlo_text
+from lingvo_gshard.planning import compilation, memory
+from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -23,9 +25,9 @@ def compiled(topology: str, donate=()):
         slot_MH = 0.9 * slot_MH + tf.matmul(x_BM, tf.nn.softmax(h_BH), transpose_a=True)
         return w_MH - slot_MH, slot_MH, tf.reduce_sum(h_BH)
 
-    placed = Partitioning.make("data=4,model=2", "data_tensor")
+    partitioning = Partitioning.make("data=4,model=2", "data_tensor")
     layouts = ["BM", "weights:MH", "slots:MH"]
-    partitioned = Partitioned(step, placed, machine.compile_devices(), layouts, donate)
+    partitioned = Partitioned(step, partitioning, machine.compile_devices(), layouts, donate)
     weight = tf.TensorSpec((WIDTH, HIDDEN))
     program = partitioned.lower(tf.TensorSpec((ROWS, WIDTH)), weight, weight)
     return program, compilation.compile_for(program, machine)

@@ -9,11 +9,13 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.repeat import Repeat
-from lingvo_gshard.planning import picture, plan_file, planner, topologies
-from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.planning import picture, planner
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.plan import file as plan_file
+from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import flops
@@ -61,7 +63,7 @@ def plan_of(
     """The plan of a layer's gradients, of one or of a loop of three."""
     params = Alone.params().set(layer=layer_of(kind).p)
     if loop:
-        params = Repeat.params().set(body=(params,), times=TIMES, rematerialise=policy)
+        params = Repeat.params().set(body=(params,), times=TIMES, rematerialize=policy)
     layer = params.instantiate(path="stack")
     specs = layer.variable_specs()
 
@@ -119,7 +121,7 @@ def test_arithmetic(kind, mesh, strategy, loop):
     assert plan.flops == {
         "useful": expected,
         "executed": expected,
-        "rematerialised": 0,
+        "rematerialized": 0,
         "dispatch": 0,
         "padding": 0,
     }
@@ -134,10 +136,10 @@ def test_what_is_computed_again_is_told_apart(kind):
     forward = 2 * PRODUCTS[kind] * TIMES // DEVICES
     last = 2 * B * L * M * (H if kind == "feed_forward" else N * D) * TIMES // DEVICES
     # Of what is computed again, the last product is not needed for any gradient.
-    assert plan.flops["rematerialised"] in (forward, forward - last)
+    assert plan.flops["rematerialized"] in (forward, forward - last)
     assert plan.flops["useful"] == 3 * forward
-    assert plan.flops["executed"] == 3 * forward + plan.flops["rematerialised"]
-    assert "rematerialised" in {row["phase"] for row in plan.layers}
+    assert plan.flops["executed"] == 3 * forward + plan.flops["rematerialized"]
+    assert "rematerialized" in {row["phase"] for row in plan.layers}
 
 
 def test_dispatch_by_products_is_told_apart():
@@ -203,7 +205,7 @@ def test_a_program_that_does_nothing():
     plan_file.check(json.loads(json.dumps(plan.to_json())), "here")
 
 
-def test_a_plan_on_gpus_is_labelled_an_estimate():
+def test_a_plan_on_gpus_is_labeled_an_estimate():
     plan = lingvo_gshard.plan(
         lambda x, w: tf.matmul(x, w),
         [tf.TensorSpec((16, 32)), tf.TensorSpec((32, 64))],
@@ -239,9 +241,9 @@ def step_plan(mesh: str, strategy: str, partitioner: str = "gspmd") -> Plan:
         name: tf.TensorSpec(value.shape, value.dtype)
         for name, value in tiny_translation.batch(0).items()
     }
-    placed = Partitioning.make(mesh, strategy)
+    partitioning = Partitioning.make(mesh, strategy)
     return planner.plan_step(
-        trainer, batch, placed, topologies.get("cpu:8"), "tiny", partitioner, tokens=1e9
+        trainer, batch, partitioning, topologies.get("cpu:8"), "tiny", partitioner, tokens=1e9
     )
 
 
@@ -296,7 +298,7 @@ def test_a_training_steps_plan():
     assert plan.parameters == {"total": total, "active": flops.active_parameters(trainer.task)}
     useful = flops.translation_step(trainer.task, rows, length, length)
     assert plan.flops["useful"] == useful // 8
-    assert plan.flops["dispatch"] == plan.flops["rematerialised"] == 0
+    assert plan.flops["dispatch"] == plan.flops["rematerialized"] == 0
     assert plan.flops["executed"] >= plan.flops["useful"]
     assert plan.tokens_per_step == rows * length
     assert plan.seconds_per_step >= plan.seconds_per_step_bound > 0

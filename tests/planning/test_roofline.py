@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from lingvo_gshard.planning import efficiencies, interconnect, roofline, topologies
-from lingvo_gshard.planning.operations import CollectiveCall, Operation
+from lingvo_gshard.hlo.operation import CollectiveCall, Operation
+from lingvo_gshard.planning import roofline
+from lingvo_gshard.planning.machines import efficiencies, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
 TOPOLOGY = topologies.get("v3:4x4")
@@ -92,10 +93,10 @@ def test_budget():
     assert unpriced.price is unpriced.kilowatt_hours is unpriced.currency is None
 
 
-def test_utilisation_is_of_the_bfloat16_peak():
-    assert roofline.utilisation(61.5e12, 2.0, TOPOLOGY) == pytest.approx(0.5)
+def test_utilization_is_of_the_bfloat16_peak():
+    assert roofline.utilization(61.5e12, 2.0, TOPOLOGY) == pytest.approx(0.5)
     core = topologies.get("cpu:2")
-    assert roofline.utilisation(core.chip.peak("float32"), 1.0, core) == 1
+    assert roofline.utilization(core.chip.peak("float32"), 1.0, core) == 1
 
 
 def test_sources_of_the_paper_are_named():

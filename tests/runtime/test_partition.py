@@ -11,10 +11,10 @@ import tensorflow as tf
 
 import lingvo_gshard
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.runtime import hlo
+from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.runtime.program import PARTITIONERS
+from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, paper_api
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -193,7 +193,7 @@ def test_what_was_compiled_can_be_looked_at():
     assert run.compile_count == 1
     assert executable is run.compile(tf.TensorSpec((8, 2), tf.float32, "named"))
     (found,) = executable.collectives()
-    assert found == hlo.Collective("all-reduce", 8, "Sum")
+    assert found == summary.Collective("all-reduce", 8, "Sum")
     assert "all-reduce" in executable.hlo()
     assert executable.memory()["arguments"] == 8
     assert run.lower(X).inputs[0].split == (("data",), ())

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.runtime import hlo, reports
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.runtime.program import PARTITIONERS
+from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -32,7 +33,7 @@ def awkward(x):
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
     executable = partition(awkward, CUBE, partitioner=partitioner).compile(np.zeros((8, 8), "f4"))
-    (found,) = executable.rematerialisations()
+    (found,) = executable.rematerializations()
     assert found.operation == "encoder/layers_0/awkward/XlaSharding"
     # Devices [rows, columns, copies]: columns over 2, and then rows over 4.
     assert found.before.startswith("{devices=[1,2,4]") and found.after.startswith(
@@ -45,12 +46,12 @@ def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
     )
     # What is reported is not shown a second time, in XLA's words.
     shown = capfd.readouterr().err
-    assert hlo.REMATERIALISED not in shown and "GSPMD" not in shown
+    assert summary.REMATERIALizED not in shown and "GSPMD" not in shown
 
 
 def test_what_is_cut_well_has_no_warnings():
-    placed = partition(lambda x: annotate(tf.sin(annotate(x, "BM")), "BM"), "data=8", "data")
-    lines = reports.compiled(placed.compile(np.zeros((2**14, 2**7), "f4")))
+    partitioning = partition(lambda x: annotate(tf.sin(annotate(x, "BM")), "BM"), "data=8", "data")
+    lines = reports.compiled(partitioning.compile(np.zeros((2**14, 2**7), "f4")))
     assert lines == [
         "lambda: 2.0 MiB per device (arguments 1.0, temporaries 0.0); collectives: none"
     ]
@@ -66,8 +67,8 @@ def test_collectives_are_counted_by_kind():
 
 
 def test_axes_over_which_nothing_is_split_are_named():
-    placed = Partitioning.make("data=2,spare=4,one=1", "expert")
-    assert reports.unused_axes(placed) == [
+    partitioning = Partitioning.make("data=2,spare=4,one=1", "expert")
+    assert reports.unused_axes(partitioning) == [
         "Warning: strategy expert splits nothing over axis spare: its 4 devices all compute the "
         "same"
     ]
@@ -75,9 +76,9 @@ def test_axes_over_which_nothing_is_split_are_named():
 
 
 def test_of_many_warnings_some_are_shown(monkeypatch):
-    rows = [hlo.Rematerialisation(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
+    rows = [summary.Rematerialization(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
     executable = partition(lambda x: x, "data=8").compile(np.zeros(8, "f4"))
-    monkeypatch.setattr(type(executable), "rematerialisations", lambda self: rows)
+    monkeypatch.setattr(type(executable), "rematerializations", lambda self: rows)
     lines = reports.compiled(executable)
     assert len(lines) == 7
     assert (

@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import Translator
-from lingvo_gshard.runtime import hlo
+from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
@@ -46,8 +46,8 @@ SLOW = [
 
 
 def make(trainer: Trainer, strategy: str, mesh: str, *arguments, overrides=None) -> SpmdRuntime:
-    placed = Partitioning.make(mesh, strategy, overrides)
-    return SpmdRuntime(trainer, placed, devices_for(placed.mesh.size), *arguments)
+    partitioning = Partitioning.make(mesh, strategy, overrides)
+    return SpmdRuntime(trainer, partitioning, devices_for(partitioning.mesh.size), *arguments)
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitione
         runtime.state().flatten_items(), local.state().flatten(), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5, err_msg=path)
-    assert runtime.executable().rematerialisations() == []
+    assert runtime.executable().rematerializations() == []
     batch = tiny_translation.batch(STEPS, vocabulary)
     found, wanted = runtime.eval_step(batch), local.eval_step(batch)
     assert found.keys() == wanted.keys()
@@ -99,12 +99,14 @@ def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitione
         np.testing.assert_allclose(found[name], pair, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def check_lies_as_listed(runtime: SpmdRuntime, trainer: Trainer, placed: Partitioning) -> None:
+def check_lies_as_listed(
+    runtime: SpmdRuntime, trainer: Trainer, partitioning: Partitioning
+) -> None:
     """Every device holds of every weight and slot the bytes that the listing says."""
     for part, kind in (("theta", "weights"), ("slots", "slots")):
-        rows = weight_rows(trainer.state_specs()[part], placed, kind)
+        rows = weight_rows(trainer.state_specs()[part], partitioning, kind)
         for row, array in zip(rows, runtime.state()[part].flatten(), strict=True):
-            assert len(array.addressable_shards) == placed.mesh.size
+            assert len(array.addressable_shards) == partitioning.mesh.size
             for shard in array.addressable_shards:
                 assert shard.data.nbytes == row.bytes_per_device, row
 
@@ -112,8 +114,8 @@ def check_lies_as_listed(runtime: SpmdRuntime, trainer: Trainer, placed: Partiti
 def test_experts_stay_where_they_are_through_steps():
     strategy, mesh, *sizes, _ = FAST[0]
     runtime, _ = trained(*FAST[0])
-    placed = Partitioning.make(mesh, strategy)
-    check_lies_as_listed(runtime, tiny_translation.trainer(*sizes), placed)
+    partitioning = Partitioning.make(mesh, strategy)
+    check_lies_as_listed(runtime, tiny_translation.trainer(*sizes), partitioning)
     w_in = runtime.state().theta.encoder.layers[1].feed_forward.experts.w_in
     assert [shard.data.shape for shard in w_in.addressable_shards] == [(1, 16, 32)] * 8
     assert [shard.index[0].start for shard in w_in.addressable_shards] == list(range(8))
@@ -122,7 +124,7 @@ def test_experts_stay_where_they_are_through_steps():
 def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
     """Two layers of experts, each with an all-to-all there and back, forward and backward."""
     runtime, _ = trained(*FAST[0])
-    counts = hlo.count_by_kind(runtime.executable().collectives())
+    counts = summary.count_by_kind(runtime.executable().collectives())
     assert counts["all-to-all"] == 8 and counts.keys() == {"all-to-all", "all-reduce"}
     moved = [c.operation for c in runtime.executable().collectives() if c.kind == "all-to-all"]
     assert all("feed_forward" in operation for operation in moved), moved
@@ -292,9 +294,9 @@ def test_too_much_that_is_whole_is_refused(trainer):
 
 
 def test_devices_that_do_not_fill_the_mesh_are_refused(trainer):
-    placed = Partitioning.make("data=4", "data")
+    partitioning = Partitioning.make("data=4", "data")
     with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .*but there are 8"):
-        SpmdRuntime(trainer, placed, devices_for(8))
+        SpmdRuntime(trainer, partitioning, devices_for(8))
 
 
 def test_more_devices_than_can_be_had_are_refused():

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.adafactor import Adafactor
-from lingvo_gshard.training.schedules import Linear
+from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.optim.schedules import Linear
 from lingvo_gshard.training.trainer import Trainer
 
 ROWS, LENGTH = 8, 12

@@ -8,18 +8,18 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding import annotate, annotate_like, annotate_weights, einsum, partitioning
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import annotate, annotate_like, annotate_weights, einsum
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 
 SHARDING = re.compile(r'@Sharding.*?mhlo\.sharding = "\{(.*?)\}"')
 
 EXPERT_TENSOR = Partitioning.make("data=2,model=2", "expert_tensor")
 
 
-def shardings(function, placed: Partitioning, *shapes: tuple[int, ...]) -> list[str]:
+def shardings(function, partitioning: Partitioning, *shapes: tuple[int, ...]) -> list[str]:
     """The shardings, as XLA writes them, that a function of tensors states, in order."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
-    with partitioning.use(placed):
+    with use_partitioning(partitioning):
         lower = compiled.experimental_get_compiler_ir(*(tf.TensorSpec(s) for s in shapes))
         return SHARDING.findall(lower(stage="stablehlo"))
 
@@ -27,13 +27,13 @@ def shardings(function, placed: Partitioning, *shapes: tuple[int, ...]) -> list[
 def test_without_a_mesh_it_is_the_identity():
     x = tf.ones([2, 3])
     assert annotate(x, "BL") is x
-    with partitioning.use(Partitioning.make("data=1,model=1", "expert_tensor")):
+    with use_partitioning(Partitioning.make("data=1,model=1", "expert_tensor")):
         assert annotate(x, "BL") is x
 
 
 def test_outside_a_graph_it_is_the_identity():
     x = tf.ones([2, 3])
-    with partitioning.use(EXPERT_TENSOR):
+    with use_partitioning(EXPERT_TENSOR):
         assert annotate(x, "BL") is x
         assert einsum("BL,BL->B", x, x).shape == [2]
 
@@ -98,31 +98,31 @@ class Dense(Layer):
 
 
 def test_the_layer_that_computes_has_its_overrides():
-    placed = Partitioning.make("data=2,model=2", "tensor", {"one": "H->none"})
+    partitioning = Partitioning.make("data=2,model=2", "tensor", {"one": "H->none"})
     layers = [Dense(Dense.params(), path) for path in ("one", "other")]
 
     def both(x):
         return [layer.fprop(layer.init(1), x) for layer in layers]
 
     split = "devices=[1,2,2]0,2,1,3 last_tile_dim_replicate"
-    assert shardings(both, placed, (4, 4)) == ["replicated", split]
+    assert shardings(both, partitioning, (4, 4)) == ["replicated", split]
 
 
 def test_weights_and_slots_are_stated_as_their_specs():
     spec = Dense(Dense.params(), "one").variable_specs().w
-    placed = Partitioning.make("data=2,model=2", "zero1_tensor", {"other": "H->none"})
+    partitioning = Partitioning.make("data=2,model=2", "zero1_tensor", {"other": "H->none"})
 
     def weight_and_slot(x):
         return annotate_like(x, spec), annotate_like(x, spec, "slots")
 
     split = "devices=[1,2,2]0,2,1,3 last_tile_dim_replicate"
-    assert shardings(weight_and_slot, placed, (4, 4)) == [split, split]
+    assert shardings(weight_and_slot, partitioning, (4, 4)) == [split, split]
     assert annotate_like(x := tf.ones([4, 4]), spec) is x
 
 
 def test_a_tree_of_weights_is_stated_as_its_specs():
     specs = Dense(Dense.params(), "one").variable_specs()
-    placed = Partitioning.make("data=2,model=2", "weights: H->model | slots: H->data")
+    partitioning = Partitioning.make("data=2,model=2", "weights: H->model | slots: H->data")
 
     def weights_and_slots(x):
         theta = NestedMap(w=x)
@@ -131,8 +131,8 @@ def test_a_tree_of_weights_is_stated_as_its_specs():
     def one_by_one(x):
         return annotate_like(x, specs.w), annotate_like(x, specs.w, "slots")
 
-    found = shardings(weights_and_slots, placed, (4, 4))
-    assert found == shardings(one_by_one, placed, (4, 4)) and len(set(found)) == 2
+    found = shardings(weights_and_slots, partitioning, (4, 4))
+    assert found == shardings(one_by_one, partitioning, (4, 4)) and len(set(found)) == 2
 
 
 def test_another_rank_and_unknown_letters_are_refused_with_the_layers_name():

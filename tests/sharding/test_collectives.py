@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.sharding import collectives, partitioning
+from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.sharding.compiled import run
 
 DATA, MODEL = 4, 2
@@ -147,6 +147,6 @@ def test_on_one_device_they_are_the_identity():
 )
 def test_mistakes_are_refused(call, message):
     traced = tf.function(lambda x: manual(call, [EACH], EACH)(x), autograph=False)
-    with partitioning.use(Partitioning.make(MESH, "replicated")):
+    with use_partitioning(Partitioning.make(MESH, "replicated")):
         with pytest.raises(ValueError, match=message):
             traced.get_concrete_function(tf.TensorSpec([32, 6]))

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.core.rematerialisation import Kept
+from lingvo_gshard.core.autodiff.remat_policy import Kept
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.letters import LETTERS
 from tests.tolerances import assert_close

@@ -55,22 +55,22 @@ def test_letters_kept_whole_are_no_matter_of_division():
 
 
 def test_slots_have_their_own_table():
-    placed = Partitioning.make("data=8", "zero1")
+    partitioning = Partitioning.make("data=8", "zero1")
     specs = NestedMap(w=NestedMap(second=spec("w/second", "MH", 16, 2)))
-    (weight,), (slot,) = (weight_rows(specs, placed, kind) for kind in ("weights", "slots"))
+    (weight,), (slot,) = (weight_rows(specs, partitioning, kind) for kind in ("weights", "slots"))
     assert (weight.split, slot.split) == ("whole", "M over data (8)")
     assert slot.bytes_per_device == weight.bytes_per_device // 8
 
 
 def test_a_dimension_over_two_axes():
-    placed = Partitioning.make("data=4,fsdp=2", "fsdp")
-    words = split_in_words("BLM", placed.split("BLM"), placed)
+    partitioning = Partitioning.make("data=4,fsdp=2", "fsdp")
+    words = split_in_words("BLM", partitioning.split("BLM"), partitioning)
     assert words == "B over fsdp and data (2 x 4)"
 
 
 @pytest.mark.parametrize("strategy", ["expert", "fsdp", "expert_fsdp"])
 def test_devices_together_hold_what_there_is(strategy):
-    placed = Partitioning.make("data=8", strategy)
-    rows = weight_rows([spec("w", "EMH", 16, 32, 3), spec("b", "M", 3)], placed)
+    partitioning = Partitioning.make("data=8", strategy)
+    rows = weight_rows([spec("w", "EMH", 16, 32, 3), spec("b", "M", 3)], partitioning)
     assert [row.bytes for row in rows] == [4 * math.prod(row.shape) for row in rows]
     assert [row.bytes_per_device for row in rows] == [rows[0].bytes // 8, rows[1].bytes]

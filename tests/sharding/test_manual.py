@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.sharding import annotate, collectives, einsum, partitioning
+from lingvo_gshard.sharding import annotate, collectives, einsum
 from lingvo_gshard.sharding.manual import full_to_shard, manual, resolve, shard_to_full
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.sharding.compiled import run
 
 MESH = "data=4,model=2"
@@ -177,7 +177,7 @@ def test_letters_can_be_resolved_in_a_region():
 def test_on_one_device_the_same_code_computes_on_wholes(mesh):
     x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
     wanted = np.maximum(x @ w_in, 0) @ w_out
-    with partitioning.use(mesh and Partitioning.make(mesh, "replicated")):
+    with use_partitioning(mesh and Partitioning.make(mesh, "replicated")):
         for function in (_feed_forward, tf.function(_feed_forward, jit_compile=True)):
             found = function(tf.constant(x), w_in, w_out)
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
@@ -207,6 +207,6 @@ def _identity(x):
 )
 def test_mistakes_are_refused(function, message):
     traced = tf.function(function, autograph=False)
-    with partitioning.use(Partitioning.make(MESH, "data")):
+    with use_partitioning(Partitioning.make(MESH, "data")):
         with pytest.raises(ValueError, match=message):
             traced.get_concrete_function(tf.TensorSpec([8, 6], name="x"))

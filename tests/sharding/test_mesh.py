@@ -49,7 +49,7 @@ def test_devices_by_topology_are_all_there():
     assert mesh.arrange(jax.devices()[:1]).tolist() == [[jax.devices()[0]]]
 
 
-def test_topology_makes_neighbours_on_an_axis_neighbours_in_the_machine():
+def test_topology_makes_neighbors_on_an_axis_neighbors_in_the_machine():
     """On a 4x4 torus of TPU v2 a row of the list would jump; a ring moves one step at a time."""
     topologies = pytest.importorskip("jax.experimental.topologies")
     pytest.importorskip("libtpu")

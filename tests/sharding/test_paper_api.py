@@ -7,16 +7,15 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.sharding import partitioning
 from lingvo_gshard.sharding.paper_api import mesh_split, replicate, shard, split
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.sharding.compiled import PARTITIONERS
 
 DEVICES = "a=2,b=2,c=2"
 
 
 def _on(mesh: str):
-    return partitioning.use(Partitioning.make(mesh, "replicated"))
+    return use_partitioning(Partitioning.make(mesh, "replicated"))
 
 
 def _held(annotate, x: np.ndarray, partitioner: str = "gspmd") -> dict[int, np.ndarray]:

@@ -4,16 +4,20 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.gin_binding import apply_gin
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.layers.embedding import LearnedPositions
-from lingvo_gshard.layers.transformer import TransformerStack
-from lingvo_gshard.sharding import partitioning
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.sharding.letters import LETTERS
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import (
+    Partitioning,
+    Split,
+    current_partitioning,
+    use_partitioning,
+)
 from lingvo_gshard.sharding.strategies import Strategy
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.adafactor import Adafactor
+from lingvo_gshard.training.optim.adafactor import Adafactor
 
 
 def translation_task() -> TranslationTask:
@@ -84,7 +88,7 @@ def expected_of(strategy: str) -> dict[str, str]:
     return {row[0]: row[header.index(strategy)] for row in rows}
 
 
-def in_letters(layout: str, split: partitioning.Split) -> str:
+def in_letters(layout: str, split: Split) -> str:
     """As in the table: `EdMH` for E over data."""
     return "".join(
         letter + "".join(axis[0] for axis in axes)
@@ -94,22 +98,22 @@ def in_letters(layout: str, split: partitioning.Split) -> str:
 
 @pytest.mark.parametrize("strategy", MESHES)
 def test_every_weight_of_the_model(strategy):
-    placed = Partitioning.make(MESHES[strategy], strategy)
+    partitioning = Partitioning.make(MESHES[strategy], strategy)
     expected = expected_of(strategy)
-    got = {path: in_letters(s.layout, placed.spec_split(s)) for path, s in SPECS.items()}
+    got = {path: in_letters(s.layout, partitioning.spec_split(s)) for path, s in SPECS.items()}
     assert got == {path: expected[weight_of(path)] for path in SPECS}
     assert {weight_of(path) for path in SPECS} == set(expected)
     for spec in SPECS.values():
-        assert placed.spec_storage_split(spec) == placed.spec_split(spec)
+        assert partitioning.spec_storage_split(spec) == partitioning.spec_split(spec)
 
 
 @pytest.mark.parametrize("strategy", MESHES)
 def test_slots_of_a_weights_layout_follow_it_but_under_zero1(strategy):
-    placed = Partitioning.make(MESHES[strategy], strategy)
+    partitioning = Partitioning.make(MESHES[strategy], strategy)
     for spec in SPECS.values():
-        slots = in_letters(spec.layout, placed.spec_split(spec, "slots"))
+        slots = in_letters(spec.layout, partitioning.spec_split(spec, "slots"))
         if strategy != "zero1":
-            assert slots == in_letters(spec.layout, placed.spec_split(spec))
+            assert slots == in_letters(spec.layout, partitioning.spec_split(spec))
         elif spec.layout in ZERO1_SLOTS:
             assert slots == ZERO1_SLOTS[spec.layout]
 
@@ -118,14 +122,14 @@ def test_factored_slots_are_split_by_the_letters_they_have():
     slots = Adafactor(Adafactor.params().set(min_factored_size=2)).slot_specs(
         translation_task().variable_specs()
     )
-    placed = Partitioning.make("data=2,fsdp=2,model=2", "expert_fsdp_tensor")
+    partitioning = Partitioning.make("data=2,fsdp=2,model=2", "expert_fsdp_tensor")
     mixture = slots.encoder.layers[1].feed_forward
     got = {
-        name: in_letters(spec.layout, placed.spec_split(spec, "slots"))
+        name: in_letters(spec.layout, partitioning.spec_split(spec, "slots"))
         for name, spec in mixture.experts.w_in.items()
     }
     assert got == {"row_moment": "EdMf", "column_moment": "EdHm"}
-    gate = {n: placed.spec_split(s, "slots") for n, s in mixture.router.w_gate.items()}
+    gate = {n: partitioning.spec_split(s, "slots") for n, s in mixture.router.w_gate.items()}
     assert all("data" not in axes for split in gate.values() for axes in split)
 
 
@@ -159,9 +163,9 @@ def test_factored_slots_are_split_by_the_letters_they_have():
     ],
 )
 def test_activations(strategy, mesh, expected):
-    placed = Partitioning.make(mesh, strategy)
+    partitioning = Partitioning.make(mesh, strategy)
     layouts = ("BLM", "BLH", "BLV", "BNLK", "BLND", "GSM", "GSEC", "EGCM", "EGCH")
-    got = " ".join(in_letters(layout, placed.split(layout)) for layout in layouts)
+    got = " ".join(in_letters(layout, partitioning.split(layout)) for layout in layouts)
     assert got == expected
 
 
@@ -184,28 +188,28 @@ some_axes = st.lists(st.sampled_from(["data", "fsdp", "model"]), unique=True, ma
     st.sets(letters, max_size=3),
 )
 def test_the_first_letter_claims_an_axis(layout, table, unsplit):
-    placed = Partitioning.make("data=2,fsdp=2,model=2", "replicated")
-    placed = Partitioning(placed.mesh, Strategy("any", table, {}, {}))
-    split = placed.split("".join(layout), unsplit="".join(unsplit))
+    partitioning = Partitioning.make("data=2,fsdp=2,model=2", "replicated")
+    partitioning = Partitioning(partitioning.mesh, Strategy("any", table, {}, {}))
+    split = partitioning.split("".join(layout), unsplit="".join(unsplit))
     assert list(split) == first_claims("".join(layout), table, "".join(unsplit))
     axes = [axis for axes in split for axis in axes]
     assert len(axes) == len(set(axes))
 
 
 def test_letters_beside_a_tensor_claim_axes_as_if_they_were_in_it():
-    placed = Partitioning.make("data=4,model=2", "data_sequence_tensor")
-    assert in_letters("BL", placed.split("BL")) == "BdLm"
-    assert in_letters("BL", placed.split("BL", beside="N")) == "BdL"
-    assert in_letters("BL", placed.split("BL", beside="D")) == "BdLm"
+    partitioning = Partitioning.make("data=4,model=2", "data_sequence_tensor")
+    assert in_letters("BL", partitioning.split("BL")) == "BdLm"
+    assert in_letters("BL", partitioning.split("BL", beside="N")) == "BdL"
+    assert in_letters("BL", partitioning.split("BL", beside="D")) == "BdLm"
     with pytest.raises(ValueError, match="letter 'B' stands more than once"):
-        placed.split("BL", beside="B")
+        partitioning.split("BL", beside="B")
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))
 def test_storage_is_whole_where_it_does_not_divide(shape):
-    placed = Partitioning.make("data=4,fsdp=2,model=3", "replicated")
+    partitioning = Partitioning.make("data=4,fsdp=2,model=3", "replicated")
     split = (("data", "fsdp"), (), ("model",))
-    stored = placed.storage_split(shape, split)
+    stored = partitioning.storage_split(shape, split)
     assert stored[0] == (("data", "fsdp") if shape[0] % 8 == 0 else ())
     assert stored[1] == ()
     assert stored[2] == (("model",) if shape[2] % 3 == 0 else ())
@@ -239,8 +243,8 @@ W_IN = "encoder.layers[1].feed_forward.w_in"
     ],
 )
 def test_which_paths_a_pattern_holds_for(pattern, path, holds):
-    placed = Partitioning.make("data=2,model=2", "tensor", {pattern: "H->data"})
-    assert placed.split("MH", "weights", path) == ((), ("data",) if holds else ("model",))
+    partitioning = Partitioning.make("data=2,model=2", "tensor", {pattern: "H->data"})
+    assert partitioning.split("MH", "weights", path) == ((), ("data",) if holds else ("model",))
 
 
 def test_an_override_replaces_the_letters_it_names():
@@ -248,23 +252,26 @@ def test_an_override_replaces_the_letters_it_names():
         "encoder.layers[*]": "H->none",
         "encoder.layers[1].feed_forward": "weights: H->data,model; E->none",
     }
-    placed = Partitioning.make("data=2,model=2", "expert_tensor", overrides)
-    assert in_letters("EMH", placed.split("EMH", "weights")) == "EdMHm"
-    assert in_letters("EMH", placed.split("EMH", "weights", W_IN)) == "EMHdm"
-    assert in_letters("EMH", placed.split("EMH", "slots", f"{W_IN}/first")) == "EMHdm"
-    assert in_letters("BLH", placed.split("BLH", path="encoder.layers[1].feed_forward")) == "BdLH"
-    assert in_letters("MND", placed.split("MND", "weights", "encoder.layers[0].a")) == "MNmD"
-    assert in_letters("BLH", placed.split("BLH", path="decoder.layers[1]")) == "BdLHm"
-    placed.check_overrides(translation_task().layer_paths())
+    partitioning = Partitioning.make("data=2,model=2", "expert_tensor", overrides)
+    assert in_letters("EMH", partitioning.split("EMH", "weights")) == "EdMHm"
+    assert in_letters("EMH", partitioning.split("EMH", "weights", W_IN)) == "EMHdm"
+    assert in_letters("EMH", partitioning.split("EMH", "slots", f"{W_IN}/first")) == "EMHdm"
+    assert (
+        in_letters("BLH", partitioning.split("BLH", path="encoder.layers[1].feed_forward"))
+        == "BdLH"
+    )
+    assert in_letters("MND", partitioning.split("MND", "weights", "encoder.layers[0].a")) == "MNmD"
+    assert in_letters("BLH", partitioning.split("BLH", path="decoder.layers[1]")) == "BdLHm"
+    partitioning.check_overrides(translation_task().layer_paths())
 
 
 def test_overrides_of_no_layer_or_no_table_are_refused():
     paths = translation_task().layer_paths()
     wrong = {"task.encoder.layers[2].feed_forward": "H->none"}
-    placed = Partitioning.make("data=2,model=2", "tensor", wrong)
+    partitioning = Partitioning.make("data=2,model=2", "tensor", wrong)
     message = r"sharding.overrides: .*'task.encoder.layers\[2\].feed_forward'. Did you mean 'enco"
     with pytest.raises(ValueError, match=message):
-        placed.check_overrides(paths)
+        partitioning.check_overrides(paths)
     with pytest.raises(ValueError, match=r"sharding.overrides\['encoder'\]=tensor; expected a tab"):
         Partitioning.make("data=2,model=2", "tensor", {"encoder": "tensor"})
     with pytest.raises(ValueError, match=r"\['encoder'\]=\('H', 'model'\); expected a table"):
@@ -280,9 +287,9 @@ def test_gin_sets_what_a_partitioning_is_made_of():
         "sharding.overrides = {'encoder.layers[*]': 'H->none', 'decoder': 'weights: N->none'}",
     ]
     params = apply_gin(Experiment.params(), [], bindings).sharding
-    placed = Partitioning.make(params.mesh, params.strategy, params.overrides)
-    assert (str(placed.mesh), placed.strategy.name) == ("data=4,model=2", "tensor")
-    assert [pattern for pattern, _ in placed.overrides] == ["encoder.layers[*]", "decoder"]
+    partitioning = Partitioning.make(params.mesh, params.strategy, params.overrides)
+    assert (str(partitioning.mesh), partitioning.strategy.name) == ("data=4,model=2", "tensor")
+    assert [pattern for pattern, _ in partitioning.overrides] == ["encoder.layers[*]", "decoder"]
     untouched = Experiment.params().sharding
     assert (untouched.mesh, untouched.strategy, untouched.overrides) == ("", "", {})
 
@@ -295,19 +302,19 @@ def test_axes_that_split_nothing_are_known():
 
 
 def test_unknown_letters_and_kinds_are_refused():
-    placed = Partitioning.make("data=2", "data")
+    partitioning = Partitioning.make("data=2", "data")
     with pytest.raises(ValueError, match="'BX': 'X' names no dimension"):
-        placed.split("BX")
+        partitioning.split("BX")
     with pytest.raises(ValueError, match="kind of tensor 'weight'. Did you mean 'weights'"):
-        placed.split("BL", "weight")
+        partitioning.split("BL", "weight")
 
 
 def test_the_partitioning_in_use():
-    placed = Partitioning.make("data=2", "data")
-    assert partitioning.current() is None
-    with partitioning.use(placed) as used:
-        assert used is placed and partitioning.current() is placed
-        with partitioning.use(None):
-            assert partitioning.current() is None
-        assert partitioning.current() is placed
-    assert partitioning.current() is None
+    partitioning = Partitioning.make("data=2", "data")
+    assert current_partitioning() is None
+    with use_partitioning(partitioning) as used:
+        assert used is partitioning and current_partitioning() is partitioning
+        with use_partitioning(None):
+            assert current_partitioning() is None
+        assert current_partitioning() is partitioning
+    assert current_partitioning() is None

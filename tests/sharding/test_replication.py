@@ -32,8 +32,8 @@ SPECS = [
 
 
 def found(strategy, mesh, overrides=None, **options):
-    placed = Partitioning.make(mesh, strategy, overrides)
-    return {row.path: row for row in replicated(SPECS, placed, **options)}
+    partitioning = Partitioning.make(mesh, strategy, overrides)
+    return {row.path: row for row in replicated(SPECS, partitioning, **options)}
 
 
 def test_what_does_not_divide_and_what_the_layer_keeps_whole():

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.sharding import partitioning
 from lingvo_gshard.sharding.paper_api import replicate, split
+from lingvo_gshard.sharding.partitioning import current_partitioning
 from tests.sharding.compiled import PARTITIONERS, run
 
 NONE = {}
@@ -24,7 +24,7 @@ CP = {"collective-permute": 2}
 
 
 def _on(tensor: tf.Tensor, dimension: int) -> tf.Tensor:
-    return split(tensor, dimension, partitioning.current().mesh.size)
+    return split(tensor, dimension, current_partitioning().mesh.size)
 
 
 def _product(equation: str, *operands: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training import flops
 

@@ -5,13 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_gshard.core import registry
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.tools import _choices_bench, _moe_bench, _start, _step_bench, bench
+from lingvo_gshard.tools import bench
+from lingvo_gshard.tools.benchmarks import choices, moe, step
+from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
@@ -59,7 +61,7 @@ def experiment(monkeypatch):
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    code = _start.guarded(bench.NAME, bench.main)([bench.NAME, *arguments])
+    code = startup.guarded(bench.NAME, bench.main)([bench.NAME, *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -114,9 +116,9 @@ def test_it_measures_layers_as_a_loop(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_it_measures_each_choice(capsys, tmp_path, monkeypatch):
-    picked = ("layers one by one", "a loop, rematerialise full", "averaged weights")
-    every = _choices_bench.choices()
-    monkeypatch.setattr(_choices_bench, "choices", lambda: {name: every[name] for name in picked})
+    picked = ("layers one by one", "a loop, rematerialize full", "averaged weights")
+    every = choices.choices()
+    monkeypatch.setattr(choices, "choices", lambda: {name: every[name] for name in picked})
     path = tmp_path / "choices.json"
     code, out, _ = run(capsys, "choices", f"--json={path}", *TINY, "--num_layers=2")
     assert code == 0 and "temporaries" in out
@@ -129,10 +131,10 @@ def test_it_measures_each_choice(capsys, tmp_path, monkeypatch):
 
 def test_ratios_are_medians_of_turns():
     """The machine is twice as slow in the second turn; the third is disturbed while dense runs."""
-    case = _moe_bench.Case(4, "gather", "learned", 1.0)
-    sizes = _moe_bench.Sizes(8, 8, 16, 8)
+    case = moe.Case(4, "gather", "learned", 1.0)
+    sizes = moe.Sizes(8, 8, 16, 8)
     seconds = np.array([[1.1, 1.0, 0.11, 0.55], [2.2, 2.0, 0.22, 1.1], [1.1, 5.0, 0.11, 0.55]])
-    row = _moe_bench._row(case, sizes, seconds, 0.0, (2, 1))
+    row = moe._row(case, sizes, seconds, 0.0, (2, 1))
     assert row.ratio_to_dense == pytest.approx(1.1)
     assert (row.milliseconds, row.dense_milliseconds) == (1100, 2000)
     assert row.routing_share == pytest.approx(0.1) and row.gemm_ratio == pytest.approx(0.5)
@@ -141,16 +143,16 @@ def test_ratios_are_medians_of_turns():
 
 def test_json_alone_is_standard_output(capsys, monkeypatch):
     def measure(cases, *_):
-        return [_step_bench.Row(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
+        return [step.Row(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
 
-    monkeypatch.setattr(_step_bench, "measure", measure)
+    monkeypatch.setattr(step, "measure", measure)
     code, out, err = run(capsys, "step", *TINY, "--json")
     assert code == 0 and "ratio" in err
     assert [row["name"] for row in json.loads(out)["rows"]] == NAMES
 
 
 def test_cases_are_the_experiments_step_with_and_without_experts():
-    with_experts, dense = _step_bench.experiment_cases(registry.get(EXPERIMENT))
+    with_experts, dense = step.experiment_cases(registry.get(EXPERIMENT))
     for case in (with_experts, dense):
         task = case.trainer.task
         assert task.p.source_vocabulary_size == task.p.target_vocabulary_size == 30
@@ -175,18 +177,18 @@ def test_a_dense_experiment_has_no_second_step():
     experiment = tiny_translation().set(name="test.dense")
     for stack in (experiment.task.encoder, experiment.task.decoder):
         stack.moe_every = 0
-    cases = _step_bench.experiment_cases(experiment)
+    cases = step.experiment_cases(experiment)
     assert [case.name for case in cases] == ["test.dense, dense"]
 
 
 def test_the_best_step_counts_against_the_best_product(monkeypatch):
     """The clock gives the first step, then a step and its number of products in turns."""
     clock = iter([5.0, 2.0, 0.5, 1.0, 0.125])
-    monkeypatch.setattr(_step_bench, "seconds_of", lambda function: next(clock))
-    monkeypatch.setattr(_step_bench, "gemm", lambda size: None)
-    case = _step_bench.experiment_cases(registry.get(EXPERIMENT))[1]
+    monkeypatch.setattr(step, "seconds_of", lambda function: next(clock))
+    monkeypatch.setattr(step, "gemm", lambda size: None)
+    case = step.experiment_cases(registry.get(EXPERIMENT))[1]
     said = []
-    (row,) = _step_bench.measure([case], 2, 8, said.append)
+    (row,) = step.measure([case], 2, 8, said.append)
     product = 2 * 8**3
     rate = round(case.flops / product) * product / 0.125
     assert (row.compile_seconds, row.seconds, row.gemm_rate) == (5.0, 1.0, rate)
@@ -222,7 +224,7 @@ def test_a_language_model_has_cases_too():
     experiment = registry.get("language_model.quickstart")
     experiment.input.set(batch_rows=2, length=20, cleaning=None)
     experiment.task.set(model_dim=8)
-    with_experts, dense = _step_bench.experiment_cases(experiment)
+    with_experts, dense = step.experiment_cases(experiment)
     assert [c.name for c in (with_experts, dense)] == [
         "language_model.quickstart, experts",
         "language_model.quickstart, dense",
@@ -237,7 +239,7 @@ def test_a_language_model_has_cases_too():
 def test_an_experiment_that_is_neither_is_refused():
     other = tiny_translation().set(name="test.other", task=TransformerStack.params())
     with pytest.raises(ValueError, match="--experiment=test.other is neither a translation nor"):
-        _step_bench.experiment_cases(other)
+        step.experiment_cases(other)
 
 
 def test_help_teaches(capsys):

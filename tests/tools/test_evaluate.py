@@ -6,9 +6,10 @@ import shutil
 import pytest
 import sacrebleu
 
-from lingvo_gshard.data.row import Row
-from lingvo_gshard.tools import _start, evaluate
-from lingvo_gshard.training.metrics import perplexity
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.tools import evaluate
+from lingvo_gshard.tools.console import startup
+from lingvo_gshard.training.monitoring.metrics import perplexity
 from tests.data import corpora
 
 # What its tests share is made once, in one process.
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("test_evaluate")
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
     name = "gshard-evaluate"
-    code = _start.guarded(name, evaluate.main)([name, *map(str, flags)])
+    code = startup.guarded(name, evaluate.main)([name, *map(str, flags)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

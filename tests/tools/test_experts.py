@@ -6,18 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from lingvo_gshard.tools import (
-    _converted,
-    _experts_picture,
-    _perplexity,
-    _runtime,
-    _start,
-    _trained,
-    evaluate,
-    experts,
-    train,
-)
-from lingvo_gshard.training.checkpoint import CheckpointStore
+from lingvo_gshard.tools import evaluate, experts, train
+from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.expert_tools import converted, picture
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.runs import perplexity, trained_run
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
 
@@ -34,7 +28,7 @@ STEPS = 20
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
     name = "gshard-experts"
-    code = _start.guarded(name, experts.main)([name, *map(str, flags)])
+    code = startup.guarded(name, experts.main)([name, *map(str, flags)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -66,11 +60,11 @@ def metrics_of(logdir):
 
 def expectation(logdir):
     """How well the model expects the test rows, as gshard-evaluate says."""
-    run = _trained.Run(str(logdir))
+    run = trained_run.Run(str(logdir))
     values = evaluate.define_flags()
     values(["gshard-evaluate"])
-    trained = run.restore(_runtime.Launch(values, run.params), say=print)
-    return _perplexity.measure(run.params, trained, run.input.rows("test"))
+    trained = run.restore(runtime.Launch(values, run.params), say=print)
+    return perplexity.measure(run.params, trained, run.input.rows("test"))
 
 
 def arrays_of(logdir):
@@ -87,7 +81,7 @@ def test_an_upcycled_model_scores_as_the_dense_one(dense_logdir, upcycled_logdir
 
 
 def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
-    dense, found = (_trained.Run(str(path)).params for path in (dense_logdir, upcycled_logdir))
+    dense, found = (trained_run.Run(str(path)).params for path in (dense_logdir, upcycled_logdir))
     paths = {path for path, _, _ in dense.diff(found)}
     assert paths and all(path.startswith("task.encoder.moe.") for path in paths)
     assert found.task.encoder.moe.group_size == 32 and found.task.encoder.moe.num_experts == 3
@@ -171,7 +165,7 @@ def test_many_experts_have_no_numbers_in_their_squares():
     found |= {"dead_experts": 1}
     layer = {"path": "a<b", "num_experts": 64, "languages_differ": 0.5, "all": found}
     record = {"experiment": "x", "step": 1, "rows": 2, "split": "dev"}
-    page = _experts_picture.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
+    page = picture.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
     assert 'class="share' not in page and page.count('class="cell"') == 64
     assert "a&lt;b" in page and "a<b" not in page
 
@@ -257,7 +251,7 @@ def test_a_disk_that_takes_nothing_leaves_nothing(dense_logdir, tmp_path, capsys
     def save(self, step, *_):
         self.say(f"Warning: the checkpoint of step {step} could not be saved")
 
-    monkeypatch.setattr(_converted.CheckpointStore, "save", save)
+    monkeypatch.setattr(converted.CheckpointStore, "save", save)
     names = f"--logdir={dense_logdir}", f"--output={tmp_path}/new"
     code, _, err = run_here(capsys, "upcycle", *names, "--experts=2")
     assert code == 1 and "could not be saved" in err and not (tmp_path / "new").exists()

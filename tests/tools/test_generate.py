@@ -7,7 +7,10 @@ import sys
 import pytest
 
 from lingvo_gshard.decoding import Sampling, Writer
-from lingvo_gshard.tools import _runtime, _start, _trained, generate
+from lingvo_gshard.tools import generate
+from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.runs import trained_run
 
 # What its tests share is made once, in one process.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
@@ -22,22 +25,22 @@ class Stdin(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def trained(language_model_logdir):
-    run = _trained.Run(str(language_model_logdir), (generate.LanguageModelTask,))
+    run = trained_run.Run(str(language_model_logdir), (generate.LanguageModelTask,))
     values = generate.define_flags()
     values(["gshard-generate"])
-    return run.restore(_runtime.Launch(values, run.params), say=print)
+    return run.restore(runtime.Launch(values, run.params), say=print)
 
 
 @pytest.fixture
 def run_here(language_model_logdir, trained, monkeypatch, capsys):
     """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(_trained.Run, "restore", lambda self, launch, say: trained)
+    monkeypatch.setattr(trained_run.Run, "restore", lambda self, launch, say: trained)
 
     def run(content, *flags):
         monkeypatch.setattr(sys, "stdin", Stdin(content))
         name = "gshard-generate"
         arguments = [name, f"--logdir={language_model_logdir}", *flags]
-        code = _start.guarded(name, generate.main)(arguments)
+        code = startup.guarded(name, generate.main)(arguments)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

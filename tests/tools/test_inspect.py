@@ -10,12 +10,15 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_gshard.core import gin_binding, registry
-from lingvo_gshard.runtime.hlo import Collective
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.hlo.summary import Collective
 from lingvo_gshard.runtime.local import LocalRuntime
-from lingvo_gshard.runtime.program import Program
-from lingvo_gshard.tools import _inspection, _inspection_tables, _start, _untrained, inspect
-from lingvo_gshard.tools._inspection import CollectiveRow
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.tools import inspect
+from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.inspection import inspection, tables
+from lingvo_gshard.tools.inspection.inspection import CollectiveRow
+from lingvo_gshard.tools.runs import untrained
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
@@ -28,7 +31,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
     name = inspect.NAME
-    code = _start.guarded(name, inspect.main)([name, *TINY, *map(str, flags)])
+    code = startup.guarded(name, inspect.main)([name, *TINY, *map(str, flags)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -55,7 +58,7 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
     assert code == 0 and err == ""
     record = json.loads(path.read_text())
     parts = {"E": 4, "H": 2, "N": 2, "V": 2}
-    specs = _untrained.make_trainer(tiny_params()).theta_specs.flatten()
+    specs = untrained.make_trainer(tiny_params()).theta_specs.flatten()
     assert [row["path"] for row in record["weights"]] == [spec.path for spec in specs]
     held = 0
     for spec, row in zip(specs, record["weights"], strict=True):
@@ -126,7 +129,7 @@ def test_collectives_by_layer_and_memory(compiled):
             assert row["bytes"] == 2 * 4 * 8 * 16 * 4 * 16 // 8
     memory = found["memory_per_device"]
     assert memory["peak"] > memory["arguments"] > 0 < memory["temporaries"]
-    assert found["rematerialisations"] == [] and found["function"] == "train_step"
+    assert found["rematerializations"] == [] and found["function"] == "train_step"
 
 
 def test_saved_programs_are_those_of_the_runtime(compiled):
@@ -147,9 +150,9 @@ def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
     assert run.returncode == 0, run.stderr
     losses = [float(line.removeprefix("loss")) for line in run.stdout.splitlines()]
     params = tiny_params()
-    specs = _untrained.batch_specs(params)
+    specs = untrained.batch_specs(params)
     batch = {name: np.ones(spec.shape, np.int32) for name, spec in specs.items()}
-    local = LocalRuntime(_untrained.make_trainer(params))
+    local = LocalRuntime(untrained.make_trainer(params))
     local.init_state()
     expected = [local.train_step(batch).read()["loss"] for _ in losses]
     assert len(losses) == 3
@@ -160,7 +163,7 @@ def test_collectives_find_their_layer():
     paths = ["", "encoder", "encoder.layers[1]", "encoder.layers[10]", "encoder.layers[1].moe"]
 
     def row(operation, kind="all-reduce", size=4):
-        return _inspection.by_layer([Collective(kind, size, operation)], paths)[0]
+        return inspection.by_layer([Collective(kind, size, operation)], paths)[0]
 
     inside = "encoder/layers_1/moe/Einsum"
     assert row(inside) == CollectiveRow("encoder.layers[1].moe", "forward", "all-reduce", 1, 4)
@@ -190,14 +193,14 @@ def test_collectives_are_summed_in_order():
         Collective("all-to-all", 5, "a/x"),
         Collective("all-gather", 7, "b/y"),
     ]
-    rows = _inspection.by_layer(found, ["", "a", "b"])
+    rows = inspection.by_layer(found, ["", "a", "b"])
     assert [(r.layer, r.pass_, r.kind, r.count, r.bytes) for r in rows] == [
         ("a", "forward", "all-to-all", 1, 5),
         ("b", "forward", "all-gather", 2, 10),
         ("a", "backward", "all-gather", 1, 2),
         ("outside of layers", "", "all-reduce", 1, 1),
     ]
-    totals = _inspection.total_by_kind(rows)
+    totals = inspection.total_by_kind(rows)
     assert totals == {"all-gather": (3, 12), "all-reduce": (1, 1), "all-to-all": (1, 5)}
 
 
@@ -212,7 +215,7 @@ def test_collectives_are_summed_in_order():
     ],
 )
 def test_sizes_in_words(size, words):
-    assert _inspection_tables.size_in_words(size) == words
+    assert tables.size_in_words(size) == words
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import sys
 import pytest
 
 import lingvo_gshard
-from lingvo_gshard.planning import libtpu, plan_file, topologies
-from lingvo_gshard.tools import _start, plan
+from lingvo_gshard.planning.machines import libtpu, topologies
+from lingvo_gshard.planning.plan import file as plan_file
+from lingvo_gshard.tools import plan
+from lingvo_gshard.tools.console import startup
 from tests.planning import example_plan
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
@@ -24,7 +26,7 @@ REQUIRED = {
         *("weights", "slots", "activations", "inputs", "program", "peak", "capacity")
     },
     "parameters": {"total", "active"},
-    "flops": {"useful", "executed", "rematerialised", "dispatch", "padding"},
+    "flops": {"useful", "executed", "rematerialized", "dispatch", "padding"},
 }
 COLLECTIVE = {"kind", "axis", "layer", "dtype", "bytes", "count", "share"}
 TENSOR = {"path", "kind", "layer", "layout", "shape", "dtype", "split", "bytes", "bytes_per_device"}
@@ -33,7 +35,7 @@ TENSOR = {"path", "kind", "layer", "layout", "shape", "dtype", "split", "bytes",
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
     capsys.readouterr()
-    code = _start.guarded(plan.NAME, plan.main)([plan.NAME, *map(str, flags)])
+    code = startup.guarded(plan.NAME, plan.main)([plan.NAME, *map(str, flags)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -185,8 +187,8 @@ def test_a_tpu_on_which_split_weights_fit(capsys, tmp_path):
     large = {
         "task.model_dim": 1024,
         "task.decoder.hidden_dim": 2**19,
-        "task.encoder.rematerialise": "full",
-        "task.decoder.rematerialise": "full",
+        "task.encoder.rematerialize": "full",
+        "task.decoder.rematerialize": "full",
         "input.batch_rows": 8,
     }
     settings = [f"--gin_param={path} = {value!r}" for path, value in large.items()]

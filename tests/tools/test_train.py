@@ -11,8 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_gshard.tools import _start, train
-from lingvo_gshard.training.checkpoint import CheckpointStore
+from lingvo_gshard.tools import train
+from lingvo_gshard.tools.console import startup
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.tools import tiny_train  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
     name = "gshard-train"
-    code = _start.guarded(name, train.main)([name, *map(str, flags)])
+    code = startup.guarded(name, train.main)([name, *map(str, flags)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -197,7 +198,7 @@ def test_faults_of_the_program_keep_their_traceback():
 
     for function in (main, other):
         with pytest.raises(ValueError):
-            _start.guarded("gshard-train", function)(["gshard-train"])
+            startup.guarded("gshard-train", function)(["gshard-train"])
 
 
 def test_list_shows_the_first_line(capsys):

@@ -26,7 +26,7 @@ def metrics_of_run(directory, **settings):
 @pytest.mark.slow
 def test_a_loop_trains_as_its_layers_do_and_reports_under_their_names(tmp_path):
     layers = metrics_of_run(tmp_path / "layers")
-    loop = metrics_of_run(tmp_path / "loop", repeat=True, rematerialise="full")
+    loop = metrics_of_run(tmp_path / "loop", repeat=True, rematerialize="full")
     assert [row["step"] for row in loop] == [row["step"] for row in layers] == [1, 2]
     for one, other in zip(loop, layers, strict=True):
         assert set(one) == set(other)

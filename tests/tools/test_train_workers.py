@@ -2,7 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.tools import _start, train
+from lingvo_gshard.tools import train
+from lingvo_gshard.tools.console import startup
 from tests.tools import tiny_translation
 from tests.tools.train_processes import finish, losses, start, train_in_two
 
@@ -21,7 +22,7 @@ _EVERY = "--gin_param=trainer.local_updates.every = 2"
 )
 def test_what_does_not_fit_is_refused(capsys, tmp_path, flags, message):
     flags = [f"--logdir={tmp_path}/run", "--experiment=translation.quickstart", *flags]
-    assert _start.guarded(train.NAME, train.main)([train.NAME, *flags]) == 1
+    assert startup.guarded(train.NAME, train.main)([train.NAME, *flags]) == 1
     assert message in capsys.readouterr().err
 
 

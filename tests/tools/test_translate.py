@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tools import _lines, _runtime, _start, _trained, translate
-from lingvo_gshard.tools._converted import Whole
-from lingvo_gshard.training.checkpoint import unflatten
+from lingvo_gshard.tools import translate
+from lingvo_gshard.tools.console import line_input, startup
+from lingvo_gshard.tools.expert_tools.converted import Whole
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.runs import trained_run
+from lingvo_gshard.training.checkpoint.store import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -28,16 +31,16 @@ class Stdin(io.TextIOWrapper):
 @pytest.fixture(scope="module")
 def trained(trained_logdir):
     """The model, restored and compiled once for all tests."""
-    run = _trained.Run(str(trained_logdir))
+    run = trained_run.Run(str(trained_logdir))
     values = translate.define_flags()
     values(["gshard-translate"])
-    return run.restore(_runtime.Launch(values, run.params), say=print)
+    return run.restore(runtime.Launch(values, run.params), say=print)
 
 
 @pytest.fixture
 def run_here(trained_logdir, trained, monkeypatch, capsys):
     """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(_trained.Run, "restore", lambda self, launch, say: trained)
+    monkeypatch.setattr(trained_run.Run, "restore", lambda self, launch, say: trained)
     monkeypatch.setattr(
         translate, "_Translators", lambda trained, options: SharedTranslator(trained)
     )
@@ -46,7 +49,7 @@ def run_here(trained_logdir, trained, monkeypatch, capsys):
         monkeypatch.setattr(sys, "stdin", Stdin(content))
         name = "gshard-translate"
         arguments = [name, f"--logdir={trained_logdir}", *flags]
-        code = _start.guarded(name, translate.main)(arguments)
+        code = startup.guarded(name, translate.main)(arguments)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -77,7 +80,7 @@ def test_a_line_for_a_line(run_here):
 def test_many_lines_keep_their_order(run_here, monkeypatch):
     lines = [f"der Hund sieht {'rot ' * (n % 5)}" for n in range(20)]
     whole = run_here("\n".join(lines).encode())[1]
-    monkeypatch.setattr(_lines, "_MOST_LINES", 3)
+    monkeypatch.setattr(line_input, "_MOST_LINES", 3)
     assert run_here("\n".join(lines).encode())[1] == whole
     assert whole.count("\n") == 20
 
@@ -118,7 +121,7 @@ def test_mistakes_are_one_line(flags, words, run_here):
 
 def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
     reading, writing = os.pipe()
-    lines = _lines.Lines(os.fdopen(reading, "rb"))
+    lines = line_input.Lines(os.fdopen(reading, "rb"))
     chunks = lines.chunks()
     os.write(writing, b"a\n")
     assert next(chunks) == [b"a\n"]
@@ -160,17 +163,17 @@ def test_help_teaches(capsys):
 
 
 def test_averages_of_the_weights_are_decoded_with(trained_logdir, tmp_path):
-    run = _trained.Run(str(trained_logdir))
+    run = trained_run.Run(str(trained_logdir))
     whole, params = Whole.read(run), run.params.copy()
     params.trainer.average_decay = 0.9
     slots = unflatten(whole.trainer.state_specs().slots, whole.checkpoint.slots, "slots")
     doubled = whole.theta.transform(lambda weight: 2 * weight)
     state = NestedMap(theta=whole.theta, slots=slots, averages=doubled)
     whole.write(f"{tmp_path}/run", params, state, whole.checkpoint.step)
-    averaged = _trained.Run(f"{tmp_path}/run")
+    averaged = trained_run.Run(f"{tmp_path}/run")
     values = translate.define_flags()
     values(["gshard-translate"])
-    restored = averaged.restore(_runtime.Launch(values, averaged.params), say=print)
+    restored = averaged.restore(runtime.Launch(values, averaged.params), say=print)
     table = restored.runtime.with_weights(lambda theta, ids: theta.target_embedding.table)
     found = table(np.zeros((1, 1), np.int32))
     np.testing.assert_array_equal(found, 2 * whole.theta.target_embedding.table)

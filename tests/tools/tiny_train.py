@@ -1,11 +1,11 @@
 """gshard-train with the tiny experiment registered; run by the tests as a process of its own."""
 
-from lingvo_gshard.tools import _start
+from lingvo_gshard.tools.console import startup
 
-_start.quiet_tensorflow()
+startup.quiet_tensorflow()
 
-from lingvo_gshard.core import registry  # noqa: E402
-from lingvo_gshard.core.params import Params  # noqa: E402
+from lingvo_gshard.core.config import registry  # noqa: E402
+from lingvo_gshard.core.config.params import Params  # noqa: E402
 from lingvo_gshard.tools import train  # noqa: E402
 from tests import tiny  # noqa: E402
 

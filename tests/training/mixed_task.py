@@ -3,12 +3,12 @@
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.sharding import einsum
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.schedules import Constant
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Constant
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
 

@@ -9,11 +9,13 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import averages, conversion
-from lingvo_gshard.training.checkpoint import CheckpointStore
+from lingvo_gshard.training import averages
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.loop import restored_state
+from lingvo_gshard.training.surgery import conversion
 from tests import tiny
-from tests.training import mixed_task, test_update_rules
+from tests.training import mixed_task
+from tests.training.optim import test_update_rules
 from tests.training.test_loop import Run
 
 
@@ -96,8 +98,8 @@ def test_are_evaluated_and_split_as_slots_are():
     local = LocalRuntime(trainer)
     local.init_state()
     start = local.state()
-    placed = Partitioning.make("data=4", "zero1")
-    split = SpmdRuntime(trainer_of(), placed, devices_for(4))
+    partitioning = Partitioning.make("data=4", "zero1")
+    split = SpmdRuntime(trainer_of(), partitioning, devices_for(4))
     split.load_state(start)
     for runtime in (local, split):
         for index in range(3):

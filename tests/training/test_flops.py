@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.moe import TopKRouter
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer

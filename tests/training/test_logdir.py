@@ -4,10 +4,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from lingvo_gshard.core.experiment import Experiment
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.training import schedules
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.optim import schedules
 from lingvo_gshard.training.params_text import experiment_from_text
 from tests import tiny
 
@@ -45,7 +45,9 @@ def test_other_params_are_refused_by_path(tmp_path):
         logdir.claim(other)
     assert "task.hidden.dropout: 0.1 there, 0.5 here" in str(caught.value)
     assert "trainer.seed: 1 there, 3 here" in str(caught.value)
-    assert "trainer.schedule.cls: lingvo_gshard.training.schedules.Linear" in str(caught.value)
+    assert "trainer.schedule.cls: lingvo_gshard.training.optim.schedules.Linear" in str(
+        caught.value
+    )
     assert logdir.read_params().trainer.seed == 1
 
 

@@ -10,10 +10,10 @@ import pytest
 import rich.console
 
 from lingvo_gshard.runtime.local import LocalRuntime
-from lingvo_gshard.training.checkpoint import CheckpointStore
-from lingvo_gshard.training.diagnosis import NonFiniteError
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Loop
+from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
 from lingvo_gshard.training.signals import StopRequest
 from tests import tiny
 
@@ -211,7 +211,7 @@ def test_the_dev_loss_comes_when_asked_for_and_changes_nothing(whole, tmp_path):
 
 
 def test_without_room_training_goes_on_and_the_end_is_an_error(tmp_path, monkeypatch):
-    from lingvo_gshard.training import checkpoint
+    from lingvo_gshard.training.checkpoint import store as checkpoint
 
     usage = checkpoint.shutil.disk_usage("/")
     run = Run(tmp_path, on_batch=lambda n: n == 5 and full.append(1))

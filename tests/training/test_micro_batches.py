@@ -7,8 +7,8 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import SigmoidRouter
 from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.runtime.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 from tests.runtime import tiny_translation
@@ -104,15 +104,15 @@ def test_a_selection_bias_sees_the_load_of_all_parts():
 def test_on_eight_devices_as_on_one():
     """Two rows a device, one of each part."""
     rows = {name: np.concatenate([value.numpy()] * 2) for name, value in batch().items()}
-    found = trainer(2, repeat=True, moe_every=1, rematerialise="products")
+    found = trainer(2, repeat=True, moe_every=1, rematerialize="products")
     state, metrics = found.init_state(), []
     for _ in range(2):
         state, values = found.train_step(
             state, {name: tf.constant(value) for name, value in rows.items()}
         )
         metrics.append(float(values.loss))
-    placed = Partitioning.make("data=8", "expert")
-    runtime = SpmdRuntime(found, placed, devices_for(8), "gspmd")
+    partitioning = Partitioning.make("data=8", "expert")
+    runtime = SpmdRuntime(found, partitioning, devices_for(8), "gspmd")
     runtime.init_state()
     for loss in metrics:
         assert_close(runtime.train_step(rows).read()["loss"], loss, "order")
@@ -123,8 +123,8 @@ def test_temporaries_shrink():
     found = []
     for count in (1, 4):
         specs = {name: tf.TensorSpec((64, *x.shape[1:]), x.dtype) for name, x in batch().items()}
-        placed = Partitioning.make("data=1", "replicated")
-        program, _ = train_program(trainer(count), placed, "gspmd", specs)
+        partitioning = Partitioning.make("data=1", "replicated")
+        program, _ = train_program(trainer(count), partitioning, "gspmd", specs)
         compiled = program.lower(devices_for(1)).compile()
         found.append(compiled.memory_analysis().temp_size_in_bytes)
     assert found[1] < 0.5 * found[0]

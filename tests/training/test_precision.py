@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.layers.attention import MultiHeadAttention
-from lingvo_gshard.layers.segment_bias import segment_bias
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.mask import segment_bias
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.momentum import Momentum
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.momentum import Momentum
 from lingvo_gshard.training.precision import PRECISIONS
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
@@ -111,7 +111,7 @@ def translation(precision: str, **stack) -> Trainer:
     ("precision", "stack"),
     [
         ("bfloat16_weights", {}),
-        pytest.param("float16", {"repeat": True, "rematerialise": "full"}, marks=pytest.mark.slow),
+        pytest.param("float16", {"repeat": True, "rematerialize": "full"}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_delicate_is_float32(precision, stack):
@@ -157,7 +157,7 @@ def test_what_is_masked_does_not_overflow_in_float16(block_size):
 
 
 def test_bfloat16_weights_move_by_less_than_their_last_place():
-    """By 1e-4 from 1, where bfloat16's neighbours are 2^-8 below and 2^-7 above."""
+    """By 1e-4 from 1, where bfloat16's neighbors are 2^-8 below and 2^-7 above."""
     spec = VariableSpec("w", "MH", (64, 64), "bfloat16", initializers.constant(1.0))
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.ones((64, 64), tf.bfloat16))
     optimizer = Momentum(Momentum.params().set(beta=0.0))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core.params import Params
-from lingvo_gshard.training import schedules
-from lingvo_gshard.training.adam import Adam
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.training.optim import schedules
+from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
 

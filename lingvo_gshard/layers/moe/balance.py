@@ -15,7 +15,7 @@ def statistics(routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> dict[str, 
     load_max_over_mean    the largest load over the mean one; 1: even
     dropped_share         of the places that tokens asked for, those not given; where experts
                           choose tokens, of real tokens those that none chose
-    utilisation           of the places there are, those taken
+    utilization           of the places there are, those taken
     dead_experts          how many experts keep no token
     """
     load_E = routing.load()
@@ -24,7 +24,7 @@ def statistics(routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> dict[str, 
     return {
         "load_max_over_mean": tf.reduce_max(load_E) * routing.num_experts / tf.maximum(total, 1.0),
         "dropped_share": routing.dropped_share(mask_GS),
-        "utilisation": total / places,
+        "utilization": total / places,
         "dead_experts": tf.reduce_sum(tf.cast(tf.equal(load_E, 0.0), tf.float32)),
     }
 

@@ -7,9 +7,9 @@ import functools
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 
 GROUP, BATCH, GLOBAL = "group", "batch", "global"
 LEVELS = (GROUP, BATCH, GLOBAL)
@@ -31,7 +31,7 @@ def auxiliary_loss(
 
     level: 'group' takes the mean over groups of each one's loss; 'batch' shares and means of all
     groups together, on however many devices; 'global' the shares of `recent` batches, too: Qiu et
-    al. 2025 (arXiv 2501.11873) on why experts then specialise more.
+    al. 2025 (arXiv 2501.11873) on why experts then specialize more.
     """
     experts = gates_GSE.shape[-1]
     tokens = (1,) if level == GROUP else (0, 1)

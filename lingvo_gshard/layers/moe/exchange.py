@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, names, random_numbers
-from lingvo_gshard.core.gradients import custom_gradient
-from lingvo_gshard.core.params import Configurable, Params
+from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.layers.moe import routes, wire
 from lingvo_gshard.sharding import annotate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import balance_loss, groups
 from lingvo_gshard.layers.moe.balance import entropy
 from lingvo_gshard.layers.moe.router import Router, TokenChoiceRouter

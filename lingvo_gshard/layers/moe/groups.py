@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.sharding import annotate, partitioning, xla
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import annotate, xla
+from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 
@@ -71,7 +71,7 @@ class Groups:
 
     def _split(self, x: tf.Tensor, letters: tuple[str, ...]) -> tf.Tensor:
         """Annotated as rows are split, and L as pieces are; the identity where no L is split."""
-        current = partitioning.current()
+        current = current_partitioning()
         if current is None or tf.executing_eagerly() or not _axes(current, "BLM")[1]:
             return x
         pieces = _shared(current) if self.pieces > 1 else ()
@@ -81,7 +81,7 @@ class Groups:
 
     def cross_parts(self) -> bool:
         """Whether L and G are split over devices that must gather rows to make groups of them."""
-        current = partitioning.current()
+        current = current_partitioning()
         return current is not None and current.parts(_shared(current)) > self.pieces
 
     @contextlib.contextmanager
@@ -109,7 +109,7 @@ def drawn(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
 
 def _count_pieces(rows: int, length: int, size: int) -> int:
     """One for each part of a row, where a part is whole groups and G is split as B and L are."""
-    current = partitioning.current()
+    current = current_partitioning()
     if current is None or tf.executing_eagerly():
         return 1
     pieces = current.parts(_shared(current))

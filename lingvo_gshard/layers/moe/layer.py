@@ -5,10 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 from absl import logging
 
-from lingvo_gshard.core import context, initializers, names
+from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import balance, dispatches
 from lingvo_gshard.layers.moe.exchange import Exchange
@@ -16,7 +17,8 @@ from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routing import Routing, SlotRouting
-from lingvo_gshard.sharding import einsum, partitioning
+from lingvo_gshard.sharding import einsum
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 _COMBINATIONS = ("sum", "learned")
 
@@ -174,7 +176,7 @@ class MixtureOfExperts(Layer):
 
     def _warn_of_uneven_groups(self, groups: Groups) -> None:
         """Groups that devices cannot share evenly are padded, and cross them on the way."""
-        current = partitioning.current()
+        current = current_partitioning()
         if current is None:
             return
         parts = current.parts(current.split("G", path=self.path)[0])

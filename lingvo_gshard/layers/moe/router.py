@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, names
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.places import PRIORITIES, Pick, place
 from lingvo_gshard.layers.moe.routing import Routing, SlotRouting, WeightedLoss, expert_capacity

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence, Set
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.sharding import annotate, partitioning, xla
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import annotate, xla
+from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 
@@ -52,7 +52,7 @@ def by_axis(option: str) -> Route:
 
     Raises ValueError naming the option and --mesh where G and E share fewer than two axes.
     """
-    current = partitioning.current()
+    current = current_partitioning()
     if current is None or current.mesh.size == 1:
         return direct
     groups, experts = (_axes(current, letter) for letter in "GE")

@@ -11,8 +11,8 @@ import pathlib
 import re
 from typing import Any
 
-from lingvo_gshard.planning import plan_file
 from lingvo_gshard.planning.picture import splits
+from lingvo_gshard.planning.plan import file as plan_file
 
 # In this order: each knows only what stands before it.
 _SCRIPTS = (

@@ -1,13 +1,13 @@
 // Bars whose parts are shares of one whole.
 
-// parts: {name, value, colour, about}; limit: {name, value}, a line that the bar should stay left of.
+// parts: {name, value, color, about}; limit: {name, value}, a line that the bar should stay left of.
 function stackedBar(parts, limit, show, label) {
   const total = sum(parts.map((part) => part.value));
   const whole = Math.max(total, limit ? limit.value : 0) || 1;
   const bar = el("div", { class: "stack", role: "img", "aria-label": `${label}: ${parts.map((part) => `${part.name} ${show(part.value)}`).join(", ")}${limit ? `; ${limit.name} ${show(limit.value)}` : ""}` });
   for (const part of parts) {
     if (!(part.value > 0)) continue;
-    const piece = el("div", { class: `piece ${part.colour}`, style: { width: `${(part.value / whole) * 100}%` } });
+    const piece = el("div", { class: `piece ${part.color}`, style: { width: `${(part.value / whole) * 100}%` } });
     bar.append(explain(piece, [part.name, show(part.value), `${share(part.value / whole)} of ${limit && limit.value >= total ? limit.name : "all"}`, part.about].filter(Boolean)));
   }
   if (!limit) return bar;
@@ -20,12 +20,12 @@ function legend(parts, show) {
   const total = sum(parts.map((part) => part.value));
   return el("ul", { class: "legend" }, parts.map((part) =>
     el("li", { title: part.about },
-      swatch(part.colour), el("span", { class: "name" }, part.name),
+      swatch(part.color), el("span", { class: "name" }, part.name),
       show ? el("span", { class: "amount" }, show(part.value)) : null,
       show && total ? el("span", { class: "part" }, share(part.value / total)) : null)));
 }
 
-// rows: {name, value, note}; bars of one colour, from one origin, to be compared by length.
+// rows: {name, value, note}; bars of one color, from one origin, to be compared by length.
 function barList(rows, show, label) {
   const most = Math.max(...rows.map((row) => row.value), 0) || 1;
   return el("ul", { class: "barlist", "aria-label": label }, rows.map((row) =>

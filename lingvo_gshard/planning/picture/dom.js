@@ -16,8 +16,8 @@ function fill(node, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-function swatch(colour) {
-  return el("span", { class: `swatch ${colour}`, "aria-hidden": "true" });
+function swatch(color) {
+  return el("span", { class: `swatch ${color}`, "aria-hidden": "true" });
 }
 
 // A path that a line may break after each of its steps.

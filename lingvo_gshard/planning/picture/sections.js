@@ -54,9 +54,9 @@ const digitsOr = (value) => (isNumber(value) ? digits(value) : MISSING);
 
 function memorySection(given) {
   const memory = given.bytes_per_device;
-  const parts = CLASSES.map(([name, about]) => ({ name, about, value: memory[name], colour: `class-${name}` }));
+  const parts = CLASSES.map(([name, about]) => ({ name, about, value: memory[name], color: `class-${name}` }));
   const rest = memory.peak - sum(parts.map((part) => part.value));
-  if (rest > 0) parts.push({ name: "not told apart", about: "of the peak, in none of these classes", value: rest, colour: "class-rest" });
+  if (rest > 0) parts.push({ name: "not told apart", about: "of the peak, in none of these classes", value: rest, color: "class-rest" });
   const note = rest < 0 ? "The classes come to more than the peak: not all of them are held at the same moment." : null;
   return section("memory", "Memory of one device",
     stackedBar(parts, { name: "capacity", value: memory.capacity }, bytes, "Memory of one device"),
@@ -73,7 +73,7 @@ function timeSection(given) {
   const line = new TimeLine(given.layers, given.collectives, "estimate");
   const key = el("div", {});
   const explainKey = (mode) => key.replaceChildren(legend(PHASES.map((phase) => ({
-    name: phase, colour: `phase-${phase}`, value: sum(given.layers.filter((row) => phaseOf(row) === phase).map((row) => timeOf(row, mode))),
+    name: phase, color: `phase-${phase}`, value: sum(given.layers.filter((row) => phaseOf(row) === phase).map((row) => timeOf(row, mode))),
   })).filter((part) => part.value > 0), seconds));
   const note = el("p", { class: "muted" });
   const choose = (mode) => {
@@ -93,15 +93,15 @@ function timeSection(given) {
 }
 
 function arithmeticSection(given) {
-  const { useful, executed, rematerialised, dispatch, padding } = given.flops;
+  const { useful, executed, rematerialized, dispatch, padding } = given.flops;
   const parts = [
     ["useful", useful, "flop-useful", "what the model's definition asks for"],
-    ["rematerialised", rematerialised, "flop-rematerialised", "computed again in the backward pass to save memory"],
+    ["rematerialized", rematerialized, "flop-rematerialized", "computed again in the backward pass to save memory"],
     ["dispatch", dispatch, "flop-dispatch", "matrix products that move tokens to experts and back"],
     ["padding", padding, "flop-padding", "on elements that only fill up shapes"],
-  ].map(([name, value, colour, about]) => ({ name, value, colour, about }));
+  ].map(([name, value, color, about]) => ({ name, value, color, about }));
   const rest = executed - sum(parts.map((part) => part.value));
-  if (rest > executed * 1e-6) parts.push({ name: "other", value: rest, colour: "flop-other", about: "executed, and none of these" });
+  if (rest > executed * 1e-6) parts.push({ name: "other", value: rest, color: "flop-other", about: "executed, and none of these" });
   const ratio = executed > 0 ? `${share(useful / executed)} of what is executed is useful.` : "";
   return section("arithmetic", "Arithmetic of one device in one step",
     el("p", { class: "lead" }, `${flops(executed)} in matrix products. ${ratio}`),

@@ -1,6 +1,6 @@
 // The layers of one step in order of execution: a lane for compute, a lane for communication.
 
-const PHASES = ["forward", "rematerialised", "backward", "optimizer", "other"];
+const PHASES = ["forward", "rematerialized", "backward", "optimizer", "other"];
 const LANES = { loops: [0, 20], compute: [26, 46], communication: [80, 46], axis: [134, 22] };
 const GUTTER = 108;
 const SHORTEST_VIEW = 1e-4;
@@ -50,14 +50,14 @@ function layOut(layers, collectives, mode) {
   });
 }
 
-// Neighbours that one loop executes, as one bracket.
+// Neighbors that one loop executes, as one bracket.
 function loopsOf(blocks) {
   const found = [];
   for (const block of blocks) {
     const { layer, phase, times } = block.row;
     if (!(times > 1) || !block.length) continue;
     const name = (layer || "").split(/\/body(?:_\d+)?(?:\/|$)/)[0] || layerName(block.row);
-    const key = `${times} ${name} ${phase === "rematerialised" ? "backward" : phase}`;
+    const key = `${times} ${name} ${phase === "rematerialized" ? "backward" : phase}`;
     const last = found[found.length - 1];
     const [start, end] = block.span;
     if (last && last.key === key && last.next === block.number) Object.assign(last, { end, next: last.next + 1 });

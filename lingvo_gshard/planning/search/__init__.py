@@ -1,4 +1,4 @@
-"""Search: which mesh, letters and rematerialisation make a step fit and be fastest.
+"""Search: which mesh, letters and rematerialization make a step fit and be fastest.
 
 A task is traced once (traced.py); what it records is costed for a mesh and tables of letters by a
 model (costs.py); an integer program chooses tables for groups of layers (choosing.py); compilations

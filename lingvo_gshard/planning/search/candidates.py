@@ -7,9 +7,9 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from lingvo_gshard.core import rematerialisation
+from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.planning.search.groups import Group, Grouped
-from lingvo_gshard.planning.search.roles import Option
+from lingvo_gshard.planning.search.traced.roles import Option
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 from lingvo_gshard.sharding.strategies import KINDS, Table
 
@@ -29,27 +29,27 @@ class Candidate:
     mesh: str
     strategy: str
     overrides: tuple[tuple[str, str], ...] = ()
-    rematerialise: str = rematerialisation.NONE
+    rematerialize: str = remat_policy.NONE
     micro_batches: int = 1
 
-    def flags(self, rematerialise_params: Iterable[str] = ()) -> list[str]:
+    def flags(self, rematerialize_params: Iterable[str] = ()) -> list[str]:
         """Returns the flags of a tool.
 
-        rematerialise_params: the task's Params that take a policy, see `policy_params`.
+        rematerialize_params: the task's Params that take a policy, see `policy_params`.
         """
         given = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
         if self.overrides:
             given.append(f"--gin_param=sharding.overrides = {dict(self.overrides)!r}")
-        given += [f'--gin_param={path} = "{self.rematerialise}"' for path in rematerialise_params]
+        given += [f'--gin_param={path} = "{self.rematerialize}"' for path in rematerialize_params]
         return given
 
 
 def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
-    """Returns the paths of the hyperparameters that are rematerialisation policies.
+    """Returns the paths of the hyperparameters that are rematerialization policies.
 
     leaves: of an experiment's Params, as `params.leaves()` gives them.
     """
-    return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialise"]
+    return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialize"]
 
 
 def candidate(

@@ -1,6 +1,6 @@
 """Choosing one option for each group of layers: an integer program, solved by HiGHS.
 
-    minimise    sum_g seconds[g, o] x[g, o]  +  sum_(g,h),(i,j) pair[g, h, i, j] y[g, h, i, j]
+    minimize    sum_g seconds[g, o] x[g, o]  +  sum_(g,h),(i,j) pair[g, h, i, j] y[g, h, i, j]
     subject to  sum_o x[g, o] = 1                                        for every group g
                 y[g, h, i, j] >= x[g, of face i] + x[h, of face j] - 1   for every pair of groups
                 sum_g held[m, g, o] x[g, o] + w <= capacity              at every moment m

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lingvo_gshard.planning import planner
-from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.search.candidates import Candidate
 from lingvo_gshard.planning.search.results import CompileCandidate, Compiled
-from lingvo_gshard.planning.topologies import Topology
-from lingvo_gshard.runtime.step_programs import BatchSpecs
+from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 
@@ -23,14 +23,14 @@ def by_planner(
 ) -> CompileCandidate:
     """Returns what compiles a candidate's training step for a topology.
 
-    make_trainer: of a rematerialisation policy. plans: takes the plan of every candidate.
+    make_trainer: of a rematerialization policy. plans: takes the plan of every candidate.
     """
 
     def compile_candidate(candidate: Candidate) -> Compiled:
         overrides = dict(candidate.overrides)
-        placed = Partitioning.make(candidate.mesh, candidate.strategy, overrides)
-        trainer = make_trainer(candidate.rematerialise)
-        plan = planner.plan_step(trainer, batch, placed, topology, "searched", partitioner)
+        partitioning = Partitioning.make(candidate.mesh, candidate.strategy, overrides)
+        trainer = make_trainer(candidate.rematerialize)
+        plan = planner.plan_step(trainer, batch, partitioning, topology, "searched", partitioner)
         if plans is not None:
             plans[candidate] = plan
         return Compiled(plan.fits, plan.bytes_per_device["peak"], plan.seconds_per_step)

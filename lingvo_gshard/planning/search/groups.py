@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.planning.search.traced import Flow, Product, Traced
+from lingvo_gshard.planning.search.traced.graph import Flow, Product, Traced
 
 # The first of these letters that a layer's weights have says what it is.
 _KINDS = {"E": "experts", "V": "vocabulary", "N": "attention", "H": "feed_forward"}

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping
 
-from lingvo_gshard.planning.search.traced import Tensor
+from lingvo_gshard.planning.search.traced.graph import Tensor
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
@@ -27,7 +27,7 @@ class Call:
     bytes: int
 
 
-def placed(tensor: Tensor, split: Split) -> dict[str, str]:
+def partitioning(tensor: Tensor, split: Split) -> dict[str, str]:
     """Returns the letter that each axis splits."""
     return {
         axis: letter for letter, axes in zip(tensor.layout, split, strict=True) for axis in axes

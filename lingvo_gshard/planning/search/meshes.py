@@ -14,12 +14,12 @@ def shapes(devices: int, torus: tuple[int, ...] = (), most_axes: int = 3) -> lis
     """Returns the sizes of up to `most_axes` axes that multiply to the devices, fewest axes first.
 
     Of three axes only in falling order: which of them is which is the tables' choice, and the last
-    one, whose devices are neighbours, had better be the smallest.
+    one, whose devices are neighbors, had better be the smallest.
     torus: of the interconnect; then axes do not cut across its dimensions.
     """
     found: list[tuple[int, ...]] = []
     for axes in range(1, most_axes + 1):
-        for sizes in _factorisations(devices, axes):
+        for sizes in _factorizations(devices, axes):
             is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
             if is_ordered and _follows(sizes, torus):
                 found.append(sizes)
@@ -31,7 +31,7 @@ def unnamed(sizes: tuple[int, ...]) -> Mesh:
     return Mesh(tuple(zip(_LETTERS, sizes, strict=False)))
 
 
-def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
     """All ordered ways to write a number as a product of `count` factors larger than 1."""
     if count == 1:
         if number > 1:
@@ -39,7 +39,7 @@ def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(2, number // 2 + 1):
         if number % first == 0:
-            for rest in _factorisations(number // first, count - 1):
+            for rest in _factorizations(number // first, count - 1):
                 yield (first, *rest)
 
 

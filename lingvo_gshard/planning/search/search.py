@@ -6,22 +6,23 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from lingvo_gshard.core import rematerialisation
-from lingvo_gshard.planning.search import meshes, roles
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.planning.search import meshes
 from lingvo_gshard.planning.search.candidates import Candidate, candidate
 from lingvo_gshard.planning.search.choosing import Choice, Pairs, choose, undominated
-from lingvo_gshard.planning.search.cost_model import CostModel
-from lingvo_gshard.planning.search.costs import Cost
+from lingvo_gshard.planning.search.costs.cost import Cost
+from lingvo_gshard.planning.search.costs.cost_model import CostModel
+from lingvo_gshard.planning.search.costs.rates import Rates
 from lingvo_gshard.planning.search.groups import Grouped, group
-from lingvo_gshard.planning.search.rates import Rates
 from lingvo_gshard.planning.search.results import (
     CompileCandidate,
     Row,
     SearchResult,
     front,
 )
-from lingvo_gshard.planning.search.roles import Option
-from lingvo_gshard.planning.search.traced import Traced
+from lingvo_gshard.planning.search.traced import roles
+from lingvo_gshard.planning.search.traced.graph import Traced
+from lingvo_gshard.planning.search.traced.roles import Option
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy
@@ -45,7 +46,7 @@ def search(
     rates: Rates,
     compile_candidate: CompileCandidate | None = None,
     compile_best: int = 4,
-    policies: Sequence[str] = tuple(rematerialisation.POLICIES),
+    policies: Sequence[str] = tuple(remat_policy.POLICIES),
     torus: tuple[int, ...] = (),
     most_axes: int = 3,
     on_progress: Progress | None = None,
@@ -55,7 +56,7 @@ def search(
     compile_candidate: decides among the `compile_best` that the model thinks fastest and to fit;
         where the compiler finds that one needs more memory than the model knew, the next ones are
         taken smaller. Without it the model's word is final.
-    policies: of rematerialisation, those to try. torus: the interconnect's shape in devices, if it
+    policies: of rematerialization, those to try. torus: the interconnect's shape in devices, if it
         is one. most_axes: of a mesh.
     """
     tell = on_progress or (lambda text: None)
@@ -200,7 +201,7 @@ def _simplest_first(rows: Iterable[Row]) -> list[Row]:
 
 def _complexity(row: Row) -> tuple:
     c = row.candidate
-    axes, again = c.mesh.count("="), c.rematerialise != rematerialisation.NONE
+    axes, again = c.mesh.count("="), c.rematerialize != remat_policy.NONE
     return len(c.overrides), axes, again, len(c.strategy), row.cost.peak
 
 

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import balance_loss
 from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
-from lingvo_gshard.training.adam import Adam
-from lingvo_gshard.training.schedules import Constant
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Constant
 from lingvo_gshard.training.trainer import Trainer
 from tests.layers.moe.algorithm import softmax
 from tests.tolerances import assert_close

@@ -11,8 +11,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.sharding import annotate, annotate_weights, partitioning
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.tolerances import assert_close
 
 B, L, M, H, E = 8, 8, 4, 6, 8
@@ -85,7 +85,7 @@ def assert_equal(found: NestedMap, expected: NestedMap) -> None:
         np.testing.assert_array_equal(one, other, err_msg=path)
 
 
-def quantised(x: np.ndarray) -> np.ndarray:
+def quantized(x: np.ndarray) -> np.ndarray:
     """int8 by rows, as NumPy has it."""
     scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale
@@ -99,9 +99,9 @@ def test_int8_is_that_of_rows_each_way_and_of_their_gradients():
         source = tf.constant(x)
         tape.watch(source)
         y = exchange.run(source, lambda rows: rows * 2)
-    assert_close(y, quantised(2 * quantised(x)), "float32")
+    assert_close(y, quantized(2 * quantized(x)), "float32")
     d_x = tape.gradient(y, source, tf.constant(d_y))
-    assert_close(d_x, quantised(2 * quantised(d_y)), "float32")
+    assert_close(d_x, quantized(2 * quantized(d_y)), "float32")
 
 
 @pytest.mark.parametrize("dispatch", ["gather", "einsum"])
@@ -222,7 +222,7 @@ def test_other_meshes_of_hosts(mesh, strategy):
 def test_hierarchical_needs_two_axes(mesh, strategy, words):
     layer = make(hierarchical=True)
     with (
-        partitioning.use(Partitioning.make(mesh, strategy)),
+        use_partitioning(Partitioning.make(mesh, strategy)),
         pytest.raises(ValueError, match=r"^moe\.exchange\.hierarchical: --mesh=") as raised,
     ):
         tf.function(layer.fprop, autograph=False)(layer.init(1), X, MASK)

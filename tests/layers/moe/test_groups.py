@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.layers.moe.groups import Groups, drawn
-from lingvo_gshard.sharding import partitioning
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 
 B, L, M = 4, 12, 2
 X = np.arange(1, B * L * M + 1, dtype=np.float32).reshape(B, L, M)
@@ -57,6 +56,6 @@ def test_pieces_are_the_same_groups_in_another_order(pieces):
     ],
 )
 def test_there_is_a_piece_for_each_part_that_is_whole_groups(mesh, strategy, size, pieces, cross):
-    with partitioning.use(Partitioning.make(mesh, strategy)), tf.Graph().as_default():
+    with use_partitioning(Partitioning.make(mesh, strategy)), tf.Graph().as_default():
         groups = Groups.of(B, L, size)
         assert (groups.pieces, groups.cross_parts()) == (pieces, cross)

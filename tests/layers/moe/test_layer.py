@@ -7,8 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.sharding import partitioning
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.layers.moe import algorithm
 from tests.tolerances import assert_close
 
@@ -116,7 +115,7 @@ def test_it_reports_loss_and_metrics():
         "moe/auxiliary_loss",
         "moe/load_max_over_mean",
         "moe/dropped_share",
-        "moe/utilisation",
+        "moe/utilization",
         "moe/dead_experts",
         "moe/router_entropy",
     }
@@ -233,7 +232,7 @@ def test_groups_that_devices_cannot_share_evenly_are_told(group_size, warned, mo
     said = []
     monkeypatch.setattr("lingvo_gshard.layers.moe.layer.logging.warning", said.append)
     layer = make_params(group_size=group_size).instantiate(path="moe")
-    with partitioning.use(Partitioning.make("data=4", "expert")):
+    with use_partitioning(Partitioning.make("data=4", "expert")):
         tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
     assert bool(said) == warned
     assert not warned or said[0].startswith("moe: 3 groups of tokens over 4 devices")

@@ -10,7 +10,7 @@ from lingvo_gshard.layers.moe import (
     SinkhornRouter,
     TopKRouter,
 )
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 
 
 def layer_params(router=None, **values):

@@ -64,7 +64,7 @@ def test_statistics_are_counts():
             load[expert] += is_kept
     assert_close(found["load_max_over_mean"], load.max() / load.mean(), "float32")
     assert_close(found["dropped_share"], 1 - load.sum() / np.sum(wanted), "float32")
-    assert_close(found["utilisation"], load.sum() / (2 * experts * 8), "float32")
+    assert_close(found["utilization"], load.sum() / (2 * experts * 8), "float32")
     assert float(found["dead_experts"]) == (load == 0).sum()
 
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from lingvo_gshard.core import names
+from lingvo_gshard.core.config import names
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.moe.dispatches.gather import GatherDispatch

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, in_place, random_numbers, rematerialisation
+from lingvo_gshard.core import context, dynamic_slice, random_numbers
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.autodiff.remat_policy import Kept
 from lingvo_gshard.core.context import Context
-from lingvo_gshard.core.gradients import custom_gradient
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.rematerialisation import Kept
-from lingvo_gshard.sharding import partitioning
+from lingvo_gshard.sharding.partitioning import use_partitioning
 
 _POLICY = "products"
 # Layouts of the operands and the result of experts' products, for who keeps their results.
@@ -104,7 +105,7 @@ class Blocks:
         """
         leaves = [tf.cast(w, rows_RM.dtype) for w in tf.nest.flatten(self.theta)]
         specs = self._trace(rows_RM, leaves)
-        outer = rematerialisation.kept()
+        outer = remat_policy.kept()
         layouts = [_OUTPUT, *[_HIDDEN] * len(specs)]
         known = [outer.take(*layout) for layout in layouts] if outer else [None]
 
@@ -143,13 +144,13 @@ class Blocks:
             turn = self._turn(count, leaves)[1]
 
             def one_of(size: int) -> list[tf.Tensor]:
-                block = in_place.read(rows, turn.last_start, size)
+                block = dynamic_slice.read(rows, turn.last_start, size)
                 results = self._compute(turn.weights, block, turn.last_start)
                 return [_padded(x, self.sizes.whole) for x in results]
 
             def block_of(index: tf.Tensor, buffers: list) -> tuple:
                 start = turn.start + index * self.sizes.whole
-                block = in_place.read(rows, start, self.sizes.whole)
+                block = dynamic_slice.read(rows, start, self.sizes.whole)
                 return index + 1, _written(
                     buffers, self._compute(turn.weights, block, start), start
                 )
@@ -172,25 +173,27 @@ class Blocks:
 
             def gradients(start: tf.Tensor, d_block: tf.Tensor) -> list[tf.Tensor]:
                 size = d_block.shape[0]
-                parts = [in_place.read(x, start, size) for x in (rows, *kept)]
+                parts = [dynamic_slice.read(x, start, size) for x in (rows, *kept)]
                 return self._gradients(turn.weights, parts[0], parts[1:], d_block, start)
 
             def one_of(size: int) -> list[tf.Tensor]:
                 is_own = tf.range(size) < turn.last_rows
-                d_last = in_place.read(d_y, turn.last_start, size)
+                d_last = dynamic_slice.read(d_y, turn.last_start, size)
                 d_last = tf.where(is_own[:, tf.newaxis], d_last, tf.zeros_like(d_last))
                 d_rows, *d_weights = gradients(turn.last_start, d_last)
                 return [_padded(d_rows, self.sizes.whole), *d_weights]
 
             def block_of(index: tf.Tensor, d_buffer: tf.Tensor, sums: list) -> tuple:
                 start = turn.start + index * self.sizes.whole
-                d_block, *d_weights = gradients(start, in_place.read(d_y, start, self.sizes.whole))
+                d_block, *d_weights = gradients(
+                    start, dynamic_slice.read(d_y, start, self.sizes.whole)
+                )
                 sums = [x + tf.cast(d, x.dtype) for x, d in zip(sums, d_weights, strict=True)]
-                return index + 1, in_place.write(d_buffer, d_block, start), sums
+                return index + 1, dynamic_slice.write(d_buffer, d_block, start), sums
 
             d_buffer, *d_leaves = buffers
             d_last, *sums = self._by_size(turn.last_rows, one_of)
-            d_buffer = in_place.write(d_buffer, d_last, turn.last_start)
+            d_buffer = dynamic_slice.write(d_buffer, d_last, turn.last_start)
             _, d_buffer, sums = tf.while_loop(
                 lambda index, *_: index < turn.whole_blocks,
                 block_of,
@@ -207,7 +210,7 @@ class Blocks:
         start, load = (tf.gather(x, expert) for x in (self.loads.starts, self.loads.loads))
         whole_blocks = (load - 1) // self.sizes.whole
         in_whole = whole_blocks * self.sizes.whole
-        weights = [tf.squeeze(in_place.read(w, expert, 1), 0) for w in leaves]
+        weights = [tf.squeeze(dynamic_slice.read(w, expert, 1), 0) for w in leaves]
         return expert, _Turn(weights, start, whole_blocks, start + in_whole, load - in_whole)
 
     def _over_experts(self, turn_of: Callable, buffers: list) -> list[tf.Tensor]:
@@ -268,7 +271,7 @@ class Blocks:
         now = self.context.part(self.context.iteration)
         if now.seed is not None:
             now.seed = random_numbers.hashed_fold_in_word(now.seed, start)
-        with context.use(now), partitioning.use(None):
+        with context.use(now), use_partitioning(None):
             yield
 
     def _packed(self, weights: Tensors) -> NestedMap:
@@ -276,7 +279,7 @@ class Blocks:
 
 
 def _written(buffers: Tensors, parts: Tensors, start: tf.Tensor) -> list[tf.Tensor]:
-    return [in_place.write(b, part, start) for b, part in zip(buffers, parts, strict=True)]
+    return [dynamic_slice.write(b, part, start) for b, part in zip(buffers, parts, strict=True)]
 
 
 def _padded(rows: tf.Tensor, size: int) -> tf.Tensor:

@@ -13,16 +13,16 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.sorted_exchange import SortedExchange
 from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import Routing
-from lingvo_gshard.sharding import partitioning
 from lingvo_gshard.sharding.manual import mesh_in_use
+from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 class DroplessDispatch(Dispatch):
@@ -64,7 +64,7 @@ class DroplessDispatch(Dispatch):
         expert_KGS = tf.stack([tf.where(c.kept_GS, c.expert_GS, num_experts) for c in choices])
         gate_KGS = tf.stack([choice.gate_GS for choice in choices])
         over = tf.constant(0.0)
-        if partitioning.current() is None or mesh_in_use() is None:
+        if current_partitioning() is None or mesh_in_use() is None:
             y_GSM = _on_one_device(x_GSM, expert_KGS, gate_KGS, experts, theta)
         else:
             region = SortedExchange.of(experts, self._bound)

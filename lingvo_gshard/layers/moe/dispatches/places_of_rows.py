@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 
 
 class PlacesOfRows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.layers.moe.dispatches.buffers import BufferDispatch
 from lingvo_gshard.layers.moe.dispatches.gather import append_zero_row, take
 from lingvo_gshard.layers.moe.routing import SlotRouting

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.gradients import custom_gradient
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe.balance import entropy
 from lingvo_gshard.layers.moe.gates import LearnedLogits
 from lingvo_gshard.layers.moe.routing import SlotRouting, expert_capacity

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core.params import Params
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.router import Router
 

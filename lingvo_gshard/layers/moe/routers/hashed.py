@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.places import Pick
 from lingvo_gshard.layers.moe.router import TokenChoiceRouter

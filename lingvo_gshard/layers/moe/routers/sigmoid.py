@@ -7,8 +7,8 @@ import functools
 import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import balance_loss, choosing
 from lingvo_gshard.layers.moe.balance import entropy
 from lingvo_gshard.layers.moe.gates import LearnedRouter
@@ -36,7 +36,7 @@ class SigmoidRouter(LearnedRouter):
     def params(cls) -> Params:
         p = super().params()
         p.define("k", 2, "How many experts a token gets.")
-        p.define("normalise", True, "Whether a token's scores are divided by their sum.")
+        p.define("normalize", True, "Whether a token's scores are divided by their sum.")
         p.define("scale", 1.0, "By which gates are multiplied, after that.")
         p.define("bias_update_speed", 1e-3, "How far the bias moves in a step; 0: it does not.")
         p.define("auxiliary_loss_weight", 0.0, "Factor of the loss that balances single groups.")
@@ -49,10 +49,10 @@ class SigmoidRouter(LearnedRouter):
         self.check_range("k", 1)
         for name in ("scale", "bias_update_speed", "auxiliary_loss_weight"):
             self.check_range(name, 0)
-        if p.k == 1 and p.normalise:
+        if p.k == 1 and p.normalize:
             raise ValueError(
-                f"{path}.k=1 with {path}.normalise=True: a gate is {path}.scale whatever the "
-                f"router's weight, which could not learn from it; set {path}.normalise False"
+                f"{path}.k=1 with {path}.normalize=True: a gate is {path}.scale whatever the "
+                f"router's weight, which could not learn from it; set {path}.normalize False"
             )
         group_limited.check(self, p.k)
         rule = functools.partial(_against, speed=p.bias_update_speed)
@@ -75,7 +75,7 @@ class SigmoidRouter(LearnedRouter):
         self._report_load(theta, _sum_of_choices(chosen) * mask_GS[..., None])
 
         gates = [choosing.value_at(scores_GSE, chosen_GSE) for _, chosen_GSE in chosen]
-        if p.normalise:
+        if p.normalize:
             sum_GS = tf.add_n(gates) + _TINY
             gates = [gate_GS / sum_GS for gate_GS in gates]
         picks = [

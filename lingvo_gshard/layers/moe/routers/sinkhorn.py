@@ -10,8 +10,8 @@ import math
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.balance import entropy
 from lingvo_gshard.layers.moe.gates import LearnedRouter

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.gates import SoftmaxRouter
 from lingvo_gshard.layers.moe.places import Pick

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.params import Params
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.gates import SoftmaxRouter
 from lingvo_gshard.layers.moe.places import Pick
@@ -15,7 +15,7 @@ class TopKRouter(SoftmaxRouter):
     """Sends every token to its k best experts, all first choices before all second ones.
 
     A gate is the expert's share of a softmax over all of them (Dai et al. 2024, arXiv 2401.06066,
-    section 2), or with `normalise` of one over those chosen, which is the softmax of the k largest
+    section 2), or with `normalize` of one over those chosen, which is the softmax of the k largest
     logits (Shazeer et al. 2017, arXiv 1701.06538, section 2.1; Mixtral, arXiv 2401.04088, section
     2.1). All k choices count in the auxiliary loss, each for 1/k of a token, so that even loads
     give 1.
@@ -27,7 +27,7 @@ class TopKRouter(SoftmaxRouter):
     def params(cls) -> Params:
         p = super().params()
         p.define("k", 2, "How many experts a token gets.")
-        p.define("normalise", True, "Whether the chosen gates are divided by their sum.")
+        p.define("normalize", True, "Whether the chosen gates are divided by their sum.")
         group_limited.define(p)
         return p
 
@@ -35,10 +35,10 @@ class TopKRouter(SoftmaxRouter):
         super().__init__(params, path)
         p = self.p
         self.check_range("k", 1)
-        if p.k == 1 and p.normalise:
+        if p.k == 1 and p.normalize:
             raise ValueError(
-                f"{path}.k=1 with {path}.normalise=True: a gate is 1 whatever the router's weight, "
-                f"which could not learn from it; set {path}.normalise False"
+                f"{path}.k=1 with {path}.normalize=True: a gate is 1 whatever the router's weight, "
+                f"which could not learn from it; set {path}.normalize False"
             )
         group_limited.check(self, p.k)
 
@@ -55,7 +55,7 @@ class TopKRouter(SoftmaxRouter):
         gates_GSE = tf.nn.softmax(logits_GSE)
         chosen = choosing.best_few(group_limited.limited_as(p, gates_GSE), p.k)
         values = [choosing.value_at(gates_GSE, one_hot_GSE) for _, one_hot_GSE in chosen]
-        if p.normalise:
+        if p.normalize:
             sum_GS = tf.add_n(values)
             values = [value_GS / sum_GS for value_GS in values]
         picks = [

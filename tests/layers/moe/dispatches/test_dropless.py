@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import summary
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import blocks
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.routing import Choice, Routing
-from lingvo_gshard.layers.transformer import TransformerStack
-from lingvo_gshard.runtime import hlo
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.tolerances import assert_close
@@ -283,10 +283,12 @@ def test_devices_exchange_rows_twice_each_way():
         tf.TensorSpec((8, TOKENS, M)),
     )
     forward = on_devices(layer, "data=8", "expert", with_gradient=False).compile(*shapes)
-    kinds = hlo.count_by_kind(forward.collectives())
+    kinds = summary.count_by_kind(forward.collectives())
     assert kinds["all-to-all"] == 3
     assert set(kinds) <= {"all-to-all", "all-reduce"}
-    kinds = hlo.count_by_kind(on_devices(layer, "data=8", "expert").compile(*shapes).collectives())
+    kinds = summary.count_by_kind(
+        on_devices(layer, "data=8", "expert").compile(*shapes).collectives()
+    )
     assert kinds["all-to-all"] == 5
     assert set(kinds) <= {"all-to-all", "all-reduce"}
 
@@ -326,7 +328,7 @@ def test_it_works_in_loops_that_compute_again(policy):
         moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
         params = TransformerStack.params().set(
             model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,
-            repeat=True, rematerialise=policy,
+            repeat=True, rematerialize=policy,
         )  # fmt: skip
         stack = params.instantiate(path="stack")
         results.append(both_ways(stack, stack.init(1), X[:, :9], MASK[:, :9]))

@@ -43,8 +43,8 @@ def problems(draw, fewest_experts: int = 2) -> Problem:
     groups, tokens = draw(st.tuples(st.integers(1, 3), st.integers(1, 10)))
     num_experts = draw(st.integers(fewest_experts, 6))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    favourite = np.arange(num_experts) * draw(st.sampled_from([0.0, 1.3]))
-    logits = (rng.normal(size=(groups, tokens, num_experts)) + favourite) * draw(
+    favorite = np.arange(num_experts) * draw(st.sampled_from([0.0, 1.3]))
+    logits = (rng.normal(size=(groups, tokens, num_experts)) + favorite) * draw(
         st.sampled_from([0.1, 1.0])
     )
     real = rng.random((groups, tokens)) < draw(st.sampled_from([0.0, 0.6, 1.0]))

@@ -12,7 +12,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.balance import statistics
 from lingvo_gshard.layers.moe.routers.expert_choice import ExpertChoiceRouter
 from lingvo_gshard.layers.moe.routing import SlotRouting
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from tests.layers.moe import algorithm
 from tests.tolerances import assert_close
 
@@ -78,7 +78,7 @@ def test_it_is_the_loop(tokens, experts, factor, minimum, share, seed):
     found = statistics(routing, tf.cast(real, tf.float32))
     dropped = (real & ~taken).sum() / real.sum() if real.any() else 1.0
     assert_close(found["dropped_share"], dropped, "float32")
-    assert_close(found["utilisation"], load.sum() / (2 * experts * slots), "float32")
+    assert_close(found["utilization"], load.sum() / (2 * experts * slots), "float32")
 
 
 def test_the_gradient_of_the_gates_is_that_of_the_softmax():

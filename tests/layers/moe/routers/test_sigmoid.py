@@ -76,13 +76,13 @@ def experts_of(scores_E: np.ndarray, bias_E: np.ndarray, k: int, limit: tuple | 
     experts=st.sampled_from([4, 6, 8]),
     k=st.integers(2, 4),
     limited=st.booleans(),
-    normalise=st.booleans(),
+    normalize=st.booleans(),
     scale=st.sampled_from([1.0, 2.5]),
     factor=st.sampled_from([0.4, 1.0, 4.0]),
     bias=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32),
 )
-def test_it_is_the_loop(tokens, experts, k, limited, normalise, scale, factor, bias, seed):
+def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, bias, seed):
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(2, tokens, experts)).astype(np.float32)
     real = rng.random((2, tokens)) < 0.8
@@ -90,7 +90,7 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalise, scale, factor, b
     limit = (2, 1) if limited and k <= experts // 2 else None
     options = dict(zip(("expert_groups", "groups_per_token"), limit, strict=True)) if limit else {}
     layer, theta = make(
-        experts, bias_E, k=k, normalise=normalise, scale=scale, capacity_factor=factor, **options
+        experts, bias_E, k=k, normalize=normalize, scale=scale, capacity_factor=factor, **options
     )
     routing, _ = route(layer, theta, logits, real)
     slots = max(int(tokens * factor * k / experts), 1)
@@ -111,7 +111,7 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalise, scale, factor, b
                 expert = picks[s][i]
                 scores = sigmoid(logits[g, s])
                 gate = scores[expert] * scale
-                if normalise:
+                if normalize:
                     gate /= sum(scores[e] for e in picks[s])
                 kept = count[expert] < slots
                 assert int(choice.expert_GS[g, s]) == expert
@@ -194,7 +194,7 @@ def test_the_auxiliary_loss_is_that_of_the_paper():
 
 
 def test_loads_even_out_in_time():
-    """Tokens that all favour the same experts, routed 150 times over."""
+    """Tokens that all favor the same experts, routed 150 times over."""
     experts, k = 8, 2
     rng = np.random.default_rng(2)
     layer, theta = make(experts, k=k, bias_update_speed=0.01, capacity_factor=4.0)
@@ -226,7 +226,7 @@ def test_loads_even_out_in_time():
     [
         ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
         ({"k": 0}, "router.k: 0; 1 or more"),
-        ({"k": 1}, "router.k=1 with router.normalise=True"),
+        ({"k": 1}, "router.k=1 with router.normalize=True"),
         ({"scale": -1.0}, "router.scale: -1.0; 0 or more"),
         ({"bias_update_speed": -1.0}, "router.bias_update_speed: -1.0; 0 or more"),
         ({"auxiliary_loss_weight": -1.0}, "router.auxiliary_loss_weight: -1.0; 0 or more"),
@@ -242,7 +242,7 @@ def test_mistakes_are_refused(values, message):
 # Another value for each option of the router's own, and what goes with it.
 OPTIONS = {
     "k": {"k": 3},
-    "normalise": {"normalise": False},
+    "normalize": {"normalize": False},
     "scale": {"scale": 2.0},
     "auxiliary_loss_weight": {"auxiliary_loss_weight": 0.1},
     "expert_groups": {"expert_groups": 3, "groups_per_token": 1},

@@ -39,9 +39,9 @@ def problems(draw) -> Problem:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     spread = draw(st.sampled_from([0.02, 0.5, 3.0]))
     places = rng.permuted(np.tile(np.arange(experts), (groups, tokens, 1)), axis=-1)
-    favourite = np.arange(experts) * draw(st.sampled_from([0.0, 1.25]))
+    favorite = np.arange(experts) * draw(st.sampled_from([0.0, 1.25]))
     return Problem(
-        logits_GSE=((places + favourite) * spread).astype(np.float32),
+        logits_GSE=((places + favorite) * spread).astype(np.float32),
         real_GS=rng.random((groups, tokens)) < draw(st.sampled_from([0.0, 0.6, 1.0])),
         drawn_GS=rng.random((groups, tokens)).astype(np.float32),
         capacity_factor=draw(st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.7, 6.0])),

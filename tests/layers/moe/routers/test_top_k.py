@@ -12,11 +12,11 @@ from tests.layers.moe.routers import loops
 from tests.tolerances import assert_close
 
 
-def picks_of(gates_SE: np.ndarray, k: int, normalise: bool) -> loops.Picks:
+def picks_of(gates_SE: np.ndarray, k: int, normalize: bool) -> loops.Picks:
     picks = []
     for gates in gates_SE:
         chosen = loops.top(gates, k)
-        total = sum(gates[e] for e in chosen) if normalise else 1.0
+        total = sum(gates[e] for e in chosen) if normalize else 1.0
         picks.append([(e, gates[e] / total) for e in chosen])
     return picks
 
@@ -28,13 +28,13 @@ def test_it_is_the_loop_over_tokens(data, problem):
     k = data.draw(st.integers(1, experts))
     values = {
         "k": k,
-        "normalise": k > 1 and data.draw(st.booleans()),
+        "normalize": k > 1 and data.draw(st.booleans()),
         "capacity_factor": data.draw(st.sampled_from([0.25, 0.5, 1.0, 2.0, 6.0])),
         "minimum_capacity": data.draw(st.sampled_from([1, 2, 20])),
         "priority": data.draw(st.sampled_from(["position", "gate"])),
     }
     gates_GSE = softmax(problem.logits_GSE)
-    picks_G = [picks_of(gates_SE, k, values["normalise"]) for gates_SE in gates_GSE]
+    picks_G = [picks_of(gates_SE, k, values["normalize"]) for gates_SE in gates_GSE]
     first = np.sort([[picks[0][1] for picks in picks_S] for picks_S in picks_G], -1)
     is_ordered = values["priority"] == "position" or np.diff(first).min(initial=1) > 3e-6
     hypothesis.assume(is_ordered and not problem.has_near_ties())
@@ -53,7 +53,7 @@ def test_it_is_the_loop_over_tokens(data, problem):
     assert_close(routing.losses["auxiliary_loss"].value, np.mean(losses), "float32")
 
 
-def test_normalised_gates_are_a_softmax_of_the_largest_logits():
+def test_normalized_gates_are_a_softmax_of_the_largest_logits():
     logits = np.random.default_rng(1).normal(size=(1, 7, 5)).astype(np.float32)
     routing = loops.route(*loops.make(TopKRouter, 5, k=3, capacity_factor=5.0), logits)
     gates = np.stack([choice.gate_GS[0] for choice in routing.choices], -1)
@@ -63,15 +63,15 @@ def test_normalised_gates_are_a_softmax_of_the_largest_logits():
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_even_loads_give_a_loss_of_1(k):
     rotated = np.stack([np.roll([3.0, 2, 1, 0], s) for s in range(8)])[None].astype(np.float32)
-    routing = loops.route(*loops.make(TopKRouter, 4, k=k, normalise=False), rotated)
+    routing = loops.route(*loops.make(TopKRouter, 4, k=k, normalize=False), rotated)
     assert_close(routing.losses["auxiliary_loss"].value, 1.0, "float32")
     assert not any(tf.reduce_any(~choice.kept_GS) for choice in routing.choices)
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_with_all_experts_chosen_normalising_changes_nothing(normalise):
+@pytest.mark.parametrize("normalize", [True, False])
+def test_with_all_experts_chosen_normalizing_changes_nothing(normalize):
     logits = np.random.default_rng(1).normal(size=(1, 7, 3)).astype(np.float32)
-    layer, theta = loops.make(TopKRouter, 3, k=3, normalise=normalise)
+    layer, theta = loops.make(TopKRouter, 3, k=3, normalize=normalize)
     gates = sum(choice.gate_GS for choice in loops.route(layer, theta, logits).choices)
     assert_close(gates, np.ones((1, 7)), "float32")
 
@@ -114,7 +114,7 @@ def test_groups_limit_the_choice():
     [
         ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
         ({"k": 0}, "router.k: 0; 1 or more was expected"),
-        ({"k": 1}, "router.k=1 with router.normalise=True"),
+        ({"k": 1}, "router.k=1 with router.normalize=True"),
         ({"expert_groups": 2, "groups_per_token": 0}, "router.groups_per_token=0 of router.exp"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Configuration: Params, gin over Params, and the registry of experiments."""

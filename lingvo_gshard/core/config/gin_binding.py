@@ -1,0 +1,148 @@
+"""Gin over Params: the tree of an experiment is gin's namespace.
+
+Each node of the tree is a configurable named by its path, so that, in a file or on a command line,
+
+    include "wide.gin"
+    width = 512
+    task.encoder.model_dim = %width
+    trainer.optimizer = @lingvo_gshard.training.optim.adam.Adam
+    trainer.optimizer.beta1 = 0.95
+
+is ordinary gin. An element of a list, `layers[0]` in Params, is `layers_0` here, since gin's names
+are identifiers. A path may be shortened from the left while it stays unambiguous, as in gin.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import logging
+from gin import selector_map
+
+from lingvo_gshard.core.config import gin_reader, gin_values, names
+from lingvo_gshard.core.config.gin_reader import Setting
+from lingvo_gshard.core.config.params import Params
+
+
+def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> Params:
+    """Returns a copy of `params` with the settings of gin files, then of single bindings.
+
+    files: paths of gin files (`--gin_file`). An include is looked for from the working directory,
+        beside the including file, and as package/path/file.gin.
+    bindings: statements such as "trainer.steps = 100" (`--gin_param`).
+
+    A reference `@module.Class` puts the class's own default Params in place of a node; settings
+    below that node apply to the new one, wherever they are written.
+
+    Raises ValueError, naming the gin path and file and line or the binding, for a name that is not
+    in the tree, an ambiguous one, a value of another type than the default's, or bad gin.
+    """
+    result = params.copy()
+    settings = gin_reader.read(files, bindings)
+    references = [s for s in settings if gin_reader.refers(s.value)]
+    values = [s for s in settings if not gin_reader.refers(s.value)]
+    for setting in sorted(references, key=lambda s: s.name.count(".")):
+        _Namespace(result).apply(setting)
+    namespace = _Namespace(result)
+    for setting in values:
+        namespace.apply(setting)
+    return result
+
+
+class _Namespace:
+    """The nodes of one tree of Params by their gin names."""
+
+    def __init__(self, root: Params):
+        self._root = root
+        self._nodes = selector_map.SelectorMap()
+        self._elements: dict[str, str] = {}
+        for path, node in root.nodes():
+            if path:
+                self._nodes[_gin_name(path)] = node
+            if path.endswith("]"):
+                self._elements[_gin_name(path)] = path
+
+    def apply(self, setting: Setting) -> None:
+        """Sets one value; ValueError if its name or type is wrong."""
+        selector, _, name = setting.name.rpartition(".")
+        if selector:
+            path, node = self._find_node(selector, setting)
+            gin_path = f"{path}.{name}"
+        else:
+            node, gin_path = self._root, name
+            if name not in node:
+                self._check_macro(setting)
+                return
+        if name in node:
+            default = node.default(name)
+            exemplar = default if getattr(node, name) is None else getattr(node, name)
+            nullable = default is None or getattr(node, name) is None
+            setattr(node, name, _convert(setting, gin_path, exemplar, nullable))
+        elif gin_path in self._elements:
+            value = _convert(setting, gin_path, self._nodes[gin_path], nullable=False)
+            self._root.set_path(self._elements[gin_path], value)
+        else:
+            raise ValueError(f"{setting.where}: unknown name {gin_path!r}. {self._hint(gin_path)}")
+
+    def _find_node(self, selector: str, setting: Setting) -> tuple[str, Params]:
+        matches = sorted(self._nodes.matching_selectors(selector))
+        if len(matches) > 1:
+            raise ValueError(f"{setting.where}: {selector!r} could be any of {', '.join(matches)}")
+        if not matches:
+            raise ValueError(
+                f"{setting.where}: unknown name {setting.name!r}. {self._hint(setting.name)}"
+            )
+        return matches[0], self._nodes[matches[0]]
+
+    def _check_macro(self, setting: Setting) -> None:
+        """A name without a dot that is not in the root is a macro, and useful only if used."""
+        if setting.used:
+            return
+        message = (
+            f"{setting.where}: no value uses the macro {setting.name!r}, and no hyperparameter has "
+            f"that name at the root. {self._hint(setting.name)}"
+        )
+        if not setting.in_file:
+            raise ValueError(message)
+        logging.warning("%s", message)
+
+    def _hint(self, name: str) -> str:
+        """The nearest of the names that end alike; else the names where the known part ends."""
+        steps = name.split(".")
+        everything = list(self._all_names())
+        endings = {full.rpartition(".")[2] for full in everything}
+        close = difflib.get_close_matches(steps[-1], endings, n=1, cutoff=0.8)
+        alike = [full for full in everything if full.rpartition(".")[2] in close]
+        if alike:
+            return names.nearest(name, alike)
+        node, known = self._root, 0
+        while known < len(steps) - 1 and ".".join(steps[: known + 1]) in self._nodes:
+            known += 1
+            node = self._nodes[".".join(steps[:known])]
+        return names.nearest(steps[known], _gin_children(node))
+
+    def _all_names(self) -> Iterator[str]:
+        yield from _gin_children(self._root)
+        for path, node in self._nodes.items():
+            for child in _gin_children(node):
+                yield f"{path}.{child}"
+
+
+def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> Any:
+    try:
+        return gin_values.convert(setting.value, exemplar, nullable)
+    except ValueError as error:
+        raise ValueError(f"{setting.where}: {gin_path}: {error}") from None
+
+
+def _gin_name(path: str) -> str:
+    return re.sub(r"\[(\d+)\]", r"_\1", path)
+
+
+def _gin_children(node: Params) -> list[str]:
+    """Names below a node, those of its lists' elements among them."""
+    below = [_gin_name(path) for path, _ in node.nodes()]
+    return [name for name, _ in node.items()] + [path for path in below if path and "." not in path]

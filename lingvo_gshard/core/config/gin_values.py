@@ -1,0 +1,103 @@
+"""What gin may put in place of a hyperparameter: a value of the type that stands there."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.gin_reader import Reference
+from lingvo_gshard.core.config.params import Configurable, Params
+
+
+def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
+    """Returns `value` as the type of `exemplar`.
+
+    An int is good for a float, a list for a tuple and the other way round; the elements of a list
+    are of one type if the exemplar's are. Where the exemplar is None every value is good, and None
+    is where `nullable`. A Reference stands for a class's default Params or, where the exemplar is a
+    function or a class, for the object itself.
+
+    Raises ValueError that names both types.
+    """
+    if isinstance(value, Reference):
+        return _dereference(value, exemplar)
+    if value is None and nullable:
+        return None
+    if isinstance(exemplar, Params):
+        raise ValueError(f"this is a group of hyperparameters, which no {_kind(value)} can replace")
+    if isinstance(exemplar, float) and type(value) is int:
+        return float(value)
+    if isinstance(value, (list, tuple)) and isinstance(exemplar, (list, tuple, type(None))):
+        sequence = type(value) if exemplar is None else type(exemplar)
+        return sequence(_convert_all(value, exemplar or (), "[{}]"))
+    if isinstance(value, dict) and isinstance(exemplar, (dict, type(None))):
+        converted = _convert_all(value.values(), (exemplar or {}).values(), "value {}")
+        return dict(zip(value, converted, strict=True))
+    if exemplar is not None and type(value) is not type(exemplar):
+        raise ValueError(_mismatch(_kind(value), value, exemplar, nullable))
+    return value
+
+
+def _convert_all(values: Iterable[Any], exemplars: Iterable[Any], label: str) -> list[Any]:
+    present = [e for e in exemplars if e is not None]
+    uniform = len({type(e) for e in present}) == 1
+    exemplar = present[0] if uniform else None
+    nullable = exemplar is None or None in exemplars
+    converted = []
+    for index, value in enumerate(values):
+        try:
+            converted.append(convert(value, exemplar, nullable))
+        except ValueError as error:
+            raise ValueError(f"{label.format(index)}: {error}") from None
+    return converted
+
+
+def _dereference(reference: Reference, exemplar: Any) -> Any:
+    if reference.evaluate:
+        raise ValueError(f"@{reference.name}() would be called; write @{reference.name}")
+    target = _import(reference.name)
+    if isinstance(exemplar, Params):
+        _check_akin(target, exemplar.cls)
+        return target.params()
+    if exemplar is None and isinstance(target, type) and issubclass(target, Configurable):
+        return target.params()
+    if exemplar is None or (callable(exemplar) and callable(target)):
+        return target
+    raise ValueError(_mismatch("reference", f"@{reference.name}", exemplar, nullable=False))
+
+
+def _import(name: str) -> Any:
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"@{name} cannot be imported ({error}); expected @package.module.Class"
+        ) from None
+    if not hasattr(module, attribute):
+        raise ValueError(f"@{name}: not there. {names.nearest(attribute, dir(module))}")
+    return getattr(module, attribute)
+
+
+def _check_akin(target: Any, cls: type | None) -> None:
+    """A class can stand for another if they share a base below Configurable."""
+    if not (isinstance(target, type) and issubclass(target, Configurable)):
+        raise ValueError(f"expected a configurable class; got {target!r}")
+    if cls is None:
+        return
+    shared = [base for base in cls.__mro__ if issubclass(target, base)]
+    if not (issubclass(shared[0], Configurable) and shared[0] is not Configurable):
+        raise ValueError(f"{target.__name__} cannot stand where {cls.__name__} does")
+
+
+def _mismatch(kind: str, given: Any, exemplar: Any, nullable: bool) -> str:
+    expected = _kind(exemplar) + (" or None" if nullable else "")
+    return f"expected {expected}, such as {exemplar!r}; got the {kind} {given!r}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type) or callable(value):
+        return "class or function (@package.module.name)"
+    return {str: "string", type(None): "None"}.get(type(value), type(value).__name__)

@@ -1,0 +1,260 @@
+"""Params: a tree of named, documented hyperparameters that refuses names nobody defined."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from lingvo_gshard.core.config import names
+
+_INDEXED = re.compile(r"^(\w+)((?:\[\d+\])*)$")
+
+
+@dataclasses.dataclass
+class _Entry:
+    value: Any
+    default: Any
+    help: str
+
+
+class Params:
+    """Hyperparameters of one configurable class, as a tree.
+
+        p = Params(Dense)
+        p.define("output_dim", 0, "Size of the output.")
+        p.output_dim = 512
+        p.get("encoder.layers[0].hidden_dim")
+
+    Reading or setting a name that was not defined raises ValueError with the nearest one.
+    """
+
+    def __init__(self, cls: type | None = None):
+        self.__dict__["_cls"] = cls
+        self.__dict__["_entries"] = {}
+        self.__dict__["_frozen"] = False
+
+    @property
+    def cls(self) -> type | None:
+        """The class these Params configure."""
+        return self._cls
+
+    def define(self, name: str, default: Any, help: str) -> None:
+        """Adds a hyperparameter; ValueError if the name is taken or is no identifier."""
+        self._check_not_frozen(name)
+        if not name.isidentifier() or hasattr(Params, name):
+            raise ValueError(f"{name!r} cannot be the name of a hyperparameter")
+        if name in self._entries:
+            raise ValueError(f"Hyperparameter {name!r} is already defined")
+        self._entries[name] = _Entry(default, default, help)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._entry(name).value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_not_frozen(name)
+        self._entry(name).value = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Params) and self._cls is other._cls and not self.diff(other)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def help(self, name: str) -> str:
+        """Returns the help text of one hyperparameter."""
+        return self._entry(name).help
+
+    def default(self, name: str) -> Any:
+        """Returns the value one hyperparameter was defined with."""
+        return self._entry(name).default
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yields (name, value) in the order of definition."""
+        for name, entry in self._entries.items():
+            yield name, entry.value
+
+    def set(self, **values: Any) -> Params:
+        """Sets several hyperparameters of this node and returns it."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        return self
+
+    def get(self, path: str) -> Any:
+        """Returns the value at a dotted path such as `encoder.layers[0].hidden_dim`."""
+        node: Any = self
+        for step in _steps(path):
+            node = _descend(node, step, path)
+        return node
+
+    def set_path(self, path: str, value: Any) -> None:
+        """Sets the value at a dotted path."""
+        *parents, last = _steps(path)
+        node: Any = self
+        for step in parents:
+            node = _descend(node, step, path)
+        if isinstance(last, int):
+            self._check_not_frozen(path)
+            _descend(node, last, path)
+            node[last] = value
+        elif isinstance(node, Params):
+            _descend(node, last, path)
+            setattr(node, last, value)
+        else:
+            raise ValueError(f"{path!r}: there are no hyperparameters above {last!r}")
+
+    def copy(self) -> Params:
+        """Returns a deep, unfrozen copy; classes and functions are shared."""
+        result = Params(self._cls)
+        for name, entry in self._entries.items():
+            result._entries[name] = _Entry(_copy_value(entry.value), entry.default, entry.help)
+        return result
+
+    def freeze(self) -> Params:
+        """Makes this tree refuse changes from now on and returns it."""
+        self.__dict__["_frozen"] = True
+        for _, value in self.items():
+            for node in _params_within(value):
+                node.freeze()
+        return self
+
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Yields (dotted path, value) for every value that is not itself Params."""
+        for name, value in self.items():
+            yield from _leaves(value, name)
+
+    def nodes(self, path: str = "") -> Iterator[tuple[str, Params]]:
+        """Yields (dotted path, Params) for this node and every one below it; the root's is ''."""
+        yield path, self
+        for name, value in self.items():
+            yield from _nodes(value, f"{path}.{name}" if path else name)
+
+    def to_text(self) -> str:
+        """Returns one `path : value` line per leaf, sorted by path."""
+        return (
+            "\n".join(f"{path} : {_format(value)}" for path, value in sorted(self.leaves())) + "\n"
+        )
+
+    def diff(self, other: Params) -> list[tuple[str, str, str]]:
+        """Returns (path, value here, value there) as text wherever the two trees differ."""
+        mine, theirs = ({k: _format(v) for k, v in tree.leaves()} for tree in (self, other))
+        absent = "(not there)"
+        return [
+            (path, mine.get(path, absent), theirs.get(path, absent))
+            for path in sorted(mine.keys() | theirs.keys())
+            if mine.get(path, absent) != theirs.get(path, absent)
+        ]
+
+    def instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns `cls(params, ...)`."""
+        if self._cls is None:
+            raise ValueError("These Params configure no class, so they cannot be instantiated")
+        return self._cls(self, *args, **kwargs)
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            owner = self._cls.__name__ if self._cls else "Params"
+            raise ValueError(
+                f"{owner} has no hyperparameter {name!r}. {names.nearest(name, self._entries)}"
+            )
+        return self._entries[name]
+
+    def _check_not_frozen(self, name: str) -> None:
+        if self._frozen:
+            raise ValueError(f"Params are frozen; {name!r} cannot be changed. Copy them first.")
+
+
+class Configurable:
+    """A class built from Params: `Class.params()` are its defaults, `Class(params)` the object."""
+
+    @classmethod
+    def params(cls) -> Params:
+        """Returns the default Params of this class."""
+        return Params(cls)
+
+    def __init__(self, params: Params):
+        self.params_ = params.copy().freeze()
+
+    @property
+    def p(self) -> Params:
+        """The frozen Params this object was built from."""
+        return self.params_
+
+
+def _steps(path: str) -> list[str | int]:
+    steps: list[str | int] = []
+    for part in path.split("."):
+        match = _INDEXED.match(part)
+        if not match:
+            raise ValueError(f"{path!r} is not a dotted path: {part!r} is no name")
+        steps.append(match.group(1))
+        steps.extend(int(index) for index in re.findall(r"\d+", match.group(2)))
+    return steps
+
+
+def _descend(node: Any, step: str | int, path: str) -> Any:
+    if isinstance(step, int):
+        if not isinstance(node, (list, tuple)) or step >= len(node):
+            raise ValueError(f"{path!r}: there is no element [{step}]")
+        return node[step]
+    if not isinstance(node, Params):
+        raise ValueError(f"{path!r}: there are no hyperparameters above {step!r}")
+    if step == "cls":
+        return node.cls
+    try:
+        return node._entry(step).value
+    except ValueError as error:
+        raise ValueError(f"{path!r}: {error}") from None
+
+
+def _copy_value(value: Any) -> Any:
+    if isinstance(value, Params):
+        return value.copy()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy_value(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _copy_value(v) for k, v in value.items()}
+    return value if callable(value) else copy.copy(value)
+
+
+def _params_within(value: Any) -> Iterator[Params]:
+    if isinstance(value, Params):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _params_within(element)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Params):
+        yield f"{path}.cls", value.cls
+        for name, child in value.items():
+            yield from _leaves(child, f"{path}.{name}")
+    elif isinstance(value, (list, tuple)) and any(True for _ in _params_within(value)):
+        for index, element in enumerate(value):
+            yield from _leaves(element, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _nodes(value: Any, path: str) -> Iterator[tuple[str, Params]]:
+    if isinstance(value, Params):
+        yield from value.nodes(path)
+    elif isinstance(value, (list, tuple)):
+        for index, element in enumerate(value):
+            yield from _nodes(element, f"{path}[{index}]")
+
+
+def _format(value: Any) -> str:
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)

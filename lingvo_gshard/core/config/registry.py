@@ -1,0 +1,57 @@
+"""Registry of experiments: a name for each function that returns an experiment's Params."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from lingvo_gshard.core.config import names as names_lib
+from lingvo_gshard.core.config.params import Params
+
+ExperimentFunction = Callable[[], Params]
+
+_experiments: dict[str, ExperimentFunction] = {}
+
+
+def register(name: str) -> Callable[[ExperimentFunction], ExperimentFunction]:
+    """Registers the decorated function under a dotted name such as `translation.quickstart`.
+
+    Raises ValueError if another function has the name, if the name is not made of identifiers, or
+    if the function has no docstring: purpose, time and result expected, and the exact command.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{name!r} cannot name an experiment; expected identifiers and dots")
+
+    def decorator(function: ExperimentFunction) -> ExperimentFunction:
+        if name in _experiments:
+            raise ValueError(f"Experiment {name!r} is already registered")
+        if not inspect.getdoc(function):
+            raise ValueError(f"Experiment {name!r} needs a docstring that says what it is for")
+        _experiments[name] = function
+        return function
+
+    return decorator
+
+
+def get(name: str) -> Params:
+    """Returns new Params of an experiment, named; ValueError with the nearest name if unknown."""
+    params = _function(name)()
+    if "name" in params:
+        params.name = name
+    return params
+
+
+def names() -> tuple[str, ...]:
+    """Returns the names of all registered experiments, sorted."""
+    return tuple(sorted(_experiments))
+
+
+def describe(name: str) -> str:
+    """Returns an experiment's docstring; ValueError with the nearest name if unknown."""
+    return inspect.getdoc(_function(name))
+
+
+def _function(name: str) -> ExperimentFunction:
+    if name not in _experiments:
+        raise ValueError(f"Unknown experiment {name!r}. {names_lib.nearest(name, _experiments)}")
+    return _experiments[name]

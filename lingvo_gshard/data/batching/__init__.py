@@ -1,0 +1,1 @@
+"""Batches out: mixing, packing and prefetching."""

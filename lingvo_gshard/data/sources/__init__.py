@@ -1,0 +1,1 @@
+"""Text in: readers of files, and cleaning."""

@@ -1,0 +1,77 @@
+"""Reader of Moses pairs: two files whose lines belong together, named by their languages."""
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data.sources.row import Row
+
+UNEQUAL = "sides of unequal length"
+_COMPRESSED = ("", ".gz", ".xz")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*(?:@[A-Za-z]+)?")
+
+
+class MosesReader(readers.FileReader):
+    """Files `PREFIX.de` beside `PREFIX.en`, plain, .gz or .xz; the source's ending is its language.
+
+    A prefix such as `data/train` finds `data/train.en` and every `data/train.<language>` beside
+    it; `europarl/*/train` finds those of all directories. When two sides differ in length, no
+    line of them can be trusted: skipping leaves out the whole pair.
+    """
+
+    files_help = "a prefix such as data/train, a glob of prefixes, or a list of them."
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("target_language", "en", "The ending of the target side's files.")
+        return p
+
+    def _expand(self, pattern: str) -> list[str]:
+        """Returns the target sides of a prefix; a plain name that is not there stays, to fail."""
+        end = f".{self.p.target_language}"
+        found = [path for c in _COMPRESSED for path in glob.glob(f"{pattern}{end}{c}")]
+        return sorted(found) or ([] if glob.has_magic(pattern) else [pattern + end])
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        if not os.path.exists(path):
+            self._bad(f"{path}:0", "no such file")
+            return
+        sources = self._sources(path)
+        if not sources:
+            self._bad(f"{path}:0", "no source side stands beside this target side")
+        for language, source in sources:
+            yield from self._read_pair(language, source, path)
+
+    def _sources(self, path: str) -> list[tuple[str, str]]:
+        prefix = _without_compression(path).removesuffix(f".{self.p.target_language}")
+        found = {}
+        for source in sorted(glob.glob(f"{glob.escape(prefix)}.*")):
+            language = _without_compression(source)[len(prefix) + 1 :]
+            if _LANGUAGE.fullmatch(language) and language != self.p.target_language:
+                found.setdefault(language, source)
+        return list(found.items())
+
+    def _read_pair(self, language: str, source_path: str, target_path: str) -> Iterator[Row]:
+        sources, targets = (list(self._lines(path)) for path in (source_path, target_path))
+        if len(sources) != len(targets):
+            short, long = sorted(
+                ((sources, source_path), (targets, target_path)), key=lambda side: len(side[0])
+            )
+            self._bad(
+                f"{short[1]}:{len(short[0]) + 1}",
+                UNEQUAL,
+                f"it ends after {len(short[0])} lines, {long[1]} after {len(long[0])}",
+                count=len(long[0]),
+            )
+            return
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+            if source is not None and target is not None:
+                yield Row(language, source, target, source_path, number)
+
+
+def _without_compression(path: str) -> str:
+    return path.removesuffix(".gz").removesuffix(".xz")

@@ -1,0 +1,1 @@
+"""One reader of compiled programs: operations, loops, FLOPs, traffic, collectives."""

@@ -1,0 +1,1 @@
+"""Attention: kernels, masks and positions."""

@@ -1,0 +1,1 @@
+"""Transformer layers and the ways a stack of layers is executed."""

@@ -1,0 +1,101 @@
+"""Repeat: a stack of like layers as one compiled loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.layers.stacks.loop import Loop
+from lingvo_gshard.sharding import annotate
+
+# Of what every layer of a stack takes and returns.
+_CARRIED = "BLM"
+
+
+class Repeat(Layer):
+    """`body`, a layer or several that take turns, run `times` times over weights of its own.
+
+    Computes what the layers one after another would, and is compiled in the same time however many
+    they are. A weight of layer `body[1]` is a stack over the letter R of what would be the weights
+    of `[1]`, `[3]`, ... Each begins, draws random numbers and reports metrics by that name.
+
+    rematerialize: as in core/autodiff/remat_policy.py, for each time through the body.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("body", (), "Params of the layers of the body.")
+        p.define("times", 0, "How often the body is run; the size of R.")
+        p.define("rematerialize", remat_policy.NONE, "Policy of what is computed again.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.times < 1 or not p.body:
+            raise ValueError(f"{path}: {p.times} times a body of {len(p.body)} layers")
+        remat_policy.check(p.rematerialize, f"{path}.rematerialize")
+        self.create_children("body", list(p.body))
+        self._repetition = Repetition(path, len(p.body), p.times)
+
+    def variable_specs(self) -> NestedMap:
+        """Returns the body's tree of VariableSpec, each with R before its dimensions."""
+        return super().variable_specs().transform(self._stacked)
+
+    def _stacked(self, spec: VariableSpec) -> VariableSpec:
+        return dataclasses.replace(
+            spec,
+            layout=f"R{spec.layout}",
+            shape=(self.p.times, *spec.shape),
+            slices=tuple(self._repetition.paths(spec.path)),
+        )
+
+    def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """Returns the layers of the body with their weights, one after another, time after time."""
+        return [pair for r in range(self.p.times) for pair in self._body_at(theta, r)]
+
+    def _body_at(self, theta: NestedMap, r: int) -> list[tuple[Layer, NestedMap]]:
+        at_r = theta.transform(lambda weight: weight[r])
+        return list(zip(self.body, at_r.body, strict=True))
+
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *fixed: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,M]: x through all layers, each called with (theta, x, *fixed)."""
+        if tf.executing_eagerly():
+            return self._fprop_eagerly(theta, x_BLM, fixed)
+        specs = super().variable_specs()
+
+        def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
+            at_time = specs.pack(tensors[len(fixed) :])
+            x_BLM = annotate(x_BLM, _CARRIED)
+            for layer, layer_theta in zip(self.body, at_time.body, strict=True):
+                x_BLM = layer.fprop(layer_theta, x_BLM, *tensors[: len(fixed)])
+            return annotate(x_BLM, _CARRIED)
+
+        segment = Segment(body, self.p.rematerialize)
+        loop = Loop(segment, self._repetition, _CARRIED, specs.flatten())
+        outcome = loop.run(x_BLM, *fixed, *theta.flatten())
+        outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
+        return outcome.output
+
+    def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, fixed: Sequence) -> tf.Tensor:
+        """The layers one by one, where no loop is compiled."""
+        pass_under_way, values = context.current(), []
+        for r in range(self.p.times):
+            with context.use(pass_under_way.part(Iteration(self._repetition, r))) as part:
+                for layer, layer_theta in self._body_at(theta, r):
+                    x_BLM = layer.fprop(layer_theta, x_BLM, *fixed)
+            reports = Reports.of(part)
+            values.append(reports.values)
+        stacks = [tf.stack(over_times) for over_times in zip(*values, strict=True)]
+        reports.stacked(self._repetition).add_to(pass_under_way, stacks)
+        return x_BLM

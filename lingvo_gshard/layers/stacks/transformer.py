@@ -1,0 +1,381 @@
+"""Transformer layers and stacks of them, with a mixture of experts in every n-th layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.attention import (
+    MultiHeadAttention,
+    takes_segments,
+    without_distances,
+)
+from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers.stacks import pipeline
+from lingvo_gshard.layers.stacks.pipeline import Pipeline
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.sharding import annotate
+
+
+def inherit(params: Params, **values: object) -> Params:
+    """Returns a copy in which hyperparameters named here have this value where unset (0 or '')."""
+    result = params.copy()
+    for name, value in values.items():
+        if not result.get(name):
+            setattr(result, name, value)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a decoder attends to: the encoder's output [B,K,M] and its segments [B,K]."""
+
+    output_BKM: tf.Tensor
+    segments_BK: tf.Tensor
+
+
+class TransformerLayer(Layer):
+    """Self-attention, cross-attention if asked for, and feed-forward, each normalized on its input.
+
+    x + dropout(sublayer(norm(x))): the order of Wang et al. 2019, arXiv 1906.01787.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("norm", LayerNorm.params(), "Params of the norms.")
+        p.define("attention", MultiHeadAttention.params(), "Params of the attentions.")
+        p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
+        p.define("has_cross_attention", False, "Whether the layer attends to a memory as well.")
+        p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        self._sublayer("self_attention", inherit(p.attention, model_dim=p.model_dim))
+        if p.has_cross_attention:
+            attention = without_distances(p.attention)
+            self._sublayer("cross_attention", inherit(attention, model_dim=p.model_dim))
+        self._sublayer("feed_forward", inherit(p.feed_forward, model_dim=p.model_dim))
+
+    def _sublayer(self, name: str, params: Params) -> None:
+        p = self.p
+        self.create_child(f"{name}_norm", inherit(p.norm, model_dim=p.model_dim))
+        self.create_child(name, params)
+        dropout = Dropout.params().set(rate=p.residual_dropout_rate)
+        self.create_child(f"{name}_dropout", dropout)
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        mask_BL: tf.Tensor,
+        bias_B1LL: tf.Tensor,
+        memory_BKM: tf.Tensor | None = None,
+        memory_bias_B1LK: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns [B,L,M].
+
+        mask: the segments of x, 0 in padding. Where attention is in blocks there are no biases: in
+        their place stand the segments of x and of the memory.
+        """
+        h_BLM = self._normalize("self_attention", theta, x_BLM)
+        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, h_BLM, bias_B1LL, mask_BL)
+        x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
+        if self.p.has_cross_attention:
+            h_BLM = self._normalize("cross_attention", theta, x_BLM)
+            h_BLM = self.cross_attention.fprop(
+                theta.cross_attention, h_BLM, memory_BKM, memory_bias_B1LK, mask_BL
+            )
+            x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
+        return self._feed_forward(theta, x_BLM, mask_BL)
+
+    def init_cache(
+        self, theta: NestedMap, shape: tuple[int, int], dtype: tf.DType, memory: Memory | None
+    ) -> NestedMap:
+        """Returns a causal layer's cache for steps of `shape` (B, L), with any memory projected."""
+        cache = NestedMap(self_attention=self.self_attention.init_cache(*shape, dtype))
+        if memory is not None:
+            cache.memory = self.cross_attention.cache_memory(
+                theta.cross_attention, memory.output_BKM
+            )
+        return cache
+
+    def extend_step(
+        self,
+        theta: NestedMap,
+        x_B1M: tf.Tensor,
+        mask_B1: tf.Tensor,
+        step: tf.Tensor,
+        cache: NestedMap,
+        memory_bias_B11K: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns ([B,1,M], cache): `fprop` at position `step` of a causal layer."""
+        h_B1M = self._normalize("self_attention", theta, x_B1M)
+        h_B1M, self_cache = self.self_attention.extend_step(
+            theta.self_attention, h_B1M, step, cache.self_attention
+        )
+        x_B1M = self._add("self_attention", theta, x_B1M, h_B1M)
+        if self.p.has_cross_attention:
+            h_B1M = self._normalize("cross_attention", theta, x_B1M)
+            h_B1M = self.cross_attention.attend_to_cache(
+                theta.cross_attention, h_B1M, cache.memory, memory_bias_B11K
+            )
+            x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
+        cache = NestedMap(cache, self_attention=self_cache)
+        return self._feed_forward(theta, x_B1M, mask_B1), cache
+
+    def _feed_forward(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
+        h_BLM = self._normalize("feed_forward", theta, x_BLM)
+        h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, mask_BL)
+        return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
+
+    def _normalize(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        h = self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x)
+        # Or its gradient, a sum of partial ones under tensor parallelism, would be made whole.
+        return annotate(h, "BLM")
+
+    def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
+        return x + self.children[f"{name}_dropout"].fprop(theta[f"{name}_dropout"], h)
+
+
+class TransformerStack(Layer):
+    """An encoder, a decoder with a memory, or a causal stack with none, over packed rows.
+
+    Every `moe_every`-th layer has a mixture of experts in place of its feed-forward layer, as in
+    arXiv 2006.16668, section 2.2, where it is every other one. With `dense_first` layers before
+    them (arXiv 2412.19437, section 4.2), these are counted from the layer after those.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("num_layers", 0, "How many layers.")
+        p.define("model_dim", 0, "Size of M.")
+        p.define("num_heads", 0, "Size of N.")
+        p.define("hidden_dim", 0, "Size of H, in feed-forward layers and in experts.")
+        p.define("is_causal", False, "Whether no position sees a later one; a decoder's never do.")
+        p.define("is_decoder", False, "Whether it is causal and attends to a memory.")
+        p.define("dense_first", 0, "The first so many layers have no experts.")
+        p.define("moe_every", 2, "Layers moe_every, 2 * moe_every, ... have experts; 0: none has.")
+        p.define("layer", TransformerLayer.params(), "Params of every layer.")
+        p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
+        p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
+        p.define("repeat", False, "Whether the layers are compiled as one loop.")
+        p.define("pipeline_stages", 0, "Stages that the layers are cut into; 0 or 1: no pipeline.")
+        p.define(
+            "pipeline_micro_batches",
+            0,
+            "Parts of a batch that pass the stages; 0: pipeline_stages.",
+        )
+        p.define(
+            "pipeline_circulations",
+            1,
+            "How often a part passes all stages, which then have as many chunks of layers each.",
+        )
+        p.define(
+            "rematerialize",
+            remat_policy.NONE,
+            "What of a layer, or of a time through the loop, is computed again in the backward "
+            "pass: a policy of core/autodiff/remat_policy.py.",
+        )
+        p.define("input_dropout_rate", 0.0, "Share of the stack's input dropped in training.")
+        p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
+        p.define("attention_dropout_rate", 0.0, "Share of attention weights dropped.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
+        remat_policy.check(p.rematerialize, f"{path}.rematerialize")
+        if not 0 <= p.dense_first <= p.num_layers:
+            raise ValueError(
+                f"{path}.dense_first: {p.dense_first} is not in 0 to {path}.num_layers, "
+                f"{p.num_layers}"
+            )
+        if p.dense_first:
+            first = [self._layer_params(has_experts=False) for _ in range(p.dense_first)]
+            self.create_children("first_layers", first)
+        if self._has_pipeline:
+            self.create_child("layers", self._loop_params(Pipeline, "pipeline_stages"))
+        elif p.repeat:
+            self.create_child("layers", self._loop_params(Repeat, "repeat"))
+        else:
+            layers = range(p.num_layers - p.dense_first)
+            self.create_children("layers", [self._layer_params(self._is_moe(i)) for i in layers])
+        self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no position sees a later one."""
+        return self.p.is_causal or self.p.is_decoder
+
+    def _is_moe(self, index: int) -> bool:
+        """Whether layer `index` behind the first, dense ones has experts."""
+        return bool(self.p.moe_every) and (index + 1) % self.p.moe_every == 0
+
+    @property
+    def _has_pipeline(self) -> bool:
+        return self.p.pipeline_stages > 1
+
+    @property
+    def _is_loop(self) -> bool:
+        return self.p.repeat or self._has_pipeline
+
+    def _loop_params(self, kind: type[Layer], option: str) -> Params:
+        """One loop whose body reaches to the first layer with experts."""
+        p = self.p
+        body, repeated = max(p.moe_every, 1), p.num_layers - p.dense_first
+        if repeated % body:
+            raise ValueError(
+                f"{self.path}.{option}: {repeated} layers are no whole number of times "
+                f"{self.path}.moe_every, {body} layers"
+            )
+        layers = tuple(self._layer_params(self._is_moe(i)) for i in range(body))
+        loop = kind.params().set(body=layers, times=repeated // body)
+        loop.set(rematerialize=p.rematerialize)
+        return pipeline.with_stages(loop, p, self.path) if self._has_pipeline else loop
+
+    def _layer_params(self, has_experts: bool) -> Params:
+        p = self.p
+        layer = inherit(
+            p.layer, model_dim=p.model_dim, residual_dropout_rate=p.residual_dropout_rate
+        )
+        layer.attention = inherit(
+            layer.attention, num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
+        )
+        layer.attention.is_causal = self.is_causal
+        feed_forward = p.moe if has_experts else layer.feed_forward
+        layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
+        if "router" in layer.feed_forward:
+            layer.feed_forward.set(is_causal=self.is_causal, has_token_ids=p.has_token_ids)
+        layer.has_cross_attention = p.is_decoder
+        return layer
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        segments_BL: tf.Tensor,
+        memory: Memory | None = None,
+    ) -> tf.Tensor:
+        """Returns [B,L,M], normalized; a position sees its own segment only."""
+        fixed = [segments_BL, self._bias(segments_BL, segments_BL, causal=self.is_causal)]
+        if self.p.is_decoder:
+            fixed += [memory.output_BKM, self._bias(segments_BL, memory.segments_BK)]
+        x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
+        for layer, layer_theta in self._first_layers(theta):
+            x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
+        if self._has_pipeline:
+            pipeline.check_batch(x_BLM.shape[0], self.p, self.path)
+        if self._is_loop:
+            x_BLM = self.layers.fprop(theta.layers, x_BLM, *fixed)
+        else:
+            for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
+                x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
+        return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
+
+    def _bias(
+        self, segments_BL: tf.Tensor, key_segments_BK: tf.Tensor, causal: bool = False
+    ) -> tf.Tensor:
+        """What says which keys a query sees: a bias or, in blocks or rings, the keys' segments."""
+        if takes_segments(self.p.layer.attention):
+            return key_segments_BK
+        return segment_bias(segments_BL, key_segments_BK, causal)
+
+    def _run_layer(self, layer: Layer, layer_theta: NestedMap, *tensors: tf.Tensor) -> tf.Tensor:
+        if self.p.rematerialize == remat_policy.NONE:
+            return layer.fprop(layer_theta, *tensors)
+
+        def run(*both: tf.Tensor) -> tf.Tensor:
+            weights = layer_theta.pack(both[len(tensors) :])
+            return layer.fprop(weights, *both[: len(tensors)])
+
+        return rematerialized(run, self.p.rematerialize, tensors, layer_theta.flatten())
+
+    def layers_by_times(self) -> list[tuple[TransformerLayer, int]]:
+        """Returns the layers, each with how often a pass runs it: once, but in a loop."""
+        first = [(layer, 1) for layer in self.first_layers] if self.p.dense_first else []
+        if self._is_loop:
+            return first + [(layer, self.layers.p.times) for layer in self.layers.body]
+        return first + [(layer, 1) for layer in self.layers]
+
+    def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """Returns the layers one after another, each with its weights, of a loop or not."""
+        first = self._first_layers(theta)
+        if self._is_loop:
+            return first + self.layers.unrolled(theta.layers)
+        return first + list(zip(self.layers, theta.layers, strict=True))
+
+    def _first_layers(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """The dense layers before all others, with their weights."""
+        if not self.p.dense_first:
+            return []
+        return list(zip(self.first_layers, theta.first_layers, strict=True))
+
+    def init_cache(
+        self,
+        theta: NestedMap,
+        shape: tuple[int, int],
+        dtype: tf.DType,
+        memory: Memory | None = None,
+    ) -> NestedMap:
+        """Returns the cache for decoding `shape` (B, L): B rows of up to L positions.
+
+        memory: of one segment a row; None where the layers attend to none.
+        """
+        cache = NestedMap(
+            layers=[
+                layer.init_cache(layer_theta, shape, dtype, memory)
+                for layer, layer_theta in self.unrolled(theta)
+            ]
+        )
+        if memory is not None:
+            ones_B1 = tf.ones_like(memory.segments_BK[:, :1])
+            cache.memory_bias = segment_bias(ones_B1, memory.segments_BK)
+        return cache
+
+    def extend_step(
+        self,
+        theta: NestedMap,
+        x_B1M: tf.Tensor,
+        mask_B1: tf.Tensor,
+        step: tf.Tensor,
+        cache: NestedMap,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns ([B,1,M], cache): `fprop` at position `step`."""
+        caches = []
+        for (layer, layer_theta), layer_cache in zip(
+            self.unrolled(theta), cache.layers, strict=True
+        ):
+            x_B1M, layer_cache = layer.extend_step(
+                layer_theta, x_B1M, mask_B1, step, layer_cache, cache.get("memory_bias")
+            )
+            caches.append(layer_cache)
+        x_B1M = self.final_norm.fprop(theta.final_norm, x_B1M)
+        return x_B1M, NestedMap(cache, layers=caches)
+
+    def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
+        """Returns the cache with row i taken from row rows[i] of the same memory."""
+
+        def take(x: tf.Tensor) -> tf.Tensor:
+            return tf.gather(x, rows_B)
+
+        layers = [
+            NestedMap(layer, self_attention=layer.self_attention.transform(take))
+            for layer in cache.layers
+        ]
+        return NestedMap(cache, layers=layers)

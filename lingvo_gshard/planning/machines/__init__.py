@@ -1,0 +1,1 @@
+"""Machines by name: chips, topologies, interconnects and their compilers."""

@@ -1,0 +1,228 @@
+"""How near to their bounds operations come, from published measurements of single operations.
+
+None comes from the speed of a model's training. What nothing is published for is taken from the
+nearest thing that was measured, and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from lingvo_gshard.hlo.operation import CollectiveCall
+from lingvo_gshard.planning.machines import interconnect, topologies
+from lingvo_gshard.planning.machines.chips import Chip
+from lingvo_gshard.sharding.mesh import Mesh
+
+_GSHARD = "Lepikhin et al., GShard, 2020, https://arxiv.org/abs/2006.16668, "
+_FIGURE_9 = _GSHARD + "figure 9 (read off): collectives of TPU v3, input of each core"
+_FIGURE_9_GROWTH = _GSHARD + "section 5: the all-to-all takes 3.75 times as long on 2,048 as on 128"
+_IRONWOOD = "https://github.com/AI-Hypercomputer/accelerator-microbenchmarks, Ironwood/"
+_MAMF = (
+    "Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS,"
+    " https://github.com/stas00/ml-engineering/tree/master/compute/accelerator"
+)
+_SCALING_GPUS = (
+    "Austin et al., How to Scale Your Model, part 12, https://jax-ml.github.io/scaling-book/gpus"
+)
+_VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigatech/vpbenchmarking"
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """The share of a bound's rate that was measured, and where."""
+
+    value: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredCollective:
+    """Seconds that one collective over all devices of a topology took.
+
+    bytes: of the larger of one device's operand and result.
+    """
+
+    topology: str
+    kind: str
+    devices: int
+    bytes: float
+    seconds: float
+    source: str
+
+    @functools.cached_property
+    def efficiency(self) -> float:
+        """The bound's seconds over those measured."""
+        call = CollectiveCall(self.kind, ("all",), self.devices, "float32", 1)
+        topology = topologies.get(self.topology)
+        mesh = Mesh((("rest", topology.devices // self.devices), ("all", self.devices)))
+        bound = self.bytes * interconnect.seconds_bound(call, topology, mesh)
+        return bound / self.seconds
+
+
+_MIB = 2**20
+_V3_SLICES = {16: "4x2", 32: "4x4", 64: "4x8", 128: "8x8", 256: "8x16", 512: "16x16"}
+_V3_MICROSECONDS = {
+    ("all-to-all", 8): (286, 296, 548, 732, 1226, 1294),
+    ("all-reduce", 8): (285, 170, 235, 175, 275, 185),
+    ("all-to-all", 32): (1105, 1148, 2185, 2583, 4968, 5078),
+    ("all-reduce", 32): (1132, 617, 921, 554, 952, 589),
+}
+FIGURE_9 = tuple(
+    MeasuredCollective(f"v3:{shape}", kind, devices, mib * _MIB, microseconds * 1e-6, _FIGURE_9)
+    for (kind, mib), times in _V3_MICROSECONDS.items()
+    for (devices, shape), microseconds in zip(_V3_SLICES.items(), times, strict=True)
+)
+_FIGURE_9_GROWN = tuple(
+    dataclasses.replace(
+        point,
+        topology="v3:32x32",
+        devices=2048,
+        seconds=3.75 * point.seconds,
+        source=_FIGURE_9_GROWTH,
+    )
+    for point in FIGURE_9
+    if point.kind == "all-to-all" and point.devices == 128
+)
+
+# Results of [4, rows, 8, 128] float32 and the GB/s at which three quarters of them arrived, over
+# four chips in a square.
+_IRONWOOD_ALL_GATHER = {64: 71.77, 256: 129.19, 1024: 161.90, 4096: 174.77, 16384: 178.77}
+IRONWOOD = tuple(
+    MeasuredCollective(
+        "v5p:2x2x1",
+        "all-gather",
+        4,
+        4 * rows * 8 * 128 * 4,
+        3 * rows * 8 * 128 * 4 / (rate * 1e9),
+        _IRONWOOD + "guides/collectives/all_gather.md (links of TPU7x, as fast as those of v5p)",
+    )
+    for rows, rate in _IRONWOOD_ALL_GATHER.items()
+)
+
+# Bus bandwidth of an all-reduce by its bytes; that of the other kinds is taken to be the same.
+_H100_BUS = {58e6: 150e9, 10e9: 370e9}
+# Of nccl-tests: what a device sends for a byte of its buffer, of n devices (n - 1) / n times this.
+_BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+H100 = tuple(
+    MeasuredCollective(
+        "gpu:h100:1x8", kind, 8, size, factor * 7 / 8 * size / rate, _SCALING_GPUS + ", all-reduce"
+    )
+    for kind, factor in _BUS_FACTORS.items()
+    for size, rate in _H100_BUS.items()
+)
+
+_OLD_TPUS = ("v2", "v3")
+_KINDS_ALIKE = {
+    "ragged-all-to-all": ("all-to-all",),
+    "reduce-scatter": ("reduce-scatter", "all-gather", "all-reduce"),
+    "collective-broadcast": ("all-gather", "all-reduce"),
+    "collective-permute": ("all-gather", "all-reduce"),
+    "all-gather": ("all-gather", "all-reduce"),
+    "all-reduce": ("all-reduce", "all-gather"),
+    "all-to-all": ("all-to-all",),
+}
+
+_TPU_MATMUL = Efficiency(
+    0.85,
+    _GSHARD + "section 5: feed-forward and projection layers on TPU v3 above 85% of peak; other"
+    " generations are taken to be alike",
+)
+_MATMULS: Mapping[str, Efficiency] = {
+    "a100": Efficiency(0.869, _MAMF),
+    "a100-40gb": Efficiency(0.869, _MAMF),
+    "h100": Efficiency(0.803, _MAMF),
+    "h200": Efficiency(0.803, _MAMF + ", H200 is the same"),
+    "b200": Efficiency(0.776, _MAMF),
+    "cpu": Efficiency(
+        195 / (2 * 113.6),
+        "own: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores of EPYC 9004",
+    ),
+}
+# TFLOP/s of one of TPU7x's two cores, of products of n x n matrices in bfloat16.
+_TPU7X_MATMUL = {
+    128: 2.59,
+    256: 18.29,
+    512: 105.08,
+    1024: 349.73,
+    2048: 679.28,
+    4096: 892.94,
+    16384: 950.13,
+    32768: 956.38,
+}
+_TPU7X_SOURCE = _IRONWOOD + "Ironwood_Microbenchmarks_readme.md"
+
+_MEMORY = {
+    "tpu": Efficiency(
+        0.867, _VOLTAGE + ": copies in an H100's HBM; nothing is published for the HBM of TPUs"
+    ),
+    "gpu": Efficiency(0.867, _VOLTAGE + ": copies in an H100's HBM, 2,903 of 3,350 GB/s"),
+    "cpu": Efficiency(0.793, _VOLTAGE + ": STREAM triad, 486.7 of 614 GB/s"),
+}
+
+
+def matmul_efficiency(chip: Chip, flops: float) -> Efficiency:
+    """Returns the share of the peak rate that a matrix product reaches. flops: of the product."""
+    if chip.key == "tpu7x":
+        sizes = [(2 * n**3, 1e12 * rate / chip.peak("bf16")) for n, rate in _TPU7X_MATMUL.items()]
+        return Efficiency(_interpolate(sizes, flops), _TPU7X_SOURCE)
+    return _TPU_MATMUL if chip.kind == "tpu" else _MATMULS[chip.key]
+
+
+def memory_efficiency(chip: Chip) -> Efficiency:
+    """Returns the share of the memory's bandwidth that large operations reach."""
+    return _MEMORY[chip.kind]
+
+
+def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> Efficiency:
+    """Returns the share of interconnect's bound that a collective reaches.
+
+    size: bytes of the larger of one device's operand and result. devices: of one group. Between
+    measured points it is interpolated over the logarithms of both; outside, the nearest is taken.
+    """
+    points = _points(kind, chip)
+    if not points:
+        return Efficiency(1.0, "nothing is published: the bound itself")
+    by_devices: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        by_devices.setdefault(point.devices, []).append((point.bytes, point.efficiency))
+    levels = [(n, _interpolate(level, size)) for n, level in by_devices.items()]
+    return Efficiency(_interpolate(levels, devices), points[0].source)
+
+
+def sources(chip: Chip) -> tuple[str, ...]:
+    """Returns where the efficiencies of a chip were measured."""
+    found = [matmul_efficiency(chip, 1e15).source, memory_efficiency(chip).source]
+    for kind in ("all-reduce", "all-gather", "all-to-all"):
+        found += [point.source for point in _points(kind, chip)]
+    return tuple(dict.fromkeys(found))
+
+
+def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
+    if chip.kind == "cpu":
+        return []
+    if chip.kind == "gpu":
+        measured: Sequence[MeasuredCollective] = H100
+    elif chip.key in _OLD_TPUS or kind in ("all-to-all", "ragged-all-to-all"):
+        measured = FIGURE_9 + _FIGURE_9_GROWN
+    else:
+        measured = IRONWOOD
+    for alike in _KINDS_ALIKE.get(kind, ("all-reduce", "all-gather")):
+        found = [point for point in measured if point.kind == alike]
+        if found:
+            return found
+    return []
+
+
+def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear over the logarithm of the first; beyond the points, the outermost's value."""
+    points = sorted(points)
+    if at <= points[0][0]:
+        return points[0][1]
+    for (low, low_value), (high, high_value) in zip(points, points[1:], strict=False):
+        if at <= high:
+            share = math.log(at / low) / math.log(high / low)
+            return low_value + share * (high_value - low_value)
+    return points[-1][1]

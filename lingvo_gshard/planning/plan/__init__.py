@@ -1,0 +1,1 @@
+"""A plan as data: its fields, its file, and two plans compared."""

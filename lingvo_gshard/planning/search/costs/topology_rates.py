@@ -1,0 +1,38 @@
+"""Rates of a topology, by the estimates of the planner's roofline."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from lingvo_gshard.hlo.operation import CollectiveCall, Operation
+from lingvo_gshard.planning import roofline
+from lingvo_gshard.planning.machines import efficiencies
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.search.costs.rates import Rates
+from lingvo_gshard.sharding.mesh import Mesh
+
+_DTYPES = ("float32", "bfloat16", "float16")
+# A product large enough to be as efficient as any.
+_LARGE = 1e13
+
+
+def rates_of(topology: Topology) -> Rates:
+    """Returns what one device of a topology does in a second; memory is what a program may use."""
+    chip = topology.chip
+    share = efficiencies.matmul_efficiency(chip, _LARGE).value
+
+    @functools.cache
+    def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
+        size = math.prod(mesh.axis_size(axis) for axis in axes)
+        call = CollectiveCall(kind, axes, size, "float32", bytes)
+        operation = Operation("searched", kind, "", "other", collective=call)
+        (timed,) = roofline.time_operations([operation], topology, mesh)
+        return timed.seconds
+
+    return Rates(
+        flops_per_second={dtype: share * chip.peak(dtype) for dtype in _DTYPES},
+        bytes_per_second=efficiencies.memory_efficiency(chip).value * chip.memory_bandwidth,
+        capacity=chip.usable_bytes,
+        collective_seconds=collective_seconds,
+    )

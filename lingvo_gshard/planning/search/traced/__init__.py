@@ -1,0 +1,1 @@
+"""A traced step as the search sees it."""

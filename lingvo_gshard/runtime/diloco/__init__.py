@@ -1,0 +1,1 @@
+"""Workers that train alone and seldom exchange weights (DiLoCo, FedAvg)."""

@@ -1,0 +1,158 @@
+"""The workers of a mesh: what stands over each, and how rows and weights lie over all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.runtime.program.program import Array
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.strategies import Strategy
+from lingvo_gshard.training.local_updates import AXIS
+
+_EVERY = "trainer.local_updates.every"
+_ROW_LETTERS = "BG"
+# The axes of a worker that is one device.
+_ONE = (("data", 1),)
+
+
+def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) -> None:
+    """Raises ValueError where trainer.local_updates, the mesh and a batch's rows do not fit.
+
+    Without local updates, an axis `worker` that the strategy uses is an ordinary mesh axis.
+
+    Args:
+      trainer: the trainer's Params.
+      partitioning: None without a mesh.
+      rows: rows of a batch, or None where they are not known.
+    """
+    every = trainer.local_updates.every
+    mesh = partitioning.mesh if partitioning else None
+    has_workers = mesh is not None and AXIS in mesh.names
+    if every and not has_workers:
+        given = f"--mesh={mesh} has none" if mesh else "there is no --mesh"
+        raise ValueError(
+            f"{_EVERY}={every} needs an axis {AXIS} of --mesh, as in --mesh={AXIS}=4,data=2; "
+            f"{given}"
+        )
+    if has_workers and not every and AXIS in partitioning.unused_axes:
+        raise ValueError(
+            f"--mesh={mesh} has an axis {AXIS}, which needs {_EVERY}, the steps that workers train "
+            "alone, to be 1 or more"
+        )
+    if every and rows is not None:
+        _share(rows, mesh)
+
+
+class Workers:
+    """A mesh with an axis `worker`, as one mesh for each worker and as one for all.
+
+    Attributes:
+      count: number of workers.
+      partitioning: the partitioning over one worker's mesh.
+      together: the mesh of all devices, with the axis `worker` first.
+      everywhere: the partitioning over `together`: each worker has its own rows, all have the same
+        weights.
+    """
+
+    def __init__(self, partitioning: Partitioning, devices: Sequence[jax.Device]):
+        """Raises ValueError if the strategy splits a letter over the workers."""
+        mesh = partitioning.mesh
+        self.count = mesh.axis_size(AXIS)
+        tables = [partitioning.strategy, *(table for _, table in partitioning.overrides)]
+        if any(AXIS in table.axes for table in tables):
+            raise ValueError(
+                f"--strategy={partitioning.strategy.name} and sharding.overrides may split nothing "
+                f"over axis {AXIS} with {_EVERY}: workers have all weights, and rows of their own"
+            )
+        rest = tuple(axis for axis in mesh.axes if axis[0] != AXIS) or _ONE
+        self.partitioning = dataclasses.replace(partitioning, mesh=Mesh(rest))
+        self.together = Mesh(((AXIS, self.count), *rest))
+        self.everywhere = dataclasses.replace(
+            partitioning,
+            mesh=self.together,
+            strategy=_with_rows_over_workers(partitioning.strategy),
+        )
+        arranged = np.moveaxis(mesh.arrange(devices), mesh.names.index(AXIS), 0)
+        rows = arranged.reshape(self.count, -1)
+        self.devices: list[list[jax.Device]] = [list(own) for own in rows]
+        self.mesh = jax.sharding.Mesh(self.together.arrange(self.all_devices), self.together.names)
+        self.meshes = [
+            jax.sharding.Mesh(self.partitioning.mesh.arrange(own), self.partitioning.mesh.names)
+            for own in self.devices
+        ]
+
+    @property
+    def all_devices(self) -> list[jax.Device]:
+        """Worker by worker."""
+        return [device for own in self.devices for device in own]
+
+    @property
+    def mine(self) -> list[int]:
+        """The workers whose devices this process has; ValueError if it has a part of one's."""
+        here = jax.process_index()
+        owners = [{device.process_index for device in own} for own in self.devices]
+        torn = [worker for worker, found in enumerate(owners) if len(found) > 1]
+        if torn:
+            raise ValueError(
+                f"--mesh={self.together}: worker {torn[0]} has devices of several processes; each "
+                "process must have whole workers"
+            )
+        return [worker for worker, found in enumerate(owners) if here in found]
+
+    def own(self, array: Array) -> Array:
+        """An array as one worker has it: with a first dimension, of 1."""
+        return dataclasses.replace(array, shape=(1, *array.shape), split=((), *array.split))
+
+    def all(self, array: Array) -> Array:
+        """The arrays of all workers as one, its first dimension over them."""
+        shape, split = (self.count, *array.shape), ((AXIS,), *array.split)
+        return dataclasses.replace(array, shape=shape, split=split)
+
+    def joined(self, array: Array, parts: dict[int, jax.Array]) -> jax.Array:
+        """Returns what workers have of an array as one; nothing is moved or copied."""
+        whole = self.all(array)
+        pieces = [shard.data for part in parts.values() for shard in part.addressable_shards]
+        return jax.make_array_from_single_device_arrays(
+            whole.shape, whole.sharding(self.mesh), pieces
+        )
+
+    def parted(self, array: Array, whole: jax.Array, mine: Sequence[int]) -> dict[int, jax.Array]:
+        """Returns what each of these workers has of such an array; nothing is moved or copied."""
+        pieces = {shard.device: shard.data for shard in whole.addressable_shards}
+        own = self.own(array)
+        return {
+            worker: jax.make_array_from_single_device_arrays(
+                own.shape,
+                own.sharding(self.meshes[worker]),
+                [pieces[device] for device in self.devices[worker]],
+            )
+            for worker in mine
+        }
+
+    def rows_of(self, batch: dict[str, np.ndarray], worker: int) -> dict[str, np.ndarray]:
+        """Returns a worker's rows of a batch; ValueError if they cannot be divided equally."""
+        share = _share(len(next(iter(batch.values()))), self.together)
+        return {name: x[worker * share : (worker + 1) * share] for name, x in batch.items()}
+
+
+def _share(rows: int, mesh: Mesh) -> int:
+    """A worker's rows of a batch of so many."""
+    count = mesh.axis_size(AXIS)
+    if rows % count:
+        raise ValueError(
+            f"input.batch_rows={rows} does not divide by the {count} workers of --mesh={mesh}"
+        )
+    return rows // count
+
+
+def _with_rows_over_workers(strategy: Strategy) -> Strategy:
+    table = dict(strategy.activations)
+    for letter in _ROW_LETTERS:
+        table[letter] = (AXIS, *table.get(letter, ()))
+    return dataclasses.replace(strategy, activations=table)

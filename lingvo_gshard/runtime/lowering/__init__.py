@@ -1,0 +1,1 @@
+"""From a TensorFlow function to a Program."""

@@ -1,0 +1,122 @@
+"""Lowering: a TensorFlow function, traced under a partitioning, becomes a Program."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from lingvo_gshard.core.autodiff import custom_gradient
+from lingvo_gshard.runtime.lowering.iotas import make_iotas
+from lingvo_gshard.runtime.lowering.manual_constants import keep_apart
+from lingvo_gshard.runtime.lowering.shardy import to_shardy
+from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
+from lingvo_gshard.runtime.program.program import Array, Program, writers_versions
+from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding.strategies import Split
+
+Outputs = Sequence[tuple[str, tf.Tensor, Split | None]]
+
+
+def lower(
+    name: str,
+    function: Callable[..., Outputs],
+    inputs: Sequence[Array],
+    partitioning: Partitioning,
+    donated: Sequence[int] = (),
+    partitioner: str = "gspmd",
+) -> Program:
+    """Traces `function` of flat tensors and returns it as a Program over `partitioning`'s mesh.
+
+    function: returns (path, tensor, split) of every output; its annotations follow `partitioning`.
+        Tensors that it finds outside of itself become constants.
+
+    TensorFlow lowers for 'CPU' whatever the target: it has no XlaSharding kernel for TPU outside of
+    TPU builds, and StableHLO of this stage is the same for all.
+
+    Raises ValueError if the function uses a variable, or if an output's shape depends on values.
+    """
+    described: list[tuple[str, tf.Tensor, Split | None]] = []
+
+    def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        described[:] = function(*tensors)
+        return [tensor for _, tensor, _ in described]
+
+    traced = tf.function(flat, jit_compile=True, autograph=False)
+    specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
+    with use_partitioning(partitioning), tf.device("/device:CPU:0"), custom_gradient.forgotten():
+        concrete = traced.get_concrete_function(*specs)
+        outputs = [_output(name, *output) for output in described]
+        constants = captured_constants(name, concrete)
+        module = traced.experimental_get_compiler_ir(*specs)(
+            stage="stablehlo_serialized", platform_name="CPU"
+        )
+    return Program(
+        name=name,
+        module=_portable(name, module, constants, partitioning.mesh, partitioner),
+        inputs=tuple(
+            _with_annotated_split(array, tensor, partitioning)
+            for array, tensor in zip(inputs, concrete.inputs, strict=False)
+        ),
+        outputs=tuple(outputs),
+        donated=tuple(donated),
+        mesh=partitioning.mesh,
+        partitioner=partitioner,
+        strategy=partitioning.strategy.to_text(),
+        flags=os.environ.get("XLA_FLAGS", ""),
+        versions=writers_versions(tensorflow=tf.__version__),
+    )
+
+
+def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partitioning) -> Array:
+    """An input without a split gets that of its first annotation in the graph, or stays whole."""
+    if array.split is not None:
+        return array
+    split = ((),) * len(array.shape)
+    for consumer in tensor.consumers():
+        if consumer.type == "XlaSharding":
+            found = xla.split_of(consumer.get_attr("sharding"), len(array.shape), partitioning.mesh)
+            split = partitioning.storage_split(array.shape, found or split)
+            break
+    return dataclasses.replace(array, split=split)
+
+
+def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Array:
+    """The output as the program has it; ValueError if its shape depends on values."""
+    if not tensor.shape.is_fully_defined():
+        raise ValueError(
+            f"{name}: {path} has shape {tensor.shape}, which is not known before it runs; XLA "
+            "needs a fixed one"
+        )
+    return Array(path, tuple(tensor.shape.as_list()), tensor.dtype.name, split)
+
+
+def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner: str) -> bytes:
+    """StableHLO bytecode of this TensorFlow as an artifact that other versions read."""
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        _name(parsed, name)
+        make_constants(parsed, constants)
+        make_iotas(parsed)
+        keep_apart(parsed)
+        if partitioner == "shardy":
+            to_shardy(parsed, mesh)
+        version = stablehlo.get_minimum_version()
+        return bytes(stablehlo.serialize_portable_artifact(parsed, version, True))
+
+
+def _name(module: ir.Module, name: str) -> None:
+    """Names the module and its functions; TensorFlow's names count all functions traced before."""
+    module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    functions = [function for function in module.body if function.name.value != "main"]
+    for index, function in enumerate(functions):
+        new = f"function_{index}"
+        ir.SymbolTable.replace_all_symbol_uses(function.name.value, new, module.operation)
+        ir.SymbolTable.set_symbol_name(function, new)

@@ -1,0 +1,1 @@
+"""Programs: a compiled step as data, its file, and its executable."""

@@ -1,0 +1,159 @@
+"""The programs of a trainer: initial state, training step and evaluation step, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.program import Array, Program
+from lingvo_gshard.runtime.program.step_work import work_of_step
+from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector, with_weights
+from lingvo_gshard.training.trainer import Trainer
+
+BatchSpecs = dict[str, tf.TensorSpec]
+_BATCH_LAYOUT = "BL"
+
+# The parts of a state that are split, with the kind of tensor whose letters say how.
+PARTS = {"theta": "weights", "slots": "slots", "averages": "slots"}
+
+
+def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
+    """Returns the arrays of the trainer's state, flat, with where each lies."""
+    return [
+        _state_array(path, spec, partitioning)
+        for path, spec in trainer.state_specs().flatten_items()
+    ]
+
+
+def batch_arrays(specs: BatchSpecs, partitioning: Partitioning) -> list[Array]:
+    """Returns the arrays of a batch, by name, its rows split as activations' rows are."""
+    arrays = []
+    for name, spec in sorted(specs.items()):
+        shape = tuple(spec.shape.as_list())
+        split = partitioning.storage_split(shape, partitioning.split(_BATCH_LAYOUT[: len(shape)]))
+        arrays.append(Array(f"batch.{name}", shape, spec.dtype.name, split))
+    return arrays
+
+
+def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str) -> Program:
+    """Returns the program that draws the initial state, every part where it will lie."""
+    arrays = state_arrays(trainer, partitioning)
+
+    def init() -> list:
+        state = annotated(trainer.init_state(), trainer)
+        return _described(arrays, state)
+
+    return lower("init_state", init, [], partitioning, partitioner=partitioner)
+
+
+def train_program(
+    trainer: Trainer, partitioning: Partitioning, partitioner: str, batch: BatchSpecs
+) -> tuple[Program, list[str]]:
+    """Returns the training step, which takes its state's memory over, and its metrics' names.
+
+    Inputs: state, batch. Outputs: state, and the metrics as one float32 vector.
+    """
+    arrays = state_arrays(trainer, partitioning)
+    names: list[str] = []
+
+    def train_step(*tensors: tf.Tensor) -> list:
+        state = trainer.state_specs().pack(tensors[: len(arrays)])
+        new_state, metrics = trainer.train_step(
+            annotated(state, trainer), _batch(batch, tensors[len(arrays) :])
+        )
+        names[:], values = metric_vector(metrics.items())
+        described = _described(arrays, annotated(new_state, trainer))
+        return [*described, described_metrics(values)]
+
+    inputs = [*arrays, *batch_arrays(batch, partitioning)]
+    donated = range(len(arrays))
+    program = lower("train_step", train_step, inputs, partitioning, donated, partitioner)
+    return dataclasses.replace(program, work=work_of_step(trainer.task, batch)), names
+
+
+def eval_program(
+    trainer: Trainer, partitioning: Partitioning, partitioner: str, batch: BatchSpecs
+) -> tuple[Program, list[str]]:
+    """Returns the evaluation step and its metrics' names; `name weight` is the weight of `name`.
+
+    Inputs: the weights that are evaluated, batch. Output: the metrics as one float32 vector.
+    """
+    arrays = evaluated_arrays(state_arrays(trainer, partitioning), trainer)
+    names: list[str] = []
+
+    def eval_step(*tensors: tf.Tensor) -> list:
+        theta = _evaluated_theta(tensors[: len(arrays)], trainer)
+        pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
+        names[:], values = metric_vector(with_weights(pairs))
+        return [described_metrics(values)]
+
+    inputs = [*arrays, *batch_arrays(batch, partitioning)]
+    return lower("eval_step", eval_step, inputs, partitioning, partitioner=partitioner), names
+
+
+def function_program(
+    trainer: Trainer,
+    partitioning: Partitioning,
+    partitioner: str,
+    function: Callable[[NestedMap, tf.Tensor], tf.Tensor],
+    ids: tf.TensorSpec,
+) -> Program:
+    """Returns a function (theta, ids) -> tensor as a program; every device has its whole result."""
+    arrays = evaluated_arrays(state_arrays(trainer, partitioning), trainer)
+
+    def call(*tensors: tf.Tensor) -> list:
+        result = function(_evaluated_theta(tensors[:-1], trainer), tensors[-1])
+        return [("result", result, ((),) * result.shape.rank)]
+
+    inputs = [*arrays, *batch_arrays({"ids": ids}, partitioning)]
+    return lower("function", call, inputs, partitioning, partitioner=partitioner)
+
+
+def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
+    """Returns, of the arrays of a state, those of the weights that are evaluated."""
+    return [array for array in arrays if array.path.startswith(f"{trainer.evaluated}.")]
+
+
+def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
+    """Returns the state with what it has of PARTS annotated as it is split."""
+    specs = trainer.state_specs()
+    marked = NestedMap(state)
+    for part, kind in PARTS.items():
+        if part in state:
+            marked[part] = annotate_weights(state[part], specs[part], kind)
+    return marked
+
+
+def _state_array(path: str, spec: VariableSpec, partitioning: Partitioning) -> Array:
+    kind = PARTS.get(path.partition(".")[0], "weights")
+    return Array(path, spec.shape, spec.dtype, partitioning.spec_storage_split(spec, kind))
+
+
+def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
+    """The weights that are evaluated, annotated, from the flat tensors that are kept of them."""
+    part = trainer.evaluated
+    kept = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
+    if part == "theta":
+        return kept
+    theta = trainer.weights_to_evaluate(kept)
+    return annotated(NestedMap(theta=theta), trainer).theta
+
+
+def _described(arrays: Sequence[Array], state: NestedMap) -> list:
+    return [(a.path, x, a.split) for a, x in zip(arrays, state.flatten(), strict=True)]
+
+
+def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    return dict(zip(sorted(specs), tensors, strict=True))
+
+
+def described_metrics(values: tf.Tensor) -> tuple[str, tf.Tensor, tuple]:
+    """Returns the output of a program that a vector of metrics is."""
+    return "metrics", values, ((),)

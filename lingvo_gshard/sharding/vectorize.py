@@ -1,0 +1,123 @@
+"""Vectorized: a function of one slice computed for all slices at once, side by side.
+
+TensorFlow's pfor rewrites each operation of the function into one on stacks (Agarwal 2019, arXiv
+1903.04243). What it writes is split over the mesh as the stacks' letter says, and each slice within
+as the function's own annotations say. The only file that knows this private module.
+
+Gradients written by hand are lost on the way. So what is vectorized is a function that computes
+gradients, not differentiated after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff.barrier import optimization_barrier
+from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
+
+try:
+    from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+except ImportError as error:
+    raise ImportError(
+        f"TensorFlow {tf.__version__} no longer has its private module {error.name}. "
+        "lingvo_gshard/sharding/vectorize.py is the one file that needs it."
+    ) from error
+
+_UNKNOWN = "No pfor vectorization defined"
+
+
+def vectorize(
+    letter: str, function: Callable[..., Sequence[tf.Tensor]], *stacks: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns function(*slices)'s results of all slices of the stacks, each result a stack.
+
+    letter: of the stacks' first dimension. Annotations within the function are those of a slice;
+    axes that the letter is split over are not theirs. Needs a graph.
+    Raises ValueError naming an operation that has no form on stacks.
+    """
+    count = stacks[0].shape[0]
+    partitioning = current_partitioning()
+    shapes: list[tf.TensorShape] = []
+
+    @tf.autograph.experimental.do_not_convert
+    def one(index: tf.Tensor) -> list[tf.Tensor]:
+        results = function(*[tf.gather(stack, index) for stack in stacks])
+        shapes[:] = [result.shape for result in results]
+        return list(results)
+
+    with _converters(letter), use_partitioning(partitioning and partitioning.behind(letter)):
+        try:
+            results = control_flow_ops.pfor(one, count, fallback_to_while_loop=False)
+        except ValueError as error:
+            raise _named(error) from None
+    for result, shape in zip(results, shapes, strict=True):
+        result.set_shape([count, *shape])
+    return results
+
+
+def _named(error: ValueError) -> ValueError:
+    """The error, or where an operation has no form on stacks one that says which and of whom."""
+    _, found, operation = str(error).partition(_UNKNOWN)
+    if not found:
+        return error
+    kind, _, rest = operation.removeprefix(" for ").partition("\n")
+    name = rest.partition('"')[2].partition('"')[0]
+    return ValueError(
+        f"{context.layer_path()}: {name} is an operation {kind.strip()!r}, which cannot be "
+        "computed for all stages of a pipeline at once"
+    )
+
+
+@contextlib.contextmanager
+def _converters(letter: str) -> Iterator[None]:
+    """Within it, pfor knows annotations, and operations that it lacks."""
+    known = pfor._pfor_converter_registry
+    before = dict(known)
+    known.update(
+        XlaSharding=lambda operation: _annotated(operation, letter),
+        Bitcast=_bitcast,
+        TensorScatterAdd=_scatter_add,
+        XlaOptimizationBarrier=_barrier,
+    )
+    try:
+        yield
+    finally:
+        known.clear()
+        known.update(before)
+
+
+def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
+    stack, partitioning = operation.stacked_input(0), current_partitioning()
+    rank = stack.shape.rank - 1
+    split = partitioning and xla.split_of(operation.get_attr("sharding"), rank, partitioning.mesh)
+    if split is None:
+        raise ValueError(
+            f"{context.layer_path()}: {operation.op.name} is annotated with devices, not with axes "
+            "of the mesh, which cannot be said of all stages of a pipeline at once"
+        )
+    return pfor.wrap(xla.tile(stack, (partitioning.taken, *split), partitioning.mesh), True)
+
+
+def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:
+    return pfor.wrap(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
+
+
+def _scatter_add(operation: pfor._PforInput) -> pfor.WrappedTensor:
+    """One scatter, with each slice's number before its indices."""
+    operation.stack_inputs([0, 1, 2])
+    stack, indices, updates = (operation.stacked_input(i) for i in range(3))
+    numbers = tf.reshape(tf.range(tf.shape(indices)[0]), [-1] + [1] * (indices.shape.rank - 1))
+    numbers = tf.broadcast_to(numbers, tf.concat([tf.shape(indices)[:-1], [1]], 0))
+    index = tf.concat([tf.cast(numbers, indices.dtype), indices], -1)
+    return pfor.wrap(tf.tensor_scatter_nd_add(stack, index, updates), True)
+
+
+def _barrier(operation: pfor._PforInput) -> list[pfor.WrappedTensor]:
+    inputs = operation.inputs
+    (passed,) = optimization_barrier([x.t for x in inputs])
+    return [pfor.wrap(t, x.is_stacked) for t, x in zip(passed, inputs, strict=True)]

@@ -1,0 +1,86 @@
+"""What a stack of layers costs as one loop: to compile, deep or shallow, and to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.tools.benchmarks import step as step_bench
+from lingvo_gshard.tools.benchmarks.step import StepCase
+
+
+@dataclasses.dataclass
+class Row:
+    """The training step of an encoder of `layers` layers.
+
+    compile_seconds: of its first step, less those of the next. ratio: of its time to that of the
+    same layers one by one; none where those were not compiled, but for the fewest layers.
+    """
+
+    name: str
+    layers: int
+    repeat: bool
+    compile_seconds: float
+    seconds: float
+    ratio: float | None = None
+
+
+def measure(
+    stack: Params,
+    trainer: Params,
+    depths: Sequence[int],
+    rows: int,
+    length: int,
+    repeats: int,
+    report: Callable[[str], None],
+) -> list[Row]:
+    """Returns a row for every depth as a loop, and one for the least depth layer by layer.
+
+    Steps of the least depth, in a loop and one by one, are taken in turns; theirs are medians over
+    `repeats` turns, and the ratio is the median of each turn's. report: told what is under way.
+    """
+    least, *deeper = sorted(depths)
+
+    def compiled(layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
+        return _compiled(_case(stack, trainer, layers, repeat, rows, length), layers, repeat)
+
+    report(f"compiling {least} layers one by one")
+    one_by_one, plain_step = compiled(least, False)
+    report(f"compiling {least} layers as a loop")
+    loop, loop_step = compiled(least, True)
+    turns = []
+    for repeat in range(repeats):
+        report(f"measuring, {repeat + 1} of {repeats}")
+        turns.append((plain_step(), loop_step()))
+    plain, looped = np.array(turns).T
+    one_by_one.seconds, one_by_one.ratio = float(np.median(plain)), 1.0
+    loop.seconds, loop.ratio = float(np.median(looped)), float(np.median(looped / plain))
+    found = [one_by_one, loop]
+    for layers in deeper:
+        report(f"compiling {layers} layers as a loop")
+        found.append(compiled(layers, True)[0])
+    return found
+
+
+def _case(
+    stack: Params, trainer: Params, layers: int, repeat: bool, rows: int, length: int
+) -> StepCase:
+    params = stack.copy().set(num_layers=layers, repeat=repeat)
+    return step_bench.stack_cases(params, trainer, rows, length)[0]
+
+
+def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
+    """The row of a step, timed once, and what takes it again and returns its seconds."""
+    runtime = LocalRuntime(case.trainer)
+    runtime.init_state()
+
+    def step() -> float:
+        return step_bench.step_seconds(runtime, case.batch)
+
+    first, second = step(), step()
+    way = "as a loop" if repeat else "one by one"
+    return Row(f"{layers} layers {way}", layers, repeat, first - second, second), step

@@ -1,0 +1,236 @@
+"""A saved training step, to be run by jax alone: compiled, with a state and a batch made up."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lingvo_gshard.runtime.program import program_file
+
+STEP, INITIAL = "train_step", "init_state"
+# The standard deviation of weights that are made up, and a sentence's length in rows that are.
+_WEIGHT, _SENTENCE, _FIRST_WORD = 0.02, 16, 4
+
+_DOT = re.compile(
+    r"stablehlo\.dot(?:_general .*contracting_dims = \[([\d, ]*)\] x)?.*"
+    r": \(tensor<([\w?]+)>, tensor<[\w?]+>\) -> tensor<([\w?]+)>"
+)
+_DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+class SavedStep:
+    """A training step from a file, compiled, with a state and a batch of its own."""
+
+    def __init__(self, path: str, report: Callable[[str], None], initial: str | None = None):
+        """Raises ValueError naming the file that is no such program or fits no device here."""
+        record, exported = _load(path, STEP)
+        if not record.get("work"):
+            raise ValueError(
+                f"{path} does not say its useful operations: it was written by an earlier "
+                "version, or for a task that runtime/program/step_work.py does not count"
+            )
+        self.path, self.record, self.work = path, record, record["work"]
+        self.devices = _devices(path, record)
+        self.gemm_dtype = product_dtype(exported.mlir_module())
+        report("compiling the step")
+        started = time.perf_counter()
+        self._compiled = _compile(record, exported, self.devices)
+        self.compile_seconds = time.perf_counter() - started
+        report("making a state")
+        shardings = _shardings(record, record["inputs"], self.devices)
+        pairs = list(zip(record["inputs"], shardings, strict=True))
+        with jax.enable_x64(True):
+            if initial:
+                self._state = _drawn(initial, path, record, self.devices)
+            else:
+                self._state = [_made_up(*pair) for pair in pairs if not _is_batch(pair[0])]
+            batch = [(array, sharding) for array, sharding in pairs if _is_batch(array)]
+            self._batch = [
+                jax.device_put(_batch_value(path, array, self.work["vocabularies"]), sharding)
+                for array, sharding in batch
+            ]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes on each device: the state, the batch, temporaries and code."""
+        found = self._compiled.memory_analysis()
+        outputs = found.output_size_in_bytes - found.alias_size_in_bytes
+        code = found.generated_code_size_in_bytes
+        return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
+
+    def __call__(self) -> Callable[[], float]:
+        """Starts a step; returns how to wait for its loss."""
+        *self._state, metrics = self._compiled(*self._state, *self._batch)
+        metrics.copy_to_host_async()
+        return lambda: float(np.asarray(metrics)[0])
+
+
+def product_dtype(module: str) -> str:
+    """Returns the type in which a StableHLO module's products have most of their operations.
+
+    What a loop does counts once.
+    """
+    operations = collections.Counter()
+    for contracted, left, result in _DOT.findall(module):
+        *sizes, element = left.split("x")
+        if element in _DTYPES:
+            places = [int(place) for place in contracted.split(",") if place.strip()] or [-1]
+            depth = math.prod(int(sizes[place]) for place in places)
+            operations[_DTYPES[element]] += depth * math.prod(map(int, result.split("x")[:-1]))
+    return max(operations, key=operations.get, default="float32")
+
+
+def _load(path: str, name: str) -> tuple[dict, jax.export.Exported]:
+    record, exported = program_file.read(path)
+    if record["name"] != name:
+        raise ValueError(
+            f"{path} holds the program {record['name']!r}, but {name!r} was expected; write it "
+            f"with gshard-inspect --function={name} --program={path}"
+        )
+    return record, jax.export.deserialize(bytearray(exported))
+
+
+def _devices(path: str, record: dict) -> list[jax.Device]:
+    """As many as the mesh has; CPU devices are made virtually where jax has no others."""
+    count = math.prod(_axes(record).values())
+    with contextlib.suppress(RuntimeError):
+        if jax.config.jax_num_cpu_devices < count:
+            jax.config.update("jax_num_cpu_devices", count)
+    found = jax.devices()
+    if len(found) < count:
+        raise ValueError(
+            f"{path} is for --mesh={record['mesh']}, {count} devices, but there are {len(found)} "
+            f"({found[0].device_kind}); write it for as many, such as --mesh=data={len(found)}"
+        )
+    return found[:count]
+
+
+def _axes(record: dict) -> dict[str, int]:
+    pairs = (axis.split("=") for axis in record["mesh"].split(",") if axis)
+    return {name: int(size) for name, size in pairs}
+
+
+def _shardings(
+    record: dict, arrays: Sequence[dict], devices: Sequence[jax.Device]
+) -> list[NamedSharding | None]:
+    axes = _axes(record)
+    arranged = np.array(devices).reshape(tuple(axes.values()))
+    if record["device_order"] == "topology":
+        from jax.experimental import mesh_utils
+
+        arranged = mesh_utils.create_device_mesh(
+            arranged.shape, devices=list(devices), allow_split_physical_axes=True
+        )
+    mesh = jax.sharding.Mesh(arranged, tuple(axes))
+    splits = [array["split"] for array in arrays]
+    return [
+        None
+        if split is None
+        else NamedSharding(mesh, PartitionSpec(*(tuple(axes) or None for axes in split)))
+        for split in splits
+    ]
+
+
+@contextlib.contextmanager
+def _partitioner(name: str) -> Iterator[None]:
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", name == "shardy")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+
+
+def _compile(
+    record: dict, exported: jax.export.Exported, devices: Sequence[jax.Device]
+) -> jax.stages.Compiled:
+    inputs = _shardings(record, record["inputs"], devices)
+    outputs = _shardings(record, record["outputs"], devices)
+    function = jax.jit(
+        exported.call, donate_argnums=tuple(record["donated"]), out_shardings=tuple(outputs)
+    )
+    with _partitioner(record["partitioner"]), jax.enable_x64(True):
+        arguments = [
+            jax.ShapeDtypeStruct(array["shape"], jnp.dtype(array["dtype"]), sharding=sharding)
+            for array, sharding in zip(record["inputs"], inputs, strict=True)
+        ]
+        return function.lower(*arguments).compile()
+
+
+def _is_batch(array: dict) -> bool:
+    return array["path"].startswith("batch.")
+
+
+def _drawn(path: str, step: str, record: dict, devices: Sequence[jax.Device]) -> list[jax.Array]:
+    """The state that an init_state program draws, checked to be that of the step."""
+    initial, exported = _load(path, INITIAL)
+    found = [(a["path"], a["shape"], a["dtype"], a["split"]) for a in initial["outputs"]]
+    expected = [
+        (a["path"], a["shape"], a["dtype"], a["split"])
+        for a in record["inputs"]
+        if not _is_batch(a)
+    ]
+    if initial["mesh"] != record["mesh"] or found != expected:
+        differ = [a[0] for a, b in zip(found, expected, strict=False) if a != b]
+        raise ValueError(
+            f"--init_state={path} draws another state than {step} takes: "
+            f"{len(found)} arrays on {initial['mesh'] or 'one device'}, {len(expected)} on "
+            f"{record['mesh'] or 'one device'} expected"
+            + (f"; the first that differs is {differ[0]}" if differ else "")
+        )
+    return list(_compile(initial, exported, devices)())
+
+
+def _made_up(array: dict, sharding: NamedSharding) -> jax.Array:
+    """An initial value: small random weights, scales of 1, and slots, counts and biases of 0."""
+    path, dtype = array["path"], jnp.dtype(array["dtype"])
+    shape = tuple(array["shape"])
+    if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("slots."):
+        value = 0.0
+    elif not shape or path.endswith("scale"):
+        value = 1.0
+    elif path.startswith("theta.") and len(shape) > 1:
+        value = None
+    else:
+        value = 0.0
+    return _maker(shape, dtype, sharding, value)(jax.random.key(len(path)))
+
+
+@functools.cache
+def _maker(
+    shape: tuple, dtype: jnp.dtype, sharding: NamedSharding, value: float | None
+) -> Callable:
+    """Makes arrays where they will lie, as small normal values where there is no value."""
+
+    def make(key: jax.Array) -> jax.Array:
+        if value is None:
+            return jax.random.normal(key, shape, dtype) * jnp.asarray(_WEIGHT, dtype)
+        return jnp.full(shape, value, dtype)
+
+    return jax.jit(make, out_shardings=sharding)
+
+
+def _batch_value(path: str, array: dict, vocabularies: dict[str, int]) -> np.ndarray:
+    """Rows full of sentences: their segments and positions, and random ids that there are."""
+    shape, name = tuple(array["shape"]), array["path"]
+    place = np.broadcast_to(np.arange(shape[-1]), shape)
+    if name.endswith("segments"):
+        return (place // _SENTENCE + 1).astype(array["dtype"])
+    if name.endswith("positions"):
+        return (place % _SENTENCE).astype(array["dtype"])
+    if name not in vocabularies:
+        raise ValueError(f"{path} does not say how many ids there are for {name}")
+    size = vocabularies[name]
+    rng = np.random.default_rng(len(name))
+    return rng.integers(min(_FIRST_WORD, size - 1), size, shape).astype(array["dtype"])

@@ -1,0 +1,274 @@
+"""How fast mixture-of-experts layers run, against dense layers of the same active FLOPs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import ForcedBalanceRouter, MixtureOfExperts, Top2Router
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.program import Array
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tools.benchmarks.step import gemm
+from lingvo_gshard.tools.benchmarks.timing import seconds_of
+
+EXPERTS_PER_TOKEN = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is measured: M, H, tokens of a batch, and tokens of a group."""
+
+    model_dim: int
+    hidden_dim: int
+    tokens: int
+    group_size: int
+
+    @property
+    def useful(self) -> int:
+        """The operations of the experts' products, forward and backward, that tokens use."""
+        rows = EXPERTS_PER_TOKEN * self.tokens
+        return 3 * 2 * 2 * rows * self.model_dim * self.hidden_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer to measure.
+
+    load: who decides where tokens go: 'learned' top-2 gates, or so that loads are 'balanced' or
+    'skewed', where that share of all tokens has expert 0 as its first.
+    capacity_factor: 0 without a limit.
+    """
+
+    experts: int
+    dispatch: str
+    load: str
+    capacity_factor: float
+    skew: float = 0.0
+
+
+@dataclasses.dataclass
+class Row:
+    """A measured layer, forward and backward.
+
+    routing_share: of its time, that of all but the experts' products: routing, places, dispatch
+    and combine. gemm_rate: of square matrix products, in operations per second; gemm_ratio: of
+    the layer's useful operations over that.
+    peak_bytes: what XLA plans to hold at once, weights and gradients included; temporary_bytes:
+    of those, what is neither argument nor result.
+    """
+
+    experts: int
+    dispatch: str
+    load: str
+    capacity_factor: float
+    milliseconds: float
+    dense_milliseconds: float
+    ratio_to_dense: float
+    routing_share: float
+    gemm_rate: float
+    gemm_ratio: float
+    dropped_share: float
+    peak_bytes: int
+    temporary_bytes: int
+
+
+def cases(experts: int, skew: float) -> list[Case]:
+    """Returns what is measured of one number of experts."""
+    # Room for the share that all get first, and for its share of what is dealt out in turn.
+    nothing_dropped = skew * experts / EXPERTS_PER_TOKEN + 1.0
+    return [
+        Case(experts, "gather", "learned", 1.0),
+        Case(experts, "einsum", "learned", 1.0),
+        Case(experts, "gather", "balanced", 1.0),
+        Case(experts, "dropless", "balanced", 0.0),
+        Case(experts, "gather", "skewed", nothing_dropped, skew),
+        Case(experts, "dropless", "skewed", 0.0, skew),
+    ]
+
+
+class _Identity(Layer):
+    """In place of experts, to see what all else takes."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        for name in ("model_dim", "hidden_dim", "num_experts"):
+            p.define(name, 0, "Of the experts that it stands for.")
+        return p
+
+    def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
+        """Returns its input."""
+        return x_EGCM
+
+    def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
+        """Returns its input."""
+        return x_CM
+
+
+def layer_params(case: Case, sizes: Sizes) -> Params:
+    """Returns the Params of the layer to measure."""
+    if case.load == "learned":
+        router = Top2Router.params().set(second_expert="all")
+    else:
+        router = ForcedBalanceRouter.params().set(k=EXPERTS_PER_TOKEN, skew=case.skew)
+    return MixtureOfExperts.params().set(
+        model_dim=sizes.model_dim,
+        hidden_dim=sizes.hidden_dim,
+        num_experts=case.experts,
+        group_size=sizes.group_size,
+        dispatch=case.dispatch,
+        router=router.set(capacity_factor=case.capacity_factor),
+    )
+
+
+class Pass:
+    """A layer's forward and backward pass, compiled; its gradients are results."""
+
+    def __init__(self, layer: Layer, sizes: Sizes, theta: NestedMap | None = None):
+        self._layer, self._sizes = layer, sizes
+        self._theta = theta or layer.init(1)
+        rng = np.random.default_rng(1)
+        shape = (1, sizes.tokens, sizes.model_dim)
+        self._x, self._dy = (tf.constant(rng.normal(size=shape), tf.float32) for _ in range(2))
+        self._compiled = tf.function(self._compute, jit_compile=True, autograph=False)
+
+    def _compute(self, x_BLM: tf.Tensor, dy_BLM: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+        theta = self._theta.pack(weights)
+        ones_BL = tf.ones(x_BLM.shape[:2])
+        with (
+            context.scope(training=True, seed=tf.constant([1, 0])) as scope,
+            tf.GradientTape() as tape,
+        ):
+            sources = [x_BLM, *weights]
+            tape.watch(sources)
+            y_BLM = self._layer.fprop(theta, x_BLM, ones_BL)
+            loss = tf.add_n([tf.reduce_sum(y_BLM * dy_BLM), *scope.losses.values()])
+        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+        dropped = [v for name, (v, _) in scope.metrics.items() if name.endswith("dropped_share")]
+        return [y_BLM, *map(tf.convert_to_tensor, gradients), *dropped]
+
+    def _arguments(self) -> list[tf.Tensor]:
+        return [self._x, self._dy, *self._theta.flatten()]
+
+    def run(self) -> list[tf.Tensor]:
+        """Runs it, and waits for it."""
+        results = self._compiled(*self._arguments())
+        results[0][0, 0, 0].numpy()
+        return results
+
+    def memory(self) -> tuple[int, int]:
+        """Returns the bytes that its program holds at most, and those of temporaries alone."""
+        arguments = self._arguments()
+        inputs = [
+            Array(f"input_{i}", tuple(x.shape), x.dtype.name, ((),) * x.shape.rank)
+            for i, x in enumerate(arguments)
+        ]
+
+        def flat(*tensors: tf.Tensor) -> list:
+            results = self._compute(*tensors)
+            return [(f"output_{i}", tensor, None) for i, tensor in enumerate(results)]
+
+        partitioning = Partitioning.make("data=1", "replicated")
+        compiled = lower("layer", flat, inputs, partitioning).lower(devices_for(1)).compile()
+        found = compiled.memory_analysis()
+        temporary = found.temp_size_in_bytes
+        return found.argument_size_in_bytes + found.output_size_in_bytes + temporary, temporary
+
+
+def dense_pass(sizes: Sizes) -> Pass:
+    """Returns the pass of a dense layer of the active FLOPs of two experts per token."""
+    hidden = EXPERTS_PER_TOKEN * sizes.hidden_dim
+    params = FeedForward.params().set(model_dim=sizes.model_dim, hidden_dim=hidden)
+    return Pass(params.set(use_bias=False).instantiate(path="dense"), sizes)
+
+
+def measure(
+    sizes: Sizes,
+    experts: Sequence[int],
+    skew: float,
+    repeats: int,
+    gemm_size: int,
+    report: Callable[[str], None],
+) -> list[Row]:
+    """Returns a row for each case.
+
+    Every case runs in turns with the dense layer, with itself without experts, and with square
+    matrix products of its useful operations. Times are medians over `repeats` turns and ratios
+    medians of each turn's ratio: the machine's speed changes from one turn to the next, and of
+    single runs the best would be compared with the best of other moments. report: told in words
+    what is under way.
+    """
+    dense, product = dense_pass(sizes), _as_many_products(sizes, gemm_size)
+    rows = []
+    for case in (case for count in experts for case in cases(count, skew)):
+        name = f"{case.experts} experts, {case.dispatch}, {case.load}"
+        report(f"compiling {name}")
+        layer = layer_params(case, sizes).instantiate(path="moe")
+        whole = Pass(layer, sizes)
+        without = layer_params(case, sizes)
+        without.experts = _Identity.params()
+        rest = Pass(without.instantiate(path="moe"), sizes)
+        *_, dropped = whole.run()
+        turns = [whole.run, dense.run, rest.run, product]
+        report(f"measuring {name}")
+        rows.append(_row(case, sizes, _in_turns(turns, repeats), float(dropped), whole.memory()))
+    return rows
+
+
+def _as_many_products(sizes: Sizes, gemm_size: int) -> Callable[[], None]:
+    """As many square matrix products as have the useful operations of a layer, nearly."""
+    product = gemm(gemm_size)
+    count = max(1, round(sizes.useful / (2 * gemm_size**3)))
+
+    def run() -> None:
+        for _ in range(count):
+            product()
+
+    return run
+
+
+def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
+    """The seconds [turns, functions] that each takes."""
+    for function in functions:
+        function()
+    return np.array([[seconds_of(function) for function in functions] for _ in range(repeats)])
+
+
+def _row(
+    case: Case, sizes: Sizes, seconds: np.ndarray, dropped: float, memory: tuple[int, int]
+) -> Row:
+    whole, dense, rest, products = seconds.T
+
+    def median(values: np.ndarray) -> float:
+        return float(np.median(values))
+
+    return Row(
+        case.experts,
+        case.dispatch,
+        case.load,
+        case.capacity_factor,
+        1e3 * median(whole),
+        1e3 * median(dense),
+        median(whole / dense),
+        median(rest / whole),
+        sizes.useful / median(products),
+        median(products / whole),
+        dropped,
+        *memory,
+    )
+
+
+def by_experts(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yields the rows of each number of experts."""
+    for count in dict.fromkeys(row.experts for row in rows):
+        yield [row for row in rows if row.experts == count]

@@ -1,0 +1,97 @@
+"""What partitioning costs where there is nothing to cut: a step on a mesh of one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.program.step_programs import init_program, train_program
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tools.benchmarks.step import StepCase
+from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
+from lingvo_gshard.training.trainer import Trainer
+
+Batch = dict[str, np.ndarray]
+
+ONE_DEVICE = "data=1"
+YARDSTICK = "without annotations"
+_PARTITIONER = "gspmd"
+_RUN = 5
+# What an annotation is called in a StableHLO module.
+_ANNOTATION = b"Sharding"
+
+
+@dataclasses.dataclass
+class Row:
+    """A measured step; ratio is its seconds over those of the same module without annotations."""
+
+    name: str
+    seconds: float
+    ratio: float
+    compile_seconds: float
+
+
+class Unannotated:
+    """A trainer's step as jax compiles it for one device: no annotation, no mesh, no layout."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        self._partitioning = Partitioning.make(ONE_DEVICE, "replicated")
+        self._state: list[jax.Array] = []
+        self._step: Callable | None = None
+
+    def init_state(self) -> None:
+        """Draws the initial weights."""
+        program = init_program(self._trainer, self._partitioning, _PARTITIONER)
+        self._state = list(jax.jit(program.exported().call)())
+
+    def train_step(self, batch: Batch) -> Callable[[], object]:
+        """Starts a step, the first one compiles it; returns how to wait for its metrics."""
+        self._step = self._step or self._compiled(batch)
+        *self._state, metrics = self._step(*self._state, *(batch[name] for name in sorted(batch)))
+        return lambda: np.asarray(metrics)
+
+    def _compiled(self, batch: Batch) -> Callable:
+        specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+        program, _ = train_program(self._trainer, self._partitioning, _PARTITIONER, specs)
+        assert _ANNOTATION not in program.module, "a step with annotations is no yardstick"
+        return jax.jit(program.exported().call, donate_argnums=program.donated)
+
+
+def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[Row]:
+    """Returns the step unannotated, by the spmd runtime and by the local one, taken in turns.
+
+    seconds are a step's, the best of `repeats` runs of `_RUN` steps, whose metrics are read one
+    step late, as in training. report: told in words what is under way.
+    """
+    partitioning = Partitioning.make(ONE_DEVICE, "expert")
+    local = LocalRuntime(case.trainer)
+    spmd = SpmdRuntime(case.trainer, partitioning, devices_for(1), _PARTITIONER)
+    unannotated = Unannotated(case.trainer)
+    steps = {
+        YARDSTICK: (unannotated, lambda: unannotated.train_step(case.batch)),
+        f"spmd, {ONE_DEVICE}": (spmd, lambda: spmd.train_step(case.batch).read),
+        f"local, {local.devices}": (local, lambda: local.train_step(case.batch).read),
+    }
+    compile_seconds = {}
+    for name, (runtime, step) in steps.items():
+        report(f"compiling {name}")
+        runtime.init_state()
+        compile_seconds[name] = pipelined_seconds(step, 1)
+    taken = {name: [] for name in steps}
+    for repeat in range(repeats):
+        report(f"measuring, {repeat + 1} of {repeats}")
+        for name, (_, step) in steps.items():
+            taken[name].append(pipelined_seconds(step, _RUN))
+    yardstick = min(taken[YARDSTICK])
+    return [
+        Row(name, min(seconds), min(seconds) / yardstick, compile_seconds[name])
+        for name, seconds in taken.items()
+    ]

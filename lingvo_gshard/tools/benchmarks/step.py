@@ -1,0 +1,208 @@
+"""How fast training steps run, against the device's own rate for a matrix product."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.program.program import Work
+from lingvo_gshard.runtime.program.step_work import work_of_step
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools.benchmarks.timing import seconds_of
+from lingvo_gshard.tools.runs.untrained import batch_specs, with_largest_vocabularies
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.trainer import Trainer
+
+Batch = dict[str, np.ndarray]
+
+# Positions of a sentence in synthetic rows: about what a sentence of the corpus takes.
+_SENTENCE = 16
+_FIRST_WORD = 4
+_TASKS = (TranslationTask, LanguageModelTask)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCase:
+    """A training step to measure: its trainer, a batch, and its useful operations."""
+
+    name: str
+    trainer: Trainer
+    batch: Batch
+    flops: int
+
+
+@dataclasses.dataclass
+class Row:
+    """A measured step. gemm_rate is in operations per second; ratio is flops / seconds over it."""
+
+    name: str
+    flops: int
+    seconds: float
+    gemm_rate: float
+    ratio: float
+    compile_seconds: float
+
+
+class StackTask(Layer):
+    """An encoder alone that learns to give random vectors for random vectors."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("stack", TransformerStack.params(), "Params of the encoder.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.create_child("stack", self.p.stack)
+
+    def loss(self, theta: NestedMap, batch: Batch) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the mean squared error and no metrics."""
+        y_BLM = self.stack.fprop(theta.stack, batch["x"], batch["segments"])
+        return tf.reduce_mean(tf.square(y_BLM - batch["target"])), NestedMap()
+
+
+def experiment_cases(experiment: Params) -> list[StepCase]:
+    """Returns the step of an experiment as it is, and as a dense model.
+
+    Shapes are the experiment's; the rows are full of synthetic sentences, so that no corpus is
+    read. Raises ValueError if the experiment is neither a translation nor a language model.
+    """
+    task = experiment.task
+    if not (isinstance(task.cls, type) and issubclass(task.cls, _TASKS)):
+        raise ValueError(
+            f"--experiment={experiment.name} is neither a translation nor a language model"
+        )
+    specs = batch_specs(experiment)
+    cases = []
+    for name, params in _with_and_without_experts(
+        experiment.name, with_largest_vocabularies(experiment)
+    ):
+        trainer = experiment.trainer.instantiate(params)
+        work = work_of_step(trainer.task, specs)
+        cases.append(StepCase(name, trainer, _batch(specs, work), work.flops))
+    return cases
+
+
+def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[StepCase]:
+    """Returns the step of an encoder alone, as it is and as a dense model."""
+    cases = []
+    for name, params in _with_and_without_experts("layers", stack):
+        task = StackTask.params().set(stack=params).instantiate()
+        rng = np.random.default_rng(1)
+        shape = (rows, length, params.model_dim)
+        batch = {
+            "x": rng.normal(size=shape).astype(np.float32),
+            "target": rng.normal(size=shape).astype(np.float32),
+            "segments": _sentences(rows, length)[0],
+        }
+        count = flops.stack_step(task.stack, rows, length)
+        cases.append(StepCase(name, trainer.instantiate(task), batch, count))
+    return cases
+
+
+def measure(
+    cases: list[StepCase], repeats: int, gemm_size: int, report: Callable[[str], None]
+) -> list[Row]:
+    """Returns a row for each case: the best of `repeats`, taken in turns with matrix products.
+
+    After every step come as many products as have its operations, and the best of those counts
+    too. The speed of a shared machine changes by the second: the best short product of a run would
+    stand for moments that no step of a second can have to itself. A busy machine slows both.
+    report: told in words what is under way.
+    """
+    product_flops = 2 * gemm_size**3
+    counts = [max(1, round(case.flops / product_flops)) for case in cases]
+    product = gemm(gemm_size)
+    runtimes, compile_seconds = [], []
+    for case in cases:
+        report(f"compiling {case.name}")
+        runtime = LocalRuntime(case.trainer)
+        runtime.init_state()
+        compile_seconds.append(step_seconds(runtime, case.batch))
+        runtimes.append(runtime)
+    seconds, gemm_seconds = [[] for _ in cases], [[] for _ in cases]
+    for repeat in range(repeats):
+        report(f"measuring, {repeat + 1} of {repeats}")
+        for index, (case, runtime) in enumerate(zip(cases, runtimes, strict=True)):
+            seconds[index].append(step_seconds(runtime, case.batch))
+            gemm_seconds[index].append(
+                seconds_of(functools.partial(_times, counts[index], product))
+            )
+    rows = []
+    for index, case in enumerate(cases):
+        rate = counts[index] * product_flops / min(gemm_seconds[index])
+        taken = min(seconds[index])
+        ratio = case.flops / taken / rate
+        rows.append(Row(case.name, case.flops, taken, rate, ratio, compile_seconds[index]))
+    return rows
+
+
+def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Params]]:
+    """The model as it is, and with a feed-forward layer of the same FLOPs for each mixture."""
+    dense = params.copy()
+    stacks = [node for _, node in dense.nodes() if node.cls is TransformerStack and node.moe_every]
+    stacks = [stack for stack in stacks if stack.moe.cls is MixtureOfExperts]
+    for stack in stacks:
+        experts = stack.moe.router.cls.experts_per_token(stack.moe.router)
+        hidden_dim = round(experts * (stack.moe.hidden_dim or stack.hidden_dim))
+        activation = stack.moe.experts.activation
+        stack.moe = FeedForward.params()
+        stack.moe.set(hidden_dim=hidden_dim, activation=activation, use_bias=False)
+    as_it_is = [(f"{name}, experts", params)] if stacks else []
+    return [*as_it_is, (f"{name}, dense", dense)]
+
+
+def _batch(specs: dict[str, tf.TensorSpec], work: Work) -> Batch:
+    """A batch of these shapes: rows full of sentences of random words."""
+    rng, sizes = np.random.default_rng(1), dict(work.vocabularies)
+    batch = {}
+    for name, spec in specs.items():
+        segments, positions = _sentences(*spec.shape)
+        if name.endswith("_segments"):
+            batch[name] = segments
+        elif name.endswith("_positions"):
+            batch[name] = positions
+        else:
+            batch[name] = rng.integers(_FIRST_WORD, sizes[f"batch.{name}"], spec.shape, np.int32)
+    return batch
+
+
+def _sentences(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segments and positions, int32 [rows, length], of rows full of sentences."""
+    place = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    return place // _SENTENCE + 1, place % _SENTENCE
+
+
+def gemm(size: int) -> Callable[[], object]:
+    """Returns a float32 product of two square matrices, compiled, that waits for its result."""
+    x = tf.random.stateless_normal((size, size), (1, 2))
+    product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
+
+    def run() -> None:
+        product(x)[0, 0].numpy()
+
+    run()
+    return run
+
+
+def _times(count: int, function: Callable[[], object]) -> None:
+    for _ in range(count):
+        function()
+
+
+def step_seconds(runtime: LocalRuntime, batch: Batch) -> float:
+    """Returns the seconds that a step took, waited for."""
+    return seconds_of(lambda: runtime.train_step(batch).read())

@@ -1,0 +1,1 @@
+"""What command lines share: start, progress, tables, units."""

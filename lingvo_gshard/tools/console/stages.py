@@ -1,0 +1,69 @@
+"""Stages of work whose amount is not known: a spinner on a terminal, a line for each elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from typing import TextIO
+
+import rich.console
+import rich.progress
+
+from lingvo_gshard.training.monitoring.progress import duration
+
+
+class Stages:
+    """Shows on standard error what is being done and for how long. Used as a context manager.
+
+    It writes to a duplicate of standard error, since that is not shown while a compiler works.
+    """
+
+    def __init__(self):
+        self._stream, self._is_own = _standard_error()
+        self._console = rich.console.Console(file=self._stream)
+        self._started = time.monotonic()
+        self._spinner = None
+        if self._console.is_terminal:
+            columns = (
+                rich.progress.SpinnerColumn(),
+                rich.progress.TextColumn("{task.description}", markup=False),
+                rich.progress.TimeElapsedColumn(),
+            )
+            self._spinner = rich.progress.Progress(
+                *columns, console=self._console, transient=True, redirect_stderr=False
+            )
+            self._task = self._spinner.add_task("starting", total=None)
+
+    def __enter__(self) -> Stages:
+        if self._spinner is not None:
+            self._spinner.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+        if self._is_own:
+            self._stream.close()
+
+    def say(self, text: str) -> None:
+        """Shows a line that stays, above the spinner where there is one."""
+        elapsed = duration(time.monotonic() - self._started)
+        self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, stage: str) -> None:
+        """Shows that a stage begins."""
+        if self._spinner is not None:
+            self._spinner.update(self._task, description=stage)
+        else:
+            self.say(stage)
+
+
+def _standard_error() -> tuple[TextIO, bool]:
+    """A stream that stays when file descriptor 2 is turned elsewhere, and whether it is new."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (io.UnsupportedOperation, OSError, ValueError):
+        return sys.stderr, False
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1), True

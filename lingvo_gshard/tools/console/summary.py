@@ -1,0 +1,69 @@
+"""What a run is, in a few lines before it starts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import rich.console
+import rich.table
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.training import flops
+from lingvo_gshard.training.trainer import Trainer
+
+
+def print_summary(
+    console: rich.console.Console, params: Params, input_: object, trainer: Trainer, runtime: object
+) -> None:
+    """Prints the experiment, the model's size, the device and what the input made of its corpus."""
+    total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
+    active = flops.active_parameters(trainer.task)
+    table = rich.table.Table.grid(padding=(0, 2))
+    table.add_row("experiment", params.name)
+    table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
+    table.add_row("devices", runtime.devices)
+    table.add_row("vocabulary", _vocabulary_sizes(input_))
+    filled = share_filled(next_batch(input_, trainer.p.seed))
+    if filled is not None:
+        table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
+    table.add_row("steps", f"{trainer.p.steps:,}")
+    console.print(table, highlight=False)
+    report = getattr(input_, "report", None)
+    if report is not None:
+        print_report(console, report)
+
+
+def _vocabulary_sizes(input_: object) -> str:
+    if hasattr(input_, "vocabulary"):
+        return f"{input_.vocabulary.size:,}"
+    sizes = (input_.source_vocabulary.size, input_.target_vocabulary.size)
+    return "source {:,}, target {:,}".format(*sizes)
+
+
+def print_report(console: rich.console.Console, report: object) -> None:
+    """Prints what cleaning did to the training rows, and the first rows that were unreadable."""
+    table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
+    for what, count in report.to_table():
+        table.add_row(what, f"{count:,}")
+    console.print(table, highlight=False)
+    for example in report.examples:
+        console.print(f"skipped: {example}", markup=False, highlight=False, soft_wrap=True)
+
+
+def next_batch(input_: object, seed: int) -> dict[str, np.ndarray]:
+    """Returns the first training batch, from an iterator of its own."""
+    batches = input_.train_batches(seed)
+    try:
+        return next(batches)
+    finally:
+        batches.close()
+
+
+def share_filled(batch: dict[str, np.ndarray]) -> float | None:
+    """Returns the share of positions that belong to a sentence; None for a batch without any."""
+    segments = [value for name, value in batch.items() if name.endswith("_segments")]
+    if not segments:
+        return None
+    filled = sum(np.count_nonzero(value) for value in segments)
+    return filled / sum(value.size for value in segments)

@@ -1,0 +1,107 @@
+"""A run read whole, to be made into another model, and the directory of that other one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tools.runs.trained_run import Run
+from lingvo_gshard.tools.train import with_vocabulary_sizes
+from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore, unflatten
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.trainer import Trainer
+
+
+def define_output_flag(values: flags.FlagValues) -> None:
+    """Adds the flag that names the new directory."""
+    flags.DEFINE_string(
+        "output", None, "Directory to make the new run in; there is none yet.", flag_values=values
+    )
+
+
+def check_output(path: str | None) -> None:
+    """Raises ValueError if --output is not given, or something is there."""
+    if not path:
+        raise ValueError("--output is missing: the directory to make the new run in")
+    if pathlib.Path(path).exists():
+        raise ValueError(f"--output={path} exists already; give the name of a new directory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """The newest readable checkpoint of a run with weights and slots, as NumPy arrays."""
+
+    run: Run
+    checkpoint: Checkpoint
+
+    @classmethod
+    def read(cls, run: Run, parts: Sequence[str] = ()) -> Whole:
+        """Reads these parts of it, or all; damaged checkpoints are reported on standard error."""
+        store = CheckpointStore(
+            run.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
+        )
+        try:
+            checkpoint = store.restore(parts=parts)
+        finally:
+            store.close()
+        run.input.load_vocabularies(checkpoint.extras)
+        return cls(run, checkpoint)
+
+    @functools.cached_property
+    def trainer(self) -> Trainer:
+        """The run's trainer."""
+        return self.trainer_of(self.run.params)
+
+    @functools.cached_property
+    def theta(self) -> NestedMap:
+        """The run's weights."""
+        specs = self.trainer.theta_specs
+        return unflatten(specs, self.checkpoint.theta, "weights")
+
+    def trainer_of(self, params: Params) -> Trainer:
+        """Returns the trainer of an experiment with this run's vocabularies."""
+        return params.trainer.instantiate(with_vocabulary_sizes(params.task, self.run.input))
+
+    def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
+        """Makes a run of these Params and this state, with vocabularies and data position as here.
+
+        Raises OSError, and leaves nothing behind, if it cannot be written.
+        """
+        logdir = Logdir(output)
+        try:
+            logdir.claim(params)
+            self._save(logdir, params, state, step)
+        except BaseException:
+            shutil.rmtree(logdir.path, ignore_errors=True)
+            raise
+
+    def _save(self, logdir: Logdir, params: Params, state: NestedMap, step: int) -> None:
+        said: list[str] = []
+        store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, said.append)
+        try:
+            store.save(
+                step,
+                state,
+                self.checkpoint.position,
+                params.to_text(),
+                lambda at: shutil.copytree(self.checkpoint.extras, at, dirs_exist_ok=True),
+            )
+            store.finish()
+            if store.steps != [step]:
+                raise OSError(" ".join(said))
+        finally:
+            store.close()
+
+
+def parameters(trainer: Trainer) -> int:
+    """Returns how many numbers the weights of a trainer's task are."""
+    return sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())

@@ -1,0 +1,1 @@
+"""What gshard-inspect reads and prints."""

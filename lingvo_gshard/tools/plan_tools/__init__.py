@@ -1,0 +1,1 @@
+"""What gshard-plan prints."""

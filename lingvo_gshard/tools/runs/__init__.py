@@ -1,0 +1,1 @@
+"""Trained runs and what evaluation does with them."""

@@ -1,0 +1,1 @@
+"""Checkpoints: saving, verifying and restoring the state of a run."""

@@ -1,0 +1,1 @@
+"""What a run reports: metrics, progress, expert loads, the cause of a bad loss."""

@@ -1,0 +1,108 @@
+"""Whether experts share the work: what a run says of it in a line, and when some have none."""
+
+from __future__ import annotations
+
+from lingvo_gshard.training.monitoring.metrics import Row
+
+# What layers/moe/balance.py reports of every layer.
+LOAD, DROPPED, UTILizATION, DEAD = (
+    "load_max_over_mean",
+    "dropped_share",
+    "utilization",
+    "dead_experts",
+)
+HELP = (
+    "What helps experts that get no tokens: a larger auxiliary_loss_weight of their router, a "
+    "z_loss_weight that keeps its logits small, a router that balances loads by a bias on what it "
+    "selects, or fewer experts"
+)
+
+
+class ExpertBalance:
+    """Follows the rows of metrics of a run; of one without experts there is nothing to say.
+
+    A step costs no more than to keep its row; rows are read when there is something to say.
+    """
+
+    def __init__(self):
+        self._layers: list[str] | None = None
+        self._rows: list[tuple[int, Row]] = []
+        self._last: list[Row] = []
+        # Of the layers whose last steps had dead experts: since which step, and the fewest.
+        self._dead: dict[str, tuple[int, float]] = {}
+        self._has_helped = False
+
+    def add(self, step: int, row: Row) -> None:
+        """Takes the metrics of one step."""
+        self._rows.append((step, row))
+
+    def digest(self, row: Row) -> str:
+        """Returns the worst of all layers in one step in a few words; empty without experts."""
+        layers = self._layers_of(row)
+        if not layers:
+            return ""
+        fullest = max(row[f"{layer}/{LOAD}"] for layer in layers)
+        dropped = max(row[f"{layer}/{DROPPED}"] for layer in layers)
+        dead = sum(row[f"{layer}/{DEAD}"] for layer in layers)
+        words = f"fullest expert {fullest:.2f}x  dropped {dropped:.1%}"
+        return f"{words}  dead experts {dead:.0f}" if dead else words
+
+    def end_interval(self) -> list[str]:
+        """Returns warnings of the layers that had dead experts in every step since the last call.
+
+        Behind the first of a run stands what helps.
+        """
+        if not self._rows:
+            return []
+        warnings = [
+            line
+            for layer in self._layers_of(self._rows[0][1])
+            for line in self._warnings(layer, f"{layer}/{DEAD}")
+        ]
+        self._last, self._rows = [row for _, row in self._rows], []
+        if warnings and not self._has_helped:
+            self._has_helped = True
+            warnings.append(HELP)
+        return warnings
+
+    def summary(self) -> list[str]:
+        """Returns a line for each layer with experts: means over the last interval that ended."""
+        if not self._last:
+            return []
+
+        def mean(name: str) -> float:
+            return sum(row[name] for row in self._last) / len(self._last)
+
+        layers = self._layers_of(self._last[0])
+        steps = "step" if len(self._last) == 1 else f"{len(self._last):,} steps"
+        head = [f"Experts in the last {steps}, where 1.00x is an even load:"] if layers else []
+        return head + [
+            f"  {layer}  fullest {mean(f'{layer}/{LOAD}'):.2f}x  "
+            f"places taken {mean(f'{layer}/{UTILizATION}'):.1%}  "
+            f"dropped {mean(f'{layer}/{DROPPED}'):.1%}  dead {mean(f'{layer}/{DEAD}'):.1f}"
+            for layer in layers
+        ]
+
+    def _layers_of(self, row: Row) -> list[str]:
+        """The layers with experts: those of the first row, since all rows have the same names."""
+        if self._layers is None:
+            ends = f"/{DEAD}"
+            self._layers = [name.removesuffix(ends) for name in row if name.endswith(ends)]
+        return self._layers
+
+    def _warnings(self, layer: str, name: str) -> list[str]:
+        """The warning of one layer, if any; and remembers how its steps ended."""
+        dead = [row[name] for _, row in self._rows]
+        alive = [index for index, count in enumerate(dead) if not count]
+        begin = alive[-1] + 1 if alive else 0
+        before = None if alive else self._dead.get(layer)
+        self._dead.pop(layer, None)
+        if begin == len(dead):
+            return []
+        since, fewest = before or (self._rows[begin][0], dead[begin])
+        fewest = min([fewest, *dead[begin:]])
+        self._dead[layer] = since, fewest
+        if alive:
+            return []
+        experts = "1 expert or more has" if fewest == 1 else f"{fewest:.0f} experts or more have"
+        return [f"Warning: {layer}: {experts} had no token in any step since step {since:,}"]

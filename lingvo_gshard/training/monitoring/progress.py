@@ -1,0 +1,130 @@
+"""What a person sees of a run: a bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+import rich.console
+import rich.progress
+
+from lingvo_gshard.training.monitoring.metrics import Row
+
+_COLUMNS = (
+    rich.progress.TextColumn("step {task.completed:,}/{task.total:,}"),
+    rich.progress.BarColumn(bar_width=None),
+    rich.progress.TextColumn("{task.description}"),
+)
+
+
+class BarOnTerminal:
+    """What shows `_bar` while it is used as a context manager; None where there is no terminal."""
+
+    _bar: rich.progress.Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Progress(BarOnTerminal):
+    """Shows step, loss, throughput and time left. Used as a context manager around the loop.
+
+    digest: what else is to be said of the metrics of a step that is shown.
+    """
+
+    def __init__(
+        self,
+        console: rich.console.Console,
+        step: int,
+        steps: int,
+        every: int,
+        digest: Callable[[Row], str] | None = None,
+    ):
+        self._console = console
+        self._digest = digest
+        self._steps = steps
+        self._every = every
+        self._bar = None
+        if console.is_terminal:
+            self._bar = rich.progress.Progress(*_COLUMNS, console=console, refresh_per_second=4)
+            self._task = self._bar.add_task("compiling", total=steps, completed=step)
+        self._rate = _Rate()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Throughput of about the last fifty steps."""
+        return self._rate.tokens
+
+    def count(self, tokens: float) -> None:
+        """Counts one step of so many tokens towards the throughput."""
+        self._rate.add(tokens)
+
+    def pause(self) -> None:
+        """Keeps the time until the next step out of the throughput."""
+        self._rate.pause()
+
+    def update(self, step: int, row: Row) -> None:
+        """Shows the metrics of one step."""
+        if self._bar is None and step % self._every and step != self._steps:
+            return
+        text = self._describe(step, row)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=text)
+        else:
+            self.say(f"step {step:,}/{self._steps:,}  {text}")
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar where there is one."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _describe(self, step: int, row: Row) -> str:
+        parts = [f"loss {row['loss']:.4f}"]
+        if "accuracy" in row:
+            parts.append(f"accuracy {row['accuracy']:.3f}")
+        more = self._digest(row) if self._digest else ""
+        if more:
+            parts.append(more)
+        if self._rate.steps:
+            parts.append(f"{self._rate.tokens:,.0f} tokens/s")
+            parts.append(f"{self._rate.steps:.2f} steps/s")
+            parts.append(f"{duration((self._steps - step) / self._rate.steps)} left")
+        return "  ".join(parts)
+
+
+class _Rate:
+    """Steps and tokens per second, averaged with a memory of about fifty steps."""
+
+    def __init__(self):
+        self.steps = 0.0
+        self.tokens = 0.0
+        self._sums = [0.0, 0.0, 0.0]
+        self._last: float | None = None
+
+    def add(self, tokens: float) -> None:
+        now = time.monotonic()
+        if self._last is not None:
+            added = (now - self._last, 1.0, tokens)
+            self._sums = [0.98 * total + new for total, new in zip(self._sums, added, strict=True)]
+            seconds, steps, tokens = self._sums
+            self.steps, self.tokens = steps / max(seconds, 1e-9), tokens / max(seconds, 1e-9)
+        self._last = now
+
+    def pause(self) -> None:
+        self._last = None
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds in words: `45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,107 @@
+"""Adafactor: Adam's second moment kept as the outer product of a row and a column."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.training.optim.optimizer import Keep, Optimizer, Slots
+from lingvo_gshard.training.optim.weight_groups import STACKED
+
+
+class Adafactor(Optimizer):
+    """Shazeer and Stern 2018 (arXiv 1804.04235), algorithm 4 with the settings of GShard A.2:
+
+        beta = min(beta2, 1 - t^-0.8)
+        V = beta V + (1 - beta) (g^2 + epsilon), kept as its means over rows and over columns
+        u = g / sqrt(V);  u /= max(1, rms(u) / update_clip);  w -= learning_rate u
+
+    beta1 is 0, as in GShard: there is no first moment. A weight is factored over the two largest of
+    its dimensions, never over a stacked one ('E' experts, 'R' repeated layers, 'P' stages), so
+    that more experts than model dimensions change nothing. rms(u) is taken over the whole weight,
+    for each repeated layer or stage apart.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("beta2", 0.99, "Upper bound of the decay of the second moment.")
+        p.define("decay_exponent", 0.8, "The decay at step t is at most 1 - t^-exponent.")
+        p.define("update_clip", 1.0, "Largest root mean square of a weight's update.")
+        p.define("epsilon", 1e-30, "Added to the squared gradient.")
+        p.define("min_factored_size", 128, "Smaller dimensions are not factored.")
+        p.define("relative_update", False, "Whether to scale updates by rms(weight).")
+        p.define("min_weight_rms", 1e-3, "Least rms(weight) that relative_update scales by.")
+        return p
+
+    def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
+        letters = self.factored_letters(spec)
+        if letters is None:
+            return {"second_moment": spec.layout}
+        row, column = letters
+        return {
+            "row_moment": spec.layout.replace(column, ""),
+            "column_moment": spec.layout.replace(row, ""),
+        }
+
+    def factored_letters(self, spec: VariableSpec) -> tuple[str, str] | None:
+        """Returns the (row, column) letters over which the second moment is factored, or None."""
+        candidates = [
+            (size, index)
+            for index, (letter, size) in enumerate(zip(spec.layout, spec.shape, strict=True))
+            if letter not in STACKED and size >= self.p.min_factored_size
+        ]
+        if len(candidates) < 2 or len(set(spec.layout)) < len(spec.layout):
+            return None
+        largest = sorted(candidates)[-2:]
+        row, column = sorted(index for _, index in largest)
+        return spec.layout[row], spec.layout[column]
+
+    def update_weight(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Slots,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        keep: Keep,
+    ) -> tuple[tf.Tensor, Slots]:
+        p = self.p
+        t = tf.cast(step, tf.float32) + 1.0
+        beta = tf.minimum(p.beta2, 1.0 - tf.pow(t, -p.decay_exponent))
+        slots, inverse_root = self._second_moment(spec, gradient, slots, beta, keep)
+        unclipped = gradient * inverse_root
+        per_weight = [i for i, letter in enumerate(spec.layout) if letter not in "RP"]
+        scale = learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
+        if p.relative_update:
+            scale *= tf.maximum(p.min_weight_rms, _rms(weight, per_weight))
+        return keep(weight, weight - scale * unclipped), slots
+
+    def _second_moment(
+        self, spec: VariableSpec, gradient: tf.Tensor, slots: Slots, beta: tf.Tensor, keep: Keep
+    ) -> tuple[Slots, tf.Tensor]:
+        """Returns the slots after the step and 1 / sqrt(V), which broadcasts to the weight."""
+        square = gradient * gradient + self.p.epsilon
+        letters = self.factored_letters(spec)
+
+        def decay(name: str, new: tf.Tensor) -> tf.Tensor:
+            return keep(slots[name], beta * slots[name] + (1.0 - beta) * new)
+
+        if letters is None:
+            moment = decay("second_moment", square)
+            return {"second_moment": moment}, tf.math.rsqrt(moment)
+        row, column = (spec.layout.index(letter) for letter in letters)
+        row_moment = decay("row_moment", tf.reduce_mean(square, column))
+        column_moment = decay("column_moment", tf.reduce_mean(square, row))
+        # `row` stands before `column`, so taking the column away leaves the row's index as it was.
+        mean = tf.reduce_mean(row_moment, row, keepdims=True)
+        row_factor = tf.expand_dims(tf.math.rsqrt(row_moment / mean), column)
+        column_factor = tf.expand_dims(tf.math.rsqrt(column_moment), row)
+        slots = {"row_moment": row_moment, "column_moment": column_moment}
+        return slots, row_factor * column_factor
+
+
+def _rms(value: tf.Tensor, dimensions: list[int]) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(value * value, dimensions, keepdims=True))

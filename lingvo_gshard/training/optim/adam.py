@@ -1,0 +1,59 @@
+"""Adam, with decoupled weight decay (AdamW) and narrow moments where asked for."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.training.optim.moments import FIRST, SECOND, MomentOptimizer
+from lingvo_gshard.training.optim.optimizer import Keep, Slots, check_decays
+
+
+class Adam(MomentOptimizer):
+    """Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1, in the form of its section 2:
+
+        m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+        w -= learning_rate (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w)
+
+    The decay is that of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
+    """
+
+    moments = (FIRST, SECOND)
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("beta1", 0.9, "Decay of the first moment.")
+        p.define("beta2", 0.98, "Decay of the second moment.")
+        p.define("epsilon", 1e-9, "Added to the root of the second moment.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        check_decays(params, "beta1", "beta2")
+
+    def update_weight(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Slots,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        keep: Keep,
+    ) -> tuple[tf.Tensor, Slots]:
+        p = self.p
+        t = tf.cast(step, tf.float32) + 1.0
+        old_first, old_second = (self.moment(spec, slots, name) for name in self.moments)
+        first = p.beta1 * old_first + (1.0 - p.beta1) * gradient
+        first, first_slots = self.kept(spec, slots, FIRST, first, step, keep)
+        square = gradient * gradient
+        second = p.beta2 * old_second + (1.0 - p.beta2) * square
+        second, second_slots = self.kept(spec, slots, SECOND, second, step, keep)
+        # Scalars are folded together first, so that each weight costs one root and one division.
+        scale = learning_rate / (1.0 - tf.pow(p.beta1, t))
+        root_scale = tf.math.rsqrt(1.0 - tf.pow(p.beta2, t))
+        change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
+        change = self.with_decay(spec, change, weight, learning_rate)
+        return keep(weight, weight - change), first_slots | second_slots

@@ -1,0 +1,52 @@
+"""Lion: the sign of a mean of gradients, with one moment."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
+from lingvo_gshard.training.optim.optimizer import Keep, Slots, check_decays
+
+
+class Lion(MomentOptimizer):
+    """Chen et al. 2023 (arXiv 2302.06675), algorithm 2:
+
+        w -= learning_rate (sign(beta1 m + (1 - beta1) g) + decay w)
+        m = beta2 m + (1 - beta2) g
+
+    Every element moves by the learning rate, so that it wants one 3 to 10 times smaller than Adam,
+    and a decay as many times larger (section 5). From a command line:
+
+        --gin_param='trainer.optimizer = @lingvo_gshard.training.optim.lion.Lion'
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("beta1", 0.9, "Share of the moment in what the update is the sign of.")
+        p.define("beta2", 0.99, "Decay of the moment.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        check_decays(params, "beta1", "beta2")
+
+    def update_weight(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Slots,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        keep: Keep,
+    ) -> tuple[tf.Tensor, Slots]:
+        p = self.p
+        old = self.moment(spec, slots, FIRST)
+        direction = tf.sign(p.beta1 * old + (1.0 - p.beta1) * gradient)
+        change = self.with_decay(spec, learning_rate * direction, weight, learning_rate)
+        new = p.beta2 * old + (1.0 - p.beta2) * gradient
+        _, slots = self.kept(spec, slots, FIRST, new, step, keep)
+        return keep(weight, weight - change), slots

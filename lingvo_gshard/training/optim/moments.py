@@ -1,0 +1,123 @@
+"""Optimizers that keep moments of the gradient: in which type, and which weights decay."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.optim import narrow_slots, weight_groups
+from lingvo_gshard.training.optim.narrow_slots import BFLOAT16, DTYPES, FLOAT32, INT8
+from lingvo_gshard.training.optim.optimizer import Keep, Optimizer, Slots
+
+# A moment is of gradients, or of their squares.
+FIRST, SECOND = "first_moment", "second_moment"
+
+
+class MomentOptimizer(Optimizer):
+    """An optimizer whose slots are moments, each of the weight's layout.
+
+    A subclass names its moments, FIRST of gradients and SECOND of squares, reads them by `moment`
+    and hands new ones to `kept`. With slot_dtype bfloat16 and int8 both return what is computed
+    with, in float32; what is kept between steps narrow_slots.py describes. In int8 the scales are a
+    slot of the weight's layout without the last letter, and vectors, which are small, stay float32.
+    """
+
+    moments: tuple[str, ...] = (FIRST,)
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("slot_dtype", FLOAT32, f"How moments are kept: {', '.join(DTYPES)}.")
+        p.define("weight_decay", 0.0, "Decoupled decay of matrices, per unit of learning rate.")
+        p.define("weight_decay_exclude", (), "Patterns of paths of weights that do not decay.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        if params.slot_dtype not in DTYPES:
+            raise ValueError(
+                f"trainer.optimizer.slot_dtype is {params.slot_dtype!r}. "
+                f"{names.nearest(params.slot_dtype, DTYPES)}"
+            )
+        if not 0.0 <= params.weight_decay < math.inf:
+            raise ValueError(
+                f"trainer.optimizer.weight_decay is {params.weight_decay}; 0 or more expected"
+            )
+
+    def check(self, specs: NestedMap) -> None:
+        super().check(specs)
+        where = "trainer.optimizer.weight_decay_exclude"
+        weight_groups.check(where, self.p.weight_decay_exclude, specs)
+
+    def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
+        layouts = {name: spec.layout for name in self.moments}
+        if self._dtype(spec) == INT8:
+            layouts |= {_scale(name): spec.layout[:-1] for name in self.moments}
+        return layouts
+
+    def slot_dtypes(self, spec: VariableSpec) -> dict[str, str]:
+        dtype = self._dtype(spec)
+        if dtype == INT8:
+            return {name: "uint8" if name == SECOND else "int8" for name in self.moments}
+        return dict.fromkeys(self.moments, dtype)
+
+    def moment(self, spec: VariableSpec, slots: Slots, name: str) -> tf.Tensor:
+        """Returns a moment as float32."""
+        if self._dtype(spec) != INT8:
+            return tf.cast(slots[name], tf.float32)
+        read = narrow_slots.dequantize_square if name == SECOND else narrow_slots.dequantize
+        return read(slots[name], slots[_scale(name)])
+
+    def kept(
+        self,
+        spec: VariableSpec,
+        slots: Slots,
+        name: str,
+        value: tf.Tensor,
+        step: tf.Tensor,
+        keep: Keep,
+    ) -> tuple[tf.Tensor, Slots]:
+        """Returns a moment's new float32 `value` as the step computes with it, and its slots.
+
+        In float32 the value is what is kept; else it is not yet rounded.
+        """
+        dtype = self._dtype(spec)
+        if dtype == FLOAT32:
+            value = keep(slots[name], value)
+            return value, {name: value}
+        key = narrow_slots.key(f"{spec.path}/{name}", step)
+        if dtype == BFLOAT16:
+            return value, {name: keep(slots[name], narrow_slots.to_bfloat16(value, key))}
+        write = narrow_slots.quantize_square if name == SECOND else narrow_slots.quantize
+        parts = zip((name, _scale(name)), write(value, key), strict=True)
+        return value, {part: keep(slots[part], new) for part, new in parts}
+
+    def with_decay(
+        self, spec: VariableSpec, change: tf.Tensor, weight: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns what a step takes off a weight, `change` and what decay takes.
+
+        It is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101, section 2)
+        and touches only weights of two dimensions or more, so neither biases nor norms' scales, of
+        whatever stack, and none that weight_decay_exclude means.
+        """
+        decay = self.p.weight_decay
+        if not decay or weight_groups.is_vector(spec):
+            return change
+        if any(weight_groups.matches(p, spec) for p in self.p.weight_decay_exclude):
+            return change
+        return change + learning_rate * decay * weight
+
+    def _dtype(self, spec: VariableSpec) -> str:
+        if self.p.slot_dtype == INT8 and weight_groups.is_vector(spec):
+            return FLOAT32
+        return self.p.slot_dtype
+
+
+def _scale(name: str) -> str:
+    return f"{name}_scale"

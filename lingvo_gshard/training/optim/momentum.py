@@ -1,0 +1,55 @@
+"""Stochastic gradient descent: plain, with momentum, and with Nesterov's."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
+from lingvo_gshard.training.optim.optimizer import Keep, Slots, check_decays
+
+
+class Momentum(MomentOptimizer):
+    """Gradient descent with a heavy ball (Polyak 1964, doi 10.1016/0041-5553(64)90137-5):
+
+        m = beta m + g;  w -= learning_rate (m + decay w)
+
+    With `nesterov` the weight moves by g + beta m in place of m: Sutskever et al. 2013
+    (https://proceedings.mlr.press/v28/sutskever13.html, equations 3 and 4), whose point ahead is
+    the weight here. With beta 0 it is plain gradient descent, which has no slots. From a command
+    line:
+
+        --gin_param='trainer.optimizer = @lingvo_gshard.training.optim.momentum.Momentum'
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("beta", 0.9, "What is left of the moment after a step.")
+        p.define("nesterov", False, "Whether the weight moves ahead of the moment.")
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        check_decays(params, "beta")
+        self.moments = (FIRST,) if params.beta else ()
+
+    def update_weight(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        slots: Slots,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        keep: Keep,
+    ) -> tuple[tf.Tensor, Slots]:
+        beta, moment = self.p.beta, gradient
+        if beta:
+            moment = beta * self.moment(spec, slots, FIRST) + gradient
+            moment, slots = self.kept(spec, slots, FIRST, moment, step, keep)
+            if self.p.nesterov:
+                moment = gradient + beta * moment
+        change = self.with_decay(spec, learning_rate * moment, weight, learning_rate)
+        return keep(weight, weight - change), slots

@@ -1,0 +1,1 @@
+"""Trained models made into other models: conversion, pruning, upcycling."""

@@ -1,0 +1,213 @@
+"""Sparse upcycling: a dense model becomes the start of one with experts.
+
+Komatsuzaki et al. 2022 (arXiv 2212.05055, section 3): every expert begins as a copy of the dense
+feed-forward layer in whose place it stands, the router is new. Where a token's gates sum to 1 and
+no token is dropped the new model computes what the old one did.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.transformer import TransformerStack, inherit
+from lingvo_gshard.training.checkpoint.arrays import Arrays
+from lingvo_gshard.training.surgery import conversion
+from lingvo_gshard.training.trainer import Trainer
+
+_FEED_FORWARD, _EXPERTS = ".feed_forward.", ".feed_forward.experts."
+_TOLERANCE = 1e-4
+_MOST_PROBED = 1024
+
+
+def stacks(task: Params) -> dict[str, Params]:
+    """Returns the Params of the stacks of a task by their paths in it."""
+    return {path: node for path, node in task.nodes() if node.cls is TransformerStack}
+
+
+def has_experts(stack: Params) -> bool:
+    """Whether a stack has mixtures of experts."""
+    return bool(stack.moe_every) and issubclass(stack.moe.cls, MixtureOfExperts)
+
+
+def upcycled_task(task: Params, num_experts: int, every: int = 0) -> Params:
+    """Returns a task's Params with experts in every `every`-th layer of stacks that have none.
+
+    every: 0 is where the stack has a feed-forward layer of its own in every so-manieth layer, else
+    2. An expert has the hidden size of the layer in whose place it stands. Raises ValueError naming
+    the path where there is nothing to convert, or layers differ that must be alike.
+    """
+    if num_experts < 2:
+        raise ValueError(f"num_experts is {num_experts}; 2 or more were expected")
+    found = stacks(task)
+    dense = [path for path, stack in found.items() if not has_experts(stack)]
+    if not dense:
+        had = f"all of {', '.join(found)} have experts" if found else "it has no TransformerStack"
+        raise ValueError(f"the task has no dense layers to convert: {had}")
+    result = task.copy()
+    converted = [_upcycle(result.get(path), path, num_experts, every) for path in dense]
+    if not any(converted):
+        layers = ", ".join(f"{path} has {found[path].num_layers}" for path in dense)
+        raise ValueError(
+            f"there are no dense layers to convert: experts would come to layer {every or 2} and "
+            f"its multiples, but {layers}"
+        )
+    return result
+
+
+def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
+    """Gives a stack its experts; False where it has too few layers for any."""
+    every = every or stack.moe_every or 2
+    # The first ones, that have no experts, are not counted and stay as they are.
+    num_layers = stack.num_layers - stack.dense_first
+    replaced = [i for i in range(num_layers) if (i + 1) % every == 0]
+    if not replaced:
+        return False
+    dense = _alike(stack, replaced, path, every)
+    rest = inherit(stack.layer.feed_forward, hidden_dim=stack.hidden_dim)
+    for index in set(range(num_layers)) - set(replaced):
+        if _feed_forward(stack, index) != rest:
+            raise ValueError(
+                f"{path}: layer {index} has {path}.moe for its feed-forward layer, which is not "
+                f"that of the rest; with experts in layers {every}, {2 * every}, ... of {path} it "
+                f"could not stay as it is. {path}.moe_every = {stack.moe_every} is to be kept"
+            )
+    moe = MixtureOfExperts.params().set(
+        num_experts=num_experts, hidden_dim=dense.hidden_dim, dtype=dense.dtype
+    )
+    moe.experts.set(activation=dense.activation, use_bias=dense.use_bias)
+    moe.router.set(
+        evaluation_capacity_factor=float(num_experts), auxiliary_loss_weight=0.01 * num_experts**2
+    )
+    stack.set(moe=moe, moe_every=every)
+    return True
+
+
+def _alike(stack: Params, replaced: list[int], path: str, every: int) -> Params:
+    """The Params of the layers that become experts, of which there is one kind."""
+    first, *rest = (_feed_forward(stack, index) for index in replaced)
+    if any(other != first for other in rest):
+        raise ValueError(
+            f"{path}: the feed-forward layers of layers {every}, {2 * every}, ... differ, and "
+            f"experts are alike. {path}.moe_every = {stack.moe_every} is to be kept"
+        )
+    if first.cls is not FeedForward:
+        raise ValueError(
+            f"{path}: its feed-forward layers are {first.cls.__name__}; experts are copies of a "
+            "FeedForward only"
+        )
+    return first
+
+
+def _feed_forward(stack: Params, index: int) -> Params:
+    own = stack.moe_every and (index + 1) % stack.moe_every == 0
+    return inherit(stack.moe if own else stack.layer.feed_forward, hidden_dim=stack.hidden_dim)
+
+
+def upcycled_state(
+    dense: Trainer, sparse: Trainer, theta: Arrays, slots: Arrays | None
+) -> NestedMap:
+    """Returns the state, its `theta` and `slots`, that the sparse model begins from.
+
+    theta, slots: the dense model's by their paths. Slots of weights that it has not got begin anew;
+    without `slots` all do. Raises ValueError naming the weights that are neither the dense model's
+    nor a part of its experts.
+    """
+    specs = dense.state_specs()
+    weights = conversion.by_name(specs.theta, theta)
+    slots = conversion.by_name(specs.slots, slots) if slots else {}
+    unknown: list[str] = []
+
+    def find(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        del layout
+        if _fits(weights.get(name), shape):
+            return weights[name]
+        copied = weights.get(name.replace(_EXPERTS, _FEED_FORWARD))
+        if _EXPERTS in name and _fits(copied, shape[1:]):
+            return np.repeat(copied[None], shape[0], 0)
+        if _EXPERTS in name or _FEED_FORWARD not in name or name in weights:
+            unknown.append(f"{name} {list(shape)}")
+        return None
+
+    def find_slot(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        del layout
+        return slots[name] if _fits(slots.get(name), shape) else None
+
+    state = conversion.of_trainer(sparse, find, find_slot)
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise ValueError(
+            f"the dense model has no weights of the shape of {', '.join(unknown[:5])}{more}"
+        )
+    return state
+
+
+def _fits(array: np.ndarray | None, shape: tuple[int, ...]) -> bool:
+    return array is not None and tuple(array.shape) == tuple(shape)
+
+
+def _difference(
+    dense: Layer, dense_theta: NestedMap, sparse: Layer, sparse_theta: NestedMap, moe: str
+) -> str:
+    """Returns why a layer with experts computes something else than its dense one; empty if not.
+
+    Both are asked in evaluation: for a token, for a group of tokens that are alike, so that all
+    choose the same experts, and for one of tokens that differ. moe: path of the Params of experts.
+    """
+    rng = np.random.default_rng(1)
+    size = min(sparse.p.group_size, _MOST_PROBED)
+    x_BLM = rng.normal(size=(1, size, sparse.p.model_dim)).astype(np.float32)
+    gates = (
+        "the outputs of a token's experts are not weighted by gates that sum to 1, or "
+        f"{moe}.shared_hidden_dim adds another expert"
+    )
+    drops = (
+        f"experts drop tokens in evaluation; {moe}.router.evaluation_capacity_factor = "
+        f"{sparse.p.num_experts} drops none"
+    )
+    one_BLM = x_BLM[:, :1]
+    probes = (gates, one_BLM), (drops, np.repeat(one_BLM, size, 1)), (drops, x_BLM)
+    for reason, probe in probes:
+        mask_BL = tf.ones(probe.shape[:2], tf.int32)
+        with context.scope(training=False), context.tokens(mask_BL):
+            x = tf.constant(probe)
+            expected = dense.fprop(_tensors(dense_theta), x, mask_BL).numpy()
+            given = sparse.fprop(_tensors(sparse_theta), x, mask_BL).numpy()
+        if np.abs(given - expected).max() > _TOLERANCE * np.abs(expected).max():
+            return reason
+    return ""
+
+
+def _tensors(theta: NestedMap) -> NestedMap:
+    return theta.transform(tf.convert_to_tensor)
+
+
+def check_same_function(
+    dense: Layer, dense_theta: NestedMap, sparse: Layer, sparse_theta: NestedMap
+) -> None:
+    """Raises ValueError, saying why, if the sparse task's layers compute other than the dense's."""
+    for path in stacks(dense.p):
+        pairs = zip(
+            _layers(dense, dense_theta, path), _layers(sparse, sparse_theta, path), strict=True
+        )
+        for (old, old_theta), (new, new_theta) in pairs:
+            if type(new.feed_forward) is type(old.feed_forward):
+                continue
+            layers = old.feed_forward, old_theta.feed_forward
+            layers += new.feed_forward, new_theta.feed_forward
+            reason = _difference(*layers, f"{path}.moe")
+            if reason:
+                raise ValueError(f"{path} would not compute what it did: {reason}")
+
+
+def _layers(task: Layer, theta: NestedMap, path: str) -> list[tuple[Layer, NestedMap]]:
+    stack = task
+    for name in path.split("."):
+        stack, theta = stack.children[name], theta[name]
+    return stack.unrolled(theta)

@@ -1,0 +1,71 @@
+"""Parts of a graph, computed in another one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.autodiff import graph_parts
+
+
+def traced(function, *specs: tf.TensorSpec) -> tf.Graph:
+    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
+
+
+VECTOR = tf.TensorSpec([3], tf.float32)
+
+
+def test_what_depends_on_a_tensor():
+    def function(x, y):
+        tf.exp(x, name="a")
+        both = tf.add(x, y, name="b")
+        tf.fill(tf.raw_ops.Shape(input=both, name="shape"), 1.0, name="c")
+
+    graph = traced(function, VECTOR, VECTOR)
+    y = graph.inputs[1]
+    names = {operation.name for operation in graph_parts.depending_on([y])}
+    assert {"b", "shape", "c"} <= names and "a" not in names
+    but_shapes = graph_parts.depending_on([y], but_for=["Shape"])
+    assert {operation.name for operation in but_shapes} == {y.op.name, "b"}
+
+
+def test_a_part_is_computed_from_what_is_known():
+    found = []
+
+    def function(x, y):
+        product = x * y
+        found.extend([product, tf.exp(product), y])
+
+    graph = traced(function, VECTOR, VECTOR)
+    product, exponential, y = found
+    assert graph_parts.needed_for([exponential], {product.name}) == {exponential.op}
+
+    @tf.function(autograph=False)
+    def again(value, other):
+        known = {product.name: value, y.name: other}
+        return graph_parts.compute([exponential, y, product], known, lambda operation: "again/")
+
+    value, other = tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0])
+    results = again(value, other)
+    np.testing.assert_allclose(results[0], np.exp([1.0, 2.0, 3.0]), rtol=1e-6)
+    np.testing.assert_array_equal(results[1], other)
+    np.testing.assert_array_equal(results[2], value)
+    operations = again.get_concrete_function(value, other).graph.get_operations()
+    assert f"again/{exponential.op.name}" in {operation.name for operation in operations}
+    assert not any(operation.type == "Mul" for operation in operations)
+    with pytest.raises(ValueError, match=f"{graph.inputs[0].op.name}: there is no value"):
+        graph_parts.compute([product], {y.name: other})
+
+
+def test_functions_come_along():
+    found = []
+
+    def function(x):
+        found.append(tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), (0, x))[1])
+
+    graph = traced(function, VECTOR)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def again(x):
+        return graph_parts.compute(found, {graph.inputs[0].name: x})[0]
+
+    np.testing.assert_array_equal(again(tf.ones([3])), [8.0, 8.0, 8.0])

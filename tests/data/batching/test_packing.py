@@ -1,0 +1,112 @@
+"""Packing: every token once, in order, in its own segment, beside its translation."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gshard.data.batching import packing
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, Tokens
+
+L, K, B = 12, 9, 3
+
+_PAIRS = st.lists(
+    st.tuples(
+        st.lists(st.integers(4, 99), max_size=L - 1), st.lists(st.integers(4, 99), max_size=K - 1)
+    ),
+    max_size=40,
+)
+
+
+def tables(pairs):
+    return tuple(Tokens.concatenate([pair[side] + [EOS_ID] for pair in pairs]) for side in (0, 1))
+
+
+def unpack(batch):
+    """Reads a batch cell by cell; returns [(source, target)] of its segments, row by row."""
+    pairs = []
+    for row in range(batch["source_ids"].shape[0]):
+        sides = []
+        for ids, prefix in (("source_ids", "source"), ("target_labels", "target")):
+            sentences = {}
+            cells = zip(
+                *(batch[n][row] for n in (ids, f"{prefix}_segments", f"{prefix}_positions")),
+                strict=True,
+            )
+            previous = 0
+            for token, segment, position in cells:
+                if segment == 0:
+                    assert token == position == 0
+                    continue
+                # Segments stand in order and without gaps: nothing crosses into another.
+                assert segment in (previous, previous + 1)
+                previous = segment
+                assert position == len(sentences.setdefault(segment, []))
+                sentences[segment].append(token)
+            sides.append(sentences)
+        assert sides[0].keys() == sides[1].keys()
+        pairs += [(sides[0][segment], sides[1][segment]) for segment in sides[0]]
+    return pairs
+
+
+@hypothesis.given(_PAIRS)
+def test_every_token_once(pairs):
+    sources, targets = tables(pairs)
+    batches = list(packing.batches_in_order(sources, targets, np.arange(len(pairs)), (B, L, K)))
+    found = [pair for batch in batches for pair in unpack(batch)]
+    expected = [(s + [EOS_ID], t + [EOS_ID]) for s, t in pairs]
+    assert sorted(found) == sorted(expected)
+    for batch in batches:
+        assert all(array.dtype == np.int32 for array in batch.values())
+        assert batch["source_ids"].shape == (B, L) and batch["target_labels"].shape == (B, K)
+
+
+@hypothesis.given(_PAIRS)
+def test_inputs_are_labels_shifted_behind_bos(pairs):
+    sources, targets = tables(pairs)
+    for batch in packing.batches_in_order(sources, targets, np.arange(len(pairs)), (B, L, K)):
+        for row in range(B):
+            for column in range(K):
+                token = batch["target_inputs"][row, column]
+                if batch["target_segments"][row, column] == 0:
+                    assert token == 0
+                elif batch["target_positions"][row, column] == 0:
+                    assert token == BOS_ID
+                else:
+                    assert token == batch["target_labels"][row, column - 1]
+
+
+@hypothesis.given(_PAIRS)
+def test_first_fit_takes_the_first_row_with_room(pairs):
+    source_lengths = np.array([len(s) + 1 for s, _ in pairs], np.int64)
+    target_lengths = np.array([len(t) + 1 for _, t in pairs], np.int64)
+    rows = packing.first_fit(source_lengths, target_lengths, L, K)
+    room = []
+    for index, row in enumerate(rows):
+        need = np.array([source_lengths[index], target_lengths[index]])
+        fits = [i for i, left in enumerate(room) if (left >= need).all()]
+        if not fits:
+            fits = [len(room)]
+            room.append(np.array([L, K]))
+        assert row == fits[0]
+        room[row] = room[row] - need
+
+
+def test_too_long_a_sentence_is_an_error():
+    with pytest.raises(ValueError, match="longer than a row of 12, 9"):
+        packing.first_fit(np.array([3]), np.array([10]), L, K)
+
+
+def test_chosen_sentences_and_efficiency():
+    sources, targets = tables([([5] * 5, [6] * 4), ([7] * 5, [8] * 3), ([9] * 11, [10] * 8)])
+    (batch,) = packing.batches_in_order(sources, targets, np.array([2, 0]), (2, L, K))
+    assert unpack(batch) == [([9] * 11 + [2], [10] * 8 + [2]), ([5] * 5 + [2], [6] * 4 + [2])]
+    assert packing.efficiency(batch) == (12 + 9 + 6 + 5) / (2 * (L + K))
+
+
+def test_tokens():
+    table = Tokens.concatenate([[1, 2], [], [3]])
+    assert len(table) == 3
+    assert table.lengths.tolist() == [2, 0, 1]
+    assert table.gather(np.array([2, 1, 0, 2])).tolist() == [3, 1, 2, 3]
+    assert table.gather(np.zeros(0, np.int64)).tolist() == []

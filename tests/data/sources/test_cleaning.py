@@ -1,0 +1,109 @@
+"""Cleaning: each reason by example, and counts that always add up."""
+
+import unicodedata
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gshard.data.sources import cleaning
+from lingvo_gshard.data.sources.row import Row
+
+
+def cleaner(**values):
+    return cleaning.Cleaner.params().set(**values).instantiate()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("", "Yes", cleaning.EMPTY),
+        ("Ja", " \x00\u200b ", cleaning.EMPTY),
+        ("a", "Yes", cleaning.SHORT),
+        ("Ja" * 30, "Yes" * 20, cleaning.LONG),
+        ("Ja", "Yes, of course", cleaning.RATIO),
+        ("Berlin", "BERLIN", cleaning.IDENTICAL),
+    ],
+)
+def test_reasons(source, target, reason):
+    c = cleaner(min_characters=2, max_characters=50, max_length_ratio=5.0)
+    kept, report = c.clean([Row("de", source, target)], "train")
+    assert (kept, report.dropped, report.read, report.kept) == ([], {reason: 1}, 1, 0)
+
+
+def test_duplicates_are_found_after_rewriting_and_within_a_language():
+    rows = [
+        Row("de", "schön", "fine", "f", 1),
+        Row("de", "scho\u0308n", " fine", "f", 2),
+        Row("nds", "schön", "fine", "f", 3),
+    ]
+    kept, report = cleaner().clean(rows, "train")
+    assert [row.line for row in kept] == [1, 3]
+    assert report.dropped == {cleaning.DUPLICATE: 1}
+    assert report.rewritten == {cleaning.REWRITTEN_NFC: 1, cleaning.REWRITTEN_SPACE: 1}
+
+
+def test_switches():
+    rows = [Row("de", "Berlin", "berlin")] * 2
+    kept, _ = cleaner(drop_duplicates=False, drop_identical=False).clean(rows, "train")
+    assert len(kept) == 2
+
+
+def test_held_out_rows_are_rewritten_and_not_chosen():
+    rows = [Row("de", "Berlin\u00a0", "Berlin")] * 2 + [Row("de", "", "x")]
+    kept, report = cleaner(max_characters=3).clean(rows, "test")
+    assert [row[:3] for row in kept] == [("de", "Berlin", "Berlin")] * 2
+    assert report.dropped == {cleaning.EMPTY: 1}
+
+
+def test_joiners_stay():
+    persian, hindi = "می\u200cخواهم", "क्\u200dष"
+    assert cleaning.Normalizer()(persian) == persian
+    assert cleaning.Normalizer()(hindi) == unicodedata.normalize("NFC", hindi)
+    assert cleaning.Normalizer()("a\u00adb\tc\ufeff") == "ab c"
+
+
+@hypothesis.given(st.text())
+def test_normal_form(text):
+    normal = cleaning.Normalizer()(text)
+    assert unicodedata.normalize("NFC", normal) == normal
+    assert cleaning.Normalizer()(normal) == normal
+    assert normal == " ".join(normal.split())
+    assert not any(unicodedata.category(c) == "Cc" for c in normal)
+
+
+@hypothesis.given(
+    st.lists(
+        st.builds(
+            Row,
+            st.sampled_from(["de", "fr"]),
+            st.text(max_size=12),
+            st.text("abC \u0301\x00", max_size=12),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from(["train", "dev"]),
+)
+def test_counts_add_up(rows, split):
+    kept, report = cleaner(max_characters=8, max_length_ratio=3.0).clean(rows, split)
+    assert report.read == len(rows)
+    assert report.kept == len(kept) == report.read - report.dropped.total()
+    table = dict(report.to_table())
+    dropped = sum(n for what, n in table.items() if what.startswith("dropped: "))
+    assert table["read"] == table["kept"] + dropped
+
+
+def test_with_dropped():
+    _, report = cleaner().clean([Row("de", "Ja", "Yes"), Row("de", "", "No")], "train")
+    later = cleaning.with_dropped(report, "late", 1)
+    assert (later.read, later.kept, later.dropped) == (2, 0, {"late": 1, cleaning.EMPTY: 1})
+    assert report.kept == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"min_characters": 0}, {"min_characters": 9, "max_characters": 8}, {"max_length_ratio": 0.5}],
+)
+def test_option_errors(values):
+    with pytest.raises(ValueError, match=next(iter(values))):
+        cleaner(**values)

@@ -1,0 +1,46 @@
+"""Cleaning of documents, every change counted."""
+
+import pytest
+
+from lingvo_gshard.data.sources import cleaning, document_cleaning
+from lingvo_gshard.data.sources.document_cleaning import DocumentCleaner
+from lingvo_gshard.data.sources.row import Row
+
+
+def clean(texts, split="train", **values):
+    cleaner = DocumentCleaner.params().set(**values).instantiate()
+    rows, report = cleaner.clean([Row("", "", text) for text in texts], split)
+    return [row.target for row in rows], report
+
+
+def test_lines_are_brought_to_one_form_and_stay_lines():
+    texts, report = clean(["\n a  b \n\n\nc\x07\n", "e\u0301"])
+    assert texts == ["a b\n\nc", "\u00e9"]
+    assert report.rewritten[cleaning.REWRITTEN_NFC] == 1
+    assert report.rewritten[cleaning.REWRITTEN_CONTROL] == 1
+    assert report.rewritten[cleaning.REWRITTEN_SPACE] > 0
+
+
+def test_what_is_dropped_is_counted():
+    texts = ["abc", " ", "a", "abc ", "abcdefgh"]
+    kept, report = clean(texts, min_characters=2, max_characters=5)
+    assert kept == ["abc"]
+    assert report.dropped == {
+        document_cleaning.EMPTY: 1,
+        document_cleaning.SHORT: 1,
+        cleaning.DUPLICATE: 1,
+        document_cleaning.LONG: 1,
+    }
+    assert report.read == 5 and report.kept == 1
+
+
+def test_duplicates_may_stay_and_held_out_documents_all_do():
+    assert clean(["a", "a"], drop_duplicates=False)[0] == ["a", "a"]
+    assert clean(["a", "a", "", "b"], "test", min_characters=5)[0] == ["a", "a", "b"]
+
+
+def test_sizes_that_nothing_fits_are_refused():
+    with pytest.raises(ValueError, match="input.cleaning.min_characters.*not 3 with"):
+        clean([], min_characters=3, max_characters=2)
+    with pytest.raises(ValueError, match="input.cleaning.min_characters"):
+        clean([], min_characters=0)

@@ -1,0 +1,32 @@
+"""write_atomically: whole or not at all."""
+
+import os
+
+import pytest
+
+from lingvo_gshard.data.sources import files
+
+
+def test_writes_and_replaces(tmp_path):
+    path = str(tmp_path / "a" / "b.bin")
+    files.write_atomically(path, b"one")
+    files.write_atomically(path, b"two")
+    with open(path, "rb") as file:
+        assert file.read() == b"two"
+    assert os.listdir(tmp_path / "a") == ["b.bin"]
+    assert os.stat(path).st_mode & 0o777 == 0o644
+
+
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
+    path = str(tmp_path / "b.bin")
+    files.write_atomically(path, b"one")
+
+    def full(descriptor):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        files.write_atomically(path, b"two")
+    with open(path, "rb") as file:
+        assert file.read() == b"one"
+    assert os.listdir(tmp_path) == ["b.bin"]

@@ -1,0 +1,121 @@
+"""GettextReader: catalogs by path or header, unused entries counted, damage located."""
+
+import polib
+import pytest
+
+from lingvo_gshard.data.sources import gettext
+
+
+def reader(path, **values):
+    return gettext.GettextReader.params().set(train=str(path), test="x", **values).instantiate()
+
+
+def catalog():
+    po = polib.POFile()
+    po.metadata = {"Content-Type": "text/plain; charset=UTF-8"}
+    po.append(polib.POEntry(msgid="Open file", msgstr="Datei öffnen"))
+    po.append(polib.POEntry(msgid="Close", msgstr="Schliessen", flags=["fuzzy"]))
+    po.append(polib.POEntry(msgid="Save", msgstr=""))
+    po.append(polib.POEntry(msgid="Old", msgstr="Alt", obsolete=True))
+    po.append(
+        polib.POEntry(
+            msgid="%d file", msgid_plural="%d files", msgstr_plural={0: "%d Datei", 1: "%d Dateien"}
+        )
+    )
+    po.append(polib.POEntry(msgid="May", msgctxt="month", msgstr="Mai"))
+    return po
+
+
+PAIRS = {
+    ("de", "Datei öffnen", "Open file"),
+    ("de", "%d Datei", "%d file"),
+    ("de", "%d Dateien", "%d files"),
+    ("de", "Mai", "May"),
+}
+
+
+def test_po(tmp_path):
+    path = tmp_path / "de.po"
+    catalog().save(str(path))
+    r = reader(path)
+    rows = r.rows("train")
+    assert {row[:3] for row in rows} == PAIRS
+    assert r.left_out == {gettext.FUZZY: 1, gettext.UNTRANSLATED: 1, gettext.OBSOLETE: 1}
+    lines = path.read_text().split("\n")
+    for row in rows:
+        assert row.file == str(path)
+        assert row.target.split()[-1].rstrip("s") in "".join(lines[row.line - 1 : row.line + 2])
+
+
+def test_mo(tmp_path):
+    path = tmp_path / "de.mo"
+    catalog().save_as_mofile(str(path))
+    r = reader(path)
+    assert {row[:3] for row in r.rows("train")} == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("place", "language"),
+    [
+        ("de.mo/sv.po", "sv"),
+        ("locale/pt_BR/LC_MESSAGES/django.po", "pt_BR"),
+        ("po/sr@latin.po", "sr@latin"),
+        ("po/ca/app.po", "ca"),
+    ],
+)
+def test_language_of_a_tree(tmp_path, place, language):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    catalog().save(str(path))
+    assert {row.language for row in reader(tmp_path).rows("train")} == {language}
+
+
+def test_language_of_the_header(tmp_path):
+    po = catalog()
+    po.metadata["Language"] = "nl"
+    po.save(str(tmp_path / "app.po"))
+    (tmp_path / "po" / "ca").mkdir(parents=True)
+    po.save_as_mofile(str(tmp_path / "po" / "ca" / "app.mo"))
+    assert {row.language for row in reader(tmp_path).rows("train")} == {"nl", "ca"}
+
+
+def test_catalogs_of_the_target_language_and_without_a_language(tmp_path):
+    (tmp_path / "po").mkdir()
+    catalog().save(str(tmp_path / "po" / "en_GB.po"))
+    r = reader(tmp_path)
+    assert r.rows("train") == []
+    assert r.left_out == {gettext.TARGET_LANGUAGE: 6}
+    catalog().save(str(tmp_path / "messages.po"))
+    with pytest.raises(ValueError, match="messages.po:1: the catalog's language"):
+        reader(tmp_path).rows("train")
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b'msgid "a"\nmsgstr "b"\nfoo bar\n', "de.po:3: damaged catalog"),
+        (b'msgid "a"\nmsgstr "\xff"\n', "de.po:2: not UTF-8"),
+        (b"", "de.mo:0: damaged catalog"),
+        (b"no catalog at all", "de.mo:0: damaged catalog"),
+    ],
+)
+def test_damaged_catalogs(tmp_path, content, place):
+    path = tmp_path / place.split(":")[0]
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{tmp_path}/{place}"):
+        reader(path).rows("train")
+    r = reader(path, on_bad_row="skip")
+    assert r.rows("train") == []
+    assert sum(r.left_out.values()) == 1
+
+
+def test_truncated_mo_and_missing_file(tmp_path):
+    path = tmp_path / "de.mo"
+    catalog().save_as_mofile(str(path))
+    content = path.read_bytes()
+    index = content.index("ö".encode())
+    path.write_bytes(content[: index + 1])
+    with pytest.raises(ValueError, match="de.mo:0: not UTF-8"):
+        reader(path).rows("train")
+    with pytest.raises(ValueError, match="none.po:0: no such file"):
+        reader(tmp_path / "none.po").rows("train")

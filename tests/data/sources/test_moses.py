@@ -1,0 +1,84 @@
+"""MosesReader: pairs by prefix, and sides that do not belong together."""
+
+import gzip
+
+import pytest
+
+from lingvo_gshard.data.sources import moses
+
+
+def reader(**values):
+    return moses.MosesReader.params().set(**values).instantiate()
+
+
+def write(path, text):
+    opener = gzip.open if path.name.endswith(".gz") else open
+    with opener(path, "wb") as file:
+        file.write(text if isinstance(text, bytes) else text.encode())
+
+
+def test_finds_every_language_of_a_prefix(tmp_path):
+    write(tmp_path / "train.en", "one\ntwo\n")
+    write(tmp_path / "train.de", "eins\nzwei\n")
+    write(tmp_path / "train.pt_BR.gz", "um\ndois\n")
+    write(tmp_path / "train.readme", "not a language\n")
+    rows = reader(train=str(tmp_path / "train"), test="x").rows("train")
+    assert [row[:3] for row in rows] == [
+        ("de", "eins", "one"),
+        ("de", "zwei", "two"),
+        ("pt_BR", "um", "one"),
+        ("pt_BR", "dois", "two"),
+    ]
+    assert rows[1].file == str(tmp_path / "train.de") and rows[1].line == 2
+
+
+def test_globs_of_prefixes_and_another_target_language(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "train.fr.gz", f"{name}\n")
+        write(tmp_path / name / "train.de", f"{name}!\n")
+    r = reader(train=str(tmp_path / "*" / "train"), test="x", target_language="fr")
+    assert [row[:3] for row in r.rows("train")] == [("de", "a!", "a"), ("de", "b!", "b")]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "short"), [("1\n2\n3\n", "1\n2\n", "en"), ("1\n", "1\n2\n3\n", "de")]
+)
+def test_unequal_sides(tmp_path, source, target, short):
+    write(tmp_path / "train.de", source)
+    write(tmp_path / "train.en", target)
+    write(tmp_path / "train.fr", target)
+    prefix = str(tmp_path / "train")
+    line = min(source.count("\n"), target.count("\n")) + 1
+    with pytest.raises(ValueError, match=f"{prefix}.{short}:{line}: sides of unequal length"):
+        reader(train=prefix, test="x").rows("train")
+    skipping = reader(train=prefix, test="x", on_bad_row="skip")
+    assert {row.language for row in skipping.rows("train")} == {"fr"}
+    assert skipping.left_out == {"sides of unequal length": 3}
+
+
+@pytest.mark.parametrize("side", ["de", "en"])
+def test_a_line_that_is_not_utf8_keeps_the_others_aligned(tmp_path, side):
+    write(tmp_path / "train.de", "1\n2\n3\n")
+    write(tmp_path / "train.en", "one\ntwo\nthree\n")
+    path = tmp_path / f"train.{side}"
+    for bad_line in (2, 3):
+        lines = path.read_bytes().split(b"\n")
+        lines[bad_line - 1] = b"\xff"
+        path.write_bytes(b"\n".join(lines))
+        with pytest.raises(ValueError, match=f"{path}:2: not UTF-8"):
+            reader(train=str(tmp_path / "train"), test="x").rows("train")
+    skipping = reader(train=str(tmp_path / "train"), test="x", on_bad_row="skip")
+    assert [row[:3] for row in skipping.rows("train")] == [("de", "1", "one")]
+    assert skipping.left_out == {"not UTF-8": 2}
+
+
+def test_missing_sides(tmp_path):
+    prefix = str(tmp_path / "train")
+    with pytest.raises(ValueError, match=f"{prefix}.en:0: no such file"):
+        reader(train=prefix).rows("train")
+    with pytest.raises(ValueError, match="no such file"):
+        reader(train=prefix + "*").rows("train")
+    write(tmp_path / "train.en", "one\n")
+    with pytest.raises(ValueError, match=f"{prefix}.en:0: no source side"):
+        reader(train=prefix).rows("train")

@@ -1,0 +1,110 @@
+"""TsvReader and EmbeddedCorpus: what is read, and what is refused or counted with file and line."""
+
+import collections
+import gzip
+import lzma
+
+import pytest
+
+from lingvo_gshard.data.sources import tsv
+
+
+def reader(**values):
+    return tsv.TsvReader.params().set(**values).instantiate()
+
+
+def write(path, content, opener=open):
+    with opener(path, "wb") as file:
+        file.write(content)
+    return str(path)
+
+
+GOOD = "de\tGuten Tag\tGood day\nfr\tMerci à tous\tThanks to all\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "opener"), [("a.tsv", open), ("a.tsv.gz", gzip.open), ("a.tsv.xz", lzma.open)]
+)
+def test_reads_plain_and_compressed(tmp_path, name, opener):
+    path = write(tmp_path / name, GOOD, opener)
+    rows = reader(train=path, test=path).rows("train")
+    assert rows == [
+        ("de", "Guten Tag", "Good day", path, 1),
+        ("fr", "Merci à tous", "Thanks to all", path, 2),
+    ]
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = write(tmp_path / "a.tsv", b"\xef\xbb\xbfde\tJa\tYes\r\nde\tNein\tNo")
+    rows = reader(train=path, test=path).rows("train")
+    assert [row[:3] for row in rows] == [("de", "Ja", "Yes"), ("de", "Nein", "No")]
+
+
+def test_globs_and_lists(tmp_path):
+    for name in "ba":
+        write(tmp_path / f"{name}.tsv", f"de\t{name}\t{name * 2}\n".encode())
+    r = reader(train=(str(tmp_path / "[ab].tsv"), str(tmp_path / "b.tsv")), test="x")
+    assert [row.source for row in r.rows("train")] == ["a", "b", "b"]
+
+
+BAD_ROWS = [
+    (b"de\tJa\n", 2, "wrong number of columns"),
+    (b"de\tJa\tYes\tmore\n", 2, "wrong number of columns"),
+    (b"\n", 2, "wrong number of columns"),
+    (b"de\tJ\xff\tYes\n", 2, "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("bad", "line", "reason"), BAD_ROWS)
+def test_bad_row_is_refused_with_its_place(tmp_path, bad, line, reason):
+    path = write(tmp_path / "a.tsv", b"de\tJa\tYes\n" + bad + b"de\tNein\tNo\n")
+    with pytest.raises(ValueError, match=f"{path}:{line}: {reason}"):
+        reader(train=path, test=path).rows("train")
+
+
+@pytest.mark.parametrize(("bad", "line", "reason"), BAD_ROWS)
+def test_bad_row_is_skipped_and_counted(tmp_path, bad, line, reason):
+    path = write(tmp_path / "a.tsv", b"de\tJa\tYes\n" + bad + b"de\tNein\tNo\n")
+    r = reader(train=path, test=path, on_bad_row="skip")
+    assert [(row.source, row.line) for row in r.rows("train")] == [("Ja", 1), ("Nein", 3)]
+    assert r.left_out == {reason: 1}
+    assert r.examples[0].startswith(f"{path}:{line}: {reason}")
+
+
+def test_missing_file(tmp_path):
+    path = str(tmp_path / "none.tsv")
+    with pytest.raises(ValueError, match=f"{path}:0: no such file"):
+        reader(train=path).rows("train")
+    with pytest.raises(ValueError, match="no such file"):
+        reader(train=path + "*").rows("train")
+    skipping = reader(train=path, on_bad_row="skip")
+    assert skipping.rows("train") == []
+    assert skipping.left_out == {"no such file": 1}
+
+
+@pytest.mark.parametrize(("name", "opener"), [("a.gz", gzip.open), ("a.xz", lzma.open)])
+def test_truncated_file(tmp_path, name, opener):
+    path = write(tmp_path / name, GOOD * 1000, opener)
+    with open(path, "rb") as file:
+        content = file.read()
+    write(path, content[:-9])
+    with pytest.raises(ValueError, match=rf"{path}:\d+: the file cannot be read"):
+        reader(train=path).rows("train")
+    write(path, b"not compressed at all")
+    with pytest.raises(ValueError, match=f"{path}:1: the file cannot be read"):
+        reader(train=path).rows("train")
+
+
+def test_embedded_corpus_is_as_its_notice_says():
+    corpus = tsv.EmbeddedCorpus.params().instantiate()
+    splits = {split: corpus.rows(split) for split in ("dev", "test", "train")}
+    assert {split: len(rows) for split, rows in splits.items()} == {
+        "train": 334128,
+        "dev": 5522,
+        "test": 10429,
+    }
+    counts = collections.Counter(row.language for row in splits["train"])
+    assert len(counts) == 99
+    assert sum(count >= 1000 for count in counts.values()) == 46
+    english = {split: {row.target for row in rows} for split, rows in splits.items()}
+    assert not english["train"] & (english["dev"] | english["test"])

@@ -1,0 +1,136 @@
+"""Layers of instructions whose names were lost or say nothing."""
+
+from lingvo_gshard.hlo.reader import operations_of_text
+from lingvo_gshard.sharding.mesh import Mesh
+
+LAYERS = ["encoder", "encoder/layers/body_0", "encoder/layers/body_0/feed_forward", "softmax"]
+FEED_FORWARD = "encoder/layers/body_0/feed_forward"
+
+
+def places(body, computations=""):
+    """Name -> (layer, phase)."""
+    lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
+    text = f"{computations}ENTRY %main () -> f32[] {{\n{lines}}}\n"
+    found = operations_of_text(text, Mesh.parse("data=2"), LAYERS)
+    return {o.name: (o.layer, o.phase) for o in found.operations}
+
+
+def test_a_nameless_product_is_where_its_result_is_used():
+    """In the earliest phase: what is kept for the backward pass is made in the forward one."""
+    found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
+        %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+        %b = f32[8,8]{{1,0}} negate(%d), metadata={{op_name="gradient_tape/{FEED_FORWARD}/Neg"}}
+        %f = f32[8,8]{{1,0}} tanh(%d), metadata={{op_name="{FEED_FORWARD}/Tanh"}}
+        ROOT %s = f32[8,8]{{1,0}} add(%f, %b), metadata={{op_name="softmax/add"}}""")
+    assert found["d"] == (FEED_FORWARD, "forward")
+    assert found["b"] == (FEED_FORWARD, "backward")
+
+
+def test_a_nameless_product_for_the_optimizer_is_a_gradient():
+    found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
+        %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+        ROOT %u = f32[8,8]{{1,0}} negate(%d), \
+metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
+    assert found == {"d": (FEED_FORWARD, "backward"), "u": (FEED_FORWARD, "optimizer")}
+
+
+def test_a_nameless_product_moves_tokens_if_all_around_it_does():
+    """Else it is an expert's, whose product stands between dispatch and combine."""
+    product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = f"""ENTRY %main () -> f32[8,8] {{
+  %p = f32[8,8]{{1,0}} parameter(0)
+  %m = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="{FEED_FORWARD}/dispatch/one_hot"}}
+  %x = f32[8,8]{{1,0}} dot(%m, %p), {product}
+  %t = f32[8,8]{{1,0}} negate(%x), metadata={{op_name="{FEED_FORWARD}/dispatch/transpose"}}
+  %h = f32[8,8]{{1,0}} dot(%t, %p), {product}
+  %r = f32[8,8]{{1,0}} tanh(%h), metadata={{op_name="{FEED_FORWARD}/Tanh"}}
+  %y = f32[8,8]{{1,0}} dot(%r, %p), {product}
+  ROOT %c = f32[8,8]{{1,0}} negate(%y), metadata={{op_name="{FEED_FORWARD}/combine/transpose"}}
+}}
+"""
+    found = operations_of_text(text, Mesh.parse("data=2"), LAYERS).operations
+    assert {o.name: o.dispatch for o in found if o.matmul_flops} == {
+        "x": True,
+        "h": False,
+        "y": False,
+    }
+
+
+def test_what_comes_from_deeper_within_the_users_layer_is_of_there():
+    found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
+        %x = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="rematerialized/{FEED_FORWARD}/Tanh"}}
+        %d = f32[8,8]{{1,0}} dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+        ROOT %s = f32[8,8]{{1,0}} add(%d, %d), metadata={{op_name="gradient_tape/encoder/x"}}""")
+    assert found["x"] == (FEED_FORWARD, "rematerialized")
+    assert found["d"] == (FEED_FORWARD, "backward")
+
+
+def test_keeping_a_value_for_later_is_of_the_layer_that_made_it():
+    found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
+        %x = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="{FEED_FORWARD}/Tanh"}}
+        ROOT %c = f32[8,8]{{0,1}} copy(%x), metadata={{op_name="while/TensorListPushBack_1"}}""")
+    assert found["c"] == (FEED_FORWARD, "forward")
+
+
+def test_a_fusion_is_of_the_layer_of_its_product_or_of_most_of_it():
+    fused = f"""%fused (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8]{{1,0}} parameter(0)
+  %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, \
+metadata={{op_name="{FEED_FORWARD}/einsum/Einsum"}}
+  ROOT %a = f32[8,8]{{1,0}} add(%d, %d), metadata={{op_name="softmax/add"}}
+}}
+
+%other (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8]{{1,0}} parameter(0)
+  %t = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="softmax/Tanh"}}
+  ROOT %a = f32[8,8]{{1,0}} add(%t, %t)
+}}
+
+"""
+    found = places(
+        """%p = f32[8,8]{1,0} parameter(0)
+        %f = f32[8,8]{1,0} fusion(%p), kind=kOutput, calls=%fused, metadata={op_name="softmax/add"}
+        ROOT %o = f32[8,8]{1,0} fusion(%f), kind=kLoop, calls=%other, metadata={op_name="add_3"}""",
+        fused,
+    )
+    assert found == {"f": (FEED_FORWARD, "forward"), "o": ("softmax", "forward")}
+
+
+def test_the_loop_into_which_a_nameless_copy_goes_tells_its_layer():
+    loop = f"""%body (s: (f32[8,8], f32[8,8])) -> (f32[8,8], f32[8,8]) {{
+  %s = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) parameter(0)
+  %x = f32[8,8]{{1,0}} get-tuple-element(%s), index=0
+  %w = f32[8,8]{{1,0}} get-tuple-element(%s), index=1
+  %y = f32[8,8]{{1,0}} multiply(%x, %w), metadata={{op_name="{FEED_FORWARD}/mul"}}
+  ROOT %t = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) tuple(%y, %w)
+}}
+
+%condition (s: (f32[8,8], f32[8,8])) -> pred[] {{
+  %s = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) parameter(0)
+  ROOT %c = pred[] constant(false)
+}}
+
+"""
+    found = places(
+        """%p = f32[8,8]{1,0} parameter(0), metadata={op_name="args[0]"}
+        %c = f32[8,8]{0,1} copy(%p)
+        %t = (f32[8,8]{1,0}, f32[8,8]{0,1}) tuple(%p, %c)
+        %l = (f32[8,8]{1,0}, f32[8,8]{0,1}) while(%t), condition=%condition, body=%body
+        ROOT %r = f32[8,8]{1,0} get-tuple-element(%l), index=0""",
+        loop,
+    )
+    assert found == {"c": (FEED_FORWARD, "forward")}
+
+
+COMBINED = """%p = f32[8,8]{{1,0}} parameter(0)
+    %q = f32[{rows},8]{{1,0}} parameter(1)
+    %r = (f32[8,8]{{1,0}}, f32[{rows},8]{{1,0}}) all-reduce(%p, %q), replica_groups={{{{0,1}}}}, \
+metadata={{op_name="jit(f)/gradient_tape/encoder/({names})"}}
+    ROOT %s = f32[8,8]{{1,0}} get-tuple-element(%r), index=0"""
+
+
+def test_a_combined_collective_is_of_the_layer_of_most_bytes_or_of_what_all_share():
+    names = "layers/body_0/feed_forward/MatMul:layers/body_0/add/Sum"
+    small, large = (places(COMBINED.format(rows=rows, names=names)) for rows in (2, 8))
+    assert small == {"r": (FEED_FORWARD, "backward")}
+    assert large == {"r": ("encoder/layers/body_0", "backward")}

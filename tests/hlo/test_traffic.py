@@ -1,0 +1,119 @@
+"""Bytes read and written, of fusions that use a part of what they are given, and of memories."""
+
+import pytest
+
+from lingvo_gshard.hlo.reader import operations_of_text
+from lingvo_gshard.sharding.mesh import Mesh
+
+FUSED = """
+%fused (w: f32[12,8,16], i: s32[], x: f32[8,16]) -> f32[8,16] {
+  %w = f32[12,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[8,16]{1,0} parameter(2)
+  %zero = s32[] constant(0)
+  {slice}
+  %r = f32[8,16]{1,0} bitcast(%s)
+  ROOT %m = f32[8,16]{1,0} multiply(%r, %x)
+}
+
+ENTRY %main (w: f32[12,8,16], i: s32[], x: f32[8,16]) -> f32[8,16] {
+  %w = f32[12,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[8,16]{1,0} parameter(2)
+  ROOT %f = f32[8,16]{1,0} fusion(%w, %i, %x), kind=kLoop, calls=%fused
+}
+"""
+PART = 8 * 16 * 4
+
+
+def operations(text):
+    return {o.name: o for o in operations_of_text(text, Mesh.parse("data=1")).operations}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "%s = f32[1,8,16]{2,1,0} dynamic-slice(%w, %i, %zero, %zero), dynamic_slice_sizes={1,8,16}",
+        "%s = f32[1,8,16]{2,1,0} slice(%w), slice={[3:4], [0:8], [0:16]}",
+        "%c = f32[12,8,16]{2,1,0} exponential(%w)\n"
+        "  %s = f32[1,8,16]{2,1,0} dynamic-slice(%c, %i, %zero, %zero), "
+        "dynamic_slice_sizes={1,8,16}",
+    ],
+)
+def test_a_slice_of_a_stack_of_weights_reads_the_slice(lines):
+    (fusion,) = operations(FUSED.replace("{slice}", lines)).values()
+    is_index_read = 4 if "dynamic" in lines else 0
+    assert fusion.bytes == 3 * PART + is_index_read
+    assert fusion.other_flops == 8 * 16 * (2 if "exponential" in lines else 1)
+
+
+def test_a_whole_operand_is_read_whole():
+    lines = (
+        "%z = f32[] constant(0)\n  %a = f32[8,16]{1,0} reduce(%w, %z), dimensions={0}, "
+        "to_apply=%sum\n  %s = f32[1,8,16]{2,1,0} bitcast(%a)"
+    )
+    (fusion,) = operations(FUSED.replace("{slice}", lines)).values()
+    assert fusion.bytes == 12 * PART + 2 * PART
+
+
+UPDATE = """
+%fused (w: f32[12,8,16], i: s32[], x: f32[8,16]) -> (f32[12,8,16], f32[8,16]) {
+  %w = f32[12,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[8,16]{1,0} parameter(2)
+  %zero = s32[] constant(0)
+  %n = f32[8,16]{1,0} negate(%x)
+  %u = f32[1,8,16]{2,1,0} bitcast(%n)
+  %d = f32[12,8,16]{2,1,0} dynamic-update-slice(%w, %u, %i, %zero, %zero)
+  ROOT %t = (f32[12,8,16]{2,1,0}, f32[8,16]{1,0}) tuple(%d, %n)
+}
+
+ENTRY %main (w: f32[12,8,16], i: s32[], x: f32[8,16]) -> f32[12,8,16] {
+  %w = f32[12,8,16]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %x = f32[8,16]{1,0} parameter(2)
+  %f = (f32[12,8,16]{2,1,0}, f32[8,16]{1,0}) fusion(%w, %i, %x), kind=kLoop, calls=%fused
+  %f0 = f32[12,8,16]{2,1,0} get-tuple-element(%f), index=0
+  %y = f32[1,8,16]{2,1,0} bitcast(%x)
+  ROOT %d = f32[12,8,16]{2,1,0} dynamic-update-slice(%f0, %y, %i, %zero, %zero)
+}
+"""
+
+
+def test_an_update_in_place_writes_the_update():
+    found = operations(UPDATE)
+    assert found["f"].bytes == PART + 4 + 2 * PART
+    assert found["d"].bytes == 2 * PART + 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("%o = bf16[4,8]{0,1} transpose(%p), dimensions={1,0}", 2 * 64),
+        ("%o = bf16[2,8,4]{2,1,0} broadcast(%p), dimensions={1,2}", 64 + 128),
+        ("%o = bf16[2,4]{1,0} slice(%p), slice={[0:2], [0:4]}", 2 * 16),
+        ("%o = bf16[32]{0} bitcast(%p)", None),
+        ("%o = bf16[8,4]{1,0:S(1)} copy(%p)", 64),
+        ("%o = (bf16[8,4]{1,0:S(1)}, bf16[8,4]{1,0}, u32[]) copy-start(%p)", 64),
+        ("%o = ((bf16[8,4]{1,0}), bf16[2,4]{1,0:S(1)}, s32[]) slice-start(%p), "
+         "slice={[0:2], [0:4]}", 16),
+        ('%o = bf16[8,4]{1,0} custom-call(), custom_call_target="AllocateBuffer"', None),
+        ("%o = bf16[8,4]{1,0:T(8,128)(2,1)} copy(%p)", 64 + 8 * 128 * 2),
+    ],
+)  # fmt: skip
+def test_single_instructions(line, size):
+    """In main memory, padded to its tiles; what is in vector memory, S(1), takes no traffic."""
+    parameter = "%p = bf16[8,4]{1,0} parameter(0)"
+    found = operations(f"ENTRY %main (p: bf16[8,4]) -> bf16[] {{\n  {parameter}\n  {line}\n}}\n")
+    assert (found["o"].bytes if "o" in found else None) == size
+
+
+def test_arithmetic_on_single_numbers_is_left_out():
+    text = """ENTRY %main (p: s32[]) -> s32[1] {
+  %p = s32[]{:T(256)} parameter(0)
+  %q = s32[]{:T(256)S(6)} add(%p, %p)
+  ROOT %o = s32[1]{0:T(256)} bitcast(%q)
+}
+"""
+    assert operations(text) == {}

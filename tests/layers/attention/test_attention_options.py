@@ -1,0 +1,198 @@
+"""Options of attention against loops in float64, in stacks, step by step, and refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import relative_bias, rotary
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from tests.layers.attention import attention_options, attention_reference
+from tests.tolerances import assert_close
+
+B, L, K, M = 2, 9, 5, 8
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 2]], np.int32)
+REAL = SEGMENTS > 0
+
+each_option = pytest.mark.parametrize("name", attention_options.EACH)
+
+
+def make(name: str, **values) -> tuple[MultiHeadAttention, NestedMap]:
+    layer = attention_options.attention(name, **values).instantiate(path="attention")
+    rng = np.random.default_rng(2)
+    theta = layer.init(1).transform(lambda w: w + (0.4 * rng.normal(size=w.shape)).astype("f4"))
+    return layer, theta
+
+
+def activations(length: int = L, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(B, length, M)).astype(np.float32)
+
+
+def run(layer, theta, x, segments=SEGMENTS) -> tf.Tensor:
+    segments = tf.constant(segments)
+    bias = segment_bias(segments, segments, layer.p.is_causal)
+    x = tf.constant(x)
+    return layer.fprop(theta, x, x, bias, segments)
+
+
+@each_option
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_it_is_the_loop_and_it_acts(name, is_causal):
+    layer, theta = make(name, is_causal=is_causal)
+    x = activations()
+
+    def sees(b, q, k):
+        return SEGMENTS[b, q] == SEGMENTS[b, k] > 0 and (k <= q or not is_causal)
+
+    actual = run(layer, theta, x).numpy()
+    expected = attention_reference.attention(layer.p, theta, x, SEGMENTS, sees)
+    assert_close(actual[REAL], expected[REAL], "order")
+    plain = MultiHeadAttention.params().set(head_dim=8, num_heads=4)
+    for option, value in attention_options.EACH[name].items():
+        without = layer.p.copy().set(**{option: plain.get(option)})
+        if option in ("rotary_base", "relative_max_distance"):
+            without.set(**{option: 3 * value})
+        if option == "num_key_value_heads":
+            continue
+        other = attention_reference.attention(without, theta, x, SEGMENTS, sees)
+        assert np.abs(other[REAL] - actual[REAL]).max() > 1e-3, option
+
+
+@each_option
+def test_sentences_do_not_see_one_another(name):
+    layer, theta = make(name)
+    x = activations()
+    packed = run(layer, theta, x).numpy()
+    for b, segment in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        chosen = SEGMENTS[b] == segment
+        alone = x[b : b + 1, chosen]
+        found = run(layer, theta, alone, np.ones((1, chosen.sum()), np.int32))
+        assert_close(found[0], packed[b, chosen], "order")
+
+
+def test_positions_begin_anew_in_every_segment():
+    segments = tf.constant([[1, 1, 1, 2, 2, 3, 0, 0], [4, 4, 4, 4, 4, 4, 4, 4], [0] * 8])
+    expected = [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8)), list(range(8))]
+    np.testing.assert_array_equal(rotary.positions_in_segments(segments), expected)
+
+
+def test_rotary_angles_at_far_positions_are_exact():
+    """Timescales are no whole numbers, and bfloat16 holds no position beyond 256."""
+    x = np.random.default_rng(3).normal(size=(1, 1, 1, 16)).astype(np.float32)
+    expected = x[0, 0].astype(np.float64)
+    attention_reference._turn(expected, 3001, 1.0, 10000.0)
+    position = tf.constant([[3001]])
+    assert_close(rotary.rotate(tf.constant(x), position, 1.0, 10000.0)[0, 0], expected, "order")
+    rounded = rotary.rotate(tf.cast(x, tf.bfloat16), position, 1.0, 10000.0)
+    assert rounded.dtype == tf.bfloat16
+    assert_close(tf.cast(rounded, tf.float32)[0, 0], expected, "bfloat16")
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("buckets", "most"), [(4, 3), (8, 5), (32, 128)])
+def test_buckets_are_intervals(buckets, most, is_causal):
+    p = attention_options.attention("relative", is_causal=is_causal)
+    p.set(relative_buckets=buckets, relative_max_distance=most)
+    distances = np.arange(-2 * most, 1 if is_causal else 2 * most)
+    expected = [attention_reference._bucket(p, d) for d in distances]
+    found = relative_bias.buckets_of(tf.constant(distances, tf.int32), buckets, most, is_causal)
+    np.testing.assert_array_equal(found, expected)
+    assert max(expected) == buckets - 1
+
+
+@each_option
+def test_bfloat16_keeps_its_type(name):
+    layer, theta = make(name)
+    x = activations()
+    y = run(layer, theta, tf.cast(x, tf.bfloat16))
+    assert y.dtype == tf.bfloat16
+    assert_close(
+        tf.cast(y, tf.float32).numpy()[REAL], run(layer, theta, x).numpy()[REAL], "bfloat16"
+    )
+
+
+def stack_of(name: str, **values) -> tuple[TransformerStack, NestedMap]:
+    p = TransformerStack.params().set(num_layers=2, model_dim=M, hidden_dim=12, moe_every=0)
+    p.layer.attention = attention_options.attention(name)
+    stack = p.set(**values).instantiate(path="stack")
+    rng = np.random.default_rng(2)
+    return stack, stack.init(1).transform(
+        lambda w: w + (0.2 * rng.normal(size=w.shape)).astype("f4")
+    )
+
+
+@pytest.mark.parametrize("name", ["grouped", "rotary", "relative", "window", "together"])
+def test_a_decoder_step_by_step_is_the_decoder(name):
+    stack, theta = stack_of(name, is_decoder=True)
+    x = tf.constant(activations())
+    memory = Memory(tf.constant(activations(K, 2)), tf.constant([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]))
+    ones = tf.ones([B, L], tf.int32)
+    expected = stack.fprop(theta, x, ones, memory)
+    cache = stack.init_cache(theta, (B, L + 1), tf.float32, memory)
+    heads = attention_options.EACH[name].get("num_key_value_heads", 4)
+    assert cache.layers[0].self_attention.key.shape == (B, heads, L + 1, 8)
+    assert cache.layers[0].memory.value.shape == (B, heads, K, 8)
+    step_of = tf.function(stack.extend_step, autograph=False)
+    for step in range(L):
+        at_step = x[:, step : step + 1], ones[:, :1], tf.constant(step)
+        y, cache = step_of(theta, *at_step, cache)
+        assert_close(y[:, 0], expected[:, step], "order")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rematerialize", ["none", "full"])
+def test_a_loop_of_layers_is_the_layers(rematerialize):
+    stack, theta = stack_of("together", repeat=True, rematerialize=rematerialize)
+    layers, _ = stack_of("together")
+    flat = NestedMap(layers=[t for _, t in stack.unrolled(theta)], final_norm=theta.final_norm)
+    flat["input_dropout"] = theta.input_dropout
+    x, segments = tf.constant(activations()), tf.constant(SEGMENTS)
+
+    def pass_of(layer, theta):
+        @tf.function(jit_compile=True, autograph=False)
+        def both(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer.fprop(theta, x, segments)
+                weights = np.random.default_rng(3).normal(size=y.shape).astype("f4")
+                total = tf.reduce_sum(tf.where(segments[..., None] > 0, y, 0.0) * weights)
+            return y, tape.gradient(total, x)
+
+        return both(x)
+
+    for one, other in zip(pass_of(stack, theta), pass_of(layers, flat), strict=True):
+        assert_close(one.numpy()[REAL], other.numpy()[REAL], "order")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 .*attention.num_heads, 4"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads: -1 "),
+        ({"rotary_fraction": 0.7}, "rotary_fraction: 0.7 of attention.head_dim 8"),
+        ({"rotary_fraction": 2.0}, r"rotary_fraction: 2.0 is not in \[0, 1\]"),
+        ({"rotary_fraction": 1.0, "rotary_base": 0.0}, "rotary_base: 0.0"),
+        ({"relative_buckets": 7}, "relative_buckets: 7; .*attention.is_causal False"),
+        ({"relative_buckets": 2}, "relative_buckets: 2; .*attention.is_causal False"),
+        (
+            {"relative_buckets": 32, "relative_max_distance": 8},
+            "relative_max_distance: 8 .*attention.relative_buckets, 32",
+        ),
+        ({"window": -1}, "window: -1 is negative"),
+        ({"logit_cap": -1.0}, "logit_cap: -1.0 is negative"),
+    ],
+)
+def test_what_cannot_be_is_refused(values, message):
+    p = MultiHeadAttention.params().set(model_dim=M, num_heads=4, head_dim=8, **values)
+    with pytest.raises(ValueError, match=f"attention.{message}"):
+        p.instantiate(path="attention")
+
+
+@pytest.mark.parametrize("name", ["rotary", "relative", "window"])
+def test_distances_to_a_memory_are_refused(name):
+    layer, theta = make(name)
+    x, memory = tf.constant(activations()), tf.constant(activations(K))
+    with pytest.raises(ValueError, match="attention.* goes by distance"):
+        layer.fprop(theta, x, memory, tf.zeros([B, 1, L, K]))

@@ -1,0 +1,180 @@
+"""Attention in blocks of keys: equal to that of whole rows, and without a tensor of their size."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from tests.tolerances import assert_close
+
+B, L, K, M = 2, 9, 5, 8
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 2]], np.int32)
+MEMORY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)
+
+
+def make(**values) -> tuple[MultiHeadAttention, NestedMap]:
+    p = MultiHeadAttention.params().set(model_dim=M, num_heads=4, head_dim=4, **values)
+    layer = p.instantiate(path="attention")
+    return layer, layer.init(1)
+
+
+def activations(length: int = L, rows: int = B) -> np.ndarray:
+    return np.random.default_rng(length).normal(size=(rows, length, M)).astype(np.float32)
+
+
+def run(layer, theta, x, memory, segments, key_segments) -> NestedMap:
+    """Output and gradients; the loss weighs padding too."""
+    sources = NestedMap(theta=theta, x=x)
+    with tf.GradientTape() as tape:
+        tape.watch(sources.flatten())
+        keys = x if memory is None else memory
+        bias = key_segments
+        if not layer.p.block_size:
+            bias = segment_bias(segments, key_segments, layer.p.is_causal)
+        y = layer.fprop(theta, x, keys, bias, segments)
+        weights = np.random.default_rng(3).normal(size=y.shape)
+        total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
+    return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
+
+
+def check(values: dict, block_size: int, memory=None, key_segments=SEGMENTS, dtype="float32"):
+    x, results = tf.cast(activations(), dtype), []
+    memory = None if memory is None else tf.cast(memory, dtype)
+    for size in (0, block_size):
+        layer, theta = make(block_size=size, **values)
+        both = tf.constant(SEGMENTS), tf.constant(key_segments)
+        results.append(run(layer, theta, x, memory, *both))
+    separated_by = "order" if dtype == "float32" else "bfloat16"
+    for (path, one), other in zip(results[1].flatten_items(), results[0].flatten(), strict=True):
+        assert one.dtype == other.dtype, path
+        assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 9, 20])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_it_is_the_attention_of_whole_rows(block_size, is_causal):
+    check({"is_causal": is_causal}, block_size)
+
+
+def test_with_all_that_blocks_can_do():
+    values = {"window": 2, "logit_cap": 0.5, "rotary_fraction": 1.0, "qk_norm": True}
+    check({**values, "is_causal": True, "num_key_value_heads": 2}, 4)
+
+
+def test_of_a_memory():
+    check({}, 2, activations(K), MEMORY_SEGMENTS)
+
+
+def test_in_bfloat16():
+    check({"logit_cap": 2.0}, 4, dtype="bfloat16")
+
+
+def stack_of(block_size: int, **values) -> tuple[TransformerStack, NestedMap]:
+    p = TransformerStack.params().set(
+        num_layers=2, model_dim=M, num_heads=2, hidden_dim=12, moe_every=0, is_decoder=True
+    )
+    p.layer.attention.set(block_size=block_size, rotary_fraction=0.5, num_key_value_heads=1)
+    p.layer.attention.set(logit_cap=2.0, window=5, qk_norm=True)
+    stack = p.set(**values).instantiate(path="stack")
+    return stack, stack.init(1)
+
+
+def stack_pass(block_size: int, **values) -> list[tf.Tensor]:
+    stack, theta = stack_of(block_size, **values)
+    segments = tf.constant(SEGMENTS)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            memory = Memory(tf.constant(activations(K)), tf.constant(MEMORY_SEGMENTS))
+            y = stack.fprop(theta, x, segments, memory)
+            y = tf.where(segments[..., None] > 0, y, 0.0)
+            total = tf.reduce_sum(y * np.random.default_rng(3).normal(size=y.shape).astype("f4"))
+        return y, tape.gradient(total, x)
+
+    return both(tf.constant(activations()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"repeat": True},
+        {"repeat": True, "rematerialize": "products"},
+        {"repeat": True, "rematerialize": "full", "is_decoder": False},
+    ],
+)
+def test_in_a_stack(values):
+    whole = stack_pass(0, is_decoder=values.get("is_decoder", True))
+    for one, other in zip(stack_pass(4, **values), whole, strict=True):
+        assert_close(one, other, "order")
+
+
+def test_step_by_step():
+    stack, theta = stack_of(4)
+    x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
+    memory = Memory(tf.constant(activations(K)), tf.constant(np.minimum(MEMORY_SEGMENTS, 1)))
+    expected = stack.fprop(theta, x, ones, memory)
+    cache = stack.init_cache(theta, (B, L), tf.float32, memory)
+    for step in range(L):
+        at_step = x[:, step : step + 1], ones[:, :1], tf.constant(step)
+        y, cache = stack.extend_step(theta, *at_step, cache)
+        assert_close(y[:, 0], expected[:, step], "order")
+
+
+def largest_tensor(block_size: int) -> int:
+    """Elements of the largest tensor in the compiled forward and backward pass of a stack."""
+    p = TransformerStack.params().set(
+        num_layers=1, model_dim=M, num_heads=2, hidden_dim=12, moe_every=0
+    )
+    p.layer.attention.block_size = block_size
+    stack = p.instantiate(path="stack")
+    theta = stack.init(1)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, segments):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(tf.square(stack.fprop(theta, x, segments)))
+        return tape.gradient(total, x)
+
+    inputs = tf.zeros([1, 256, M]), tf.ones([1, 256], tf.int32)
+    hlo = step.experimental_get_compiler_ir(*inputs)(stage="optimized_hlo")
+    shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", hlo)
+    return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
+def test_no_tensor_has_queries_by_keys():
+    assert largest_tensor(16) < 256 * 256 // 4
+    assert largest_tensor(0) >= 2 * 256 * 256
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"block_size": -1}, "block_size: -1 is negative"),
+        ({"block_size": 4, "dropout_rate": 0.1}, "block_size: 4 with attention.dropout_rate, 0.1"),
+        (
+            {"block_size": 4, "relative_buckets": 8},
+            "block_size: 4 with attention.relative_buckets, 8",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(values, message):
+    with pytest.raises(ValueError, match=f"attention.{message}"):
+        make(**values)
+
+
+def test_blocks_need_segments():
+    layer, theta = make(block_size=4)
+    x = tf.constant(activations())
+    with pytest.raises(ValueError, match="attention.block_size: 4 needs the segments"):
+        layer.fprop(theta, x, x, tf.constant(SEGMENTS))

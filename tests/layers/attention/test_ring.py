@@ -1,0 +1,91 @@
+"""Ring attention on one device is attention in one part: equal to that of whole rows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention, takes_segments
+from lingvo_gshard.layers.attention.mask import segment_bias
+from tests.tolerances import assert_close
+
+B, L, K, M = 2, 9, 5, 8
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 2]], np.int32)
+MEMORY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)
+EVERYTHING = {
+    "is_causal": True,
+    "num_key_value_heads": 2,
+    "window": 2,
+    "logit_cap": 0.5,
+    "rotary_fraction": 1.0,
+    "qk_norm": True,
+}
+
+
+def make(**values) -> tuple[MultiHeadAttention, NestedMap]:
+    p = MultiHeadAttention.params().set(model_dim=M, num_heads=4, head_dim=4, **values)
+    layer = p.instantiate(path="attention")
+    return layer, layer.init(1)
+
+
+def activations(length: int = L) -> np.ndarray:
+    return np.random.default_rng(length).normal(size=(B, length, M)).astype(np.float32)
+
+
+def run(layer, theta, x, memory, key_segments) -> NestedMap:
+    """Output and gradients; the loss weighs padding too."""
+    sources = NestedMap(theta=theta, x=x)
+    with tf.GradientTape() as tape:
+        tape.watch(sources.flatten())
+        keys = x if memory is None else memory
+        sees = tf.constant(key_segments)
+        if not takes_segments(layer.p):
+            sees = segment_bias(tf.constant(SEGMENTS), sees, layer.p.is_causal)
+        y = layer.fprop(theta, x, keys, sees, tf.constant(SEGMENTS))
+        weights = np.random.default_rng(3).normal(size=y.shape)
+        total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
+    return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
+
+
+@pytest.mark.parametrize("block_size", [0, 4])
+@pytest.mark.parametrize(
+    ("values", "dtype", "has_memory"),
+    [
+        ({}, "float32", False),
+        ({}, "float32", True),
+        (EVERYTHING, "float32", False),
+        ({"logit_cap": 2.0, "num_key_value_heads": 1}, "bfloat16", False),
+    ],
+)
+def test_one_part_is_the_attention_of_whole_rows(values, dtype, has_memory, block_size):
+    x = tf.cast(activations(), dtype)
+    memory = tf.cast(activations(K), dtype) if has_memory else None
+    results = []
+    for ring in ({}, {"key_exchange": "ring", "block_size": block_size}):
+        layer, theta = make(**values, **ring)
+        key_segments = MEMORY_SEGMENTS if has_memory else SEGMENTS
+        results.append(run(layer, theta, x, memory, key_segments))
+    separated_by = "order" if dtype == "float32" else "bfloat16"
+    for (path, one), other in zip(results[1].flatten_items(), results[0].flatten(), strict=True):
+        assert one.dtype == other.dtype, path
+        assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"key_exchange": "rings"}, "key_exchange: 'rings'. Did you mean 'ring'"),
+        ({"key_exchange": "ring", "dropout_rate": 0.1}, "with attention.dropout_rate, 0.1"),
+        ({"key_exchange": "ring", "relative_buckets": 8}, "with attention.relative_buckets, 8"),
+    ],
+)
+def test_what_cannot_be_is_refused(values, message):
+    with pytest.raises(ValueError, match=f"attention.key_exchange: .*{message.split(': ')[-1]}"):
+        make(**values)
+
+
+def test_a_ring_needs_segments():
+    layer, theta = make(key_exchange="ring")
+    x = tf.constant(activations())
+    with pytest.raises(ValueError, match="attention.key_exchange: 'ring' needs the segments"):
+        layer.fprop(theta, x, x, tf.constant(SEGMENTS))

@@ -1,0 +1,285 @@
+"""Stages of a pipeline: the same as layers one by one of every micro-batch, and the schedule."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, SigmoidRouter
+from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
+from lingvo_gshard.layers.stacks.transformer import Memory, TransformerLayer, TransformerStack
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector
+from tests.tolerances import assert_close
+
+B, L, K, M = 6, 4, 3, 8
+COTANGENT = np.random.default_rng(5).normal(size=(B, L, M)).astype(np.float32)
+SEED = tf.constant([3, 4])
+
+
+def stack(**values: object) -> TransformerStack:
+    p = TransformerStack.params().set(num_layers=4, model_dim=M, num_heads=2, hidden_dim=12)
+    moe = MixtureOfExperts.params().set(num_experts=2, group_size=L)
+    p.set(moe=moe, residual_dropout_rate=0.1, attention_dropout_rate=0.1)
+    return p.set(**values).instantiate(path="decoder")
+
+
+def inputs() -> dict[str, tf.Tensor]:
+    rng = np.random.default_rng(0)
+    x, memory = (tf.constant(rng.normal(size=(B, n, M)), tf.float32) for n in (L, K))
+    segments = tf.constant(rng.integers(0, 3, size=(B, L)), tf.int32)
+    return {
+        "x": x,
+        "segments": segments,
+        "memory": memory,
+        "cotangent": tf.constant(COTANGENT),
+        "ids": tf.constant(rng.integers(0, 9, size=(B, L)), tf.int32),
+    }
+
+
+def one_pass(layer: TransformerStack, batch: dict, theta, seed=SEED, share=1.0) -> dict:
+    """What a training pass gives; share: what the layers' own losses are weighted by."""
+    sources = (batch["x"], batch["memory"], *theta.flatten())
+    with context.scope(training=True, seed=seed) as scope, tf.GradientTape() as tape:
+        tape.watch(sources)
+        memory = None
+        if layer.p.is_decoder:
+            ones = tf.ones(batch["memory"].shape[:2], tf.int32)
+            memory = Memory(batch["memory"], ones)
+        with context.tokens(batch["ids"]):
+            output = layer.fprop(theta, batch["x"], batch["segments"], memory)
+        total = tf.add_n([tf.zeros([]), *scope.losses.values()]) * share
+        total += tf.reduce_sum(output * batch["cotangent"])
+    return {
+        "output": output,
+        "losses": tf.add_n([tf.zeros([]), *scope.losses.values()]),
+        "metrics": {name: value for name, (value, _) in scope.metrics.items()},
+        "gradients": tape.gradient(total, sources, unconnected_gradients="zero"),
+    }
+
+
+def by_name(layer: TransformerStack, found: dict) -> dict:
+    """What a pass gives, with the gradient of every layer's weight by its own name."""
+    x, memory, *weights = found["gradients"]
+    named = {"x": x, "memory": memory}
+    for spec, gradient in zip(layer.variable_specs().flatten(), weights, strict=True):
+        slices = tf.reshape(gradient, [-1, *spec.shape[spec.stacked :]])
+        named.update(zip(spec.slices or [spec.path], slices, strict=True))
+    metrics = dict(zip(*metric_vector(found["metrics"].items()), strict=True))
+    return {**found, "gradients": named, "metrics": metrics}
+
+
+def of_micro_batches(count: int, **values: object) -> dict:
+    """What layers one by one give of each micro-batch by itself, put together."""
+    layer = stack(**values)
+    theta, parts = layer.init(1), []
+    for i in range(count):
+        rows = {name: value[i::count] for name, value in inputs().items()}
+        seed = random_numbers.hashed_fold_in_word(SEED, i)
+        parts.append(by_name(layer, one_pass(layer, rows, theta, seed, share=1 / count)))
+    together = {"output": interleaved([part["output"] for part in parts])}
+    together["losses"] = np.mean([part["losses"] for part in parts])
+    together["metrics"] = {
+        name: np.mean([part["metrics"][name] for part in parts]) for name in parts[0]["metrics"]
+    }
+    together["gradients"] = {
+        name: interleaved([part["gradients"][name] for part in parts])
+        if name in ("x", "memory")
+        else tf.add_n([part["gradients"][name] for part in parts])
+        for name in parts[0]["gradients"]
+    }
+    return together
+
+
+def interleaved(parts: list[tf.Tensor]) -> tf.Tensor:
+    return tf.reshape(tf.stack(parts, 1), [B, *parts[0].shape[1:]])
+
+
+def in_stages(jit_compile: bool | None = None, **values: object) -> dict:
+    layer = stack(**values)
+
+    def run(batch: dict, *weights: tf.Tensor) -> dict:
+        return one_pass(layer, batch, layer.variable_specs().pack(weights))
+
+    if jit_compile is not None:
+        run = tf.function(run, jit_compile=jit_compile, autograph=False)
+    return by_name(layer, run(inputs(), *layer.init(1).flatten()))
+
+
+def assert_same(actual: dict, expected: dict) -> None:
+    assert_close(actual["output"], expected["output"], "order")
+    assert_close(actual["losses"], expected["losses"], "order")
+    for part in ("metrics", "gradients"):
+        assert set(actual[part]) == set(expected[part])
+        for name, value in expected[part].items():
+            assert_close(actual[part][name], value, "order")
+
+
+MIXED = {"is_decoder": True, "pipeline_stages": 2, "pipeline_micro_batches": 3}
+DENSE = {"moe_every": 0, "pipeline_stages": 2, "pipeline_circulations": 2}
+HASHED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=HashRouter.params())
+BIASED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=SigmoidRouter.params())
+
+
+def with_attention(**values: object) -> Params:
+    layer = TransformerLayer.params()
+    layer.attention.set(**values)
+    return layer
+
+
+def without_stages(values: dict) -> dict:
+    return {name: value for name, value in values.items() if not name.startswith("pipeline")}
+
+
+@pytest.mark.parametrize(
+    ("count", "values"),
+    [
+        (3, MIXED),
+        (2, DENSE),
+        pytest.param(3, {**MIXED, "moe": HASHED, "has_token_ids": True}, marks=pytest.mark.slow),
+    ],
+    ids=["experts", "circulations", "token_ids"],
+)
+def test_eager_stages_are_layers_one_by_one(count, values):
+    assert_same(in_stages(**values), of_micro_batches(count, **without_stages(values)))
+
+
+@pytest.mark.parametrize(
+    ("jit_compile", "count", "values"),
+    [
+        (True, 3, {**DENSE, "pipeline_micro_batches": 3}),
+        (True, 3, MIXED),
+        (True, 3, {**MIXED, "rematerialize": "full"}),
+        (True, 3, {**MIXED, "num_layers": 8, "pipeline_circulations": 2}),
+        (True, 3, {**MIXED, "num_layers": 8, "rematerialize": "products_but_hidden"}),
+        (True, 1, {**MIXED, "pipeline_micro_batches": 1}),
+        (True, 3, {**MIXED, "moe": HASHED, "has_token_ids": True}),
+        (True, 3, {**MIXED, "moe": BIASED}),
+        (False, 3, MIXED),
+    ],
+    ids=[
+        "circulations",
+        "experts",
+        "full",
+        "circulations_of_experts",
+        "loops_in_stages",
+        "one_micro_batch",
+        "token_ids",
+        "update_rules",
+        "not_compiled",
+    ],
+)
+@pytest.mark.slow
+def test_compiled_stages_are_layers_one_by_one(jit_compile, count, values):
+    expected = of_micro_batches(count, **without_stages(values))
+    assert_same(in_stages(jit_compile, **values), expected)
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "circulations"), [(4, 8, 1), (4, 2, 1), (3, 3, 2), (2, 5, 3)]
+)
+def test_a_micro_batch_passes_all_stages_in_order_and_stages_have_one_at_a_time(
+    stages, micro_batches, circulations
+):
+    schedule = Schedule(stages, micro_batches, circulations)
+    used = schedule.used()
+    assert used.shape == (circulations, stages, micro_batches)
+    assert used.max() == schedule.ticks - 1
+    assert (np.diff(used.reshape(-1, micro_batches), axis=0) > 0).all()
+    for stage in range(stages):
+        ticks = used[:, stage].ravel()
+        assert len(set(ticks)) == len(ticks)
+        assert 1 - len(ticks) / schedule.ticks == pytest.approx(schedule.idle_share)
+    for tick in range(schedule.ticks):
+        t = tf.constant(tick)
+        now, newest = schedule.circulation(t).numpy(), schedule.newest_circulation(t).numpy()
+        assert set(now) <= {newest, newest - 1}
+        for circulation, stage, micro_batch in np.argwhere(used == tick):
+            assert schedule.micro_batch(t)[stage] == micro_batch
+            assert now[stage] == circulation
+
+
+def test_weights_begin_and_follow_one_another_as_those_of_layers_one_by_one():
+    pipeline, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
+    theta, expected = pipeline.init(1), layers.init(1)
+    spec = pipeline.variable_specs().layers.body[0].feed_forward.w_in
+    assert (spec.layout, spec.shape) == ("PRMH", (2, 4, M, 12))
+    numbers = [0, 1, 4, 5, 2, 3, 6, 7]
+    assert spec.slices == tuple(f"decoder.layers[{i}].feed_forward.w_in" for i in numbers)
+    layers = [weights for _, weights in pipeline.unrolled(theta)]
+    tf.nest.map_structure(np.testing.assert_array_equal, layers, expected.layers)
+
+
+def test_rows_that_are_no_whole_micro_batches_are_evaluated_all_the_same():
+    values = {"moe_every": 0}
+    pipeline, layers = stack(**values, pipeline_stages=4), stack(**values)
+    batch = inputs()
+    outputs = [
+        layer.fprop(layer.init(1), batch["x"], batch["segments"]) for layer in (pipeline, layers)
+    ]
+    assert_close(*outputs, "order")
+
+
+@pytest.mark.slow
+def test_decodes_as_layers_one_by_one():
+    results = []
+    for values in ({"pipeline_stages": 2}, {}):
+        layer = stack(is_decoder=True, **values)
+        theta, batch = layer.init(1), inputs()
+        source = Memory(batch["memory"], tf.ones([B, K], tf.int32))
+        cache, one = layer.init_cache(theta, (B, 3), tf.float32, source), tf.ones([B, 1], tf.int32)
+        for step in range(2):
+            x_B1M = batch["x"][:, step : step + 1]
+            y, cache = layer.extend_step(theta, x_B1M, one, tf.constant(step), cache)
+        results.append(y)
+    np.testing.assert_array_equal(*results)
+
+
+def test_stopping_at_a_layer_names_it_as_if_there_were_no_stages():
+    layer, seen = stack(**DENSE), []
+    batch = inputs()
+    with context.scope(on_output=lambda path, _: seen.append(path)):
+        layer.fprop(layer.init(1), batch["x"], batch["segments"])
+    assert seen.count("decoder.layers[3].feed_forward") == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"pipeline_stages": 3}, "decoder.pipeline_stages=3 .*: 2 times 2 layers .* 3 chunks"),
+        ({"pipeline_stages": 2, "repeat": True}, "decoder.repeat and decoder.pipeline_stages=2"),
+        ({**DENSE, "pipeline_micro_batches": 1}, "decoder.pipeline_micro_batches: 1; 2 or more"),
+        ({**DENSE, "pipeline_circulations": 0}, "decoder.pipeline_circulations: 0; 1 or more"),
+        ({"pipeline_stages": 2, "num_layers": 5}, "decoder.pipeline_stages: 5 layers .*moe_every"),
+        (
+            {"pipeline_stages": 2, "moe": HASHED.copy().set(dispatch="dropless")},
+            "decoder.moe.dispatch='dropless' .*decoder.pipeline_stages=2.* 'gather' and 'einsum'",
+        ),
+        (
+            {"pipeline_stages": 2, "layer": with_attention(block_size=2)},
+            "decoder.layer.attention.block_size=2 .*decoder.pipeline_stages=2.* 0 is",
+        ),
+        (
+            {"pipeline_stages": 2, "layer": with_attention(key_exchange="ring")},
+            "decoder.layer.attention.key_exchange='ring' .*pipeline_stages=2.* 'all_gather'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        stack(**{"has_token_ids": True, **values})
+
+
+def test_stages_that_devices_cannot_share_are_named():
+    layer = stack(moe_every=0, pipeline_stages=2)
+    batch, partitioning = inputs(), Partitioning.make("stage=4", "pipeline")
+    message = "decoder.pipeline_stages=2 .* 4 devices along stage of --mesh=stage=4"
+    with use_partitioning(partitioning), pytest.raises(ValueError, match=message):
+        layer.fprop(layer.init(1), batch["x"], batch["segments"])
+
+
+def test_rows_that_do_not_divide_are_named_in_training():
+    layer = stack(moe_every=0, pipeline_stages=4)
+    with pytest.raises(ValueError, match="decoder.pipeline_micro_batches=4 .*batch_rows, 6 rows"):
+        one_pass(layer, inputs(), layer.init(1))

@@ -1,0 +1,279 @@
+"""Layers as one loop: the same as layers one by one, whatever is kept for the gradient."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.autodiff.remat_policy import POLICIES
+from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe import MixtureOfExperts, SigmoidRouter
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector
+from tests.tolerances import assert_close
+
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_repeat")
+
+B, L, K, M = 2, 8, 6, 16
+COTANGENT = np.random.default_rng(5).normal(size=(B, L, M)).astype(np.float32)
+SEED = tf.constant([3, 4])
+
+
+def stack(num_layers: int = 4, **values: object) -> TransformerStack:
+    p = TransformerStack.params().set(
+        num_layers=num_layers,
+        model_dim=M,
+        num_heads=2,
+        hidden_dim=24,
+        is_decoder=True,
+        moe=MixtureOfExperts.params().set(num_experts=4, group_size=8),
+        residual_dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+        **values,
+    )
+    return p.instantiate(path="decoder")
+
+
+def inputs() -> tuple[tf.Tensor, tf.Tensor]:
+    rng = np.random.default_rng(0)
+    return tuple(tf.constant(rng.normal(size=(B, n, M)), tf.float32) for n in (L, K))
+
+
+def pass_of(layer: TransformerStack):
+    """A function of (x, memory, *weights): one training pass, with its gradients and reports."""
+    theta = layer.variable_specs()
+
+    def run(*tensors: tf.Tensor) -> dict:
+        x, memory, *weights = tensors
+        with context.scope(training=True, seed=SEED) as scope, tf.GradientTape() as tape:
+            tape.watch(tensors)
+            source = Memory(memory, tf.ones([B, K], tf.int32))
+            output = layer.fprop(theta.pack(weights), x, tf.ones([B, L], tf.int32), source)
+            total = tf.add_n([tf.reduce_sum(output * COTANGENT), *scope.losses.values()])
+        gradients = tape.gradient(total, tensors)
+        return {
+            "output": output,
+            "losses": tf.add_n([tf.zeros([]), *scope.losses.values()]),
+            "metrics": {name: value for name, (value, _) in scope.metrics.items()},
+            "gradients": gradients,
+        }
+
+    return run
+
+
+def by_name(layer: TransformerStack, found: dict) -> dict:
+    """What a pass gives, with the gradient of every layer's weight by its own name."""
+    x, memory, *weights = found["gradients"]
+    named = {"x": x, "memory": memory}
+    for spec, gradient in zip(layer.variable_specs().flatten(), weights, strict=True):
+        slices = zip(spec.slices, gradient, strict=True) if spec.slices else [(spec.path, gradient)]
+        named.update(slices)
+    metrics = dict(zip(*metric_vector(found["metrics"].items()), strict=True))
+    return {**found, "gradients": named, "metrics": metrics}
+
+
+def assert_same(actual: dict, expected: dict) -> None:
+    assert_close(actual["output"], expected["output"], "order")
+    assert_close(actual["losses"], expected["losses"], "order")
+    for part in ("metrics", "gradients"):
+        assert set(actual[part]) == set(expected[part])
+        for name, value in expected[part].items():
+            assert_close(actual[part][name], value, "order")
+
+
+def run(jit_compile: bool | None = None, **values: object) -> dict:
+    layer = stack(**values)
+    function = pass_of(layer)
+    if jit_compile is not None:
+        function = tf.function(function, jit_compile=jit_compile, autograph=False)
+    return by_name(layer, function(*inputs(), *layer.init(1).flatten()))
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> dict:
+    return run()
+
+
+def test_weights_begin_as_those_of_layers_one_by_one():
+    loop, layers = stack(repeat=True), stack()
+    paths = [spec.path for spec in layers.variable_specs().flatten()]
+    expected = dict(zip(paths, layers.init(1).flatten(), strict=True))
+    for spec, weight in zip(loop.variable_specs().flatten(), loop.init(1).flatten(), strict=True):
+        assert weight.shape == spec.shape
+        slices = zip(spec.slices, weight, strict=True) if spec.slices else [(spec.path, weight)]
+        for path, value in slices:
+            np.testing.assert_array_equal(value, expected.pop(path))
+    assert not expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("repeat", [False, True], ids=["one_by_one", "loop"])
+def test_eager_is_the_same_to_the_bit(one_by_one, repeat, policy):
+    found = run(repeat=repeat, rematerialize=policy)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, one_by_one)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "policy"),
+    [
+        pytest.param(True, "none", marks=pytest.mark.slow),
+        (True, "products_but_hidden"),
+        pytest.param(True, "full", marks=pytest.mark.slow),
+        pytest.param(False, "products", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_is_the_same(one_by_one, repeat, policy):
+    assert_same(run(True, repeat=repeat, rematerialize=policy), one_by_one)
+
+
+@pytest.mark.slow
+def test_a_graph_that_is_not_compiled_is_the_same(one_by_one):
+    assert_same(run(False, repeat=True, rematerialize="products"), one_by_one)
+
+
+@pytest.mark.slow
+def test_decodes_as_layers_one_by_one():
+    results = []
+    for repeat in (False, True):
+        layer = stack(repeat=repeat)
+        theta = layer.init(1)
+        x, memory = inputs()
+        source = Memory(memory, tf.ones([B, K], tf.int32))
+        cache = layer.init_cache(theta, (B, 3), tf.float32, source)
+        for step in range(2):
+            y, cache = layer.extend_step(
+                theta, x[:, step : step + 1], tf.ones([B, 1], tf.int32), tf.constant(step), cache
+            )
+        results.append(y)
+    np.testing.assert_array_equal(*results)
+
+
+def compiled_text(**values: object) -> str:
+    layer = stack(**values)
+    function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
+    tensors = (*inputs(), *layer.init(1).flatten())
+    return function.experimental_get_compiler_ir(*tensors)(stage="hlo")
+
+
+@pytest.mark.slow
+def test_the_program_does_not_grow_with_depth():
+    few, many = (compiled_text(num_layers=n, repeat=True, rematerialize="full") for n in (4, 16))
+    # Each layer with experts reports a loss and three metrics of its own.
+    assert many.count(" = ") < 1.1 * few.count(" = ")
+    assert many.count(" while(") == few.count(" while(")
+
+
+def optimized_products(policy: str, **values: object) -> int:
+    """Products of matrices in one compiled pass."""
+    layer = stack(num_layers=2, rematerialize=policy, **values)
+    function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
+    tensors = (*inputs(), *layer.init(1).flatten())
+    ir = function.experimental_get_compiler_ir(*tensors)
+    return ir(stage="optimized_hlo").count(" dot(")
+
+
+@pytest.mark.slow
+def test_every_policy_recomputes_what_it_does_not_keep_and_the_compiler_leaves_it():
+    counts = {policy: optimized_products(policy) for policy in POLICIES}
+    kept, but_hidden = counts["products"], counts["products_but_hidden"]
+    assert counts["none"] < kept < but_hidden < counts["full"], counts
+
+
+def test_the_compiler_does_not_undo_rematerialization():
+    assert optimized_products("none", moe_every=0) < optimized_products("full", moe_every=0)
+
+
+def test_a_wrong_policy_is_named():
+    with pytest.raises(ValueError, match=r"decoder.rematerialize: .*'ful'.*'full'"):
+        stack(rematerialize="ful")
+
+
+def test_a_number_of_layers_that_the_body_does_not_divide_is_named():
+    with pytest.raises(ValueError, match="decoder.repeat: 5 layers .* decoder.moe_every, 2"):
+        stack(num_layers=5, repeat=True)
+
+
+def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
+    layer = stack(repeat=True)
+    theta: NestedMap = layer.init(1)
+    seen = []
+    x, memory = inputs()
+    with context.scope(on_output=lambda path, _: seen.append(path)):
+        source = Memory(memory, tf.ones([B, K], tf.int32))
+        layer.fprop(theta, x, tf.ones([B, L], tf.int32), source)
+    assert "decoder.layers[3].feed_forward" in seen
+
+
+@pytest.mark.slow
+def test_gradients_that_are_bfloat16_wait_in_bfloat16():
+    layer = stack(repeat=True, rematerialize="full", moe_every=0)
+
+    def narrow(x: tf.Tensor, memory: tf.Tensor, *weights: tf.Tensor) -> list:
+        theta = layer.variable_specs().pack(weights)
+        source = Memory(tf.cast(memory, tf.bfloat16), tf.ones([B, K], tf.int32))
+        with context.scope(training=True, seed=SEED), tf.GradientTape() as tape:
+            tape.watch(weights)
+            output = layer.fprop(theta, tf.cast(x, tf.bfloat16), tf.ones([B, L], tf.int32), source)
+            total = tf.reduce_sum(tf.cast(output, tf.float32) * COTANGENT)
+        return tape.gradient(total, weights)
+
+    tensors = (*inputs(), *layer.init(1).flatten())
+    compiled = tf.function(narrow, jit_compile=True, autograph=False)
+    text = compiled.experimental_get_compiler_ir(*tensors)(stage="hlo")
+    backward = next(line for line in text.splitlines()[::-1] if " while(" in line)
+    hidden, scales = "[4,16,24]", "[4,16]"
+    assert f"bf16{hidden}" in backward
+    assert f"f32{scales}" in backward
+    loop = tf.function(narrow, autograph=False)
+    for gradient, one_by_one in zip(loop(*tensors), narrow(*tensors), strict=True):
+        assert gradient.dtype == tf.float32
+        assert_close(gradient, one_by_one, "bfloat16")
+
+
+def excess_of(x_BLM: tf.Tensor, w_gate: tf.Tensor) -> np.ndarray:
+    """E times the load above the mean of 4 experts, of which every token takes the best two."""
+    logits = x_BLM.numpy().reshape(B * L, M) @ w_gate.numpy()
+    load = np.bincount(np.argsort(-logits, -1)[:, :2].ravel(), minlength=4)
+    return load * 4 - load.sum()
+
+
+@pytest.mark.parametrize("policy", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_rules_are_told_of_their_own_layer_alone(policy):
+    """As one loop, and as segments one after another, both of which compute some things again."""
+    moe = MixtureOfExperts.params().set(model_dim=M, hidden_dim=8, num_experts=4, group_size=8)
+    moe.set(router=SigmoidRouter.params())
+    loop = Repeat.params().set(body=(moe,), times=2, rematerialize=policy)
+    loop = loop.instantiate(path="layers")
+    theta, (x, _) = loop.init(1), inputs()
+    mask = tf.ones([B, L], tf.int32)
+
+    def reported(run) -> list:
+        biases = theta.body[0].router.selection_bias
+        with context.scope(training=True, seed=SEED) as scope, tf.GradientTape() as tape:
+            tape.watch(biases)
+            output = run()
+            total = tf.add_n([tf.reduce_sum(output * COTANGENT), *scope.losses.values()])
+        return tape.gradient(total, biases)
+
+    def in_segments() -> tf.Tensor:
+        y = x
+        for layer, layer_theta in loop.unrolled(theta):
+
+            def body(y, mask, *weights, layer=layer, like=layer_theta):
+                return layer.fprop(like.pack(weights), y, mask)
+
+            y = rematerialized(body, policy, [y, mask], layer_theta.flatten())
+        return y
+
+    expected, y = [], x
+    for layer, layer_theta in loop.unrolled(theta):
+        expected.append(excess_of(y, layer_theta.router.w_gate))
+        with context.scope(training=True, seed=SEED):
+            y = layer.fprop(layer_theta, y, mask)
+    assert np.any(expected[0]) and not np.array_equal(expected[0], expected[1])
+    for run in (lambda: loop.fprop(theta, x, mask), in_segments):
+        found = tf.function(lambda run=run: reported(run), autograph=False)()
+        np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,86 @@
+"""Measured collectives are slower than their bounds, and are met where they were measured."""
+
+import pytest
+
+from lingvo_gshard.hlo.operation import CollectiveCall
+from lingvo_gshard.planning.machines import chips, efficiencies, interconnect, topologies
+from lingvo_gshard.sharding.mesh import Mesh
+
+MEASURED = (*efficiencies.FIGURE_9, *efficiencies.IRONWOOD, *efficiencies.H100)
+NAMES = [f"{p.topology}-{p.kind}-{p.devices}-{p.bytes:.0f}" for p in MEASURED]
+
+
+@pytest.mark.parametrize("point", MEASURED, ids=NAMES)
+def test_no_measurement_is_faster_than_the_bound(point):
+    assert 0.15 < point.efficiency < 1
+    assert "http" in point.source
+
+
+def test_figure_9_has_six_sizes_of_two_kinds_and_two_inputs():
+    assert len(efficiencies.FIGURE_9) == 24
+    (point,) = [
+        p
+        for p in efficiencies.FIGURE_9
+        if (p.kind, p.devices, p.bytes) == ("all-to-all", 512, 32 * 2**20)
+    ]
+    assert point.seconds == pytest.approx(5078e-6)
+
+
+def test_the_all_to_all_of_figure_9_stays_as_near_to_the_bisection_as_the_slice_grows():
+    found = [p.efficiency for p in efficiencies.FIGURE_9 if p.kind == "all-to-all"]
+    assert max(found) / min(found) < 1.4
+
+
+def test_measured_points_are_met_and_others_lie_between():
+    v3 = chips.get("v3")
+    for point in efficiencies.FIGURE_9:
+        found = efficiencies.collective_efficiency(point.kind, point.bytes, point.devices, v3)
+        assert found.value == pytest.approx(point.efficiency)
+        assert found.source == point.source
+    at_8, at_32 = (
+        efficiencies.collective_efficiency("all-to-all", mib * 2**20, 128, v3).value
+        for mib in (8, 32)
+    )
+    between = efficiencies.collective_efficiency("all-to-all", 16 * 2**20, 128, v3).value
+    assert between == pytest.approx((at_8 + at_32) / 2)
+    assert efficiencies.collective_efficiency("all-to-all", 1, 128, v3).value == at_8
+    assert efficiencies.collective_efficiency("all-to-all", 2**40, 128, v3).value == at_32
+
+
+def test_an_all_to_all_of_2048_cores_takes_375_hundredths_of_that_of_128():
+    v3 = chips.get("v3")
+    seconds = []
+    for name in ("v3:8x8", "v3:32x32"):
+        topology = topologies.get(name)
+        mesh = Mesh((("all", topology.devices),))
+        call = CollectiveCall("all-to-all", ("all",), topology.devices, "float32", 8 * 2**20)
+        share = efficiencies.collective_efficiency(call.kind, call.bytes, call.group_size, v3)
+        seconds.append(interconnect.seconds_bound(call, topology, mesh) / share.value)
+    assert seconds[1] / seconds[0] == pytest.approx(3.75)
+
+
+@pytest.mark.parametrize("key", chips.CHIPS)
+def test_every_chip_has_shares_of_every_rate(key):
+    chip = chips.get(key)
+    for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"):
+        assert 0 < efficiencies.collective_efficiency(kind, 2**23, 64, chip).value <= 1
+    assert 0 < efficiencies.memory_efficiency(chip).value < 1
+    assert 0.7 < efficiencies.matmul_efficiency(chip, 1e13).value < 1
+    assert all(efficiencies.sources(chip))
+
+
+def test_small_products_use_less_of_a_tpu7x():
+    chip = chips.get("tpu7x")
+    assert efficiencies.matmul_efficiency(chip, 2 * 1024**3).value == pytest.approx(0.303, abs=1e-3)
+    shares = [efficiencies.matmul_efficiency(chip, 10**n).value for n in range(5, 15)]
+    assert shares == sorted(shares)
+
+
+def test_gpus_come_nearer_to_their_links_with_larger_buffers():
+    h100 = chips.get("h100")
+    small, large = (
+        efficiencies.collective_efficiency("all-gather", size, 8, h100).value
+        for size in (58e6, 1e10)
+    )
+    assert small == pytest.approx(150 / 450)
+    assert large == pytest.approx(370 / 450)

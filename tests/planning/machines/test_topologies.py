@@ -1,0 +1,185 @@
+"""Names of topologies, what they stand for, and what libtpu makes of them."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from lingvo_gshard.planning.machines import chips, interconnect, libtpu, topologies
+from lingvo_gshard.sharding.mesh import Mesh
+
+KEYS = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
+
+
+@pytest.mark.parametrize(
+    "name,devices,hosts,wraps",
+    [
+        ("v2:16x16", 512, 64, (True, True)),
+        ("v3:32x32", 2048, 256, (True, True)),
+        ("v3:16x16", 512, 64, (False, False)),
+        ("v3:16x32", 1024, 128, (False, True)),
+        ("v4:4x4x8", 128, 32, (True, True, True)),
+        ("v4:2x2x4", 16, 4, (False, False, False)),
+        ("v5e:8x16", 128, 32, (False, True)),
+        ("v5e:1x1", 1, 1, (False, False)),
+        ("v5p:2x2x1", 4, 1, (False, False, False)),
+        ("v6e:16x16", 256, 64, (True, True)),
+        ("tpu7x:2x2x1", 8, 1, (False, False, False)),
+        ("gpu:h100:8x4", 32, 8, (False, False)),
+        ("cpu:8", 8, 1, (False,)),
+    ],
+)
+def test_what_a_name_stands_for(name, devices, hosts, wraps):
+    topology = topologies.get(name)
+    assert topology.name == name
+    assert topology.devices == devices
+    assert topology.hosts == hosts
+    assert topology.wraps == wraps
+    assert topology.kind == topology.chip.kind
+
+
+def test_gpus_are_hosts_times_gpus():
+    topology = topologies.get("gpu:h100:8x4")
+    assert topology.shape == (8, 4)
+    assert topology.chip.key == "h100"
+    assert topology.compiler == "cpu"
+    assert "estimate" in topology.notes[0]
+
+
+@pytest.mark.parametrize(
+    "name,message",
+    [
+        ("", "unknown kind of chip ''.*v3:32x32.*gpu:h100:8x4"),
+        ("v33:2x2", "--topology=v33:2x2: unknown kind of chip 'v33'.*Did you mean 'v3'"),
+        ("v3", "'' is no shape of it; expected 2 sizes such as v3:32x32"),
+        ("v3:abc", "'abc' is no shape of it; expected 2 sizes"),
+        ("v3:4x4x4", "'4x4x4' is no shape of it; expected 2 sizes"),
+        ("v3:0x4", "'0x4' is no shape of it"),
+        ("v4:4x4", "expected 3 sizes such as v4:8x8x8"),
+        ("v3:3x4", "a host has 2x2 chips"),
+        ("v3:64x64", "a pod of TPU v3 has 1,024 chips, 32x32"),
+        ("v6e:2x64", "a pod of TPU v6e has 256 chips, 16x16"),
+        ("gpu:h10:8x4", "unknown GPU 'h10'. Did you mean 'h100'"),
+        ("gpu:h100:8", "expected 2 sizes such as gpu:h100:8x4"),
+        ("gpu:h100", "'' is no shape of it"),
+        ("cpu:many", "expected one, as cpu:8"),
+        ("cpu:100000", "at most 4096 virtual devices"),
+    ],
+)
+def test_names_that_stand_for_nothing(name, message):
+    with pytest.raises(ValueError, match=message):
+        topologies.get(name)
+
+
+def test_listing_has_a_line_for_each_kind_of_chip():
+    lines = topologies.listing().splitlines()
+    for key in KEYS:
+        (line,) = [line for line in lines if line.startswith(key + ":")]
+        assert chips.get(key).name in line
+    (line,) = [line for line in lines if line.startswith("v3:32x32")]
+    assert line.split()[1:] == "TPU v3 2,048 15.48 GiB 61.5 TFLOP/s 82 GB/s".split() + [
+        topologies.get("v3:32x32").compiler
+    ]
+    assert any(line.startswith("gpu:h100:") for line in lines)
+
+
+def test_without_libtpu_the_cpus_compiler_stands_in(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    topology = topologies.get("v3:2x2")
+    assert topology.compiler == "cpu"
+    assert "pip install lingvo_gshard[plan]" in topology.notes[0]
+    assert "pip install lingvo_gshard[plan]" in topologies.listing()
+    assert [device.platform for device in topology.compile_devices()] == ["cpu"] * 8
+    with pytest.raises(ValueError, match="libtpu is not installed"):
+        libtpu.check_version()
+
+
+def test_libtpu_of_another_version_than_jax_wants(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    with pytest.raises(ValueError, match=r"libtpu 0.0.1 is installed, but jax .* wants libtpu=="):
+        topologies.get("v3:2x2").compile_devices()
+
+
+def test_more_cpu_devices_than_jax_was_started_with():
+    started = len(jax.devices("cpu"))
+    with pytest.raises(ValueError, match=rf"--topology=cpu:{started + 1} needs .* in a new proc"):
+        topologies.get(f"cpu:{started + 1}").compile_devices()
+
+
+def test_two_thousand_virtual_cpu_devices():
+    program = (
+        "from lingvo_gshard.planning import topologies\n"
+        "print(len(topologies.get('cpu:2048').compile_devices()))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout.split() == ["2048"], result.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["v2:4x4", "v3:4x8", "v4:4x4x4", "v5e:1x1", "v5e:16x16", "v5p:2x2x4", "tpu7x:4x4x4"]
+)
+def test_devices_of_libtpu_are_where_interconnect_takes_them_to_be(name):
+    pytest.importorskip("libtpu")
+    topology = topologies.get(name)
+    devices = topology.compile_devices()
+    assert len(devices) == topology.devices
+    where = interconnect.places(topology, Mesh((("all", topology.devices),)))
+    expected = [device.coords[: len(topology.shape)] for device in devices]
+    np.testing.assert_array_equal(where.coordinates[where.node_of], expected)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_libtpu_compiles_for_every_generation_and_has_the_memory_of_the_table(key):
+    pytest.importorskip("libtpu")
+    shape = "x".join(["2", "2", "1"][: chips.get(key).torus_dimensions])
+    topology = topologies.get(f"{key}:{shape}")
+    mesh = jax.sharding.Mesh(np.array(topology.compile_devices()), ("all",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def compiled(size):
+        value = jax.ShapeDtypeStruct((1024, size // 1024), np.uint8, sharding=sharding)
+        return jax.jit(lambda x: x + 1).lower(value).compile()
+
+    assert "u8[1024" in compiled(2**20).as_text()
+    gibibytes = topology.chip.usable_bytes / 2**30
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"available HBM \({gibibytes:.2f}G\)"):
+        compiled(2**40)
+
+
+def test_processes_compile_beside_one_another():
+    pytest.importorskip("libtpu")
+    program = (
+        "import sys\n"
+        "from lingvo_gshard.planning import topologies\n"
+        "print(len(topologies.get('v3:2x2').compile_devices()), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        # Each holds libtpu until it is told to end.
+        assert [process.stdout.readline() for process in started] == ["8\n", "8\n"]
+    finally:
+        for process in started:
+            process.communicate()
+
+
+def test_options_of_the_compiler_are_told(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
+    monkeypatch.delenv(libtpu.OPTIONS, raising=False)
+    assert topologies.get("v3:2x2").notes == ()
+    monkeypatch.setenv(libtpu.OPTIONS, "--xla_tpu_enable_async_all_to_all=true")
+    (note,) = topologies.get("v3:2x2").notes
+    assert note == "compiled with LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true"
+    assert topologies.get("cpu:8").notes != (note,)

@@ -1,0 +1,161 @@
+"""The picture of a plan as a file: whole, closed to the network, and deaf to what a plan says."""
+
+import base64
+import hashlib
+import html.parser
+import importlib.resources
+import json
+import math
+import re
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gshard.planning import picture
+from lingvo_gshard.planning.picture import splits
+from tests.planning import example_plan
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element with its attributes, and what stands in scripts and styles."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.inside = False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append([tag, dict(attrs), ""])
+        self.inside = True
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.found[-1][2] += data
+
+    def all(self, tag):
+        return [(attributes, text) for name, attributes, text in self.found if name == tag]
+
+
+def embedded(page):
+    """What the page's own script reads."""
+    ((_, text),) = [one for one in Elements(page).all("script") if one[0].get("id") == "plan"]
+    return json.loads(text)
+
+
+def test_the_file_holds_the_whole_plan(tmp_path):
+    plan = example_plan.example_plan()
+    picture.write(plan, tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert embedded(page)["plan"] == plan
+    assert Elements(page).all("title") == [({}, "gshard_paper.moe_512e_12l on v3:16x16")]
+
+
+def test_nothing_is_loaded_and_only_its_own_script_runs():
+    elements = Elements(picture.to_html(example_plan.example_plan()))
+    for _, attributes, _ in elements.found:
+        assert "src" not in attributes
+        assert attributes.get("href", "data:").startswith("data:")
+        assert not any(name.startswith("on") for name in attributes)
+    policy = next(a["content"] for a, _ in elements.all("meta") if "http-equiv" in a)
+    (script,) = [text for attributes, text in elements.all("script") if not attributes]
+    ((_, style),) = elements.all("style")
+    for kind, text in (("script", script), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+
+
+def test_no_script_reads_text_as_html():
+    for file in importlib.resources.files(picture).iterdir():
+        if file.name.endswith(".js"):
+            text = file.read_text(encoding="utf-8")
+            assert not re.search(
+                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text
+            )
+            assert "</script" not in text and "<!--" not in text, file.name
+
+
+@hypothesis.given(st.text(alphabet=st.sampled_from("</script>!-&\"'{}NAMEPLAN\u2028 \\")))
+@hypothesis.example("</script><script>alert(1)</script>")
+@hypothesis.example("{{SCRIPT}} <!--<script>")
+def test_no_text_ends_the_element_it_stands_in(text):
+    plan = example_plan.example_plan()
+    plain = Elements(picture.to_html(plan)).found
+    plan["name"] = plan["layers"][0]["layer"] = text
+    plan["notes"] = [text]
+    page = picture.to_html(plan)
+    assert [tag for tag, *_ in Elements(page).found] == [tag for tag, *_ in plain]
+    assert embedded(page)["plan"] == plan
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("mfu", math.nan, "mfu is nan"),
+        ("layers", "none", "'layers' is 'none'; expected a list"),
+        ("format", 2, "format 2"),
+        ("mesh", "data=3", "mesh 'data=3' does not have 512 devices"),
+    ],
+)
+def test_what_is_no_plan_is_refused(tmp_path, field, value, reason):
+    plan = example_plan.example_plan() | {field: value}
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        picture.write(plan, tmp_path / "plan.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ValueError, match="--html=.*nowhere.*No such file"):
+        picture.write(example_plan.example_plan(), tmp_path / "nowhere" / "plan.html")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}),
+        ("whole", {}),
+        ("E->data", {"E": ["data"]}),
+        ("E->data; H->model", {"E": ["data"], "H": ["model"]}),
+        ("E->data, H->model", {"E": ["data"], "H": ["model"]}),
+        (
+            "B,G->fsdp,data; H->model",
+            {"B": ["fsdp", "data"], "G": ["fsdp", "data"], "H": ["model"]},
+        ),
+        ("M->none; E -> data", {"M": [], "E": ["data"]}),
+        ("E over data (8), H over model (2)", {"E": ["data"], "H": ["model"]}),
+        ("B over fsdp and data (4 x 2)", {"B": ["fsdp", "data"]}),
+    ],
+)
+def test_a_split_in_words_is_read(text, found):
+    assert splits.parse(text, {"data": 8, "model": 2, "fsdp": 4}) == found
+
+
+@pytest.mark.parametrize("text", ["E->dta", "cut somehow", "E over dta (8)", "E->data; rest"])
+def test_a_split_that_cannot_be_read_is_told(text):
+    with pytest.raises(ValueError, match=re.escape(repr(text))):
+        splits.parse(text, {"data": 8})
+
+
+@pytest.mark.parametrize("strategy", example_plan.RULES)
+def test_the_blocks_drawn_have_the_plans_bytes(strategy):
+    plan = example_plan.example_plan(strategy)
+    partitioning = embedded(picture.to_html(plan))["mesh"]
+    sizes = dict(partitioning["axes"])
+    assert math.prod(sizes.values()) == 512
+    for row, split in zip(plan["tensors"], partitioning["splits"], strict=True):
+        parts = math.prod(sizes[axis] for axes in split for axis in axes)
+        assert row["bytes_per_device"] * parts == row["bytes"], row["path"]
+
+
+def test_a_tensor_that_cannot_be_drawn_says_why():
+    plan = example_plan.example_plan()
+    plan["tensors"][0]["split"] = "Z->data"
+    plan["tensors"][1]["split"] = "by hand"
+    first, second, *rest = splits.describe(plan)["splits"]
+    assert "'Z->data' does not fit layout 'VM'" in first and "'by hand'" in second
+    assert all(isinstance(split, list) for split in rest)

@@ -1,0 +1,221 @@
+"""The picture of a plan, opened and used in a real browser."""
+
+import pytest
+
+from lingvo_gshard.planning import picture
+from tests.planning import example_plan
+from tests.planning.picture import browser
+
+pytestmark = [
+    pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
+    pytest.mark.xdist_group("test_picture_browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def window():
+    with browser.Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(window, tmp_path):
+    """Returns a function that opens a plan's picture."""
+
+    def open_plan(plan):
+        path = tmp_path / "plan.html"
+        picture.write(plan, path)
+        window.open(path.as_uri())
+        return window
+
+    yield open_plan
+    assert window.console() == []
+
+
+def column(page, table, position):
+    return page.texts(f"#{table} tbody td:nth-child({position})")
+
+
+def test_it_draws_every_section_and_loads_nothing(page):
+    opened = page(example_plan.example_plan())
+    assert opened.texts("h1") == ["gshard_paper.moe_512e_12l"]
+    assert opened.texts(".answer") == ["It fits"]
+    sections = opened.run("return [...document.querySelectorAll('section')].map((s) => s.id)")
+    assert sections == [
+        "memory", "time", "arithmetic", "communication", "sharding", "layers", "temporaries",
+        "notes",
+    ]  # fmt: skip
+    assert opened.run("return performance.getEntriesByType('resource').length") == 0
+    assert opened.run("return document.querySelectorAll('#memory .piece').length") == 6
+
+
+def test_no_width_needs_scrolling_sideways(page):
+    opened = page(example_plan.example_plan("expert_tensor_fsdp"))
+    assert opened.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_head_sorts_its_column_both_ways(page):
+    plan = example_plan.example_plan()
+    opened = page(plan)
+    head = "#layer-table th:nth-child(1)"
+    by_time = column(opened, "layer-table", 1)
+    opened.click(f"{head} button")
+    count = len(plan["layers"])
+    assert column(opened, "layer-table", 1) == [str(count - row) for row in range(15)] != by_time
+    opened.click(f"{head} button")
+    assert column(opened, "layer-table", 1) == [str(row + 1) for row in range(15)]
+    assert opened.run("return document.querySelector(arguments[0]).ariaSort", head) == "ascending"
+
+
+def test_a_head_sorts_by_keyboard(page):
+    opened = page(example_plan.example_plan())
+    head = "#versions th:nth-child(1)"
+    opened.type(f"{head} button", "\ue007")
+    assert column(opened, "versions", 1) == ["jax", "libtpu", "lingvo_gshard"]
+    opened.type(f"{head} button", "\ue00d")
+    assert column(opened, "versions", 1) == ["lingvo_gshard", "libtpu", "jax"]
+
+
+def test_a_filter_keeps_the_rows_that_hold_every_word(page):
+    plan = example_plan.example_plan()
+    opened = page(plan)
+    opened.type("#sharding input", "Decoder cross slots")
+    wanted = [
+        row["path"]
+        for row in plan["tensors"]
+        if row["kind"] == "slots" and "decoder" in row["path"] and "cross" in row["path"]
+    ]
+    assert opened.texts("#sharding .counted") == [
+        f"{len(wanted)} of {len(plan['tensors'])} rows, 15 shown"
+    ]
+    opened.click("#sharding .quiet")
+    assert sorted(column(opened, "tensors", 1)) == sorted(wanted)
+    opened.type("#sharding input", " nowhere")
+    assert column(opened, "tensors", 1) == ["No row holds that."]
+
+
+def test_bound_and_estimate_are_two_time_lines(page):
+    plan = example_plan.example_plan()
+    opened = page(plan)
+
+    def total():
+        return opened.run(
+            "return document.querySelector('svg.timeline').getAttribute('aria-label')"
+        )
+
+    assert f"{plan['seconds_per_step'] * 1e3:.0f} ms (estimate)" in total()
+    widths = (
+        "return [...document.querySelectorAll('.block rect')].map((r) => r.getAttribute('width'))"
+    )
+    estimated = opened.run(widths)
+    opened.click("#time [data-value=bound]")
+    assert f"{plan['seconds_per_step_bound'] * 1e3:.0f} ms (bound)" in total()
+    assert opened.run(widths) != estimated
+    assert "run beside all the rest" in opened.texts("#time > p")[0]
+    assert opened.texts("#time [aria-pressed=true]") == ["Bound"]
+
+
+def test_the_time_line_shows_loops_lanes_and_details(page):
+    plan = example_plan.example_plan()
+    opened = page(plan)
+    loops = opened.texts(".loop text")
+    assert len(loops) == 4 and all(text.startswith("× 3") for text in loops)
+    moe = next(i for i, row in enumerate(plan["layers"]) if row["layer"].endswith("moe"))
+    assert opened.run(f"return document.querySelectorAll('[data-index=\"{moe}\"]').length") == 2
+    opened.hover(f"[data-index='{moe}']")
+    (told,) = opened.texts(".tip")
+    assert told.startswith("encoder/layers/body_1/moeforward, × 3 in a loop")
+    opened.type("svg.timeline", "\ue011\ue014")
+    second = plan["layers"][1]["layer"]
+    assert opened.texts(".detail strong") == [second]
+
+
+def test_the_time_line_zooms_by_buttons_keys_and_wheel(page):
+    opened = page(example_plan.example_plan())
+    width = "return parseFloat(document.querySelector('.window').style.width)"
+    assert opened.run(width) == 100
+    opened.click("[aria-label='Zoom in']")
+    assert opened.run(width) == pytest.approx(60)
+    opened.type("svg.timeline", "+")
+    assert opened.run(width) == pytest.approx(36)
+    opened.type("svg.timeline", "0")
+    assert opened.run(width) == 100
+    turn = (
+        "const line = document.querySelector('svg.timeline'), box = line.getBoundingClientRect();"
+        "line.dispatchEvent(new WheelEvent('wheel', {deltaY: -200, ctrlKey: arguments[0],"
+        "clientX: box.left + box.width / 2, bubbles: true, cancelable: true}));"
+    )
+    opened.run(turn, False)
+    assert opened.run(width) == 100
+    opened.run(turn, True)
+    assert opened.run(width) < 60
+
+
+def test_a_chosen_weight_is_drawn_on_the_mesh(page):
+    plan = example_plan.example_plan("expert_tensor")
+    opened = page(plan)
+    opened.type("#sharding input", "decoder body[1].moe.w_out weights")
+    opened.click("#tensors tbody tr button")
+    assert opened.texts("#sharding h3") == ["decoder.layers.body[1].moe.w_out"]
+    assert opened.texts(".mesh .dimensions li") == [
+        "R 3 whole",
+        "E 512 64 parts of 8 over data",
+        "H 8,192 8 parts of 1,024 over model",
+        "M 1,024 whole",
+    ]
+    drawn = opened.texts(".device .id")
+    assert drawn == [str(row * 8 + column) for row in (0, 1, 2, 3, 4, 5, 63) for column in range(8)]
+    opened.hover(".device:nth-of-type(10)")
+    (told,) = opened.texts(".tip")
+    assert told == "device 9data 1, model 1all of RE 8 to 15H 1,024 to 2,047all of M96 MiB"
+
+
+def test_a_whole_weight_is_the_same_on_every_device(page):
+    opened = page(example_plan.example_plan())
+    opened.type("#sharding input", "encoder.embedding.table weights")
+    opened.click("#tensors tbody tr button")
+    assert "Every one of the 512 devices holds all of it." in opened.texts(".mesh .about p")
+    opened.hover(".device")
+    assert opened.run("return document.querySelectorAll('.device.same').length") == 23
+
+
+def test_hostile_text_is_shown_and_never_run(page):
+    opened = page(example_plan.hostile())
+    assert opened.run("return window.harmed") is None
+    assert opened.run("return document.querySelectorAll('img').length") == 0
+    assert opened.texts("h1") == [example_plan.HOSTILE]
+    opened.type("svg.timeline", "\ue011")
+    assert opened.texts(".detail strong") == [example_plan.HOSTILE]
+    opened.hover("[data-index='0']")
+    assert opened.texts(".tip strong") == [example_plan.HOSTILE]
+    assert example_plan.hostile()["notes"] == opened.texts(".notes li")[:3]
+    assert opened.run("return window.harmed") is None
+
+
+def test_what_does_not_fit_says_so_and_what_would(page):
+    opened = page(example_plan.too_large())
+    assert opened.texts(".answer") == ["It does not fit"]
+    assert "2.18 GiB too much" in opened.texts(".verdict")[0]
+    assert column(opened, "remedies-table", 2) == ["✓ yes", "✕ no"]
+
+
+def test_a_plan_with_little_in_it_is_drawn_too(page):
+    plan = example_plan.example_plan()
+    for rows in ("tensors", "largest_temporaries", "collectives", "layers", "notes", "remedies"):
+        plan[rows] = []
+    plan.update(budget=None, mfu=None, seconds_per_step=None, steps_per_second=None, mesh="")
+    opened = page(plan)
+    assert "The step has no collectives." in opened.texts("p")
+
+
+def test_dark_and_narrow(tmp_path):
+    path = tmp_path / "plan.html"
+    picture.write(example_plan.example_plan("expert_tensor"), path)
+    with browser.Browser(width=800, dark=True) as opened:
+        opened.open(path.as_uri())
+        assert (
+            opened.run("return getComputedStyle(document.body).backgroundColor")
+            == "rgb(18, 21, 24)"
+        )
+        assert opened.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert opened.console() == []

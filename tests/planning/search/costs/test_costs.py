@@ -1,0 +1,214 @@
+"""The cost model against closed forms: FLOPs, bytes and collectives of single layers."""
+
+import dataclasses
+import functools
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.planning.search.costs.cost import Cost
+from lingvo_gshard.planning.search.costs.cost_model import CostModel
+from lingvo_gshard.planning.search.groups import group
+from lingvo_gshard.planning.search.layouts import Call, changes
+from lingvo_gshard.planning.search.traced.ancestry import Ancestry
+from lingvo_gshard.planning.search.traced.graph import Tensor
+from lingvo_gshard.planning.search.traced.products import RESULT, Operand, execute
+from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tasks.translation import TranslationTask
+from tests.planning.search.search_rates import batch, ring_rates, trainer
+
+B, L, M, H, N, V, E, LAYERS = 64, 16, 128, 512, 8, 1024, 8, 4
+D = M // N
+FLOAT = 4
+RATES = ring_rates()
+
+
+@functools.cache
+def grouped(experts: bool = False):
+    task = TranslationTask.params().set(
+        source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M
+    )
+    for stack in (task.encoder, task.decoder):
+        stack.set(num_layers=LAYERS, num_heads=N, hidden_dim=H, moe_every=int(experts))
+        stack.set(repeat=True)
+        stack.moe.set(num_experts=E, group_size=L)
+    return group(trace(trainer(task), batch(B, L)))
+
+
+def cost(name: str, mesh: str, strategy: str, policy: str = "none") -> Cost:
+    """Of the layers of one kind in a step, without the norms that go with them."""
+    experts = name == "experts"
+    (found,) = (g for g in grouped(experts).groups if g.name == name)
+    pairs = [
+        pair
+        for pair in zip(found.weights, found.slots, strict=True)
+        if pair[0].path.rpartition(".")[0] in found.paths
+    ]
+    weights, slots = zip(*pairs, strict=True)
+    found = dataclasses.replace(found, weights=weights, slots=slots)
+    parsed = Mesh.parse(mesh)
+    model = CostModel(parsed, RATES, policy)
+    return model.group_cost(found, strategies.get(strategy, parsed))
+
+
+def weights_of_feed_forwards() -> int:
+    return 2 * LAYERS * (2 * M * H + H + M) * FLOAT
+
+
+def activations() -> int:
+    return B * L * M * FLOAT
+
+
+def test_a_dense_layer_alone():
+    found = cost("feed_forward", "data=1", "replicated")
+    assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H)
+    assert found.weights == found.gradients == weights_of_feed_forwards()
+    assert found.kept == 2 * LAYERS * (2 * B * L * M + B * L * H) * FLOAT
+    assert found.calls == []
+
+
+def test_a_dense_layer_as_data():
+    found = cost("feed_forward", "data=8", "data")
+    assert found.bytes_by_kind() == {"all-reduce": weights_of_feed_forwards()}
+    assert found.weights == weights_of_feed_forwards()
+    assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H) // 8
+
+
+def test_a_dense_layer_split_by_hidden_units():
+    found = cost("feed_forward", "model=8", "tensor")
+    assert found.bytes_by_kind() == {"all-reduce": 2 * LAYERS * 2 * activations()}
+    biases = 2 * LAYERS * M * FLOAT
+    assert found.weights == (weights_of_feed_forwards() - biases) // 8 + biases
+    assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H) // 8
+
+
+def test_a_dense_layer_with_its_weights_split():
+    """In a loop weights are gathered for each pass, and gradients are summed where they stay."""
+    found = cost("feed_forward", "data=8", "fsdp")
+    matrices = 2 * LAYERS * 2 * M * H * FLOAT
+    by_kind = found.bytes_by_kind()
+    assert by_kind["all-gather"] == 2 * matrices
+    assert by_kind["reduce-scatter"] == matrices + 2 * LAYERS * M * FLOAT
+    assert by_kind["all-reduce"] == 2 * LAYERS * H * FLOAT
+
+
+def test_a_dense_layer_with_its_slots_split():
+    found = cost("feed_forward", "data=8", "zero1")
+    summed = weights_of_feed_forwards()
+    handed_on = summed - 2 * LAYERS * H * FLOAT
+    assert found.bytes_by_kind() == {"all-reduce": summed, "all-gather": handed_on}
+
+
+def test_rematerialization_computes_again_what_is_not_kept():
+    none, full, products = (
+        cost("feed_forward", "model=8", "tensor", policy) for policy in ("none", "full", "products")
+    )
+    assert full.flops == none.flops * 4 // 3
+    assert full.bytes_by_kind()["all-reduce"] == none.bytes_by_kind()["all-reduce"] * 3 // 2
+    assert products.flops == none.flops
+    # In front of a feed-forward layer stands an attention, which begins the unit.
+    assert full.kept == 0 and full.again > 0
+    assert products.kept == 2 * LAYERS * (B * L * M + B * L * H // 8) * FLOAT
+
+
+@pytest.mark.parametrize("mesh", ["model=1", "model=8", "model=4"])
+def test_attention(mesh):
+    parts = int(mesh.partition("=")[2])
+    found = cost("attention", mesh, "tensor")
+    inner = N * D
+    attentions = LAYERS + 2 * LAYERS
+    products = 4 * 2 * B * L * M * inner + 2 * 2 * B * L * L * inner
+    assert found.flops == attentions * 3 * products // parts
+    # Its output forward, its inputs' gradient backward: a memory's beside the queries'.
+    sums = attentions * 2 + LAYERS
+    expected = {} if parts == 1 else {"all-reduce": sums * activations()}
+    assert found.bytes_by_kind() == expected
+
+
+def test_experts():
+    """Two all-to-alls each way; the paper's capacity 2 S / E; experts' gradients stay."""
+    found = cost("experts", "data=8", "expert")
+    slots = B * L * 2
+    router = 2 * B * L * M * E
+    assert found.flops == 2 * LAYERS * 3 * (2 * 2 * slots * M * H + router) // 8
+    buffers = slots * M * FLOAT // 8
+    by_kind = found.bytes_by_kind()
+    assert by_kind["all-to-all"] == 2 * LAYERS * 4 * buffers
+    assert by_kind["all-reduce"] == 2 * LAYERS * M * E * FLOAT
+    assert found.weights == 2 * LAYERS * (E * 2 * M * H // 8 + M * E) * FLOAT
+
+
+def test_lookups_and_softmax_split_by_vocabulary():
+    found = cost("vocabulary", "model=8", "tensor")
+    # Two lookups forward, the softmax's input gradient backward.
+    assert found.bytes_by_kind() == {"all-reduce": 3 * activations()}
+    assert found.weights == 2 * V * M * FLOAT // 8
+
+
+def operand(layout: str, sizes: dict[str, int], **where: str) -> Operand:
+    shape = tuple(sizes[x] for x in layout)
+    return Operand(Tensor(layout, shape, "float32"), {a: x for a, x in where.items() if x})
+
+
+def test_padding_is_computed():
+    mesh, sizes = Mesh.parse("data=8"), {"B": 9, "M": 4, "H": 4}
+    found = execute(
+        (operand("BM", sizes, data="B"), operand("MH", sizes)),
+        operand("BH", sizes, data="B"),
+        mesh,
+        RATES,
+    )
+    assert found.flops == 2 * 2 * 4 * 4 and found.calls == ()
+
+
+def test_partial_sums_are_scattered_where_the_result_is_split():
+    mesh, sizes = Mesh.parse("data=8"), {"B": 64, "M": 16, "H": 32}
+    gradient = execute(
+        (operand("BM", sizes, data="B"), operand("BH", sizes, data="B")),
+        operand("MH", sizes, data="M"),
+        mesh,
+        RATES,
+    )
+    assert gradient.calls == ((RESULT, Call("reduce-scatter", ("data",), 4 * 16 * 32)),)
+
+
+def test_one_hot_products_go_to_experts():
+    """The paper's dispatch: computed by groups, then one all-to-all of the result."""
+    mesh, sizes = Mesh.parse("data=8"), dict(G=8, S=16, E=8, C=4, M=32)
+    found = execute(
+        (operand("GSEC", sizes, data="G"), operand("GSM", sizes, data="G")),
+        operand("EGCM", sizes, data="E"),
+        mesh,
+        RATES,
+    )
+    assert found.calls == ((RESULT, Call("all-to-all", ("data",), 4 * 8 * 4 * 32)),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "bytes"),
+    [
+        ({"data": "G"}, {"data": "E"}, "all-to-all", 4 * 8 * 64 // 8),
+        ({"data": "G"}, {}, "all-gather", 4 * 8 * 64),
+        ({}, {"data": "G"}, None, 0),
+        ({"data": "G"}, {"data": "B"}, None, 0),
+        ({"data": "E"}, {"data": "N"}, "all-gather", 4 * 8 * 64),
+    ],
+)
+def test_changes_of_layout(before, after, kind, bytes):
+    tensor = Tensor("GEC", (8, 8, 8), "float32")
+    calls = changes(tensor, before, after, Mesh.parse("data=8"))
+    assert calls == ([Call(kind, ("data",), bytes)] if kind else [])
+
+
+def test_ancestry_is_of_the_last_to_add():
+    with tf.Graph().as_default():
+        a, b = tf.ones([2, 3]), tf.ones([2, 3])
+        total = a + b
+        mean = total - tf.reduce_mean(total, -1, keepdims=True)
+        found = Ancestry({id(a): 0, id(b): 1})
+        assert found.nearest(b * 2.0) == (1, True)
+        assert found.nearest(total) == (1, True)
+        assert found.nearest(mean) == (1, False)
+        assert found.nearest(tf.ones([2])) is None

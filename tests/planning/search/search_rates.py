@@ -1,0 +1,60 @@
+"""Rates and models for tests of the search: simple rings of links, and dense Transformers."""
+
+import math
+
+import tensorflow as tf
+
+from lingvo_gshard.planning.search.costs.rates import Rates
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training.optim.adafactor import Adafactor
+from lingvo_gshard.training.trainer import Trainer
+
+# What a device sends, in shares of the larger of operand and result, along a ring of n devices.
+_SENT = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+_LINK = 50e9
+
+BATCH_NAMES = (
+    "source_ids",
+    "source_segments",
+    "source_positions",
+    "target_inputs",
+    "target_labels",
+    "target_segments",
+    "target_positions",
+)
+
+
+def ring_rates(capacity: int = 2**34, flops_per_second: float = 1e14) -> Rates:
+    """1 TB/s of memory, and every axis a ring of 50 GB/s links."""
+    speeds = dict.fromkeys(("float32", "bfloat16"), flops_per_second)
+    return Rates(speeds, 1e12, capacity, _ring_seconds)
+
+
+def _ring_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
+    size = math.prod(mesh.axis_size(axis) for axis in axes)
+    return _SENT[kind] * bytes * (size - 1) / size / _LINK + 1e-6 * (size - 1)
+
+
+def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) -> Trainer:
+    """A dense Transformer whose layers are loops, half of them the encoder's."""
+    task = TranslationTask.params().set(
+        source_vocabulary_size=32000,
+        target_vocabulary_size=32000,
+        model_dim=model_dim,
+    )
+    for stack in (task.encoder, task.decoder):
+        stack.set(num_layers=layers // 2, num_heads=heads, hidden_dim=hidden_dim)
+        stack.set(moe_every=0, repeat=True)
+    return trainer(task, dtype)
+
+
+def trainer(task, precision: str = "float32") -> Trainer:
+    """A trainer with Adafactor."""
+    params = Trainer.params().set(optimizer=Adafactor.params(), precision=precision)
+    return params.instantiate(task)
+
+
+def batch(rows: int, length: int) -> dict[str, tf.TensorSpec]:
+    """The specs of a batch whose sources and targets are as long."""
+    return {name: tf.TensorSpec((rows, length), tf.int32) for name in BATCH_NAMES}

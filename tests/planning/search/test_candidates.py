@@ -1,0 +1,109 @@
+"""A candidate's flags say what the model costed: every layer's tables, read back from text."""
+
+import functools
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.planning.search import meshes
+from lingvo_gshard.planning.search.candidates import Candidate, candidate, patterns, policy_params
+from lingvo_gshard.planning.search.groups import group
+from lingvo_gshard.planning.search.traced import roles
+from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.planning.search.search_rates import batch
+from tests.runtime import tiny_translation
+
+SIZES = ((8,), (4, 2), (2, 2, 2))
+
+
+@functools.cache
+def traced():
+    return trace(tiny_translation.trainer(), batch(8, 12))
+
+
+@functools.cache
+def grouped():
+    return group(traced())
+
+
+@functools.cache
+def paths() -> tuple[str, ...]:
+    return tuple(spec.path.rpartition(".")[0] for spec in traced().weights)
+
+
+def parts(mesh: Mesh, split) -> tuple:
+    """How a tensor is cut, whatever the axes' names: their sizes, by their places in the mesh."""
+    return tuple(tuple(mesh.names.index(axis) for axis in axes) for axes in split)
+
+
+@hypothesis.given(st.sampled_from(SIZES), st.data())
+def test_flags_split_every_layer_as_chosen(sizes, data):
+    mesh = meshes.unnamed(sizes)
+    chosen = [data.draw(st.sampled_from(roles.options(mesh, g.letters))) for g in grouped().groups]
+    found = candidate(grouped(), chosen, mesh, "none", paths())
+    partitioning = Partitioning.make(found.mesh, found.strategy, dict(found.overrides))
+    partitioning.check_overrides(traced().layer_paths)
+    for own, option in zip(grouped().groups, chosen, strict=True):
+        expected = Partitioning(mesh, option.strategy(mesh))
+        for product in own.products:
+            if product.path not in own.paths:
+                continue
+            for tensor in (*product.operands, product.result):
+                kind = "weights" if tensor.is_weight else "activations"
+                arguments = tensor.layout, kind, product.path, tensor.unsplit
+                assert parts(partitioning.mesh, partitioning.split(*arguments)) == parts(
+                    mesh, expected.split(*arguments)
+                ), (found, arguments)
+        for spec in own.weights:
+            if spec.path.rpartition(".")[0] in own.paths:
+                for kind in ("weights", "slots"):
+                    assert parts(partitioning.mesh, partitioning.spec_split(spec, kind)) == parts(
+                        mesh, expected.spec_split(spec, kind)
+                    ), (found, spec.path, kind)
+
+
+def test_patterns_are_general_where_they_may_be():
+    paths = ("a.layers[0].attention", "a.layers[1].attention", "a.layers[0].ff", "a.layers[1].ff")
+    assert patterns(paths[:2], paths) == ["a.layers[*].attention"]
+    moe = ("a.layers[1].ff", "a.layers[1].ff.router")
+    assert patterns(moe, (*paths, *moe)) == ["a.layers[1].ff"]
+
+
+def test_flags_are_those_of_the_tools():
+    found = Candidate("data=8", "B->data", (("a.b", "H->none"),), "full")
+    assert found.flags(["task.encoder.rematerialize"]) == [
+        "--mesh=data=8",
+        "--strategy=B->data",
+        "--gin_param=sharding.overrides = {'a.b': 'H->none'}",
+        '--gin_param=task.encoder.rematerialize = "full"',
+    ]
+
+
+def test_policies_are_set_where_stacks_take_them():
+    params = registry.get("gshard_paper.moe_128e_12l")
+    names = policy_params(params.leaves())
+    assert sorted(names) == ["task.decoder.rematerialize", "task.encoder.rematerialize"]
+    flags = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").flags(names)
+    settings = [f.removeprefix("--gin_param=") for f in flags if f.startswith("--gin_param=")]
+    applied = gin_binding.apply_gin(params, [], settings)
+    assert applied.task.encoder.rematerialize == "full"
+    assert applied.sharding.overrides == {"encoder": "H->none"}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8, 12, 512])
+def test_shapes_multiply_to_the_devices(devices):
+    found = meshes.shapes(devices)
+    assert len(set(found)) == len(found)
+    for sizes in found:
+        assert Mesh(tuple(zip("abc", sizes, strict=False))).size == devices
+        assert min(sizes) > 1
+
+
+def test_axes_do_not_cut_across_a_torus():
+    assert (6, 2) in meshes.shapes(12) and (6, 2) not in meshes.shapes(12, (4, 3))
+    assert (4, 3) in meshes.shapes(12, (4, 3))

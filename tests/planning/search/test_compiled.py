@@ -1,0 +1,73 @@
+"""The cost model against compiled training steps on eight devices: bytes that collectives move.
+
+The compiler adds sums of metrics, of norms and of the optimizer's means, and XLA's CPU compiler has
+no reduce-scatter: it sums whole gradients and cuts them.
+"""
+
+import collections
+import functools
+
+import jax
+import pytest
+
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.planning.search.costs.cost_model import CostModel
+from lingvo_gshard.planning.search.groups import Grouped, group
+from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.runtime.program.program import memory_bytes
+from lingvo_gshard.runtime.program.step_programs import train_program
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.trainer import Trainer
+from tests.planning.search.search_rates import batch, ring_rates, trainer
+from tests.runtime import tiny_translation
+
+# Of the compiler's bytes, kind by kind, and of its peak memory.
+MOST_BETWEEN, MOST_MEMORY_BETWEEN = 0.12, 0.3
+
+
+@functools.cache
+def model() -> Trainer:
+    """One layer on each side, the encoder's of experts."""
+    task = tiny_translation.trainer().task.p.copy()
+    task.encoder.set(num_layers=1, moe_every=1)
+    task.decoder.set(num_layers=1, moe_every=0)
+    return trainer(task)
+
+
+@functools.cache
+def grouped() -> Grouped:
+    return group(trace(model(), batch(8, 12)))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [
+        pytest.param("data=8", "data", marks=pytest.mark.slow),
+        pytest.param("data=8", "expert", marks=pytest.mark.slow),
+        ("model=8", "tensor"),
+        pytest.param("data=8", "fsdp", marks=pytest.mark.slow),
+        pytest.param("data=8", "zero1", marks=pytest.mark.slow),
+        pytest.param("data=4,model=2", "expert_tensor", marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_of_a_step(mesh, strategy):
+    partitioning = Partitioning.make(mesh, strategy)
+    program, _ = train_program(model(), partitioning, "gspmd", batch(8, 12))
+    compiled = program.lower(jax.devices()[:8]).compile()
+    moved = collections.Counter()
+    for collective in summary.collectives(compiled.as_text()):
+        moved[collective.kind] += collective.bytes
+
+    parsed = Mesh.parse(mesh)
+    tables = [strategies.get(strategy, parsed)] * len(grouped().groups)
+    cost = CostModel(parsed, ring_rates()).cost(grouped(), tables)
+    expected = collections.Counter(cost.bytes_by_kind())
+    expected["all-reduce"] += expected.pop("reduce-scatter", 0)
+    assert set(moved) == set(+expected)
+    for kind, bytes in moved.items():
+        assert abs(expected[kind] - bytes) <= MOST_BETWEEN * bytes, kind
+
+    peak = memory_bytes(compiled)["peak"]
+    assert abs(cost.peak - peak) <= MOST_MEMORY_BETWEEN * peak

@@ -1,0 +1,155 @@
+"""The search itself: what it finds without being told, and how compilations decide."""
+
+import functools
+
+import pytest
+
+import lingvo_gshard.params  # noqa: F401
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.search.costs.topology_rates import rates_of
+from lingvo_gshard.planning.search.results import Compiled, SearchResult
+from lingvo_gshard.planning.search.search import search
+from lingvo_gshard.planning.search.traced.graph import Traced
+from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.strategies import Strategy
+from tests.planning.search.search_rates import batch, dense, ring_rates
+from tests.runtime import tiny_translation
+
+
+def strategy(result: SearchResult) -> tuple[Mesh, Strategy]:
+    found = result.best.candidate
+    mesh = Mesh.parse(found.mesh)
+    return mesh, strategies.get(found.strategy, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "policy"),
+    [(12, "none"), (36, "products_but_hidden")],
+)
+def test_the_papers_mixture_is_split_as_the_paper_did(layers, policy):
+    """512 experts on 512 TPU v3 cores: groups and experts over one axis, all else replicated."""
+    experiment = registry.get(f"gshard_paper.moe_512e_{layers}l")
+    experiment.task.set(source_vocabulary_size=64000, target_vocabulary_size=32000)
+    task = experiment.task.instantiate()
+    rows, length = experiment.input.batch_rows, experiment.input.source_length
+    traced = trace(experiment.trainer.instantiate(task), batch(rows, length))
+    topology = topologies.get("v3:16x16")
+    result = search(traced, topology.devices, rates_of(topology), most_axes=2)
+    assert result.best.candidate.mesh == "data=512" and not result.best.candidate.overrides
+    _, tables = strategy(result)
+    assert tables.activations == dict.fromkeys("BGE", ("data",))
+    assert tables.weights == tables.slots == {"E": ("data",)}
+    assert result.best.candidate.rematerialize == policy
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "rows"),
+    [("v4:2x2x2", 4, 8), pytest.param("v4:2x2x4", 8, 16, marks=pytest.mark.slow)],
+)
+def test_a_wide_model_on_few_chips_is_split_as_megatron_does(name, layers, rows):
+    """Model 16,384, hidden 65,536, 8 and 16 chips, a row each: heads, hidden units, vocabulary."""
+    topology = topologies.get(name)
+    traced = trace(dense(16384, 65536, layers, 128, "bfloat16"), batch(rows, 512))
+    result = search(traced, topology.devices, rates_of(topology), most_axes=2)
+    _, tables = strategy(result)
+    assert result.best.candidate.mesh == f"model={topology.devices}"
+    assert not result.best.candidate.overrides
+    assert tables.activations == tables.weights == dict.fromkeys("HNV", ("model",))
+
+
+@pytest.mark.parametrize(
+    ("name", "model_dim", "dtype"), [("v4:8x8x4", 4096, "bfloat16"), ("v3:16x16", 2048, "float32")]
+)
+def test_a_deep_model_on_many_chips_is_split_as_zero_does(name, model_dim, dtype):
+    """96 layers, a million tokens or two: weights lie in parts and are gathered when used."""
+    topology = topologies.get(name)
+    trainer = dense(model_dim, 4 * model_dim, 96, model_dim // 128, dtype)
+    traced = trace(trainer, batch(4096, 512))
+    result = search(traced, topology.devices, rates_of(topology), most_axes=2)
+    mesh, tables = strategy(result)
+    assert set(tables.activations["B"]) == set(mesh.names)
+    assert set(tables.activations) == {"B"}
+    assert set(tables.weights) == {"M"}
+    assert mesh.axis_size(tables.weights["M"][0]) >= 64
+    split = {pattern for pattern, _ in result.best.candidate.overrides}
+    assert split <= {"source_embedding", "target_embedding"}
+    whole = next(row for row in result.yardsticks if row.name == "data")
+    assert whole.cost.peak > result.capacity
+
+
+CAPACITY = 350_000
+
+
+@functools.cache
+def tiny() -> Traced:
+    return trace(tiny_translation.trainer(), batch(8, 12))
+
+
+def run(**options) -> SearchResult:
+    """With devices so slow that it is worth splitting, and small enough that not all fits."""
+    rates = ring_rates(CAPACITY, flops_per_second=1e9)
+    return search(tiny(), 8, rates, policies=("none", "full"), most_axes=2, **options)
+
+
+def test_without_a_compiler_the_model_decides():
+    result = run()
+    assert result.best is result.rows[0]
+    assert not any(row.compiled for row in result.rows)
+    peaks = [row.peak for row in result.front]
+    seconds = [row.seconds for row in result.front]
+    assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
+    beyond = {"sequence", "context", "pipeline"}
+    assert {row.name for row in result.yardsticks} == set(strategies.base_names()) - beyond
+
+
+def test_the_compiler_decides_among_the_best():
+    compiled = {}
+
+    def compile_candidate(candidate):
+        compiled[candidate] = Compiled(True, 1000, 10.0 - len(compiled))
+        return compiled[candidate]
+
+    result = run(compile_candidate=compile_candidate, compile_best=3)
+    assert len(compiled) == 3
+    assert result.best.candidate == list(compiled)[-1] and result.best.seconds == 8.0
+    assert all(row.compiled for row in result.front)
+
+
+def test_where_the_compiler_needs_more_memory_smaller_ones_are_tried():
+    sizes = []
+    result = run()
+    of = {row.candidate: row.cost.peak for row in result.rows}
+    excess = CAPACITY / result.best.cost.peak * 1.1
+
+    def compile_candidate(candidate):
+        sizes.append(of[candidate])
+        peak = int(of[candidate] * excess)
+        return Compiled(peak <= CAPACITY, peak, 1.0)
+
+    result = run(compile_candidate=compile_candidate, compile_best=6)
+    assert len(sizes) > 1 and min(sizes) < sizes[0]
+    assert result.best.compiled.fits and not result.rows[0].compiled.fits
+
+
+def test_what_cannot_be_compiled_is_told():
+    def compile_candidate(candidate):
+        raise ValueError("too large")
+
+    result = run(compile_candidate=compile_candidate, compile_best=2)
+    assert result.best is None and result.front == ()
+    assert [row.problem for row in result.rows].count("too large") == 2
+
+
+def test_where_nothing_fits_the_smallest_are_found():
+    result = search(tiny(), 8, ring_rates(capacity=1000), policies=("none",), most_axes=1)
+    assert result.best is None
+    assert result.rows and min(row.peak for row in result.rows) > 1000
+
+
+def test_one_device_has_nothing_to_split():
+    result = search(tiny(), 1, ring_rates(), policies=("none",))
+    assert result.best.cost.calls == []

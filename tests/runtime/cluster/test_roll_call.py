@@ -1,0 +1,144 @@
+"""The roll call: all come, or all hear who did not, or what does not fit."""
+
+import concurrent.futures
+import socket
+import threading
+import time
+
+import pytest
+
+from lingvo_gshard.runtime.cluster.roll_call import Place, call_roll, read_line, send_line
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def call_all(*cards, seconds=20.0, port=None):
+    """Calls the roll for (num_processes, process_id, facts); returns results or ValueErrors."""
+    port = port or free_port()
+
+    def call(card):
+        count, index, facts = card
+        try:
+            return call_roll(Place("localhost", port, count, index), facts, seconds)
+        except ValueError as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(len(cards)) as pool:
+        return list(pool.map(call, cards))
+
+
+def close(*results):
+    for connections in results:
+        for connection in connections.values():
+            connection.close()
+
+
+def test_all_come_and_keep_a_line_to_process_0():
+    results = call_all(*[(3, k, {"--mesh": "data=8"}) for k in range(3)])
+    assert [sorted(r) for r in results] == [[1, 2], [0], [0]]
+    send_line(results[0][2], {"for": 2})
+    assert read_line(results[2][0], 5.0) == {"for": 2}
+    send_line(results[1][0], {"from": 1})
+    assert read_line(results[0][1], 5.0) == {"from": 1}
+    close(*results)
+
+
+def test_the_port_is_free_again_although_the_lines_are_open():
+    port = free_port()
+    results = call_all((2, 0, {}), (2, 1, {}), port=port)
+    socket.create_server(("", port)).close()
+    close(*results)
+
+
+def test_who_does_not_come_is_named_to_all():
+    results = call_all((4, 0, {}), (4, 2, {}), seconds=2.0)
+    for error in results:
+        assert "--num_processes=4 processes were expected at --coordinator=localhost:" in str(error)
+        assert "within 2 s there was none with --process_id 1, 3" in str(error)
+
+
+def test_a_coordinator_that_is_not_there():
+    started = time.monotonic()
+    (error,) = call_all((2, 1, {}), seconds=1.0)
+    assert "--coordinator=localhost:" in str(error)
+    assert "could not be reached within 1 s (Connection refused)" in str(error)
+    assert time.monotonic() - started < 20
+
+
+def test_an_unknown_host():
+    with pytest.raises(ValueError, match="--coordinator=no-such-host.invalid:1234 could not be"):
+        call_roll(Place("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ValueError, match=f"process 0 cannot open port {port} here"):
+            call_roll(Place("localhost", port, 2, 0), {}, 5.0)
+
+
+def test_one_process_id_twice():
+    results = call_all((3, 0, {}), (3, 1, {}), (3, 1, {}))
+    assert [str(r) for r in results] == ["two processes were started with --process_id=1"] * 3
+
+
+def test_another_number_of_processes():
+    results = call_all((2, 0, {}), (3, 1, {}))
+    words = "process 1 was given --num_processes=3, process 0 --num_processes=2"
+    assert [str(r) for r in results] == [words] * 2
+
+
+def test_other_flags():
+    results = call_all((2, 0, {"--mesh": "data=8"}), (2, 1, {"--mesh": "data=4"}))
+    words = "process 1 was given --mesh=data=4, process 0 --mesh=data=8"
+    assert [str(r) for r in results] == [words] * 2
+
+
+def test_long_facts_are_not_shown():
+    results = call_all((2, 0, {"Params": "x" * 10**6}), (2, 1, {"Params": "y" * 10**6}))
+    assert [str(r) for r in results] == ["process 1 was given other Params than process 0"] * 2
+
+
+def test_strangers_are_not_counted():
+    """Whatever else tries the port, before and between."""
+    port, stop = free_port(), threading.Event()
+
+    def disturb():
+        while not stop.is_set():
+            try:
+                with socket.create_connection(("localhost", port), timeout=1) as connection:
+                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            except OSError:
+                time.sleep(0.01)
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    try:
+        results = call_all(*[(3, k, {}) for k in range(3)], port=port)
+    finally:
+        stop.set()
+        disturber.join()
+    assert [sorted(r) for r in results] == [[1, 2], [0], [0]]
+    close(*results)
+
+
+def test_something_else_that_answers():
+    with socket.create_server(("", 0)) as other:
+
+        def answer():
+            try:
+                while True:
+                    connection, _ = other.accept()
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    connection.close()
+            except OSError:
+                return
+
+        threading.Thread(target=answer, daemon=True).start()
+        port = other.getsockname()[1]
+        with pytest.raises(ValueError, match="what answers there is no process 0"):
+            call_roll(Place("localhost", port, 2, 1), {}, 1.0)
+        other.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,290 @@
+"""Workers that train alone and meet: equal to data parallelism, to a loop by hand, and resumed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.diloco.runtime import LocalUpdatesRuntime, WorkersMetrics
+from lingvo_gshard.runtime.diloco.workers import Workers, check
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.loop import restored_state
+from lingvo_gshard.training.optim.momentum import Momentum
+from lingvo_gshard.training.trainer import Trainer
+from tests import tiny
+
+# What its tests share is compiled once, in one process.
+pytestmark = pytest.mark.xdist_group("test_local_updates")
+
+MESH, COUNT, EVERY, ROWS = "worker=4,data=2", 4, 3, 16
+OUTER = {"momentum": 0.9, "nesterov": True, "learning_rate": 0.7}
+
+
+def make_trainer(every: int, sgd: bool = False, **outer) -> Trainer:
+    p = tiny.experiment_params()
+    p.task.hidden.dropout = 0.0
+    p.trainer.clip_norm = 0.0
+    if sgd:
+        p.trainer.optimizer = Momentum.params().set(beta=0.0)
+    p.trainer.local_updates.set(every=every, **outer)
+    return p.trainer.instantiate(p.task)
+
+
+def make(trainer: Trainer, mesh: str = MESH, strategy: str = "fsdp") -> LocalUpdatesRuntime:
+    partitioning = Partitioning.make(mesh, strategy)
+    return LocalUpdatesRuntime(trainer, partitioning, devices_for(partitioning.mesh.size))
+
+
+def assert_near(found: NestedMap, expected: NestedMap, tolerance: float = 1e-6) -> None:
+    for (path, x), y in zip(found.flatten_items(), expected.flatten(), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=tolerance, err_msg=path)
+
+
+def on_host(state: NestedMap) -> NestedMap:
+    return state.transform(np.array)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> LocalUpdatesRuntime:
+    """Of four workers with Adam that meet every EVERY steps under Nesterov's momentum."""
+    return make(make_trainer(EVERY, **OUTER))
+
+
+def test_every_step_without_momentum_is_data_parallelism():
+    runtime = make(make_trainer(1, sgd=True), "worker=2,data=2")
+    plain = SpmdRuntime(
+        make_trainer(0, sgd=True), Partitioning.make("data=2", "data"), devices_for(2)
+    )
+    for each in (runtime, plain):
+        each.init_state()
+    for index in range(4):
+        batch = tiny.make_batch(1, index)
+        found, expected = runtime.train_step(batch).read(), plain.train_step(batch).read()
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+        assert found["tokens"] == expected["tokens"] == ROWS
+    assert_near(runtime.theta_on_host(), plain.theta_on_host())
+    for worker in range(2):
+        own = runtime.state().workers.theta.transform(lambda x, w=worker: np.asarray(x)[w])
+        assert_near(own, plain.theta_on_host())
+
+
+def by_hand(state: NestedMap, trainer: Trainer, steps: int) -> tuple[NestedMap, list]:
+    """Outer weights and each worker's state, of separate workers and the formulas in NumPy."""
+
+    @tf.function(autograph=False)
+    def step(state, batch):
+        return trainer.train_step(state, batch)[0]
+
+    outer = on_host(state.theta)
+    moments = outer.transform(np.zeros_like)
+    states = [state] * COUNT
+    for index in range(steps):
+        batch = tiny.make_batch(1, index)
+        shares = [{name: np.split(x, COUNT)[w] for name, x in batch.items()} for w in range(COUNT)]
+        states = [step(own, share) for own, share in zip(states, shares, strict=True)]
+        if (index + 1) % EVERY:
+            continue
+        means = [np.mean(x, 0) for x in zip(*(s.theta.flatten() for s in states), strict=True)]
+        gradients = [w - mean for w, mean in zip(outer.flatten(), means, strict=True)]
+        pairs = list(zip(moments.flatten(), gradients, strict=True))
+        moments = outer.pack(0.9 * m + g for m, g in pairs)
+        ahead = [g + 0.9 * m for (_, g), m in zip(pairs, moments.flatten(), strict=True)]
+        outer = outer.pack(w - 0.7 * a for w, a in zip(outer.flatten(), ahead, strict=True))
+        states = [NestedMap(s, theta=outer.transform(tf.constant)) for s in states]
+    return outer, states
+
+
+def test_workers_with_nesterovs_momentum_are_what_a_loop_by_hand_makes(runtime):
+    runtime.init_state()
+    begun = runtime.state()
+    first = begun.workers.transform(lambda x: tf.constant(np.asarray(x)[0]))
+    for index in range(2 * EVERY + 1):
+        runtime.train_step(tiny.make_batch(1, index)).read()
+    outer, states = by_hand(first, make_trainer(0), 2 * EVERY + 1)
+    assert_near(runtime.theta_on_host(), outer, 1e-5)
+    for worker, state in enumerate(states):
+        own = runtime.state().workers.transform(lambda x, w=worker: np.asarray(x)[w])
+        assert_near(own.theta, state.theta, 1e-5)
+        assert_near(own.slots, state.slots, 1e-5)
+        assert own.step == runtime.step == 2 * EVERY + 1
+    loss = runtime.eval_step(tiny.make_batch(2, 0))["loss"]
+    plain = make_trainer(0).eval_step(outer.transform(tf.constant), tiny.make_batch(2, 0))["loss"]
+    np.testing.assert_allclose(loss, plain, rtol=1e-5)
+
+
+def test_nothing_passes_between_workers_but_the_weights_where_they_meet(runtime):
+    runtime.init_state()
+    runtime.train_step(tiny.make_batch(1, 0)).read()
+    own = runtime.executable("train")
+    used = {device for sharding in own.input_shardings for device in sharding.device_set}
+    assert len(used) == own.program.mesh.size == 2
+    assert own.collectives(), "its own devices do share the work"
+    meeting = runtime.executable("meeting").collectives()
+    assert set(summary.count_by_kind(meeting)) == {"all-reduce"}
+    weights = runtime.state().theta.flatten()
+    held = sum(x.addressable_shards[0].data.nbytes for x in weights)
+    stopped = 1
+    assert sum(row.bytes for row in meeting) == held + stopped
+    notes = runtime.notes()
+    (note,) = [note for note in notes if note.startswith("local updates")]
+    assert f"4 workers meet every {EVERY} steps and exchange 0.00 MiB per device" in note
+
+
+def test_a_run_resumes_exactly_between_two_meetings(runtime, tmp_path):
+    trainer = make_trainer(EVERY, **OUTER)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    runtime.init_state()
+    for index in range(EVERY + 1):
+        runtime.train_step(tiny.make_batch(1, index))
+    averaged = on_host(runtime.state().theta)
+    store.save(EVERY + 1, runtime.state(), None, "")
+
+    def go_on() -> tuple[list, NestedMap]:
+        batches = [tiny.make_batch(1, index) for index in range(EVERY + 1, 3 * EVERY + 1)]
+        rows = [runtime.train_step(batch).read() for batch in batches]
+        return rows, on_host(runtime.state())
+
+    rows, state = go_on()
+    assert store.finish()
+    checkpoint = store.restore(runtime.like())
+    assert_near(NestedMap(checkpoint.theta), NestedMap(dict(averaged.flatten_items())), 0)
+    runtime.load_state(restored_state(trainer, checkpoint, runtime.like()))
+    again, same = go_on()
+    assert again == rows
+    assert_near(same, state, 0)
+    plain = restored_state(make_trainer(0), store.restore(None))
+    assert set(plain) == {"step", "stopped", "theta", "slots"}
+    assert_near(plain.theta, averaged, 0)
+    assert all(not x.any() for x in plain.slots.flatten())
+    store.close()
+
+
+def test_workers_begin_with_the_weights_of_a_run_without_them(runtime):
+    theta = make_trainer(0).init_state().theta.transform(lambda x: np.asarray(x) + 1)
+    runtime.load_state(NestedMap(step=7, stopped=False, theta=theta, slots=NestedMap()))
+    state = on_host(runtime.state())
+    assert runtime.step == 7 and state.workers.step.tolist() == [7] * COUNT
+    assert_near(state.theta, theta, 0)
+    assert_near(state.workers.theta, theta.transform(lambda x: np.stack([x] * COUNT)), 0)
+    assert all(not x.any() for x in [*state.outer.flatten(), *state.workers.slots.flatten()])
+
+
+def test_where_one_worker_stops_no_weights_move(runtime):
+    runtime.init_state()
+    begun = on_host(runtime.state())
+    bad = tiny.make_batch(1, 0)
+    bad["x"][2 * ROWS // COUNT] = np.inf
+    assert np.isnan(runtime.train_step(bad).read()["loss"])
+    for index in range(1, EVERY):
+        runtime.train_step(tiny.make_batch(1, index)).read()
+    state = on_host(runtime.state())
+    assert state.workers.stopped.tolist() == [False, False, True, False]
+    assert_near(state.theta, begun.theta, 0)
+    assert_near(state.outer, begun.outer, 0)
+    stopped = state.workers.theta.transform(lambda x: x[2])
+    assert_near(stopped, begun.workers.theta.transform(lambda x: x[2]), 0)
+    assert_near(runtime.theta_on_host(), stopped, 0)
+    moved = state.workers.theta.transform(lambda x: x[0])
+    assert not np.allclose(moved.hidden.w, begun.theta.hidden.w)
+
+
+def test_workers_have_seeds_of_their_own(runtime):
+    assert [trainer.p.seed for trainer in runtime._trainers.values()] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_workers_draw_random_numbers_of_their_own():
+    p = tiny.experiment_params()
+    p.task.hidden.dropout = 0.5
+    p.trainer.local_updates.every = 5
+    runtime = make(p.trainer.instantiate(p.task), "worker=2", "replicated")
+    runtime.init_state()
+    half = tiny.make_batch(1, 0, ROWS // 2)
+    runtime.train_step({name: np.concatenate([x, x]) for name, x in half.items()}).read()
+    w = np.asarray(runtime.state().workers.theta.hidden.w)
+    assert not np.allclose(w[0], w[1])
+
+
+def test_a_run_that_does_not_end_with_a_meeting_is_warned_of():
+    said = {every: make(make_trainer(every)).notes() for every in (3, 5)}
+    assert said[3] == []
+    (warning,) = said[5]
+    assert "trainer.steps=12 is no multiple of trainer.local_updates.every=5: the last 2" in warning
+
+
+def test_metrics_are_means_by_tokens():
+    class Known:
+        def __init__(self, **values):
+            self.read = lambda: values
+
+    rows = WorkersMetrics([Known(loss=1.0, tokens=1.0), Known(loss=5.0, tokens=3.0)]).read()
+    assert rows == {"loss": 4.0, "tokens": 4.0}
+    assert WorkersMetrics([Known(loss=1.0), Known(loss=5.0)]).read() == {"loss": 3.0}
+    nothing = [Known(loss=1.0, tokens=0.0), Known(loss=3.0, tokens=0.0)]
+    assert WorkersMetrics(nothing).read() == {"loss": 2.0, "tokens": 0.0}
+
+
+def partitioning(mesh: str, strategy: str = "data") -> Partitioning:
+    return Partitioning.make(mesh, strategy)
+
+
+def test_rows_and_weights_lie_as_the_mesh_says():
+    """The axis need not stand first; devices of one worker are then apart."""
+    devices = devices_for(8)
+    workers = Workers(partitioning("data=2,worker=4", "fsdp"), devices)
+    assert str(workers.together) == "worker=4,data=2" and str(workers.partitioning.mesh) == "data=2"
+    assert workers.devices[1] == [devices[1], devices[5]]
+    assert workers.everywhere.split("BLM") == (("worker", "data"), (), ())
+    assert workers.everywhere.split("MH", "weights") == workers.partitioning.split("MH", "weights")
+    batch = {"x": np.arange(8)}
+    assert [workers.rows_of(batch, w)["x"].tolist() for w in (0, 3)] == [[0, 1], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("every", "over", "rows", "message"),
+    [
+        (5, None, 8, "every=5 needs an axis worker of --mesh, as in --mesh=worker=4,data=2; there"),
+        (5, partitioning("data=8"), 8, "needs an axis worker of --mesh.*; --mesh=data=8 has none"),
+        (
+            0,
+            partitioning("worker=4,data=2"),
+            8,
+            "--mesh=worker=4,data=2 has an axis worker, which needs",
+        ),
+        (
+            5,
+            partitioning("worker=4,data=2"),
+            6,
+            "input.batch_rows=6 does not divide by the 4 workers of",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(every, over, rows, message):
+    params = Trainer.params()
+    params.local_updates.every = every
+    with pytest.raises(ValueError, match=message):
+        check(params, over, rows)
+
+
+def test_what_fits_is_not_refused():
+    params = Trainer.params()
+    check(params, None, 8)
+    check(params, partitioning("worker=4", "B,G->worker"), 6)
+    params.local_updates.every = 5
+    check(params, partitioning("worker=4,data=2"), 8)
+    check(params, partitioning("worker=4,data=2"), None)
+
+
+def test_what_workers_cannot_do_is_refused(runtime):
+    with pytest.raises(ValueError, match="may split nothing over axis worker"):
+        make(make_trainer(5), strategy="B,G->data; H->worker")
+    p = tiny.experiment_params()
+    p.trainer.set(average_decay=0.9).local_updates.every = 5
+    with pytest.raises(ValueError, match="trainer.average_decay=0.9 does not go with"):
+        make(p.trainer.instantiate(p.task))
+    with pytest.raises(ValueError, match="input.batch_rows=6 does not divide by the 4 workers"):
+        runtime.train_step(tiny.make_batch(1, 0, 6))

@@ -1,0 +1,65 @@
+"""Constants of manual regions, in functions of their own: XLA merges them with no others."""
+
+import numpy as np
+import tensorflow as tf
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+
+from lingvo_gshard.runtime.lowering.manual_constants import keep_apart
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding.manual import full_to_shard, manual, shard_to_full
+
+OUTSIDE = """
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %two = stablehlo.constant dense<2.0> : tensor<2xf32>
+  %y = stablehlo.multiply %x, %two : tensor<2xf32>
+  return %y : tensor<2xf32>
+}
+"""
+WITH_A_REGION = """
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %two = stablehlo.constant dense<2.0> : tensor<2xf32>
+  %y = stablehlo.multiply %x, %two : tensor<2xf32>
+  %part = stablehlo.custom_call @SPMDFullToShardShape(%y) : (tensor<2xf32>) -> tensor<1xf32>
+  %places = stablehlo.iota dim = 0 : tensor<1xf32>
+  %sum = stablehlo.add %part, %places : tensor<1xf32>
+  %z = stablehlo.custom_call @SPMDShardToFullShape(%sum) : (tensor<1xf32>) -> tensor<2xf32>
+  return %z : tensor<2xf32>
+}
+"""
+
+
+def _operations_of_main(text: str) -> list[str]:
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        keep_apart(module)
+        assert module.operation.verify()
+        main = ir.SymbolTable(module.operation)["main"]
+        return [operation.operation.name for operation in main.regions[0].blocks[0].operations]
+
+
+def test_without_a_region_nothing_changes():
+    names = _operations_of_main(OUTSIDE)
+    assert names == ["stablehlo.constant", "stablehlo.multiply", "func.return"]
+
+
+def test_with_a_region_constants_are_called():
+    names = _operations_of_main(WITH_A_REGION)
+    assert names.count("func.call") == 2
+    assert not {"stablehlo.constant", "stablehlo.iota"} & set(names)
+
+
+def test_a_constant_can_be_used_on_both_sides():
+    """The same scalars, the same sums' zeros and, where nothing is cut, the same tensors."""
+    whole = ((), ())
+
+    def function(x):
+        outside = tf.reduce_sum(x) * 2.0 + tf.range(6.0)
+        inside = manual(lambda x: tf.reduce_sum(x) * 2.0 + tf.range(6.0) + x, [whole], whole)(x)
+        return tf.square(shard_to_full(tf.square(full_to_shard(x, whole)), whole)), outside, inside
+
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    squared, outside, inside = partition(function, "data=4")(x)
+    np.testing.assert_allclose(squared, x**4, rtol=1e-5)
+    np.testing.assert_allclose(outside, 2 * x.sum() + np.arange(6), rtol=1e-5)
+    np.testing.assert_allclose(inside, 2 * x.sum() + np.arange(6) + x, rtol=1e-5)

@@ -1,0 +1,93 @@
+"""Annotations in Shardy's form: the same splits, over axes by name, and no falling back."""
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.lowering import shardy
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Array
+from lingvo_gshard.sharding import annotate, paper_api
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+MESH = Mesh.parse("data=2,model=4")
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("{replicated}", ((), ())),
+        ("{devices=[8,1]0,1,2,3,4,5,6,7}", (("data", "model"), ())),
+        ("{devices=[8,1]<=[8]}", (("data", "model"), ())),
+        ("{devices=[2,4]<=[8]}", (("data",), ("model",))),
+        ("{devices=[4,2]<=[2,4]T(1,0)}", (("model",), ("data",))),
+        ("{devices=[4,2]0,4,1,5,2,6,3,7}", (("model",), ("data",))),
+        ("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", (("data",), ())),
+        ("{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}", ((), ("model",))),
+        ("{devices=[1,8]0,4,1,5,2,6,3,7}", ((), ("model", "data"))),
+    ],
+)
+def test_reads_the_text_of_a_sharding(text, split):
+    assert shardy._split_of(text, 2, MESH) == split
+
+
+def test_refuses_devices_in_an_order_of_their_own():
+    with pytest.raises(ValueError, match="no split over --mesh=data=2,model=4; use gspmd"):
+        shardy._split_of("{devices=[8,1]1,0,2,3,4,5,6,7}", 2, MESH)
+
+
+@hypothesis.given(st.permutations(["data", "model", ""]), st.integers(0, 2))
+def test_every_split_is_told_from_every_other(order, rank):
+    split = tuple((axis,) if axis else () for axis in order[: rank + 1])
+    devices = shardy._sets(split, MESH)
+    sizes = devices.shape[:-1]
+    same = [
+        found
+        for found in shardy._candidates(sizes, MESH)
+        if np.array_equal(shardy._sets(found, MESH), devices)
+    ]
+    assert same == [split]
+
+
+def _matmul_program(partitioner: str) -> Executable:
+    partitioning = Partitioning.make("data=8", "B->data")
+    inputs = [
+        Array("x", (16, 8), "float32", partitioning.split("BM")),
+        Array("w", (8, 4), "float32", partitioning.split("MH")),
+    ]
+
+    def function(x, w):
+        product = annotate(tf.matmul(annotate(x, "BM"), w), "BH")
+        return [("total", tf.reduce_sum(product, 0), ((),))]
+
+    return Executable(
+        lower("product", function, inputs, partitioning, (), partitioner), devices_for(8)
+    )
+
+
+def test_is_partitioned_by_shardy_as_by_gspmd():
+    compiled = {name: _matmul_program(name) for name in ("gspmd", "shardy")}
+    assert "falling back" not in compiled["shardy"].compiler_output
+    counts = [summary.count_by_kind(c.collectives()) for c in compiled.values()]
+    assert counts == [{"all-reduce": 1}] * 2
+    x, w = np.random.default_rng(0).normal(size=(2, 16, 8)).astype(np.float32)
+    for executable in compiled.values():
+        (total,) = executable(x, w[:8, :4])
+        np.testing.assert_allclose(total, (x @ w[:8, :4]).sum(0), rtol=1e-5)
+
+
+def test_refuses_what_names_devices_itself():
+    partitioning = Partitioning.make("data=8", "B->data")
+
+    def function(x):
+        return [("x", paper_api.shard(x, np.arange(8)[::-1].reshape(8, 1)), None)]
+
+    inputs = [Array("x", (16, 8), "float32", ((), ()))]
+    with pytest.raises(ValueError, match="--partitioner=shardy"):
+        lower("reversed", function, inputs, partitioning, (), "shardy")

@@ -1,0 +1,113 @@
+"""What the exchange of a mixture of experts moves, in compiled HLO: types, bytes, and groups."""
+
+import collections
+import functools
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.hlo import reader as hlo_operations
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.sharding import annotate, annotate_weights
+
+B, L, M, H, E = 8, 16, 32, 64, 8
+DEVICES = 8
+# Rows of the buffers on one device: 2 slots for each token.
+ROWS = B * 2 * L // DEVICES
+ONE_AXIS = ("data=8", "expert")
+HOSTS = ("host=2,data=4", "activations: B,G->host,data | E->host,data")
+
+SHARDY = pytest.param("shardy", marks=pytest.mark.slow)
+each_partitioner = pytest.mark.parametrize("partitioner", ["gspmd", SHARDY])
+
+
+@functools.cache
+def compiled(
+    layout: tuple[str, str] = ONE_AXIS, partitioner: str = "gspmd", **exchange
+) -> Executable:
+    """A layer's output and all gradients."""
+    params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
+    params.exchange.set(**exchange)
+    layer = params.instantiate(path="moe")
+    specs = layer.variable_specs()
+
+    def run(theta, x_BLM, d_y):
+        theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
+        with context.scope(training=False), tf.GradientTape() as tape:
+            tape.watch((theta, x_BLM))
+            y = annotate(layer.fprop(theta, x_BLM, tf.ones([B, L], tf.int32)), "BLM")
+        d_theta, d_x = tape.gradient(y, (theta, x_BLM), annotate(d_y, "BLM"))
+        return y, annotate_weights(d_theta, specs), annotate(d_x, "BLM")
+
+    theta = specs.transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
+    x = tf.TensorSpec((B, L, M))
+    return partition(run, *layout, partitioner=partitioner).compile(theta, x, x)
+
+
+def moved(*arguments, **options) -> collections.Counter:
+    """How many all-to-alls there are of each (axis, dtype, bytes, phase); no other moves rows."""
+    executable = compiled(*arguments, **options)
+    scopes = frozenset({scope_name("moe"), "moe/router", "moe/experts"})
+    found = hlo_operations.operations_of_text(executable.hlo(), executable.program.mesh, scopes)
+    calls = [(o.collective, o) for o in found.operations if o.collective]
+    others = [call for call, _ in calls if call.kind != "all-to-all"]
+    # The gradient of the router.
+    assert [(call.kind, call.bytes) for call in others] == [("all-reduce", 4 * M * E)]
+    assert executable.rematerializations() == []
+    assert {o.layer for call, o in calls if call.kind == "all-to-all"} == {"moe"}
+    return collections.Counter(
+        (",".join(call.axes), call.dtype, call.bytes, o.phase)
+        for call, o in calls
+        if call.kind == "all-to-all"
+    )
+
+
+def both_ways(counts: dict) -> dict:
+    """The same (axis, dtype, bytes) forward and backward."""
+    return {(*key, p): n for key, n in counts.items() for p in ("forward", "backward")}
+
+
+@each_partitioner
+def test_int8_travels_with_its_scales(partitioner):
+    found = moved(ONE_AXIS, partitioner, precision="int8")
+    assert found == both_ways({("data", "int8", ROWS * M): 2, ("data", "float32", ROWS * 4): 2})
+
+
+def test_bfloat16_is_one_all_to_all_each_way():
+    """XLA for CPUs, which has no bfloat16 of its own, sends it as float32."""
+    assert moved(precision="bfloat16") == both_ways({("data", "float32", ROWS * M * 4): 2})
+
+
+@each_partitioner
+def test_chunks_are_as_many_all_to_alls_of_as_much_less(partitioner):
+    found = moved(ONE_AXIS, partitioner, chunks=4)
+    assert found == both_ways({("data", "float32", ROWS * M): 2 * 4})
+
+
+@each_partitioner
+def test_hierarchical_is_one_all_to_all_for_each_axis(partitioner):
+    """Each moves as much as the direct one, whose groups are of all devices."""
+    size = ROWS * M * 4
+    found = moved(HOSTS, partitioner, hierarchical=True)
+    assert found == both_ways({("data", "float32", size): 2, ("host", "float32", size): 2})
+
+
+@pytest.mark.slow
+def test_direct_over_two_axes_is_one_all_to_all_of_all_devices():
+    assert moved(HOSTS) == both_ways({("host,data", "float32", ROWS * M * 4): 2})
+
+
+@each_partitioner
+def test_all_options_together(partitioner):
+    found = moved(HOSTS, partitioner, precision="int8", chunks=2, hierarchical=True)
+    assert found == both_ways(
+        {
+            (axis, dtype, size // 2): 4
+            for axis in ("host", "data")
+            for dtype, size in (("int8", ROWS * M), ("float32", ROWS * 4))
+        }
+    )

@@ -1,0 +1,244 @@
+"""The collectives of single layers in compiled HLO, by kind and count, forward and backward.
+
+Gradients are those of a layer's weights and input, given that of its output; no loss and no
+optimizer adds collectives of its own.
+"""
+
+import functools
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import PARTITIONERS
+from lingvo_gshard.sharding import annotate, annotate_weights
+
+B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128
+
+# How much of a layer is compiled.
+FORWARD, GRADIENTS, BOTH = "forward", "gradients", "both"
+
+each_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS)
+each_dispatch = pytest.mark.parametrize(
+    "dispatch", ["gather", pytest.param("einsum", marks=pytest.mark.slow)]
+)
+
+
+@functools.cache
+def moe(dispatch: str = "gather", experts: int = E) -> Layer:
+    params = MixtureOfExperts.params().set(
+        model_dim=M, hidden_dim=H, num_experts=experts, group_size=L, dispatch=dispatch
+    )
+    return params.instantiate(path="moe")
+
+
+@functools.cache
+def expert_choice() -> Layer:
+    params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
+    return params.set(router=ExpertChoiceRouter.params()).instantiate(path="moe")
+
+
+@functools.cache
+def feed_forward() -> Layer:
+    return FeedForward.params().set(model_dim=M, hidden_dim=H).instantiate(path="feed_forward")
+
+
+@functools.cache
+def attention() -> Layer:
+    params = MultiHeadAttention.params().set(model_dim=M, num_heads=N)
+    return params.instantiate(path="attention")
+
+
+def vocabulary(params) -> Layer:
+    return params.set(model_dim=M, vocabulary_size=V).instantiate(path="vocabulary")
+
+
+def _call(layer: Layer, theta: NestedMap, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    if isinstance(layer, TokenEmbedding):
+        return layer.fprop(theta, mask)
+    if isinstance(layer, Softmax):
+        return layer.fprop(theta, x)
+    if isinstance(layer, MultiHeadAttention):
+        return layer.fprop(theta, x, x, tf.zeros([1, 1, L, L]))
+    return layer.fprop(theta, x, mask)
+
+
+@functools.cache
+def compiled(
+    layer: Layer,
+    mesh: str,
+    strategy: str,
+    part: str,
+    partitioner: str = "gspmd",
+    rows: int = B,
+    with_padding: bool = True,
+) -> Executable:
+    """The executable of a layer's output, of all gradients, or of both."""
+    specs = layer.variable_specs()
+    output = "BLV" if isinstance(layer, Softmax) else "BLM"
+
+    def run(theta, x_BLM, mask_BL, d_y):
+        theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
+        mask_BL = annotate(mask_BL, "BL") if with_padding else tf.ones([rows, L], tf.int32)
+        with context.scope(training=False), tf.GradientTape() as tape:
+            tape.watch((theta, x_BLM))
+            y = annotate(_call(layer, theta, x_BLM, mask_BL), output)
+        if part == FORWARD:
+            return y
+        d_theta, d_x = tape.gradient(
+            y, (theta, x_BLM), annotate(d_y, output), unconnected_gradients="zero"
+        )
+        d_theta = annotate_weights(d_theta.transform(tf.convert_to_tensor), specs)
+        return (d_theta, annotate(d_x, "BLM")) if part == GRADIENTS else (y, d_theta, d_x)
+
+    theta = specs.transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
+    x, mask = tf.TensorSpec((rows, L, M)), tf.TensorSpec((rows, L), tf.int32)
+    d_y = tf.TensorSpec((rows, L, V if output == "BLV" else M))
+    return partition(run, mesh, strategy, partitioner=partitioner).compile(theta, x, mask, d_y)
+
+
+def counts(*arguments, **options) -> dict[str, int]:
+    return summary.count_by_kind(compiled(*arguments, **options).collectives())
+
+
+@each_partitioner
+@each_dispatch
+def test_experts_are_two_all_to_alls_each_way(dispatch, partitioner):
+    """Tokens to experts and back, their gradients likewise; and the gradient of the router."""
+    forward, both = (
+        compiled(moe(dispatch), "data=8", "expert", part, partitioner) for part in (FORWARD, BOTH)
+    )
+    assert summary.count_by_kind(forward.collectives()) == {"all-to-all": 2}
+    found = both.collectives()
+    assert summary.count_by_kind(found) == {"all-to-all": 4, "all-reduce": 1}
+    (summed,) = (c for c in found if c.kind == "all-reduce")
+    assert summed == summary.Collective("all-reduce", 4 * M * E, "gradient_tape/moe/router/MatMul")
+    # Every device's share of [E,G,C,M], 2 slots for each token.
+    assert {c.bytes for c in found if c.kind == "all-to-all"} == {4 * B * 2 * L * M // 8}
+
+
+@each_dispatch
+def test_experts_need_no_padding_and_no_experts_for_every_device(dispatch):
+    assert counts(moe(dispatch), "data=8", "expert", FORWARD, with_padding=False) == {
+        "all-to-all": 2
+    }
+    assert counts(moe(dispatch, experts=6), "data=8", "expert", FORWARD) == {"all-to-all": 2}
+
+
+def test_experts_at_scale_are_two_all_to_alls_as_well():
+    """So many tokens that TensorFlow makes no constants of the indices; compiled, not run."""
+    assert counts(moe(), "data=8", "expert", FORWARD, rows=2**16) == {"all-to-all": 2}
+
+
+@each_partitioner
+@pytest.mark.parametrize("rows", [B, 2**16])
+def test_experts_that_choose_are_two_all_to_alls_each_way_as_well(partitioner, rows):
+    """Sorting, gathering and adding up stay where the groups are, however many there are."""
+    layout = "data=8", "expert"
+    found = counts(expert_choice(), *layout, BOTH, partitioner, rows)
+    assert found == {"all-to-all": 4, "all-reduce": 1}
+
+
+def test_experts_with_their_hidden_units_split_add_one_sum():
+    layout = "data=4,model=2", "expert_tensor"
+    assert counts(moe(), *layout, FORWARD) == {"all-to-all": 2, "all-reduce": 1}
+    # The sums over the parts of H, one forward and one backward in one instruction, and the
+    # gradient of the router.
+    assert counts(moe(), *layout, BOTH) == {"all-to-all": 4, "all-reduce": 2}
+
+
+@each_partitioner
+@pytest.mark.parametrize("make", [feed_forward, attention, moe])
+def test_tensor_parallelism_is_one_sum_each_way(make, partitioner):
+    """Over the parts of H or N: of the output forward, of the input's gradient backward.
+
+    The gradients of gates need the experts' outputs, so there both sums are in one instruction.
+    """
+    size = 4 * B * L * M * (2 if make is moe else 1)
+    for part, sums in ((FORWARD, 1), (GRADIENTS, 2 if make is moe else 1)):
+        (found,) = compiled(make(), "model=8", "tensor", part, partitioner).collectives()
+        assert (found.kind, found.bytes) == ("all-reduce", size * sums)
+
+
+@pytest.mark.parametrize("make", [feed_forward, attention, moe])
+def test_data_parallelism_is_one_sum_of_all_gradients(make):
+    assert counts(make(), "data=8", "data", FORWARD) == {}
+    (found,) = compiled(make(), "data=8", "data", GRADIENTS).collectives()
+    weights = make().variable_specs().flatten()
+    assert found.kind == "all-reduce"
+    assert found.bytes == 4 * sum(tf.TensorShape(spec.shape).num_elements() for spec in weights)
+
+
+@each_partitioner
+@pytest.mark.parametrize("make", [feed_forward, attention, moe])
+def test_fsdp_gathers_weights_and_sums_gradients(make, partitioner):
+    """On CPU, XLA sums whole gradients and cuts them, where others have a reduce-scatter."""
+    layer = make()
+    sizes = [
+        4 * tf.TensorShape(spec.shape).num_elements()
+        for spec in layer.variable_specs().flatten()
+        if "M" in spec.layout
+    ]
+    executable = compiled(layer, "data=8", "fsdp", FORWARD, partitioner)
+    gathered = executable.collectives()
+    assert {c.kind for c in gathered} == {"all-gather"}
+    assert sum(c.bytes for c in gathered) == sum(sizes)
+    executable = compiled(layer, "data=8", "fsdp", GRADIENTS, partitioner)
+    assert executable.rematerializations() == []
+    kinds = summary.count_by_kind(executable.collectives())
+    assert kinds.pop("all-reduce") == 1 and kinds.keys() == {"all-gather"}
+    (summed,) = (c for c in executable.collectives() if c.kind == "all-reduce")
+    assert summed.bytes >= sum(sizes)
+    for output, spec in zip(
+        executable.output_shardings, layer.variable_specs().flatten(), strict=False
+    ):
+        part = output.shard_shape(spec.shape)
+        assert part == tuple(
+            size // 8 if letter == "M" else size
+            for letter, size in zip(spec.layout, spec.shape, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("params", "mesh", "strategy", "forward", "gradients"),
+    [
+        (TokenEmbedding, "data=8", "fsdp", {"all-gather": 1}, {"all-reduce": 1}),
+        (TokenEmbedding, "model=8", "tensor", {"all-reduce": 1}, {}),
+        (TokenEmbedding, "data=4,model=2", "data_tensor", {"all-reduce": 1}, {"all-reduce": 1}),
+        (
+            TokenEmbedding,
+            "data=2,fsdp=2,model=2",
+            "expert_fsdp_tensor",
+            {"all-gather": 1, "all-reduce": 1},
+            {"all-reduce": 1},
+        ),
+        (Softmax, "model=8", "tensor", {}, {"all-reduce": 1}),
+        (Softmax, "data=8", "fsdp", {"all-gather": 1}, {"all-gather": 1, "all-reduce": 1}),
+        # The gradient is summed over one axis and then over the other.
+        pytest.param(
+            *(TokenEmbedding, "data=2,context=4", "data_context", {}, {"all-reduce": 2}),
+            marks=pytest.mark.slow,
+        ),
+        # Ids are gathered, and what was looked up is summed and cut.
+        pytest.param(
+            *(TokenEmbedding, "model=8", "sequence_tensor"),
+            *({"all-gather": 1, "all-reduce": 1}, {"all-gather": 2}),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_vocabulary_is_looked_up_where_it_lies(params, mesh, strategy, forward, gradients):
+    layer = vocabulary(params.params())
+    assert counts(layer, mesh, strategy, FORWARD) == forward
+    assert counts(layer, mesh, strategy, GRADIENTS) == gradients
+    for part in (FORWARD, GRADIENTS):
+        assert compiled(layer, mesh, strategy, part).rematerializations() == []

@@ -1,0 +1,67 @@
+"""Narrow moments where they are split over devices, and through a checkpoint."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.loop import restored_state
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.trainer import Trainer
+from tests import tiny
+
+STEPS = 4
+
+
+def make_trainer(dtype: str) -> Trainer:
+    params = tiny.experiment_params()
+    params.trainer.optimizer = Adam.params().set(slot_dtype=dtype, epsilon=1e-6)
+    params.task.output.sizes = (tiny.HIDDEN, 8)
+    return params.trainer.instantiate(params.task.instantiate())
+
+
+def trained(runtime):
+    for index in range(STEPS):
+        runtime.train_step(tiny.make_batch(1, index)).read()
+    return runtime.state()
+
+
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_they_train_under_zero1_as_on_one_device(dtype):
+    """The same random numbers on every mesh: slots differ where a sum fell out otherwise."""
+    local = LocalRuntime(make_trainer(dtype))
+    local.init_state()
+    start = local.state()
+    partitioning = Partitioning.make("data=4", "zero1")
+    split = SpmdRuntime(make_trainer(dtype), partitioning, devices_for(4))
+    split.load_state(start)
+    expected, found = trained(local), trained(split)
+    for (path, one), other in zip(expected.flatten_items(), found.flatten(), strict=True):
+        one, other = (np.asarray(x).astype(np.float32) for x in (one, other))
+        close = np.isclose(one, other, rtol=1e-3, atol=1e-5)
+        assert close.mean() > 0.9, path
+    slots = found.slots.output.w
+    parts = {name: slot.addressable_shards[0].data.shape for name, slot in slots.items()}
+    assert parts["second_moment"] == (2, 8)
+    assert slots.second_moment.dtype == {"bfloat16": "bfloat16", "int8": "uint8"}[dtype]
+    if dtype == "int8":
+        assert parts["second_moment_scale"] == (2,)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_checkpoint_holds_them_as_they_are(tmp_path, dtype):
+    trainer = make_trainer(dtype)
+    runtime = LocalRuntime(trainer)
+    runtime.init_state()
+    state = trained(runtime)
+    store = CheckpointStore(tmp_path)
+    store.save(STEPS, state, {}, "", lambda directory: None)
+    assert store.finish()
+    read = restored_state(trainer, store.restore(None))
+    store.close()
+    for (path, one), other in zip(state.flatten_items(), read.flatten(), strict=True):
+        assert np.asarray(one).dtype == np.asarray(other).dtype, path
+        np.testing.assert_array_equal(one, other, err_msg=path)

@@ -1,0 +1,136 @@
+"""Stages over an axis of the mesh: what is computed, what it costs, and what travels."""
+
+import collections
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.hlo.reader import operations_of_text
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.sharding.mesh import Mesh
+from tests.tolerances import assert_close
+
+# What its tests share is compiled once, in one process.
+pytestmark = pytest.mark.xdist_group("test_pipeline_collectives")
+
+B, L, M = 16, 8, 16
+STAGES = {"pipeline_stages": 4, "pipeline_micro_batches": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """Output and gradients of a stack's layers, and what compiled HLO says of them."""
+
+    layer: TransformerStack
+    results: list[np.ndarray]
+    collectives: list[summary.Collective]
+    flops: dict[str, int]
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Of every layer's weights, by their names without loops or stages."""
+        found = {}
+        specs = self.layer.variable_specs().flatten()
+        for spec, gradient in zip(specs, self.results[2:], strict=True):
+            slices = gradient.reshape(-1, *spec.shape[spec.stacked :])
+            found.update(zip(spec.slices, slices, strict=True))
+        return found
+
+
+@functools.cache
+def ran(mesh: str, strategy: str, *options: tuple[str, object]) -> Ran:
+    """A pass through the layers of a stack and back, over a mesh."""
+    moe = MixtureOfExperts.params().set(num_experts=4, group_size=L)
+    p = TransformerStack.params().set(num_layers=4, model_dim=M, num_heads=2, hidden_dim=32)
+    p.set(moe_every=0, moe=moe)
+    p.moe.router.set(capacity_factor=4.0, second_expert="all")
+    layer = p.set(**dict(options)).instantiate(path="encoder").layers
+    specs = layer.variable_specs()
+
+    def run(theta, x, d):
+        theta, x, d = annotate_weights(theta, specs), annotate(x, "BLM"), annotate(d, "BLM")
+        with context.scope(training=True, seed=tf.constant([1, 2])), tf.GradientTape() as tape:
+            tape.watch((theta, x))
+            y = layer.fprop(theta, x, tf.ones([B, L], tf.int32), tf.zeros([B, 1, L, L]))
+        d_theta, dx = tape.gradient(y, (theta, x), d)
+        return annotate(y, "BLM"), annotate(dx, "BLM"), annotate_weights(d_theta, specs)
+
+    rng = np.random.default_rng(0)
+    x, d = rng.normal(size=(2, B, L, M)).astype(np.float32)
+    theta = layer.init(1).transform(lambda w: w.numpy())
+    function = partition(run, mesh, strategy)
+    executable = function.compile(theta, x, d)
+    flops = collections.Counter()
+    for operation in operations_of_text(executable.hlo(), Mesh.parse(mesh)).operations:
+        flops[operation.phase] += operation.times * operation.matmul_flops
+    results = [np.asarray(y) for y in tf.nest.flatten(function(theta, x, d))]
+    return Ran(layer, results, executable.collectives(), flops)
+
+
+def unpipelined(**options: object) -> Ran:
+    return ran("data=8", "data", ("repeat", True), *options.items())
+
+
+def pipelined(mesh: str = "stage=4,data=2", strategy: str = "data_pipeline", **options) -> Ran:
+    return ran(mesh, strategy, *{**STAGES, **options}.items())
+
+
+def assert_same(actual: Ran, expected: Ran) -> None:
+    for one, other in zip(actual.results[:2], expected.results[:2], strict=True):
+        assert_close(one, other, "order")
+    gradients = actual.gradients()
+    assert set(gradients) == set(expected.gradients())
+    for name, gradient in expected.gradients().items():
+        assert_close(gradients[name], gradient, "order")
+
+
+def assert_no_more_than_bubbles(found: Ran, expected: Ran, useful: int, ticks: int) -> None:
+    """All stages compute in all ticks, in `useful` of which each has something to compute."""
+    for phase in ("forward", "backward"):
+        assert found.flops[phase] * useful == expected.flops[phase] * ticks
+    assert found.flops["rematerialized"] == 0
+
+
+def test_stages_are_the_layers_and_cost_what_the_bubbles_do():
+    assert_same(pipelined(), unpipelined())
+    assert_no_more_than_bubbles(pipelined(), unpipelined(), useful=8, ticks=11)
+
+
+def test_what_travels():
+    """A permute each way; rows are put together for the stages, and handed out after them."""
+    found = pipelined().collectives
+    inside = [c for c in found if "while/" in c.operation]
+    assert summary.count_by_kind(inside) == {"collective-permute": 2, "all-reduce": 1}
+    permuted = [c.bytes for c in inside if c.kind == "collective-permute"]
+    assert permuted == [B // 8 // 2 * L * M * 4] * 2
+    outside = [c for c in found if c not in inside]
+    assert max(c.bytes for c in outside) <= B // 2 * L * M * 4
+    assert sum(c.bytes for c in outside) <= 5 * (B // 2 * L * M * 4)
+
+
+@pytest.mark.slow
+def test_circulations_have_smaller_bubbles():
+    found = pipelined(num_layers=8, pipeline_circulations=2)
+    expected = unpipelined(num_layers=8)
+    assert_same(found, expected)
+    assert_no_more_than_bubbles(found, expected, useful=16, ticks=19)
+    inside = [c for c in found.collectives if "while/" in c.operation]
+    assert "all-gather" not in summary.count_by_kind(inside)
+
+
+@pytest.mark.slow
+def test_experts_and_tensors_within_stages():
+    options = {"moe_every": 2}
+    one = ran("data=1", "replicated", ("repeat", True), *options.items())
+    stages = {"pipeline_stages": 2, "pipeline_micro_batches": 4}
+    found = ran("stage=2,data=2,model=2", "expert_pipeline_tensor", *{**options, **stages}.items())
+    assert_same(found, one)
+    experts = [c for c in found.collectives if c.kind == "all-to-all" and "while/" in c.operation]
+    assert len([c for c in experts if "gradient_tape" not in c.operation]) == 2

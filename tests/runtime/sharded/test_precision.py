@@ -1,0 +1,67 @@
+"""Every precision trains experts split over eight devices as it does on one."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Constant
+from lingvo_gshard.training.trainer import Trainer
+from tests.runtime import tiny_translation
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+# Of a loss, after rounding to types of 8 and of 11 significant bits in another order, by which in
+# twelve steps some tokens go to other experts.
+TOLERANCES = {"bfloat16": 2e-2, "bfloat16_weights": 3e-2, "float16": 1e-2}
+
+
+def make_trainer(precision: str, repeat: bool) -> Trainer:
+    """A trainer of two layers on each side, the second of experts; repeat: with all that is."""
+    task = TranslationTask.params().set(
+        source_vocabulary_size=32, target_vocabulary_size=32, model_dim=16
+    )
+    for stack in (task.encoder, task.decoder):
+        stack.set(num_layers=2, num_heads=4, hidden_dim=32, residual_dropout_rate=0.1)
+        stack.moe.set(num_experts=8, group_size=tiny_translation.LENGTH)
+        stack.set(repeat=repeat, rematerialize="full" if repeat else "none")
+    params = Trainer.params().set(
+        clip_norm=1.0,
+        optimizer=Adam.params(),
+        schedule=Constant.params().set(learning_rate=0.01),
+        micro_batches=2 if repeat else 1,
+        average_decay=0.9,
+        precision=precision,
+    )
+    return params.instantiate(task)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_it_trains_as_on_one_device(precision, repeat):
+    mesh, devices = ("data=4", 4) if repeat else ("data=8", 8)
+    local = LocalRuntime(make_trainer(precision, repeat))
+    local.init_state()
+    split = SpmdRuntime(
+        make_trainer(precision, repeat),
+        Partitioning.make(mesh, "expert_zero1"),
+        devices_for(devices),
+    )
+    split.load_state(local.state())
+    batch, rows = tiny_translation.batch(0), []
+    for _ in range(STEPS):
+        rows.append([runtime.train_step(batch).read() for runtime in (local, split)])
+    for one, other in rows:
+        np.testing.assert_allclose(one["loss"], other["loss"], rtol=TOLERANCES[precision])
+        assert one.get("skipped_steps") == other.get("skipped_steps")
+    for row in zip(*rows, strict=True):
+        assert row[-1]["loss"] < 0.8 * row[0]["loss"]
+    one, other = (np.asarray(r.state().averages.encoder.final_norm.scale) for r in (local, split))
+    np.testing.assert_allclose(one, other, atol=1e-2)
+    for runtime in (local, split):
+        assert abs(runtime.eval_step(batch)["loss"][0] - rows[-1][0]["loss"]) < 1.0

@@ -1,0 +1,235 @@
+"""Layers whose positions are split over devices: equal to those of one, and what they exchange."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.layers.attention.attention import MultiHeadAttention, takes_segments
+from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.transformer import TransformerLayer
+from lingvo_gshard.runtime.partition import Partitioned, partition
+from lingvo_gshard.sharding import annotate, annotate_weights
+from tests.tolerances import assert_close
+
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_sequence_parallel")
+
+B, L, M, H, E = 4, 16, 8, 16, 4
+SEED = (3, 4)
+EVERYTHING = {
+    "num_key_value_heads": 2,
+    "window": 5,
+    "logit_cap": 1.0,
+    "qk_norm": True,
+    "rotary_fraction": 1.0,
+}
+RING = {"key_exchange": "ring"}
+
+
+def attention(is_causal: bool = True, **values) -> Params:
+    p = MultiHeadAttention.params().set(num_heads=4, head_dim=4, is_causal=is_causal)
+    return p.set(model_dim=M, **values)
+
+
+def layer_params(group_size: int = 0, **values) -> Params:
+    """A causal layer; with a group size, of experts."""
+    p = TransformerLayer.params().set(model_dim=M, attention=attention(**values))
+    p.feed_forward.hidden_dim = H
+    if group_size:
+        p.feed_forward = MixtureOfExperts.params().set(
+            hidden_dim=H, num_experts=E, group_size=group_size
+        )
+    return p
+
+
+def inputs() -> NestedMap:
+    """Packed rows, their padding, and a gradient of the output."""
+    rng = np.random.default_rng(0)
+    segments = np.ones((B, L), np.int32)
+    segments[:2, 6:] = 2
+    segments[1:, 13:] = 0
+    x, d_y = rng.normal(size=(2, B, L, M)).astype(np.float32)
+    return NestedMap(x=x, segments=segments, d_y=d_y)
+
+
+def passes_of(layer: Layer):
+    """(theta, inputs) -> the output and the gradients of the input and of all weights."""
+    specs = layer.variable_specs()
+    p = layer.p if isinstance(layer, MultiHeadAttention) else layer.p.attention
+
+    def run(theta: NestedMap, given: NestedMap) -> NestedMap:
+        theta = annotate_weights(theta, specs)
+        x, segments = annotate(given.x, "BLM"), annotate(given.segments, "BL")
+        with context.scope(training=True, seed=tf.constant(SEED)), tf.GradientTape() as tape:
+            sources = [x, *theta.flatten()]
+            tape.watch(sources)
+            sees = segments
+            if not takes_segments(p):
+                sees = segment_bias(segments, segments, p.is_causal)
+            arguments = (x, sees, segments) if layer.p is p else (segments, sees)
+            y = annotate(layer.fprop(theta, x, *arguments), "BLM")
+        d_x, *d_theta = tape.gradient(y, sources, annotate(given.d_y, "BLM"))
+        d_theta = annotate_weights(theta.pack(map(tf.convert_to_tensor, d_theta)), specs)
+        return NestedMap(y=y, d_x=annotate(d_x, "BLM"), d_theta=d_theta)
+
+    return run
+
+
+class Ran:
+    """A layer of these Params on a mesh: compiled, run, and compared with one on one device."""
+
+    def __init__(self, params: Params, mesh: str, strategy: str):
+        layer = params.instantiate(path="layer")
+        theta = layer.init(1).transform(np.asarray)
+        self._compiled: Partitioned = partition(passes_of(layer), mesh, strategy)
+        self._arguments = theta, inputs()
+        self.found = self._compiled(*self._arguments)
+
+    def check(self, whole: Params) -> None:
+        """Fails unless a layer of Params for one device computes the same."""
+        theta, given = self._arguments
+        expected = passes_of(whole.instantiate(path="layer"))(
+            theta.transform(tf.constant), given.transform(tf.constant)
+        )
+        for (path, one), other in zip(self.found.flatten_items(), expected.flatten(), strict=True):
+            assert_close(one, other, "float32" if path == "y" else "order")
+
+    def collectives(self, least_bytes: int = 0) -> list[summary.Collective]:
+        """Those of a result of so many bytes or more, and no tensor was made whole to move it."""
+        executable = self._compiled.compile(*self._arguments)
+        assert executable.rematerializations() == []
+        return [c for c in executable.collectives() if c.bytes >= least_bytes]
+
+
+@functools.cache
+def ring() -> Ran:
+    return Ran(attention(**RING), "data=2,context=4", "data_context")
+
+
+def test_a_ring_is_the_attention_of_whole_rows():
+    ring().check(attention())
+
+
+def test_a_ring_hands_on_what_it_reads_and_gathers_nothing():
+    """Forward keys, values and segments; backward these and gradients, which then come home."""
+    found = ring().collectives()
+    assert summary.count_by_kind(found) == {"collective-permute": 10, "all-reduce": 2}
+    of_segments, of_keys = 4 * (B // 2) * (L // 4), 4 * (B // 2) * 4 * (L // 4) * 4
+    sizes = [c.bytes for c in found if c.kind == "collective-permute"]
+    assert sorted(sizes) == [of_segments] * 2 + [of_keys] * 8
+    # The gradients of all weights, over one axis and then over the other.
+    weights = 4 * 4 * M * 4 * 4
+    assert [c.bytes for c in found if c.kind == "all-reduce"] == [weights] * 2
+
+
+def test_a_ring_with_all_that_it_can_do_and_its_heads_split():
+    """Keys and values go around by their own few heads."""
+    ran = Ran(attention(**EVERYTHING, **RING, block_size=3), "context=4,model=2", "context_tensor")
+    ran.check(attention(**EVERYTHING))
+    found = ran.collectives(least_bytes=4 * B * L + 1)
+    kinds = summary.count_by_kind(found)
+    assert kinds["collective-permute"] == 8 and kinds.keys() == {"collective-permute", "all-reduce"}
+    # One of two heads of keys, 4 positions that blocks of 3 make 6.
+    sizes = {c.bytes for c in found if c.kind == "collective-permute"}
+    assert sizes == {4 * B * 1 * 6 * 4}
+
+
+def test_all_keys_and_values_are_gathered():
+    mesh = "data=2,context=2,model=2"
+    ran = Ran(attention(**EVERYTHING), mesh, "data_context_tensor")
+    ran.check(attention(**EVERYTHING))
+    found = ran.collectives(least_bytes=4 * (B // 2) * L + 1)
+    # Keys and values, each of one of its two heads; their gradients are summed and cut.
+    of_keys = 4 * (B // 2) * 1 * L * 4
+    assert [c.bytes for c in found if c.kind == "all-gather"] == [of_keys] * 2
+    assert {c.kind for c in found} == {"all-gather", "all-reduce"}
+    assert 2 * of_keys in [c.bytes for c in found if c.kind == "all-reduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "exchange"),
+    [
+        ({}, RING),
+        ({"window": 3, "is_causal": False}, RING),
+        (EVERYTHING, {**RING, "block_size": 2}),
+        ({"is_causal": False}, {}),
+        (EVERYTHING, {"block_size": 4}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("mesh", "strategy"),
+    [
+        ("context=8", "context"),
+        ("data=4,context=2", "data_context"),
+        ("context=2,model=4", "context_tensor"),
+        ("data=2,context=2,model=2", "data_context_sequence_tensor"),
+        ("model=8", "sequence"),
+        ("data=2,model=4", "data_sequence_tensor"),
+    ],
+)
+def test_every_way_on_every_mesh(mesh, strategy, values, exchange):
+    Ran(attention(**values, **exchange), mesh, strategy).check(attention(**values))
+
+
+def test_parts_that_are_not_equal_are_refused():
+    layer = attention(**RING).instantiate(path="layer")
+
+    def run(theta, x, segments):
+        return layer.fprop(theta, x, x, segments, segments)
+
+    theta, given = layer.init(1).transform(np.asarray), inputs()
+    message = "layer.key_exchange: a ring of 8 devices has equal parts of rows, and L is 12"
+    with pytest.raises(ValueError, match=message):
+        partition(run, "context=8", "context")(theta, given.x[:, :12], given.segments[:, :12])
+
+
+def test_sequence_parallelism_gathers_and_sums_where_tensor_parallelism_sums():
+    """Four sums of whole activations become four gathers and four sums whose results are parts.
+
+    XLA on CPU makes all-reduces of the sums, where others have reduce-scatters.
+    """
+    ran = Ran(layer_params(), "data=2,model=4", "data_sequence_tensor")
+    ran.check(layer_params())
+    activations = 4 * (B // 2) * L * M
+    found = ran.collectives(least_bytes=activations)
+    gathered = [c for c in found if c.kind == "all-gather"]
+    assert [c.bytes for c in gathered] == [activations] * 4
+    summed = [c for c in found if c.kind == "all-reduce"]
+    products = re.findall(r"einsum_\d/Einsum", " ".join(c.operation for c in summed))
+    assert len(products) == 4 and len(gathered) + len(summed) == len(found)
+
+
+def test_groups_stay_where_their_tokens_are():
+    """A part of a row is a whole group: the all-to-alls of experts, and nothing else.
+
+    In training: what is drawn for a group does not depend on its place.
+    """
+    ran = Ran(layer_params(4), "data=2,context=4", "expert_context")
+    ran.check(layer_params(4))
+    of_experts = [c for c in ran.collectives() if "feed_forward/" in c.operation]
+    found = summary.count_by_kind([c for c in of_experts if c.kind != "all-reduce"])
+    assert found == {"all-to-all": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group_size", "mesh"), [(8, "data=2,context=4"), (3, "data=2,context=2")])
+def test_groups_that_cross_devices(group_size, mesh):
+    """Rows are gathered, and cut again; the last group may be filled up."""
+    Ran(layer_params(group_size), mesh, "expert_context").check(layer_params(group_size))
+
+
+@pytest.mark.slow
+def test_experts_under_sequence_parallelism():
+    ran = Ran(layer_params(4), "data=2,model=4", "expert_sequence_tensor")
+    ran.check(layer_params(4))
+    assert summary.count_by_kind(ran.collectives())["all-to-all"] == 4

@@ -1,0 +1,137 @@
+"""Training steps whose positions are split over devices: equal to those of one, in less memory."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.hlo import summary
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.partition import partition
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding import annotate, annotate_weights
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.runtime import tiny_translation
+
+# What its tests share is made once, in one process.
+pytestmark = [pytest.mark.xdist_group("test_sequence_parallel_steps"), pytest.mark.slow]
+
+STEPS = 2
+RING = {"layer.attention.key_exchange": "ring"}
+IN_BLOCKS = {**RING, "layer.attention.block_size": 2}
+ONE_DENSE_LAYER = {"num_layers": 1, "moe_every": 0}
+REPEATED = {"repeat": True, "rematerialize": "products"}
+
+
+@functools.cache
+def trained_locally(values: tuple, trainer_values: tuple) -> tuple:
+    """The initial state, and the metrics of each step."""
+    values = {**dict(values), "layer.attention.key_exchange": "all_gather"}
+    runtime = LocalRuntime(trainer(values, dict(trainer_values)))
+    runtime.init_state()
+    state = runtime.state()
+    return state, [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]
+
+
+def trainer(values: dict, trainer_values: dict):
+    return tiny_translation.trainer(group_size=3, stack_values=values, **trainer_values)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "values", "trainer_values"),
+    [
+        ("data_context", "data=2,context=4", ONE_DENSE_LAYER, {}),
+        ("expert_context", "data=2,context=4", {}, {}),
+        ("expert_context", "data=2,context=4", RING, {}),
+        ("expert_sequence_tensor", "data=2,model=4", {}, {}),
+        ("expert_context_sequence_tensor", "data=2,context=2,model=2", IN_BLOCKS, {}),
+        ("expert_context_fsdp", "data=2,fsdp=2,context=2", RING, {}),
+        ("context_tensor", "context=2,model=4", RING, {}),
+        ("context_data_zero1", "data=2,context=4", RING, {}),
+        ("expert_context", "data=2,context=4", {**RING, **REPEATED}, {"micro_batches": 2}),
+        ("expert_sequence_tensor", "data=2,model=4", REPEATED, {"micro_batches": 2}),
+    ],
+)
+def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
+    state, expected = trained_locally(tuple(values.items()), tuple(trainer_values.items()))
+    partitioning = Partitioning.make(mesh, strategy)
+    made = trainer(values, trainer_values)
+    runtime = SpmdRuntime(made, partitioning, devices_for(partitioning.mesh.size))
+    runtime.load_state(state)
+    for index, wanted in enumerate(expected):
+        found = runtime.train_step(tiny_translation.batch(index)).read()
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            tolerance = 1e-5 if "loss" in name else 1e-4
+            np.testing.assert_allclose(
+                found[name], value, rtol=tolerance, atol=1e-6, err_msg=f"step {index}: {name}"
+            )
+    assert runtime.executable().rematerializations() == []
+
+
+@functools.cache
+def compiled(
+    devices: int, strategy: str = "context", axis: str = "context", **values
+) -> Executable:
+    """The gradients of a causal stack on one row of 1,024 positions over so many devices."""
+    p = TransformerStack.params().set(
+        num_layers=1, model_dim=32, num_heads=4, hidden_dim=128, moe_every=0, is_causal=True
+    )
+    p.layer.attention.set(**values)
+    stack = p.instantiate(path="stack")
+    specs = stack.variable_specs()
+
+    def gradients(theta, x_BLM, segments_BL):
+        theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
+        segments_BL = annotate(segments_BL, "BL")
+        with context.scope(training=False), tf.GradientTape() as tape:
+            tape.watch(theta.flatten())
+            total = tf.reduce_sum(tf.square(stack.fprop(theta, x_BLM, segments_BL)))
+        found = theta.pack(tape.gradient(total, theta.flatten()))
+        return annotate_weights(found, specs)
+
+    theta = specs.transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
+    x, segments = tf.TensorSpec([1, 1024, 32]), tf.TensorSpec([1, 1024], tf.int32)
+    return partition(gradients, f"{axis}={devices}", strategy).compile(theta, x, segments)
+
+
+def temporaries(devices: int, *arguments, **values) -> int:
+    return compiled(devices, *arguments, **values).memory()["temporaries"]
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        # Queries by all keys: half of the former.
+        ({}, 0.6),
+        # Queries by keys of one part each: up to a fourth.
+        ({"key_exchange": "ring"}, 0.6),
+        # All keys stay.
+        ({"block_size": 128}, 0.7),
+        ({"key_exchange": "ring", "block_size": 128}, 0.6),
+    ],
+)
+def test_memory_falls_with_the_axis(values, share):
+    found = [temporaries(devices, **values) for devices in (1, 2, 4, 8)]
+    for fewer, more in zip(found, found[1:], strict=False):
+        assert more < share * fewer, found
+
+
+def test_a_ring_needs_less_memory_than_gathered_keys():
+    assert temporaries(8, key_exchange="ring") < temporaries(8) / 3
+
+
+def test_sequence_parallelism_needs_less_memory_than_tensor_parallelism():
+    both = [temporaries(4, s, "model", block_size=128) for s in ("tensor", "sequence_tensor")]
+    # Of one layer, most of which is its attention's, and that is split either way.
+    assert both[1] < 0.97 * both[0]
+
+
+def test_what_is_exchanged_does_not_depend_on_the_number_of_devices():
+    kinds = [summary.count_by_kind(compiled(n, key_exchange="ring").collectives()) for n in (4, 8)]
+    assert kinds[0] == kinds[1] == {"collective-permute": 10, "all-reduce": 1}

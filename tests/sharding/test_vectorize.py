@@ -1,0 +1,54 @@
+"""A function of slices on stacks of them: equal to a loop, and split along the stacks."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+
+from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.autodiff.barrier import optimization_barrier
+from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.sharding.vectorize import vectorize
+from tests.sharding.compiled import run
+
+P, B, M, H = 4, 2, 3, 5
+
+
+def slice_of(key: tf.Tensor, x_BM: tf.Tensor, w_MH: tf.Tensor) -> list[tf.Tensor]:
+    """A product, its sum, sums by index, and what is drawn from a key of the slice's own."""
+    h_BH = einsum("BM,MH->BH", annotate(x_BM, "BM"), w_MH)
+    (h_BH,), _ = optimization_barrier([h_BH], [])
+    added = tf.tensor_scatter_nd_add(tf.zeros([H]), [[1], [key]], x_BM[0, :2])
+    seed = random_numbers.hashed_fold_in_word(tf.constant([1, 2]), key)
+    return [h_BH, tf.reduce_sum(h_BH), added, random_numbers.hashed_uniform([B], seed)]
+
+
+def stacks() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=(P, *shape)).astype(np.float32) for shape in ((B, M), (M, H)))
+    return [np.arange(P, dtype=np.int32), x, w]
+
+
+def test_stacks_are_slices_side_by_side_without_collectives():
+    found = run(
+        lambda *given: vectorize("P", slice_of, *given),
+        *stacks(),
+        mesh="stage=4,data=2",
+        strategy="P->stage; B->data; M->stage",
+    )
+    by_slice = zip(*(slice_of(*slices) for slices in zip(*stacks(), strict=True)), strict=True)
+    for stack, results in zip(found.results, by_slice, strict=True):
+        np.testing.assert_allclose(stack, np.stack(results), rtol=1e-5, atol=1e-6)
+    assert found.collectives == {"all-reduce": 1}
+
+
+def test_what_has_no_form_on_stacks_is_named_and_nothing_is_left_behind():
+    before = dict(pfor._pfor_converter_registry)
+
+    @tf.function
+    def unknown(x):
+        return vectorize("P", lambda row: [tf.unique(row)[0]], x)
+
+    with pytest.raises(ValueError, match="Unique is an operation 'Unique', .* at once"):
+        unknown(tf.ones([P, B]))
+    assert before == pfor._pfor_converter_registry

@@ -1,0 +1,90 @@
+"""gshard-bench partition at tiny sizes: three ways of taking one and the same step."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.program.step_programs import train_program
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tools import bench
+from lingvo_gshard.tools.benchmarks import partition
+from lingvo_gshard.tools.benchmarks.partition import Row
+from lingvo_gshard.tools.benchmarks.step import StepCase
+from lingvo_gshard.tools.console import startup
+from tests import tiny
+
+NAMES = ["without annotations", "spmd, data=1", "local, 1 CPU"]
+
+
+def tiny_trainer():
+    params = tiny.experiment_params()
+    return params.trainer.instantiate(params.task.instantiate())
+
+
+def run(capsys, *arguments):
+    """Returns (exit code, standard output, standard error)."""
+    code = startup.guarded(bench.NAME, bench.main)([bench.NAME, *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_yardstick_takes_the_trainers_steps():
+    trainer = tiny_trainer()
+    local, unannotated = LocalRuntime(trainer), partition.Unannotated(trainer)
+    for runtime in (local, unannotated):
+        runtime.init_state()
+    for index in range(3):
+        batch = tiny.make_batch(1, index)
+        expected = local.train_step(batch).read()
+        found = unannotated.train_step(batch)()
+        np.testing.assert_allclose(found, list(expected.values()), rtol=1e-5)
+
+
+def test_a_step_with_annotations_would_be_noticed():
+    trainer, batch = tiny_trainer(), tiny.make_batch(1, 0)
+    specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+    for mesh, annotated in (("data=1", False), ("data=2", True)):
+        partitioning = Partitioning.make(mesh, "fsdp")
+        program, _ = train_program(trainer, partitioning, "gspmd", specs)
+        assert (partition._ANNOTATION in program.module) == annotated
+
+
+def test_the_best_steps_are_compared():
+    """The clock gives three first steps, then two rounds of three."""
+    clock = iter([5.0, 6.0, 7.0, 2.0, 3.0, 9.0, 4.0, 2.5, 8.0])
+    said = []
+    case = StepCase("tiny", tiny_trainer(), tiny.make_batch(1, 0), 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "pipelined_seconds", lambda step, count: next(clock))
+        rows = partition.measure(case, 2, said.append)
+    assert rows == [
+        Row(NAMES[0], 2.0, 1.0, 5.0),
+        Row(NAMES[1], 2.5, 1.25, 6.0),
+        Row(NAMES[2], 8.0, 4.0, 7.0),
+    ]
+    assert said[:3] == [f"compiling {name}" for name in NAMES]
+    assert said[3:] == ["measuring, 1 of 2", "measuring, 2 of 2"]
+
+
+def test_it_measures_the_experiments_step_and_writes_it(capsys, monkeypatch, tmp_path):
+    def measure(case, repeats, report):
+        assert case.name == "translation.quickstart, experts" and repeats == 3
+        return [Row(NAMES[0], 2.0, 1.0, 5.0), Row(NAMES[1], 2.1, 1.05, 6.0)]
+
+    monkeypatch.setattr(partition, "measure", measure)
+    path = tmp_path / "partition.json"
+    code, out, err = run(capsys, "partition", "--repeats=3", f"--json={path}")
+    assert code == 0, err
+    assert "spmd, data=1" in out and "1.050" in out
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[1] == {"name": NAMES[1], "seconds": 2.1, "ratio": 1.05, "compile_seconds": 6.0}
+    code, out, err = run(capsys, "partition", "--repeats=3", "--json")
+    assert json.loads(out)["rows"] == rows and "1.050" in err
+
+
+def test_a_mistyped_name_is_refused(capsys):
+    code, _, err = run(capsys, "partiton")
+    assert code == 1 and "Did you mean 'partition'?" in err

@@ -1,0 +1,205 @@
+"""The flags of a partitioned run: what they refuse, and one run from training to translating."""
+
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from lingvo_gshard.tools import evaluate, train, translate
+from lingvo_gshard.tools.console import startup
+from tests.tools import (
+    tiny_train,  # noqa: F401
+    tiny_translation,
+)
+
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("test_runtime_flags")
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TINY = "--experiment=test.tiny"
+TRAINED = "Going on from the checkpoint of step 4"
+
+
+def run_here(tool, capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    code = startup.guarded(tool.NAME, tool.main)([tool.NAME, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def sharded_run(tmp_path_factory):
+    """(logdir, flags, output) of a training on eight CPU devices that were made virtually."""
+    directory = tmp_path_factory.mktemp("sharded")
+    rows = {"input__batch_rows": 8, "task__encoder__moe__group_size": 64}
+    flags = tiny_translation.write(directory, **rows, task__decoder__moe_every=0)
+    command = [sys.executable, "-m", "lingvo_gshard.tools.train", *flags]
+    command += [f"--logdir={directory}/run", "--steps=4", "--mesh=data=8", "--strategy=expert"]
+    # As a user's shell, in which nobody has asked for eight devices.
+    asked = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in asked}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert run.returncode == 0, run.stderr
+    return directory / "run", flags, run.stdout
+
+
+def losses_of(logdir):
+    return [json.loads(line)["loss"] for line in (logdir / "metrics.jsonl").open()]
+
+
+def test_training_says_what_it_runs_on(sharded_run):
+    logdir, _, out = sharded_run
+    assert "8 CPU devices as data=8" in out
+    assert "compiled in" in out and "Trained 4 steps" in out
+    assert re.search(r"train_step: [\d.]+ MiB per device .*; collectives: .*4 all-to-all", out)
+    assert len(losses_of(logdir)) == 4
+
+
+@pytest.mark.slow
+def test_a_trained_run_is_scored_alike_on_any_mesh(sharded_run, tmp_path, capsys):
+    logdir, _, _ = sharded_run
+    found = {}
+    for name, flags in {
+        "local": [],
+        "sharded": ["--mesh=data=4,model=2", "--strategy=expert_tensor"],
+    }.items():
+        path = tmp_path / f"{name}.json"
+        flags = [*flags, "--max_rows_per_language=4", "--beam_size=1", "--noshuffled"]
+        code, _, err = run_here(evaluate, capsys, f"--logdir={logdir}", f"--json={path}", *flags)
+        assert code == 0, err
+        found[name] = json.loads(path.read_text())
+    assert found["sharded"]["rows"] == found["local"]["rows"] == 8
+    for name in ("cross_entropy", "accuracy"):
+        assert found["sharded"][name] == pytest.approx(found["local"][name], rel=1e-4), name
+
+
+def test_it_translates_on_a_mesh(sharded_run, monkeypatch, capsys):
+    logdir, _, _ = sharded_run
+    lines = b"der Hund sieht Wasser\n\nle chat mange pain\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    flags = [f"--logdir={logdir}", "--mesh=data=8", "--strategy=fsdp", "--beam_size=1"]
+    code, out, err = run_here(translate, capsys, *flags)
+    assert code == 0, err
+    assert len(out.splitlines()) == 3 and out.splitlines()[1] == ""
+
+
+@pytest.mark.slow
+def test_it_goes_on_with_another_runtime(sharded_run, capsys):
+    logdir, flags, _ = sharded_run
+    before = losses_of(logdir)
+    code, out, err = run_here(
+        train, capsys, *flags, f"--logdir={logdir}", "--steps=6", "--runtime=local"
+    )
+    assert code == 0, err
+    assert TRAINED in out and "1 CPU" in out and "Trained 6 steps" in out
+    assert losses_of(logdir)[:4] == before and len(losses_of(logdir)) == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mesh=data"], "--mesh=data: 'data'; expected axes with their sizes"),
+        (["--mesh="], "--mesh is empty; expected axes"),
+        (["--mesh=data=0"], "axis 'data' has size 0"),
+        (["--mesh=data=2,data=4"], "axis 'data' stands more than once"),
+        (["--mesh=data=4,model=4"], "--mesh needs 16 devices, but there are 8"),
+        (["--mesh=data=8", "--strategy=exprt"], "unknown strategy 'exprt'. Did you mean 'expert'?"),
+        (["--mesh=data=8", "--strategy=expert_tensr"], "'tensr'. Did you mean 'tensor'?"),
+        (
+            ["--mesh=data=8", "--strategy=tensor"],
+            "--strategy=tensor needs axis 'model', which --mesh=data=8 lacks. Valid: data.",
+        ),
+        (
+            ["--mesh=data=4,model=2", "--strategy=B->dta,modle"],
+            "needs axis 'dta' and 'modle', which --mesh=data=4,model=2 lacks. Did you mean 'data'?",
+        ),
+        (["--mesh=data=8", "--strategy=B,Q->data"], "'Q' is no letter of a dimension"),
+        (["--mesh=data=8", "--strategy=wieghts: M->data"], "Did you mean 'weights'?"),
+        (["--runtime=spdm"], "--runtime=spdm is unknown. Did you mean 'spmd'?"),
+        (["--mesh=data=8", "--partitioner=shard"], "--partitioner=shard is unknown. Did you mean"),
+        (
+            ["--mesh=data=8", "--device_order=topolgy"],
+            "--device_order=topolgy is unknown. Did you mean 'topology'?",
+        ),
+        (["--mesh=data=8", "--runtime=local"], "--mesh=data=8 needs --runtime=spmd"),
+        (["--strategy=fsdp"], "--strategy=fsdp needs --runtime=spmd"),
+        (["--partitioner=shardy"], "--partitioner=shardy needs --runtime=spmd"),
+        (["--mesh=data=8", "--max_replicated_mb=-1"], "--max_replicated_mb=-1"),
+        (
+            ["--mesh=data=8", "--gin_param=sharding.overrides = {'task.hidden': 'H->dta'}"],
+            "sharding.overrides['task.hidden']=H->dta needs axis 'dta', which --mesh=data=8 lacks. "
+            "Did you mean 'data'?",
+        ),
+        (
+            ["--mesh=data=8", "--gin_param=sharding.overrides = {'task.hidden': 'tensor'}"],
+            "sharding.overrides['task.hidden']=tensor; expected a table of letters",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_made(flags, words, capsys, tmp_path):
+    jax.devices()
+    logdir = tmp_path / "run"
+    code, out, err = run_here(train, capsys, TINY, f"--logdir={logdir}", *flags)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-train: error: ") and err.count("\n") == 1
+    assert words in err
+    assert not logdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--strategy=fsdp", "--max_replicated_mb=0.0001"],
+            "--max_replicated_mb=0.0001: every device would hold",
+        ),
+        (
+            ["--gin_param=sharding.overrides = {'task.hiden': 'H->none'}"],
+            "sharding.overrides: no layer or weight is named 'task.hiden'. Did you mean 'hidden'?",
+        ),
+    ],
+)
+def test_mistakes_that_only_the_task_shows(flags, words, capsys, tmp_path):
+    flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=8", *flags]
+    code, _, err = run_here(train, capsys, *flags)
+    assert code == 1
+    assert err.startswith("gshard-train: error: ") and words in err
+
+
+def test_the_devices_need_not_all_be_used(capsys, tmp_path):
+    flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=3", "--steps=2"]
+    code, out, err = run_here(train, capsys, *flags)
+    assert code == 0, err
+    assert "3 CPU devices as data=3" in out
+
+
+def test_one_override_names_a_weight(capsys, tmp_path):
+    flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=2,model=2", "--strategy=tensor"]
+    overrides = "--gin_param=sharding.overrides = {'hidden.w': 'weights: H->none'}"
+    code, _, err = run_here(train, capsys, *flags, overrides, "--steps=2")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("tool", [evaluate, translate])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mesh=data=4,model=4"], "--mesh needs 16 devices, but there are 8"),
+        (["--mesh=data=8", "--strategy=exprt"], "Did you mean 'expert'?"),
+        (["--mesh=data=8", "--runtime=local"], "--mesh=data=8 needs --runtime=spmd"),
+    ],
+)
+def test_the_other_tools_refuse_alike(tool, flags, words, sharded_run, capsys):
+    jax.devices()
+    code, out, err = run_here(tool, capsys, f"--logdir={sharded_run[0]}", *flags)
+    assert code == 1 and out == ""
+    assert err.startswith(f"{tool.NAME}: error: ") and err.count("\n") == 1
+    assert words in err

@@ -1,0 +1,123 @@
+"""The tpu_strategy runtime's flags: what they ask for, and what does not go together."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.runtime import tpu_strategy
+from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.tools import train
+from lingvo_gshard.tools.flags.runtime import Launch
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from tests import tiny
+from tests.tools import tiny_train  # noqa: F401
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def launch(*flags):
+    values = train.define_flags()
+    values(["gshard-train", *flags])
+    return Launch(values, tiny.experiment_params())
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """A TPU of one core, which is the CPU; returns what was asked of it."""
+    asked = []
+
+    def connect(tpu):
+        asked.append(tpu)
+        return tf.distribute.OneDeviceStrategy("/device:CPU:0"), 1
+
+    monkeypatch.setattr(tpu_strategy, "connect", connect)
+    return asked
+
+
+def tiny_trainer():
+    params = tiny.experiment_params()
+    return params.trainer.instantiate(params.task.instantiate())
+
+
+def test_the_mesh_is_all_cores_along_data(connected):
+    found = launch("--runtime=tpu_strategy", "--tpu=local")
+    assert connected == ["local"]
+    assert str(found.partitioning.mesh) == "data=1"
+    assert found.partitioning.strategy.name == "expert"
+    runtime = found.runtime(tiny_trainer())
+    expected = LocalRuntime(tiny_trainer())
+    for each in (runtime, expected):
+        each.init_state()
+    batch = tiny.make_batch(1, 0)
+    assert runtime.train_step(batch).read() == expected.train_step(batch).read()
+
+
+def test_mesh_and_strategy_are_those_given(connected):
+    flags = "--runtime=tpu_strategy --tpu=grpc://10.0.0.2:8470 --mesh=data=1,model=1".split()
+    found = launch(*flags, "--strategy=tensor")
+    assert connected == ["grpc://10.0.0.2:8470"]
+    assert (str(found.partitioning.mesh), found.partitioning.strategy.name) == (
+        "data=1,model=1",
+        "tensor",
+    )
+
+
+def test_a_mesh_of_more_than_the_cores_is_refused(connected):
+    with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .* but there are 1"):
+        launch("--runtime=tpu_strategy", "--tpu=local", "--mesh=data=4")
+
+
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        ("--runtime=tpu_strategy", "--runtime=tpu_strategy needs --tpu, such as --tpu=local"),
+        ("--tpu=local", "--tpu=local needs --runtime=tpu_strategy; the local runtime has"),
+        ("--tpu=local --mesh=data=8", "--tpu=local needs --runtime=tpu_strategy; the spmd runtime"),
+        (
+            "--runtime=tpu_strategy --tpu=local --partitioner=shardy",
+            "--partitioner=shardy needs --runtime=spmd; under tpu_strategy TensorFlow",
+        ),
+        (
+            "--runtime=tpu_strategy --tpu=local --device_order=topology",
+            "--device_order=topology needs --runtime=spmd; under tpu_strategy TensorFlow",
+        ),
+        ("--runtime=tpu_strateg --tpu=local", "--runtime=tpu_strateg is unknown. .*tpu_strategy"),
+        ("--runtime=tpu_strategy --tpu=local --mesh=data", "--mesh"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(connected, flags, message):
+    with pytest.raises(ValueError, match=message):
+        launch(*flags.split())
+    assert connected == []
+
+
+def test_a_run_is_that_of_the_local_runtime(connected, tmp_path):
+    weights = []
+    for name, flags in (("local", []), ("tpu", ["--runtime=tpu_strategy", "--tpu=local"])):
+        logdir = tmp_path / name
+        flags = ["--experiment=test.tiny", f"--logdir={logdir}", "--steps=6", *flags]
+        assert train.main(["gshard-train", *flags]) == 0
+        store = CheckpointStore(logdir / "checkpoints", writable=False)
+        weights.append(store.restore().theta)
+        store.close()
+    assert weights[0].keys() == weights[1].keys()
+    for path, expected in weights[0].items():
+        np.testing.assert_array_equal(weights[1][path], expected, err_msg=path)
+
+
+def test_without_a_tpu_the_program_says_so(tmp_path):
+    flags = ["--runtime=tpu_strategy", "--tpu=local", f"--logdir={tmp_path}/run"]
+    command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny", *flags]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("gshard-train: ")]
+    assert error.startswith(
+        f"gshard-train: error: --tpu=local: TensorFlow {tf.__version__} reaches no TPU: "
+    )
+    assert "docs/tpu.md" in error
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,109 @@
+"""gshard-plan --paper, with plans that are made up."""
+
+import dataclasses
+import json
+
+import pytest
+
+from lingvo_gshard.planning import stages
+from lingvo_gshard.planning.paper import rows as paper_rows
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.tools import plan
+from tests.planning import example_plan
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Returns a list of (Params, topology) that plans were asked for, all of them made up."""
+    calls = []
+
+    def plan_experiment(values, params, topology):
+        del values
+        stages.begin("tracing and lowering")
+        calls.append((params, topology))
+        made_up = example_plan.example_plan()
+        fields = {field.name: made_up[field.name] for field in dataclasses.fields(Plan)}
+        return Plan(**fields)
+
+    monkeypatch.setattr(plan, "plan_experiment", plan_experiment)
+    return calls
+
+
+def run(*arguments):
+    """Returns the exit code of gshard-plan."""
+    return plan.main(["gshard-plan", *arguments])
+
+
+def test_rows_need_their_own_plans_only(planned, tmp_path, capsys):
+    path = tmp_path / "paper.json"
+    assert run("--paper", "--paper_rows=activations,weights", f"--json={path}") == 0
+    assert [(params.name, topology.name) for params, topology in planned] == [
+        ("gshard_paper.moe_128e_12l", "v3:8x8"),
+        ("gshard_paper.moe_128e_12l", "v3:8x8"),
+        ("gshard_paper.moe_512e_12l", "v3:16x16"),
+    ]
+    assert [params.input.batch_rows for params, _ in planned] == [2048, 8192, 8192]
+    record = json.loads(path.read_text())
+    made_up = example_plan.example_plan()["bytes_per_device"]
+    row = next(row for row in record["rows"] if row["name"] == "weights.moe_512e_12l")
+    assert row["published"] == 2.04
+    assert row["ours"] == pytest.approx(made_up["weights"] / 1e9)
+    assert row["ratio"] == pytest.approx(made_up["weights"] / 2.04e9)
+    assert set(record["plans"]) == {"moe_128e_12l_2048_tokens", "moe_128e_12l", "moe_512e_12l"}
+    assert record["plans"]["moe_512e_12l"]["bytes_per_device"] == made_up
+    printed = capsys.readouterr().out
+    assert "Plan 1 of 3: moe_128e_12l_2048_tokens on v3:8x8" in printed
+    assert "MoE(512E, 12L): weights of a core, GB (figure 7, read off)" in printed
+    held = sum(row["within"] for row in record["rows"])
+    assert f"{held} of 5 are as expected." in printed
+
+
+@pytest.mark.slow
+def test_all_rows(planned, capsys):
+    assert run("--paper") == 0
+    assert len(planned) == len(paper_rows.CASES)
+    printed = capsys.readouterr().out
+    assert "MoE(2048E, 36L): core-years" in printed
+    assert "Not compared:" in printed
+
+
+def test_json_alone_is_all_of_standard_output(planned, capsys):
+    assert run("--paper_rows=steps_bound.moe_512e_12l", "--json") == 0
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)["rows"]
+    assert row["name"] == "steps_bound.moe_512e_12l"
+    assert "Plan 1 of 1" in captured.err
+
+
+def test_a_plan_that_cannot_be_made_leaves_its_rows_out(planned, monkeypatch, capsys):
+    possible = plan.plan_experiment
+
+    def plan_experiment(values, params, topology):
+        if topology.devices == 512:
+            raise ValueError("no compiler for [512]")
+        return possible(values, params, topology)
+
+    monkeypatch.setattr(plan, "plan_experiment", plan_experiment)
+    assert run("--paper", "--paper_rows=weights") == 1
+    printed = capsys.readouterr().out
+    assert "not planned" in printed
+    assert "no compiler for [512]" in printed
+    assert len(planned) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--paper_rows=weigths"], "--paper_rows: unknown row 'weigths'. Did you mean 'weights'?"),
+        (["--experiment=gshard_paper.moe_512e_12l"], "leave --experiment out"),
+        (["--topology=v3:8x8"], "leave --topology out"),
+        (["--gin_param=task.model_dim = 8"], "leave --gin_param out"),
+        (["--search"], "leave --search out"),
+        (["--partitioner=shard"], "--partitioner"),
+    ],
+)
+def test_what_does_not_go_with_it(planned, arguments, message):
+    with pytest.raises(ValueError) as error:
+        run("--paper", *arguments)
+    assert message in str(error.value)
+    assert not planned

@@ -1,0 +1,103 @@
+"""What gshard-plan tries where a step does not fit: which changes, in which order, made how."""
+
+import shlex
+import types
+
+import pytest
+
+from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.tools import plan
+from lingvo_gshard.tools.plan_tools import suggestions
+
+EXPERIMENT = "translation.quickstart"
+
+
+def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
+    """Rows, what was planned (strategy and Params), and what was said; `fitting`: which is fine."""
+    values = plan.define_flags()
+    values([plan.NAME, *([f"--strategy={strategy}"] if strategy else [])])
+    seen, said = [], []
+
+    def plan_experiment(values, params, topology):
+        seen.append((values.strategy, params.copy()))
+        if len(seen) == 2 and fitting != 2:
+            raise ValueError("--topology: far too large")
+        return types.SimpleNamespace(
+            fits=len(seen) == fitting,
+            bytes_per_device={"peak": 100 - len(seen)},
+            seconds_per_step=float(len(seen)),
+        )
+
+    machine = topologies.get(topology)
+    remedies = suggestions.Remedies(values, params, machine, plan_experiment)
+    rows = remedies.until_one_fits(most, said.append)
+    assert len(rows) == len(seen) == len(said)
+    assert values.strategy == strategy
+    return rows, seen, said
+
+
+def quickstart(*settings):
+    return gin_binding.apply_gin(registry.get(EXPERIMENT), [], settings)
+
+
+def test_changes_are_made_one_on_top_of_the_other():
+    params = quickstart("input.batch_rows = 33")
+    before = params.to_text()
+    rows, seen, said = tried(params)
+    assert params.to_text() == before
+    assert all(text.startswith("it does not fit; trying --") for text in said)
+    assert [row["fits"] for row in rows] == [False] * len(rows)
+    first = shlex.split(rows[0]["change"])
+    assert first == [
+        '--gin_param=task.encoder.rematerialize = "full"',
+        '--gin_param=task.decoder.rematerialize = "full"',
+    ]
+    assert seen[0][1].task.encoder.rematerialize == "full" and seen[0][0] is None
+    assert rows[1]["change"] == rows[0]["change"] + " --strategy=expert_fsdp"
+    assert rows[1]["reason"] == "--topology: far too large" and rows[1]["peak"] is None
+    assert rows[0]["peak"] == 99 and rows[0]["seconds_per_step"] == 1.0
+    batches = [p.input.batch_rows for _, p in seen]
+    assert sorted(set(batches), reverse=True) == [33, 16, 8]
+    assert seen[-1][1].task.encoder.moe.router.capacity_factor == 0.5
+
+
+def test_flags_of_a_row_make_the_same_params():
+    rows, seen, _ = tried(quickstart())
+    values = plan.define_flags()
+    values([plan.NAME, *shlex.split(rows[-1]["change"])])
+    again = gin_binding.apply_gin(quickstart(), [], values.gin_param)
+    assert again.to_text() == seen[-1][1].to_text()
+    assert values.strategy == seen[-1][0] == "expert_fsdp"
+
+
+@pytest.mark.parametrize(("most", "fitting", "count"), [(3, 2, 2), (1, 9, 1), (0, 1, 0)])
+def test_it_stops_where_one_fits_or_enough_were_tried(most, fitting, count):
+    rows, _, _ = tried(quickstart(), fitting, most)
+    assert len(rows) == count
+    assert any(row["fits"] for row in rows) == (fitting <= most)
+
+
+@pytest.mark.parametrize("strategy", ["expert_fsdp", "E->data; H->model"])
+def test_a_strategy_that_splits_weights_or_is_a_table_is_left(strategy):
+    rows, _, _ = tried(quickstart(), strategy=strategy)
+    assert not any("--strategy" in row["change"] for row in rows)
+
+
+def test_nothing_is_tried_that_is_so_already():
+    settings = [
+        "task.encoder.rematerialize = 'full'",
+        "task.decoder.rematerialize = 'full'",
+        "task.encoder.moe.router.capacity_factor = 0.5",
+        "task.decoder.moe_every = 0",
+        "input.batch_rows = 8",
+        "trainer.precision = 'bfloat16'",
+    ]
+    rows, _, _ = tried(quickstart(*settings), strategy="fsdp")
+    assert rows == []
+
+
+def test_a_language_model_has_one_stack_to_change():
+    rows, _, _ = tried(registry.get("language_model.quickstart"), most=1)
+    change = shlex.split(rows[0]["change"])
+    assert change == ['--gin_param=task.decoder.rematerialize = "full"']

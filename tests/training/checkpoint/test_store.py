@@ -1,0 +1,227 @@
+"""Checkpoints: bit-equal, the last few, and none the worse for damage or a full disk."""
+
+import errno
+import json
+import logging
+import pathlib
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.training.checkpoint import store as checkpoint_lib
+from lingvo_gshard.training.checkpoint.store import CheckpointStore, unflatten
+
+# TensorStore's reads of a damaged checkpoint's other arrays may end after Orbax's event loop has.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def make_state(seed: int) -> NestedMap:
+    generator = np.random.default_rng(seed)
+    draw = lambda *shape: generator.normal(size=shape).astype(np.float32)  # noqa: E731
+    theta = NestedMap(layers=[NestedMap(w=draw(40, 30)), NestedMap(w=draw(30, 5))], scale=draw(3))
+    slots = NestedMap(
+        layers=[NestedMap(w=NestedMap(row=draw(40))), NestedMap(w=NestedMap(row=draw(30)))],
+        scale=NestedMap(row=draw(3)),
+    )
+    return NestedMap(theta=theta, slots=slots)
+
+
+def write_extras(directory: pathlib.Path) -> None:
+    (directory / "words.txt").write_text("a b c")
+
+
+def save(store: CheckpointStore, *steps: int) -> None:
+    for step in steps:
+        store.save(step, make_state(step), {"index": step}, f"name : {step}\n", write_extras)
+    store.finish()
+
+
+def assert_holds(checkpoint, step: int) -> None:
+    assert checkpoint.step == step
+    assert checkpoint.position == {"index": step}
+    state = make_state(step)
+    for found, saved in ((checkpoint.theta, state.theta), (checkpoint.slots, state.slots)):
+        expected = dict(saved.flatten_items())
+        assert found.keys() == expected.keys()
+        for path in expected:
+            np.testing.assert_array_equal(found[path], expected[path])
+            assert found[path].dtype == expected[path].dtype
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, said):
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2, say=said.append)
+    yield store
+    store.close()
+
+
+def test_restores_the_newest_to_the_bit(store, said):
+    assert store.restore() is None
+    save(store, 3, 12)
+    checkpoint = store.restore()
+    assert_holds(checkpoint, 12)
+    assert checkpoint.params_text == "name : 12\n"
+    assert (checkpoint.extras / "words.txt").read_text() == "a b c"
+    assert {"lingvo_gshard", "tensorflow", "orbax-checkpoint"} <= checkpoint.versions.keys()
+    assert not said
+
+
+def test_keeps_the_last_ones(store):
+    save(store, 1, 2, 3, 10)
+    assert store.steps == [3, 10]
+
+
+def test_weights_can_be_read_without_slots(store):
+    save(store, 5)
+    checkpoint = store.restore(parts=("theta",))
+    assert checkpoint.slots == {}
+    np.testing.assert_array_equal(checkpoint.theta["scale"], make_state(5).theta.scale)
+
+
+def test_another_process_finds_them(store, tmp_path, said):
+    save(store, 5)
+    reader = CheckpointStore(tmp_path / "checkpoints", say=said.append, writable=False)
+    assert_holds(reader.restore(), 5)
+    reader.close()
+    nothing = CheckpointStore(tmp_path / "nowhere", writable=False)
+    assert nothing.restore() is None and not (tmp_path / "nowhere").exists()
+
+
+def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The files without which the checkpoint cannot be whole."""
+    names = [directory / "run" / "run.json", directory / "run" / "params.txt"]
+    for item in ("theta", "slots"):
+        names += [directory / item / "manifest.ocdbt", *(directory / item / "d").iterdir()]
+    return names
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, pathlib.Path.unlink])
+@pytest.mark.parametrize("which", range(4))
+def test_a_damaged_newest_gives_way_to_the_one_before(store, said, tmp_path, damage, which):
+    save(store, 4, 8)
+    newest = tmp_path / "checkpoints" / "8"
+    names = [n for n in files_of(newest) if n.name != "params.txt"]
+    damage(names[which % len(names)])
+    assert_holds(store.restore(), 4)
+    assert said[0].startswith("Warning: the checkpoint of step 8 is damaged")
+    assert store.steps == [4]
+    assert (tmp_path / "damaged-8").is_dir()
+    # The way is free to reach step 8 again.
+    save(store, 8)
+    assert_holds(store.restore(), 8)
+
+
+def test_a_changed_number_is_noticed(store, said, tmp_path):
+    """Even where every file can be read."""
+    save(store, 4, 8)
+    record = tmp_path / "checkpoints" / "8" / "run" / "run.json"
+    content = json.loads(record.read_text())
+    content["digests"]["theta"]["scale"] ^= 1
+    record.write_text(json.dumps(content))
+    assert_holds(store.restore(), 4)
+    assert "theta has other contents than were saved: scale" in said[0]
+
+
+def test_a_reader_leaves_damage_where_it_is(store, said, tmp_path):
+    save(store, 4, 8)
+    truncate(tmp_path / "checkpoints" / "8" / "run" / "run.json")
+    reader = CheckpointStore(tmp_path / "checkpoints", say=said.append, writable=False)
+    assert_holds(reader.restore(), 4)
+    assert (tmp_path / "checkpoints" / "8").is_dir()
+    reader.close()
+
+
+def test_all_damaged_is_an_error_rather_than_a_new_start(store, tmp_path):
+    save(store, 4, 8)
+    for step in (4, 8):
+        truncate(tmp_path / "checkpoints" / str(step) / "run" / "run.json")
+    with pytest.raises(ValueError, match="none of its 2 checkpoints is readable"):
+        store.restore()
+
+
+def test_a_disk_without_room_is_said_and_survived(store, said, monkeypatch):
+    save(store, 4)
+    usage = checkpoint_lib.shutil.disk_usage("/")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_lib.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        store.save(8, make_state(8), {"index": 8}, "")
+    assert said == [
+        "Warning: the checkpoint of step 8 could not be saved (no space left: 1 MB needed, "
+        "0 MB free); the last good one is step 4"
+    ]
+    save(store, 12)
+    assert_holds(store.restore(), 12)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_said_and_survived(store, said, monkeypatch, caplog):
+    """The failure comes from the background thread, while the next steps run."""
+    save(store, 4)
+
+    def fail(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with caplog.at_level(logging.WARNING):
+        store.save(8, make_state(8), {"index": 8}, "", fail)
+        assert not store.finish() or said
+    assert len(said) == 1 and "step 8 could not be saved (No space left on device)" in said[0]
+    assert "the last good one is step 4" in said[0]
+    assert not caplog.records
+    assert_holds(store.restore(), 4)
+    save(store, 8)
+    assert_holds(store.restore(), 8)
+
+
+def test_a_failure_in_the_background_is_found_without_waiting(store, said, monkeypatch):
+    """Orbax reports it from `wait_until_finished`, which does not wait once the save has ended."""
+    save(store, 4)
+    manager, outcomes = store._manager, [ValueError("RESOURCE_EXHAUSTED: No space left on device")]
+    plain = manager.wait_until_finished
+
+    def wait_until_finished():
+        plain()
+        if outcomes:
+            raise outcomes.pop()
+
+    monkeypatch.setattr(manager, "wait_until_finished", wait_until_finished)
+    store._saving = 8
+    store.poll()
+    assert len(said) == 1 and "step 8 could not be saved (no space left on device)" in said[0]
+
+
+def spec(path, shape):
+    return VariableSpec(path, "MH"[: len(shape)], shape, "float32", initializers.normal(1.0))
+
+
+def test_unflatten_names_what_does_not_fit():
+    like = NestedMap(a=spec("a", (2, 3)), b=spec("b", (4,)), c=spec("c", (1,)))
+    zeros = lambda *shape: np.zeros(shape, np.float32)  # noqa: E731
+    arrays = {"a": np.zeros((2, 3)), "b": zeros(5), "d": zeros(1)}
+    with pytest.raises(ValueError) as caught:
+        unflatten(like, arrays, "weights")
+    for part in (
+        "c is missing",
+        "d is not in the model",
+        "b is (5,), the model's is (4,)",
+        "a is float64, the model's is float32",
+    ):
+        assert part in str(caught.value)
+    arrays = {"a": zeros(2, 3), "b": zeros(4) + 1, "c": zeros(1)}
+    np.testing.assert_array_equal(unflatten(like, arrays, "weights").b, np.ones((4,)))

@@ -1,0 +1,56 @@
+"""Where a step left the finite numbers."""
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.training.monitoring.diagnosis import diagnose
+from tests import tiny
+
+
+def make():
+    params = tiny.experiment_params()
+    params.task.hidden.dropout = 0.0
+    trainer = params.trainer.instantiate(params.task.instantiate())
+    theta = trainer.init_state().theta.transform(np.array)
+    return trainer, theta
+
+
+def test_names_the_first_layer():
+    trainer, theta = make()
+    theta.output.w[0, 0] = np.inf
+    theta.output.b[1] = np.nan
+    found = diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
+    assert found == "the first layer whose output is not finite is output"
+    theta.hidden.w[0, 0] = np.nan
+    found = diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
+    assert found == "the first layer whose output is not finite is hidden"
+
+
+def test_names_the_weights_whose_gradient_overflows():
+    trainer, theta = make()
+
+    @tf.custom_gradient
+    def overflow(x):
+        return x, lambda dy: dy * np.inf
+
+    plain = trainer.task.hidden.fprop
+    trainer.task.hidden.fprop = lambda *arguments: overflow(plain(*arguments))
+    found = diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
+    assert found.startswith("the loss is finite, the gradient is not for hidden.b, hidden.w")
+
+
+def test_names_the_loss():
+    trainer, theta = make()
+    plain = trainer.task.loss
+
+    def loss(theta, batch):
+        value, metrics = plain(theta, batch)
+        return value * np.inf, metrics
+
+    trainer.task.loss = loss
+    assert "the loss made of them is not" in diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
+
+
+def test_says_when_it_cannot_be_repeated():
+    trainer, theta = make()
+    assert "the compiled step overflows" in diagnose(trainer, theta, tiny.make_batch(1, 0), 3)

@@ -1,0 +1,48 @@
+"""The vector of metrics: its names are those of layers one by one."""
+
+import numpy as np
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lingvo_gshard.core.repetition import Repetition, unstacked
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector, with_weights
+
+
+@given(
+    body=st.integers(1, 4),
+    times=st.integers(1, 5),
+    data=st.data(),
+    rest=st.sampled_from(["", "/dropped", ".moe/loss", ".a[3].b"]),
+)
+def test_a_stacked_name_stands_for_what_the_path_stands_for(body, times, data, rest):
+    repetition = Repetition("encoder.layers", body, times)
+    path = f"encoder.layers.body[{data.draw(st.integers(0, body - 1))}]{rest}"
+    assert unstacked(repetition.stacked(path), times) == repetition.paths(path)
+
+
+def test_numbers_of_a_loop_have_the_names_of_its_layers():
+    metrics = [
+        ("loss", tf.constant(1.5)),
+        ("layers[1::2]/dropped", tf.constant([0.25, 0.5, 0.75])),
+        ("tokens", tf.constant(7.0)),
+    ]
+    names, values = metric_vector(metrics)
+    assert names == ["loss", *(f"layers[{i}]/dropped" for i in (1, 3, 5)), "tokens"]
+    np.testing.assert_array_equal(values, [1.5, 0.25, 0.5, 0.75, 7.0])
+
+
+def test_weights_come_after_values_under_names_of_their_own():
+    pairs = {
+        "loss": (tf.constant(1.5), tf.constant(6.0)),
+        "layers[0::1]/load": (tf.constant([0.25, 0.5]), tf.constant([2.0, 4.0])),
+    }
+    names, values = metric_vector(with_weights(pairs))
+    assert dict(zip(names, values.numpy().tolist(), strict=True)) == {
+        "loss": 1.5,
+        "layers[0]/load": 0.25,
+        "layers[1]/load": 0.5,
+        "loss weight": 6.0,
+        "layers[0]/load weight": 2.0,
+        "layers[1]/load weight": 4.0,
+    }

@@ -1,0 +1,94 @@
+"""metrics.jsonl: a row for each step, whatever happened to the file."""
+
+import errno
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.training.monitoring.metrics import MetricsWriter, WeightedMeans, perplexity
+
+
+def write_rows(path, step, rows, say=print):
+    writer = MetricsWriter(path, step, say)
+    for number, row in rows:
+        writer.write(number, row)
+    writer.close()
+
+
+def read(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_floats_are_not_rounded(tmp_path):
+    value = float(np.float32(0.1))
+    write_rows(tmp_path, 0, [(1, {"loss": value})])
+    assert read(tmp_path) == [{"step": 1, "loss": value}]
+
+
+def test_what_is_not_finite_is_null(tmp_path):
+    write_rows(tmp_path, 0, [(1, {"loss": 1.0, "ratio": math.nan, "perplexity": math.inf})])
+    assert read(tmp_path) == [{"step": 1, "loss": 1.0, "ratio": None, "perplexity": None}]
+
+
+def test_going_on_drops_later_and_broken_rows(tmp_path):
+    write_rows(tmp_path, 0, [(n, {"loss": 1.0}) for n in range(1, 8)])
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    write_rows(tmp_path, 5, [(6, {"loss": 2.0})])
+    assert [(row["step"], row["loss"]) for row in read(tmp_path)] == [
+        *((n, 1.0) for n in range(1, 6)),
+        (6, 2.0),
+    ]
+
+
+def test_rows_wait_for_room(tmp_path, monkeypatch):
+    said = []
+    writer = MetricsWriter(tmp_path, 0, said.append)
+    write = os.write
+
+    def full(file, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def partly(file, data):
+        return write(file, data[:7])
+
+    writer.write(1, {"loss": 1.0})
+    monkeypatch.setattr(os, "write", full)
+    writer.write(2, {"loss": 2.0})
+    writer.write(3, {"loss": 3.0})
+    assert len(said) == 1 and "No space left on device" in said[0]
+    monkeypatch.setattr(os, "write", partly)
+    writer.write(4, {"loss": 4.0})
+    writer.close()
+    assert [row["step"] for row in read(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_curves_are_tensorboards(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = MetricsWriter(tmp_path, 0)
+    for step in (10, 20):
+        writer.curves(step, {"loss": step / 2, "encoder.layers[1].moe/load_max_over_mean": 1.5})
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    tags = events.Tags()["tensors"]
+    assert set(tags) == {"loss", "encoder.layers[1].moe/load_max_over_mean"}
+    assert [event.step for event in events.Tensors("loss")] == [10, 20]
+
+
+def test_weighted_means():
+    means = WeightedMeans()
+    means.add({"loss": (1.0, 3.0), "empty": (0.0, 0.0)})
+    means.add({"loss": (5.0, 1.0), "empty": (0.0, 0.0)})
+    found = means.means()
+    assert found["loss"] == pytest.approx(2.0)
+    assert math.isnan(found["empty"])
+
+
+def test_perplexity_has_no_limit():
+    assert perplexity(0.0) == 1.0
+    assert perplexity(1e4) == math.inf

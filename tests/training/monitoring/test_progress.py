@@ -1,0 +1,39 @@
+"""What is shown: a bar on a terminal, lines elsewhere."""
+
+import io
+
+import pytest
+import rich.console
+
+from lingvo_gshard.training.monitoring.progress import Progress, duration
+
+
+def show(**console):
+    screen = io.StringIO()
+    with Progress(rich.console.Console(file=screen, width=120, **console), 0, 6, 3) as progress:
+        for step in range(1, 7):
+            progress.count(100.0)
+            progress.update(step, {"loss": 2.0 / step, "accuracy": 0.5})
+        progress.say("a line")
+    return screen.getvalue()
+
+
+def test_lines_come_now_and_then():
+    lines = show().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 3/6", "step 6/6", "a line"]
+    assert "loss 0.3333  accuracy 0.500" in lines[1]
+    assert "\x1b" not in show()
+
+
+def test_a_terminal_gets_a_bar():
+    shown = show(force_terminal=True)
+    assert "\x1b" in shown and "━" in shown
+    assert "6/6" in shown and "loss 0.3333" in shown and "a line" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3600, "1 h 00 min"), (7500, "2 h 05 min")],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
