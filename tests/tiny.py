@@ -11,7 +11,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context, initializers, random_numbers
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.schedules import Linear
@@ -36,6 +36,7 @@ class TinyDense(Layer):
         self.create_variable("w", "MH", sizes, initializers.fan_in(params.sizes[0]))
         self.create_variable("b", "H", sizes, initializers.constant(0.0))
 
+    @layer_method
     def fprop(self, theta, x_BM, training):
         y_BH = tf.matmul(x_BM, theta.w) + theta.b
         if training and self.p.dropout:
@@ -62,6 +63,7 @@ class TinyTask(Layer):
         self.create_child("hidden", params.hidden)
         self.create_child("output", params.output)
 
+    @layer_method
     def loss(self, theta, batch):
         training = context.current().training
         hidden_BH = tf.nn.relu(self.hidden.fprop(theta.hidden, batch["x"], training))

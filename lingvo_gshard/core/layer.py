@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
+import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.nested_map import NestedMap
 
 UpdateRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Method = TypeVar("Method", bound=Callable)
+
+_IS_LAYER_METHOD = "_is_layer_method"
 
 # Letters that stand before those of a weight in the layout of a stack of it.
 _STACKS = "PR"
@@ -66,6 +70,23 @@ class VariableSpec:
         return tf.reshape(tf.map_fn(init_slice, words, fn_output_signature=dtype), self.shape)
 
 
+def layer_method(method: Method) -> Method:
+    """Decorates a method of a layer so that everything it computes carries the layer's path.
+
+    The path is both a name scope (`encoder/layers_0/dense`, which XLA's reports show) and
+    `context.layer_path()`, which overrides of the sharding by path are matched against. A method
+    that overrides a decorated one must be decorated, too; the class is refused otherwise.
+    """
+
+    @functools.wraps(method)
+    def run(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        with context.layer(self.path), _name_scope(self.path):
+            return method(self, *args, **kwargs)
+
+    setattr(run, _IS_LAYER_METHOD, True)
+    return cast(Method, run)
+
+
 class Layer(Configurable):
     """A function of (theta, inputs) with named children and weights.
 
@@ -77,18 +98,20 @@ class Layer(Configurable):
                 sizes = {"M": self.p.input_dim, "H": self.p.output_dim}
                 self.create_variable("w", "MH", sizes, initializers.fan_in(self.p.input_dim))
 
+            @layer_method
             def fprop(self, theta, x_BLM):
                 return einsum("BLM,MH->BLH", x_BLM, theta.w)
-
-    Whatever a method computes whose first argument is theta carries the layer's path: as name scope
-    (`encoder/layers_0/dense`, which XLA's reports show) and as `context.layer_path()`.
     """
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        for name, value in list(vars(cls).items()):
-            if inspect.isfunction(value) and _takes_theta(value):
-                setattr(cls, name, _within_scope(value))
+        for name, value in vars(cls).items():
+            overridden = getattr(super(cls, cls), name, None)
+            if hasattr(overridden, _IS_LAYER_METHOD) and not hasattr(value, _IS_LAYER_METHOD):
+                raise TypeError(
+                    f"{cls.__name__}.{name} overrides a @layer_method and is none: without the "
+                    "decorator its operations would not carry the layer's path"
+                )
 
     @classmethod
     def params(cls) -> Params:
@@ -155,9 +178,8 @@ class Layer(Configurable):
     def layer_paths(self) -> list[str]:
         """Returns the paths of this layer and of all below it."""
         paths = [self.path]
-        for child in self._children.values():
-            for layer in child if isinstance(child, list) else [child]:
-                paths.extend(layer.layer_paths())
+        for child in self.child_layers():
+            paths.extend(child.layer_paths())
         return paths
 
     def variable_specs(self) -> NestedMap:
@@ -176,9 +198,34 @@ class Layer(Configurable):
             seed = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
         return self.variable_specs().transform(lambda spec: spec.init(seed))
 
+    @layer_method
     def fprop(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
         """Computes the layer's output; a pure function of theta, inputs and context."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
+
+    def child_layers(self) -> list[Layer]:
+        """Returns the direct children, lists of children flattened, in the order of creation."""
+        return [
+            layer
+            for child in self._children.values()
+            for layer in (child if isinstance(child, list) else [child])
+        ]
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the useful floating-point operations of one forward pass.
+
+        The default is the sum over the children. A layer with matrix products of its own, or whose
+        children do not run once each, overrides it.
+        """
+        return sum(child.flops(shape) for child in self.child_layers())
+
+    def active_parameters(self) -> int:
+        """Returns the number of weights that compute one token.
+
+        The default is all weights. Of its experts, a mixture counts those that a token is sent to.
+        """
+        own = sum(math.prod(spec.shape) for spec in self._variables.values())
+        return own + sum(child.active_parameters() for child in self.child_layers())
 
     def observe(self, output: tf.Tensor) -> tf.Tensor:
         """Shows the layer's output to the context and returns it."""
@@ -231,22 +278,6 @@ class Layer(Configurable):
     def _check_new(self, name: str) -> None:
         if name in self._children or name in self._variables:
             raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
-
-
-def _takes_theta(function: Callable) -> bool:
-    """Whether it is a method whose first argument is theta."""
-    return list(inspect.signature(function).parameters)[1:2] == ["theta"]
-
-
-def _within_scope(method: Callable) -> Callable:
-    """The method, run under its layer's path."""
-
-    @functools.wraps(method)
-    def run(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with context.layer(self.path), _name_scope(self.path):
-            return method(self, *args, **kwargs)
-
-    return run
 
 
 # Around the name scopes of what is computed again in the backward pass.

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 
 
@@ -25,6 +25,7 @@ class Dropout(Layer):
         if not 0 <= self.p.rate < 1:
             raise ValueError(f"{path}.rate: {self.p.rate} is not in [0, 1)")
 
+    @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x with elements dropped; any shape, its static shape must be known."""
         if not context.current().training or self.p.rate == 0:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lookup import rows_of
 from lingvo_gshard.sharding import annotate, einsum
@@ -32,6 +32,7 @@ class TokenEmbedding(Layer):
         sizes = {"V": p.vocabulary_size, "M": p.model_dim}
         self.create_variable("table", "VM", sizes, initializers.fan_in(p.model_dim))
 
+    @layer_method
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B,L,M] for ids in [0, V)."""
         scale = math.sqrt(self.p.model_dim)
@@ -42,6 +43,7 @@ class TokenEmbedding(Layer):
         rows_BLM = annotate(rows_of(table_VM, ids_BL), "BLM", beside="V")
         return annotate(rows_BLM, "BLM") * scale
 
+    @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,V]: the softmax tied to this table."""
         return einsum("BLM,VM->BLV", x_BLM, tf.cast(theta.table, x_BLM.dtype))
@@ -63,6 +65,7 @@ class Softmax(Layer):
         sizes = {"V": p.vocabulary_size, "M": p.model_dim}
         self.create_variable("w", "MV", sizes, initializers.fan_in(p.model_dim))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
         return einsum("BLM,MV->BLV", x_BLM, tf.cast(theta.w, x_BLM.dtype))
@@ -83,6 +86,7 @@ class SinusoidalPositions(Layer):
         if self.p.model_dim % 2:
             raise ValueError(f"{path}.model_dim: {self.p.model_dim} is odd; even was expected")
 
+    @layer_method
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)
@@ -105,6 +109,7 @@ class LearnedPositions(Layer):
         sizes = {"L": self.p.max_length, "M": self.p.model_dim}
         self.create_variable("table", "LM", sizes, initializers.normal(0.02))
 
+    @layer_method
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
@@ -40,6 +40,7 @@ class FeedForward(Layer):
                 self.create_variable(f"b_{name}", "H", sizes, initializers.constant(0.0))
             self.create_variable("b_out", "M", sizes, initializers.constant(0.0))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] in x's type; padding is computed like the rest, the mask not read."""
         del mask_BL
@@ -51,6 +52,7 @@ class FeedForward(Layer):
             y_BLM = add_bias(y_BLM, cast.b_out)
         return self.observe(y_BLM)
 
+    @layer_method
     def _inwards(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
         h_BLH = einsum("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
         return add_bias(h_BLH, theta[f"b_{name}"]) if self.p.use_bias else h_BLH

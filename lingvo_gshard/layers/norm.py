@@ -5,7 +5,7 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 
 
@@ -25,6 +25,7 @@ class LayerNorm(Layer):
         self.create_variable("scale", "M", sizes, initializers.constant(1.0))
         self.create_variable("bias", "M", sizes, initializers.constant(0.0))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x [..., M] normalized over M, in x's type."""
         scale, bias = tf.cast(theta.scale, tf.float32), tf.cast(theta.bias, tf.float32)
@@ -84,6 +85,7 @@ class RMSNorm(Layer):
         sizes = {"M": self.p.model_dim}
         self.create_variable("scale", "M", sizes, initializers.constant(1.0))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x [..., M] normalized over M, in x's type."""
         x_float = tf.cast(x, tf.float32)

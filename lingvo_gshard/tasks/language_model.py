@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, inherit
@@ -58,6 +58,7 @@ class LanguageModelTask(Layer):
         if not p.tie_softmax:
             self.create_child("softmax", Softmax.params().set(**sizes))
 
+    @layer_method
     def loss(self, theta: NestedMap, batch: NestedMap) -> tuple[tf.Tensor, NestedMap]:
         """Returns the scalar training loss and metrics, name -> (value, weight), of a packed batch.
 
@@ -71,6 +72,7 @@ class LanguageModelTask(Layer):
             z_loss_weight=self.p.z_loss_weight,
         )
 
+    @layer_method
     def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
         """Returns logits [B,L,V] for every position given those before it in its segment."""
         ids_BL, segments_BL = batch["target_inputs"], batch["target_segments"]
@@ -79,11 +81,13 @@ class LanguageModelTask(Layer):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
         return self._softmax(theta, x_BLM)
 
+    @layer_method
     def init_cache(self, theta: NestedMap, batch: int, length: int) -> NestedMap:
         """Returns the cache for writing `batch` texts of up to `length` tokens."""
         dtype = tf.as_dtype(self.p.fprop_dtype or "float32")
         return self.decoder.init_cache(theta.decoder, (batch, length), dtype)
 
+    @layer_method
     def decode_step(
         self,
         theta: NestedMap,
@@ -104,11 +108,13 @@ class LanguageModelTask(Layer):
             )
         return tf.cast(self._softmax(theta, x_B1M)[:, 0], tf.float32), cache
 
+    @layer_method
     def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         if self.p.tie_softmax:
             return self.embedding.logits(theta.embedding, x_BLM)
         return self.softmax.fprop(theta.softmax, x_BLM)
 
+    @layer_method
     def _embed(self, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor) -> tf.Tensor:
         """The sum of tokens and positions in float32, then in the activations' type."""
         x_BLM = tf.cast(self.embedding.fprop(theta.embedding, ids_BL), tf.float32)

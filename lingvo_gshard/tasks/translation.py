@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack, inherit
@@ -60,6 +60,7 @@ class TranslationTask(Layer):
         embedding.set(vocabulary_size=vocabulary_size, model_dim=p.model_dim)
         self.create_child(name, embedding)
 
+    @layer_method
     def loss(self, theta: NestedMap, batch: NestedMap) -> tuple[tf.Tensor, NestedMap]:
         """Returns the scalar training loss and metrics, name -> (value, weight), of a packed batch.
 
@@ -74,6 +75,7 @@ class TranslationTask(Layer):
             counted=[batch["source_segments"]],
         )
 
+    @layer_method
     def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
         """Returns logits [B,L,V] for every target position given those before it."""
         memory = self.encode(
@@ -85,6 +87,7 @@ class TranslationTask(Layer):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._softmax(theta, x_BLM)
 
+    @layer_method
     def encode(
         self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
     ) -> Memory:
@@ -95,6 +98,7 @@ class TranslationTask(Layer):
             output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 
+    @layer_method
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns the cache for decoding up to `length` tokens of each memory's one sentence."""
         output_BKM = memory.output_BKM
@@ -105,6 +109,7 @@ class TranslationTask(Layer):
         """Returns the cache with row i taken from row rows[i], which decodes the same sentence."""
         return self.decoder.reorder_cache(cache, rows_B)
 
+    @layer_method
     def decode_step(
         self,
         theta: NestedMap,
@@ -134,6 +139,7 @@ class TranslationTask(Layer):
         x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
         return tf.cast(x_BLM, self.p.fprop_dtype or "float32")
 
+    @layer_method
     def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         if self.p.tie_softmax:
             return self.target_embedding.logits(theta.target_embedding, x_BLM)

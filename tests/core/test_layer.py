@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers, random_numbers
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 
 
@@ -23,6 +23,7 @@ class Dense(Layer):
         super().__init__(params, path)
         self.create_variable("w", self.p.layout, self.p.sizes, initializers.normal(1.0))
 
+    @layer_method
     def fprop(self, theta, x):
         y = self.observe(tf.matmul(x, theta.w))
         if context.current().training:
@@ -47,6 +48,7 @@ class Stack(Layer):
         self.create_children("layers", self.p.layers)
         self.create_child("head", self.p.head)
 
+    @layer_method
     def fprop(self, theta, x):
         for layer, weights in zip(self.layers, theta.layers, strict=True):
             x = layer.fprop(weights, x)
@@ -170,11 +172,13 @@ def test_params_of_a_layer_are_its_own():
 class Nested(Dense):
     """A product within a product, each under the layer's name."""
 
+    @layer_method
     def fprop(self, theta, x):
         with tf.name_scope("outer"):
             self.seen = [(context.layer_path(), tf.get_current_name_scope())]
             return self._product(theta, super().fprop(theta, x))
 
+    @layer_method
     def _product(self, theta, x):
         self.seen.append((context.layer_path(), tf.get_current_name_scope()))
         return tf.matmul(x, theta.w, name="product")

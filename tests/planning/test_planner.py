@@ -10,7 +10,7 @@ import tensorflow as tf
 import lingvo_gshard
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.planning import picture, planner
 from lingvo_gshard.planning.machines import topologies
@@ -50,6 +50,7 @@ class Alone(Layer):
         super().__init__(params, path)
         self.create_child("layer", params.layer)
 
+    @layer_method
     def fprop(self, theta, x_BLM: tf.Tensor) -> tf.Tensor:
         if "num_heads" in self.p.layer:
             return self.layer.fprop(theta.layer, x_BLM, x_BLM, tf.zeros([1, 1, L, L]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.partition import partition
@@ -22,6 +22,7 @@ BEFORE, AFTER = ((), ("z",)), (("x", "y"), ())
 class Awkward(Layer):
     """A layer that asks for a change of layout that XLA cannot do in parts."""
 
+    @layer_method
     def fprop(self, theta, x):
         return xla.tile(tf.cos(xla.tile(tf.sin(x), BEFORE, CUBE)), AFTER, CUBE)
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import initializers
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, annotate_like, annotate_weights, einsum
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
@@ -90,9 +90,11 @@ class Dense(Layer):
         sizes = {"M": 4, "H": 4}
         self.create_variable("w", "MH", sizes, initializers.constant(1.0), unsplit="M")
 
+    @layer_method
     def fprop(self, theta, x_BM):
         return einsum("BM,MH->BH", x_BM, theta.w)
 
+    @layer_method
     def mistaken(self, theta, x_BM):
         return annotate(x_BM, "BMH")
 

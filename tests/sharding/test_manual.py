@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.sharding import annotate, collectives, einsum
 from lingvo_gshard.sharding.manual import full_to_shard, manual, resolve, shard_to_full
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
@@ -122,6 +122,7 @@ class Experts(Layer):
         sizes = {"E": params.num_experts, "M": 3, "H": 4}
         self.create_variable("w_in", "EMH", sizes, initializers.fan_in(3))
 
+    @layer_method
     def fprop(self, theta, x_ECM: tf.Tensor) -> tf.Tensor:
         def on_part(x, w_in):
             return tf.nn.relu(einsum("ECM,EMH->ECH", x, w_in))

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.training.optim.adam import Adam
@@ -30,6 +30,7 @@ class MixedTask(Layer):
         self.create_variable("w_in", "MH", sizes, initializers.fan_in(tiny.INPUTS))
         self.create_variable("w_out", "HV", sizes, initializers.fan_in(HIDDEN))
 
+    @layer_method
     def loss(self, theta, batch):
         dtype = self.p.fprop_dtype or "float32"
         x_BM = tf.cast(batch["x"], dtype)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import blockwise, relative_bias, rotary
 from lingvo_gshard.layers.attention import ring as ring_attention
@@ -99,6 +99,7 @@ class MultiHeadAttention(Layer):
             for name in ("query_norm", "key_norm"):
                 self.create_child(name, RMSNorm.params().set(model_dim=self.head_dim))
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,
@@ -141,6 +142,7 @@ class MultiHeadAttention(Layer):
             return tf.range(x_BLM.shape[1])[None]
         return rotary.positions_in_segments(segments_BL)
 
+    @layer_method
     def _project_row(
         self, theta: NestedMap, x_BLM: tf.Tensor, positions_BL: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -159,10 +161,12 @@ class MultiHeadAttention(Layer):
             )
         return query, key, value
 
+    @layer_method
     def _project_query(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         (query_BLND,) = self._project(theta, x_BLM, "w_query")
         return self._norm("query", theta, query_BLND)
 
+    @layer_method
     def _project_memory(
         self, theta: NestedMap, memory_BKM: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -175,6 +179,7 @@ class MultiHeadAttention(Layer):
         key_BKND, value_BKND = self._project(theta, memory_BKM, "w_key", "w_value")
         return self._norm("key", theta, key_BKND), value_BKND
 
+    @layer_method
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
         """Projections [B,L,N,D] of x, in one product: small ones leave a CPU's cores waiting."""
         w_MND = tf.concat([tf.cast(theta[name], x_BLM.dtype) for name in weights], axis=-1)
@@ -187,6 +192,7 @@ class MultiHeadAttention(Layer):
             return x_BLND
         return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x_BLND)
 
+    @layer_method
     def _attend(
         self,
         theta: NestedMap,
@@ -221,6 +227,7 @@ class MultiHeadAttention(Layer):
         )
         return self._output(theta, mixed_BNLD)
 
+    @layer_method
     def _attend_by_segments(
         self,
         theta: NestedMap,
@@ -248,6 +255,7 @@ class MultiHeadAttention(Layer):
     def _scaled(self, query_BNLD: tf.Tensor) -> tf.Tensor:
         return query_BNLD * tf.constant(1.0 / math.sqrt(self.head_dim), query_BNLD.dtype)
 
+    @layer_method
     def _output(self, theta: NestedMap, mixed_BNLD: tf.Tensor) -> tf.Tensor:
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
         y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, mixed_BLND.dtype))
@@ -258,6 +266,7 @@ class MultiHeadAttention(Layer):
         times = self.p.num_heads // self.key_value_heads
         return x_BNKD if times == 1 else _repeat_heads(x_BNKD, times)
 
+    @layer_method
     def _relative_bias(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor:
         p = self.p
         buckets_LK = relative_bias.buckets_of(
@@ -274,11 +283,13 @@ class MultiHeadAttention(Layer):
         zeros = tf.zeros(shape, dtype)
         return NestedMap(key=zeros, value=zeros)
 
+    @layer_method
     def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
         """Returns the keys and values [B,N,K,D] of a memory that every step attends to."""
         keys_BKND, values_BKND = self._project_memory(theta, memory_BKM)
         return NestedMap(key=_heads_first(keys_BKND), value=_heads_first(values_BKND))
 
+    @layer_method
     def attend_to_cache(
         self, theta: NestedMap, x_B1M: tf.Tensor, cache: NestedMap, bias_B11K: tf.Tensor
     ) -> tf.Tensor:
@@ -286,6 +297,7 @@ class MultiHeadAttention(Layer):
         query_B1ND = self._project_query(theta, x_B1M)
         return self._attend(theta, _heads_first(query_B1ND), cache.key, cache.value, bias_B11K)
 
+    @layer_method
     def extend_step(
         self, theta: NestedMap, x_B1M: tf.Tensor, step: tf.Tensor, cache: NestedMap
     ) -> tuple[tf.Tensor, NestedMap]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 
 GROUP, BATCH, GLOBAL = "group", "batch", "global"
@@ -63,6 +63,7 @@ class RecentLoad(Layer):
         start = initializers.constant(0.0)
         self.create_variable("share", "E", sizes, start, unsplit="E", update_rule=rule)
 
+    @layer_method
     def fprop(self, theta: NestedMap, share_E: tf.Tensor) -> tf.Tensor:
         """Returns the mean share [E] of this batch and those before, and keeps this one's."""
         self.report_update("share", theta.share, share_E)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
@@ -47,15 +47,18 @@ class Experts(Layer):
             self.create_variable("b_out", "EM", sizes, initializers.constant(0.0))
         self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
         """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in their type."""
         cast = theta.transform(lambda w: tf.cast(w, x_EGCM.dtype))
         return self._network(cast, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
 
+    @layer_method
     def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns [C,M]: the output of one expert, whose weights are without E."""
         return self._network(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
+    @layer_method
     def _network(self, theta: NestedMap, x: tf.Tensor, inwards: str, outwards: str) -> tf.Tensor:
         """The network by the equations of its products."""
 

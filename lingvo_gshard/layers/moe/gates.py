@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import balance_loss, groups
 from lingvo_gshard.layers.moe.balance import entropy
@@ -40,6 +41,7 @@ class LearnedLogits(Router):
         init = initializers.fan_in(p.model_dim)
         self.create_variable("w_gate", "ME", sizes, init, unsplit="E")
 
+    @layer_method
     def logits(self, theta: NestedMap, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns [G,S,E] in float32."""
         x_float = tf.cast(x_GSM, tf.float32)
@@ -84,6 +86,7 @@ class SoftmaxRouter(LearnedRouter):
             recent = balance_loss.RecentLoad.params().set(num_experts=self.p.num_experts)
             self.create_child("recent_load", recent)
 
+    @layer_method
     def auxiliary_loss(
         self, theta: NestedMap, gates_GSE: tf.Tensor, counted_GSE: tf.Tensor, mask_GS: tf.Tensor
     ) -> tf.Tensor:

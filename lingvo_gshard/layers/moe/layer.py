@@ -8,7 +8,7 @@ from absl import logging
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import balance, dispatches
@@ -131,6 +131,7 @@ class MixtureOfExperts(Layer):
             init = initializers.fan_in(p.model_dim)
             self.create_variable("w_mix", "M", {"M": p.model_dim}, init)
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M]; mask is 0 at padding.
 
@@ -151,6 +152,7 @@ class MixtureOfExperts(Layer):
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
         return self.observe(y_BLM)
 
+    @layer_method
     def _with_shared(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
     ) -> tf.Tensor:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.places import PRIORITIES, Pick, place
@@ -44,6 +44,7 @@ class Router(Layer):
         """Returns how many experts compute a token, on average at most."""
         raise NotImplementedError(f"{cls.__name__} defines no experts_per_token")
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,

@@ -12,7 +12,7 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.attention import ring
@@ -76,15 +76,18 @@ class Pipeline(Layer):
             slices=tuple(paths[time] for time in self._times_PR.flat),
         )
 
+    @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """Returns the layers of the body with their weights, one after another, time after time."""
         return [pair for time in range(self.p.times) for pair in self._body_at(theta, time)]
 
+    @layer_method
     def _body_at(self, theta: NestedMap, time: int) -> list[tuple[Layer, NestedMap]]:
         stage, r = (int(i) for (i,) in np.nonzero(self._times_PR == time))
         there = theta.transform(lambda weight: weight[stage, r])
         return list(zip(self.body, there.body, strict=True))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *fixed: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M]: x through all layers, each called with (theta, x, *fixed).
 
@@ -99,6 +102,7 @@ class Pipeline(Layer):
         y_BLM = tf.reshape(tf.transpose(y_RBLM, (1, 0, 2, 3)), [-1, *x_BLM.shape[1:]])
         return annotate(y_BLM[:rows], "BLM")
 
+    @layer_method
     def _in_stages(
         self, theta: NestedMap, x_RBLM: tf.Tensor, *fixed: tf.Tensor, has_ids: bool
     ) -> tf.Tensor:
@@ -125,6 +129,7 @@ class Pipeline(Layer):
         stages = np.broadcast_to(np.arange(self.p.stages)[:, None, None], at.shape)
         return np.stack([at, stages], -1).reshape(self.p.times, -1, 2)
 
+    @layer_method
     def _one_by_one(
         self, theta: NestedMap, x_RBLM: tf.Tensor, *fixed: tf.Tensor, has_ids: bool
     ) -> tf.Tensor:

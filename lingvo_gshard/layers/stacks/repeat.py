@@ -11,7 +11,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.loop import Loop
@@ -60,14 +60,17 @@ class Repeat(Layer):
             slices=tuple(self._repetition.paths(spec.path)),
         )
 
+    @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """Returns the layers of the body with their weights, one after another, time after time."""
         return [pair for r in range(self.p.times) for pair in self._body_at(theta, r)]
 
+    @layer_method
     def _body_at(self, theta: NestedMap, r: int) -> list[tuple[Layer, NestedMap]]:
         at_r = theta.transform(lambda weight: weight[r])
         return list(zip(self.body, at_r.body, strict=True))
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *fixed: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M]: x through all layers, each called with (theta, x, *fixed)."""
         if tf.executing_eagerly():
@@ -87,6 +90,7 @@ class Repeat(Layer):
         outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
         return outcome.output
 
+    @layer_method
     def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, fixed: Sequence) -> tf.Tensor:
         """The layers one by one, where no loop is compiled."""
         pass_under_way, values = context.current(), []

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.attention import (
     MultiHeadAttention,
@@ -77,6 +77,7 @@ class TransformerLayer(Layer):
         dropout = Dropout.params().set(rate=p.residual_dropout_rate)
         self.create_child(f"{name}_dropout", dropout)
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,
@@ -102,6 +103,7 @@ class TransformerLayer(Layer):
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         return self._feed_forward(theta, x_BLM, mask_BL)
 
+    @layer_method
     def init_cache(
         self, theta: NestedMap, shape: tuple[int, int], dtype: tf.DType, memory: Memory | None
     ) -> NestedMap:
@@ -113,6 +115,7 @@ class TransformerLayer(Layer):
             )
         return cache
 
+    @layer_method
     def extend_step(
         self,
         theta: NestedMap,
@@ -137,6 +140,7 @@ class TransformerLayer(Layer):
         cache = NestedMap(cache, self_attention=self_cache)
         return self._feed_forward(theta, x_B1M, mask_B1), cache
 
+    @layer_method
     def _feed_forward(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
         h_BLM = self._normalize("feed_forward", theta, x_BLM)
         h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, mask_BL)
@@ -265,6 +269,7 @@ class TransformerStack(Layer):
         layer.has_cross_attention = p.is_decoder
         return layer
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,
@@ -313,6 +318,7 @@ class TransformerStack(Layer):
             return first + [(layer, self.layers.p.times) for layer in self.layers.body]
         return first + [(layer, 1) for layer in self.layers]
 
+    @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """Returns the layers one after another, each with its weights, of a loop or not."""
         first = self._first_layers(theta)
@@ -320,12 +326,14 @@ class TransformerStack(Layer):
             return first + self.layers.unrolled(theta.layers)
         return first + list(zip(self.layers, theta.layers, strict=True))
 
+    @layer_method
     def _first_layers(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """The dense layers before all others, with their weights."""
         if not self.p.dense_first:
             return []
         return list(zip(self.first_layers, theta.first_layers, strict=True))
 
+    @layer_method
     def init_cache(
         self,
         theta: NestedMap,
@@ -348,6 +356,7 @@ class TransformerStack(Layer):
             cache.memory_bias = segment_bias(ones_B1, memory.segments_BK)
         return cache
 
+    @layer_method
     def extend_step(
         self,
         theta: NestedMap,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import ForcedBalanceRouter, MixtureOfExperts, Top2Router
@@ -106,10 +106,12 @@ class _Identity(Layer):
             p.define(name, 0, "Of the experts that it stands for.")
         return p
 
+    @layer_method
     def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
         """Returns its input."""
         return x_EGCM
 
+    @layer_method
     def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns its input."""
         return x_CM

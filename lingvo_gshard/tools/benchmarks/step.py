@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -68,6 +68,7 @@ class StackTask(Layer):
         super().__init__(params, path)
         self.create_child("stack", self.p.stack)
 
+    @layer_method
     def loss(self, theta: NestedMap, batch: Batch) -> tuple[tf.Tensor, NestedMap]:
         """Returns the mean squared error and no metrics."""
         y_BLM = self.stack.fprop(theta.stack, batch["x"], batch["segments"])

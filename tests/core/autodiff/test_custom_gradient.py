@@ -5,12 +5,13 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 
 
 class Cube(Layer):
     """x^3, with a gradient of its own that remembers where it ran."""
 
+    @layer_method
     def fprop(self, theta, x):
         @custom_gradient
         def cube(x):

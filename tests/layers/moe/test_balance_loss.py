@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import balance_loss
 from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
@@ -126,6 +126,7 @@ class RoutingTask(Layer):
         super().__init__(params, path)
         self.create_child("router", self.p.router)
 
+    @layer_method
     def loss(self, theta, batch):
         routing = self.router.fprop(theta.router, batch["x"], batch["mask"])
         loss = routing.losses["auxiliary_loss"].value

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.training.monitoring.expert_balance import HELP, ExpertBalance
 from tests import tiny
 from tests.training.test_loop import Run
@@ -96,6 +97,7 @@ def test_of_a_run_without_experts_there_is_nothing_to_say(metrics):
 class Routed(tiny.TinyTask):
     """The tiny task, with the metrics of a layer of whose experts two never get a token."""
 
+    @layer_method
     def loss(self, theta, batch):
         for name, value in row(2, 0).items():
             layer, _, metric = name.partition("/")

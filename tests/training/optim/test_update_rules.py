@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint.store import CheckpointStore, unflatten
 from lingvo_gshard.training.optim import schedules
@@ -38,6 +38,7 @@ class Counting(Layer):
         self.create_variable("w", "M", sizes, one)
         self.create_variable("seen", "M", sizes, one, update_rule=follow)
 
+    @layer_method
     def loss(self, theta, batch):
         if self.p.reports:
             self.report_update("seen", theta.seen, tf.reduce_sum(batch["x"], 0))

@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.balance import entropy
 from lingvo_gshard.layers.moe.gates import LearnedLogits
@@ -69,6 +70,7 @@ class ExpertChoiceRouter(LearnedLogits):
             "not; choose another router or another dispatch"
         )
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.balance import entropy
@@ -32,6 +33,7 @@ class ForcedBalanceRouter(LearnedRouter):
         self.check_range("k", 1)
         self.check_range("skew", 0, 1)
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.places import Pick
@@ -35,6 +36,7 @@ class HashRouter(TokenChoiceRouter):
         self.check_range("k", 1)
         self.check_range("seed", 0, 2**31 - 1)
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import balance_loss, choosing
 from lingvo_gshard.layers.moe.balance import entropy
@@ -59,6 +60,7 @@ class SigmoidRouter(LearnedRouter):
         sizes, zero = {"E": p.num_experts}, initializers.constant(0.0)
         self.create_variable("selection_bias", "E", sizes, zero, unsplit="E", update_rule=rule)
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,
@@ -88,6 +90,7 @@ class SigmoidRouter(LearnedRouter):
         metrics = {"router_entropy": entropy(shares_GSE, mask_GS)}
         return self.route(picks, self.capacity(x_GSM.shape[1]), losses, metrics)
 
+    @layer_method
     def _report_load(self, theta: NestedMap, counted_GSE: tf.Tensor) -> None:
         """Reports E times the load above the mean one: whole numbers, that are 0 where even.
 

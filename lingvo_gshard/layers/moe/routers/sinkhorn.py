@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.balance import entropy
@@ -63,6 +64,7 @@ class SinkhornRouter(LearnedRouter):
         """Returns 1."""
         return 1
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,

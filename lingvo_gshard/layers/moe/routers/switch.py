@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.gates import SoftmaxRouter
@@ -26,6 +27,7 @@ class SwitchRouter(SoftmaxRouter):
         """Returns 1."""
         return 1
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,

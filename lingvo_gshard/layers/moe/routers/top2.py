@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import choosing, groups
 from lingvo_gshard.layers.moe.gates import SoftmaxRouter
@@ -51,6 +52,7 @@ class Top2Router(SoftmaxRouter):
         """Returns 2."""
         return 2
 
+    @layer_method
     def fprop(
         self,
         theta: NestedMap,
