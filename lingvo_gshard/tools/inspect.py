@@ -48,7 +48,7 @@ from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.inspection import inspection, tables
-from lingvo_gshard.tools.runs.untrained import make_trainer
+from lingvo_gshard.training import experiments
 
 NAME = "gshard-inspect"
 STANDARD_OUTPUT = "-"
@@ -101,12 +101,12 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise ValueError(f"--function={values.function} is unknown. {hint}")
     params = experiment_params(values)
-    mesh = runtime.mesh_asked_for(values, params)
+    mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
     if mesh is None:
         raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
-    partitioning = runtime.partitioning_for(mesh, values, params)
-    trainer = make_trainer(params)
-    runtime.check_overrides(partitioning, trainer)
+    partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
+    trainer = experiments.make_trainer(params)
+    experiments.check_overrides(partitioning, trainer)
     console = _console(values.json == STANDARD_OUTPUT)
     split = inspection.split(trainer, partitioning)
     tables.print_split(console, params.name, partitioning, split, values.slots)

@@ -67,7 +67,7 @@ from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_tools import paper, search, suggestions, tables
-from lingvo_gshard.tools.runs.untrained import batch_specs, make_trainer
+from lingvo_gshard.training import experiments
 
 NAME = "gshard-plan"
 DIFF = "diff"
@@ -160,13 +160,13 @@ def main(argv: list[str]) -> int:
 
 def plan_experiment(values: flags.FlagValues, params: Params, topology: Topology) -> Plan:
     """Returns the plan of an experiment's training step, split as flags or Params say."""
-    mesh = runtime.mesh_asked_for(values, params)
+    mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
     mesh = mesh or Mesh((("data", topology.devices),), values.device_order)
     compilation.check_mesh(mesh, topology)
-    partitioning = runtime.partitioning_for(mesh, values, params)
-    trainer = make_trainer(params)
-    runtime.check_overrides(partitioning, trainer)
-    batch = batch_specs(params)
+    partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
+    trainer = experiments.make_trainer(params)
+    experiments.check_overrides(partitioning, trainer)
+    batch = experiments.batch_specs(params)
     return planner.plan_step(
         trainer, batch, partitioning, topology, params.name, values.partitioner, values.tokens
     )

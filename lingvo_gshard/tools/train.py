@@ -42,6 +42,7 @@ from lingvo_gshard.tools.console import summary
 from lingvo_gshard.tools.flags import runtime as runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Loop, Outcome
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
@@ -124,16 +125,6 @@ def train(
         return loop.run(checkpoint)
     finally:
         store.close()
-
-
-def with_vocabulary_sizes(task: Params, input_: object) -> Params:
-    """Returns the task's Params with the input's vocabulary sizes where they are 0."""
-    task = task.copy()
-    for vocabulary in ("vocabulary", "source_vocabulary", "target_vocabulary"):
-        name = f"{vocabulary}_size"
-        if name in task and not task.get(name):
-            task.set_path(name, getattr(input_, vocabulary).size)
-    return task
 
 
 def run() -> None:

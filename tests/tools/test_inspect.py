@@ -18,7 +18,7 @@ from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.inspection import inspection, tables
 from lingvo_gshard.tools.inspection.inspection import CollectiveRow
-from lingvo_gshard.tools.runs import untrained
+from lingvo_gshard.training import experiments
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
@@ -58,7 +58,7 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
     assert code == 0 and err == ""
     record = json.loads(path.read_text())
     parts = {"E": 4, "H": 2, "N": 2, "V": 2}
-    specs = untrained.make_trainer(tiny_params()).theta_specs.flatten()
+    specs = experiments.make_trainer(tiny_params()).theta_specs.flatten()
     assert [row["path"] for row in record["weights"]] == [spec.path for spec in specs]
     held = 0
     for spec, row in zip(specs, record["weights"], strict=True):
@@ -150,9 +150,9 @@ def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
     assert run.returncode == 0, run.stderr
     losses = [float(line.removeprefix("loss")) for line in run.stdout.splitlines()]
     params = tiny_params()
-    specs = untrained.batch_specs(params)
+    specs = experiments.batch_specs(params)
     batch = {name: np.ones(spec.shape, np.int32) for name, spec in specs.items()}
-    local = LocalRuntime(untrained.make_trainer(params))
+    local = LocalRuntime(experiments.make_trainer(params))
     local.init_state()
     expected = [local.train_step(batch).read()["loss"] for _ in losses]
     assert len(losses) == 3

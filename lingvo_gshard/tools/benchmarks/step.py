@@ -21,8 +21,8 @@ from lingvo_gshard.runtime.program.step_work import work_of_step
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
-from lingvo_gshard.tools.runs.untrained import batch_specs, with_largest_vocabularies
 from lingvo_gshard.training import flops
+from lingvo_gshard.training.experiments import batch_specs, with_largest_vocabularies
 from lingvo_gshard.training.trainer import Trainer
 
 Batch = dict[str, np.ndarray]

@@ -10,6 +10,7 @@ import rich.table
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training import flops
+from lingvo_gshard.training.experiments import first_batch
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -24,7 +25,7 @@ def print_summary(
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
     table.add_row("devices", runtime.devices)
     table.add_row("vocabulary", _vocabulary_sizes(input_))
-    filled = share_filled(next_batch(input_, trainer.p.seed))
+    filled = share_filled(first_batch(input_, trainer.p.seed))
     if filled is not None:
         table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
     table.add_row("steps", f"{trainer.p.steps:,}")
@@ -49,15 +50,6 @@ def print_report(console: rich.console.Console, report: object) -> None:
     console.print(table, highlight=False)
     for example in report.examples:
         console.print(f"skipped: {example}", markup=False, highlight=False, soft_wrap=True)
-
-
-def next_batch(input_: object, seed: int) -> dict[str, np.ndarray]:
-    """Returns the first training batch, from an iterator of its own."""
-    batches = input_.train_batches(seed)
-    try:
-        return next(batches)
-    finally:
-        batches.close()
 
 
 def share_filled(batch: dict[str, np.ndarray]) -> float | None:

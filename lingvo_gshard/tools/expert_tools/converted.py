@@ -15,8 +15,8 @@ from absl import flags
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tools.runs.trained_run import Run
-from lingvo_gshard.tools.train import with_vocabulary_sizes
 from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore, unflatten
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer
 

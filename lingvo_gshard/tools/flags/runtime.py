@@ -14,12 +14,12 @@ from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.training import experiments
 from lingvo_gshard.training.local_updates import AXIS
 from lingvo_gshard.training.trainer import Trainer
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
 PARTITIONERS = ("gspmd", "shardy")
-DEFAULT_STRATEGY = "expert"
 
 # The flags that not every runtime reads, and what those have that do not read one.
 _READ_BY = {
@@ -99,7 +99,7 @@ def define_splitting_flags(values: flags.FlagValues) -> None:
         None,
         f"What is split over which axis: one of {', '.join(strategies.base_names())}, several "
         "joined by '_', or a table such as 'B,G->data; H->model'. Default: sharding.strategy, "
-        f"else {DEFAULT_STRATEGY}.",
+        f"else {experiments.DEFAULT_STRATEGY}.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -144,7 +144,7 @@ class Launch:
         """Returns the runtime for a trainer."""
         if self.partitioning is None:
             return LocalRuntime(trainer)
-        check_overrides(self.partitioning, trainer)
+        experiments.check_overrides(self.partitioning, trainer)
         if self.kind == "tpu_strategy":
             from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 
@@ -174,7 +174,7 @@ class Launch:
         from lingvo_gshard.runtime.program import compilation_cache
 
         startup.let_jax_choose_devices()
-        mesh = mesh_asked_for(values, params)
+        mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
         if values.compilation_cache != "":
             compilation_cache.keep_in(user_cache.directory("xla", values.compilation_cache))
         facts = {f"--{name}": values[name].value or "its default" for name in _ALIKE}
@@ -182,36 +182,16 @@ class Launch:
             self.cluster = Cluster.from_flags(values, {**facts, "Params": params.to_text()})
         self._devices = devices_for(mesh.size if mesh else None, self.cluster.size)
         mesh = mesh or Mesh((("data", len(self._devices)),), values.device_order)
-        self.partitioning = partitioning_for(mesh, values, params)
+        self.partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
 
     def _start_tpu_strategy(self, values: flags.FlagValues, params: Params) -> None:
         from lingvo_gshard.runtime.tpu_strategy import connect
 
-        mesh = mesh_asked_for(values, params)
+        mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
         self._tpu_strategy, cores = connect(values.tpu)
         mesh = mesh or Mesh((("data", cores),))
         mesh.check_devices(cores)
-        self.partitioning = partitioning_for(mesh, values, params)
-
-
-def mesh_asked_for(values: flags.FlagValues, params: Params) -> Mesh | None:
-    """Returns the mesh of --mesh, or else of sharding.mesh; None where neither is given."""
-    if values.mesh is None and not params.sharding.mesh:
-        return None
-    text = params.sharding.mesh if values.mesh is None else values.mesh
-    return Mesh.parse(text, values.device_order)
-
-
-def partitioning_for(mesh: Mesh, values: flags.FlagValues, params: Params) -> Partitioning:
-    """Returns the partitioning over a mesh that the flags, or else the Params, ask for."""
-    strategy = values.strategy or params.sharding.strategy or DEFAULT_STRATEGY
-    return Partitioning.make(mesh, strategy, params.sharding.overrides)
-
-
-def check_overrides(partitioning: Partitioning, trainer: Trainer) -> None:
-    """Raises ValueError naming an override that matches no layer and no weight of the task."""
-    weights = [spec.path for spec in trainer.theta_specs.flatten()]
-    partitioning.check_overrides([*trainer.task.layer_paths(), *weights])
+        self.partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
 
 
 def check_choices(values: flags.FlagValues) -> None:

@@ -20,7 +20,7 @@ from lingvo_gshard.sharding import replication
 from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
-from lingvo_gshard.tools.runs.untrained import batch_specs
+from lingvo_gshard.training.experiments import batch_specs
 from lingvo_gshard.training.optim import optimizer
 from lingvo_gshard.training.trainer import Trainer
 

@@ -23,7 +23,7 @@ from lingvo_gshard.planning.search.results import SearchResult
 from lingvo_gshard.planning.search.search import search
 from lingvo_gshard.planning.search.traced.tracing import trace
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds
-from lingvo_gshard.tools.runs.untrained import batch_specs, make_trainer
+from lingvo_gshard.training.experiments import batch_specs, make_trainer
 from lingvo_gshard.training.trainer import Trainer
 
 _SHOWN = 8

@@ -13,8 +13,8 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.flags.runtime import Launch
-from lingvo_gshard.tools.train import with_vocabulary_sizes
 from lingvo_gshard.training.checkpoint.store import IN_WORDS, CheckpointStore, unflatten
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 
 
