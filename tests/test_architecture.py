@@ -10,9 +10,14 @@ import re
 import pytest
 from setuptools import find_packages
 
+from lingvo_gshard.core.letters import LETTERS, is_local
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "lingvo_gshard"
 PRIVATE_XLA_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"
+
+# The position of the layout, or of the equation, among the arguments of a call.
+LAYOUT_ARGUMENTS = {"einsum": 0, "annotate": 1, "create_variable": 1, "axes_of": 0}
 
 LONGEST_FILE = 450
 LONGEST_FUNCTION = 70
@@ -128,6 +133,45 @@ def test_tensorflows_private_sharding_module_is_imported_in_one_place():
         if any(name.startswith(PRIVATE_XLA_MODULE) for name in _imported(_tree(path)))
     ]
     assert len(importing) <= 1, importing
+
+
+def _layouts(tree: ast.Module) -> set[str]:
+    """Layouts that a file writes as literals of its calls, and the suffixes of its names."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+            name = getattr(function, "id", function)
+            position = LAYOUT_ARGUMENTS.get(name, len(node.args))
+            for argument in node.args[position : position + 1]:
+                value = getattr(argument, "value", None)
+                if isinstance(value, str) and "..." not in value:
+                    found.update(re.split(",|->", value))
+        name = getattr(node, "id", getattr(node, "arg", getattr(node, "attr", None)))
+        if isinstance(name, str) and re.fullmatch(r"_?[a-z]\w*_[A-Za-z0-9]*[A-Z]\w*", name):
+            found.add(re.sub("[0-9]", "", name.rpartition("_")[2]))
+    return found
+
+
+def _local_letters(tree: ast.Module) -> set[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if getattr(target, "id", "") == "LOCAL_LETTERS":
+                return {key.value for key in node.value.keys}
+    return set()
+
+
+def test_letters_of_layouts_are_in_the_table_or_declared_by_their_file():
+    unknown = [
+        f"{path.relative_to(ROOT)}: {letter!r} of {layout!r}"
+        for path in _sources(PACKAGE)
+        for layout in sorted(_layouts(_tree(path)))
+        for letter in sorted(set(layout) - set(LETTERS) - _local_letters(_tree(path)))
+    ]
+    assert not unknown, unknown
+    shared = [p for p in _sources(PACKAGE) if not all(map(is_local, _local_letters(_tree(p))))]
+    assert not shared, shared
 
 
 def test_files_and_functions_keep_the_measure():

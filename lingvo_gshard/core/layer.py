@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core import context, letters, random_numbers
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
@@ -22,9 +22,6 @@ UpdateRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Method = TypeVar("Method", bound=Callable)
 
 _IS_LAYER_METHOD = "_is_layer_method"
-
-# Letters that stand before those of a weight in the layout of a stack of it.
-_STACKS = "PR"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +47,7 @@ class VariableSpec:
     @property
     def stacked(self) -> int:
         """How many first dimensions the slices run along."""
-        return len(self.layout) - len(self.layout.lstrip(_STACKS)) if self.slices else 0
+        return len(self.layout) - len(self.layout.lstrip(letters.STACKS)) if self.slices else 0
 
     def init(self, seed: tf.Tensor) -> tf.Tensor:
         """Returns the initial weight; it depends on the int32 [2] seed and the path alone.
@@ -161,6 +158,10 @@ class Layer(Configurable):
         """
         self._check_new(name)
         path = self._join(name)
+        try:
+            letters.check_layout(layout, None)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         for letter in layout:
             if sizes.get(letter, 0) < 1:
                 raise ValueError(

@@ -39,8 +39,8 @@ class TokenEmbedding(Layer):
         # Gathered where weights are split by M: XLA would look up parts of rows, then reshard them.
         table_VM = annotate(theta.table, "VM")
         # Looked up where they lie, and only then split by what V leaves to L.
-        ids_BL = annotate(ids_BL, "BL", beside="V")
-        rows_BLM = annotate(rows_of(table_VM, ids_BL), "BLM", beside="V")
+        ids_BL = annotate(ids_BL, "BL", reserved="V")
+        rows_BLM = annotate(rows_of(table_VM, ids_BL), "BLM", reserved="V")
         return annotate(rows_BLM, "BLM") * scale
 
     @layer_method

@@ -7,9 +7,9 @@ from absl import logging
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import recording, xla
-from lingvo_gshard.sharding.letters import check_layout
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
@@ -18,7 +18,7 @@ def annotate(
     layout: str,
     kind: str = "activations",
     unsplit: str = "",
-    beside: str = "",
+    reserved: str = "",
 ) -> tf.Tensor:
     """Returns the tensor, marked as split over the mesh as the partitioning in use splits `layout`.
 
@@ -27,14 +27,15 @@ def annotate(
 
     kind: 'activations', 'weights' or 'slots': whose table of letters holds.
     unsplit: letters that stay whole in this tensor.
-    beside: letters that it lacks, but not what it is used with; they claim their axes.
+    reserved: letters that the tensor lacks but tensors it is used with have; no dimension of it may
+        take their axes.
     Raises ValueError, naming the layer that is computing, if the layout has an unknown letter or
     another rank than the tensor.
     """
     # A batch may be of NumPy arrays where nothing is compiled.
     tensor = tf.convert_to_tensor(tensor)
-    result = _annotate(tensor, layout, kind, context.layer_path(), unsplit, beside)
-    if not beside:
+    result = _annotate(tensor, layout, kind, context.layer_path(), unsplit, reserved)
+    if not reserved:
         recording.add(f"{layout}->{layout}", (tensor,), result, is_annotation=True)
     return result
 
@@ -58,7 +59,7 @@ def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") 
 
 
 def _annotate(
-    tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str, beside: str = ""
+    tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str, reserved: str = ""
 ) -> tf.Tensor:
     try:
         check_layout(layout, tensor.shape.rank)
@@ -70,5 +71,5 @@ def _annotate(
     if tf.executing_eagerly():
         logging.log_first_n(logging.WARNING, "Nothing is split: annotations need a tf.function", 1)
         return tensor
-    split = current.split(layout, kind, path, unsplit, beside)
+    split = current.split(layout, kind, path, unsplit, reserved)
     return xla.tile(tensor, split, current.mesh)

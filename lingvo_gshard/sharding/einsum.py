@@ -7,9 +7,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
-from lingvo_gshard.sharding.letters import check_layout
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 

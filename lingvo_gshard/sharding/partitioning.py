@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.letters import POSITIONS, check_layout
 from lingvo_gshard.sharding import strategies
-from lingvo_gshard.sharding.letters import POSITIONS, check_layout
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split, Strategy
 
@@ -64,23 +64,23 @@ class Partitioning:
         kind: str = "activations",
         path: str = "",
         unsplit: str = "",
-        beside: str = "",
+        reserved: str = "",
     ) -> Split:
         """Returns each dimension's axes; the first letter to claim an axis has it, L and K last.
 
         kind: 'activations', 'weights' or 'slots'. path: of the layer or weight, for overrides.
-        unsplit: letters that stay whole in this tensor. beside: letters that this tensor has not
-        but those it is used with, which claim axes here as they do there.
+        unsplit: letters that stay whole in this tensor. reserved: letters that the tensor lacks but
+        tensors it is used with have; no dimension of it may take their axes.
         Raises ValueError for an unknown letter.
         """
-        check_layout(layout + beside, None)
+        check_layout(layout + reserved, None)
         rules = dict(self.strategy.table(kind))
         for pattern, override in self.overrides:
             if matches_path(pattern, path):
                 rules.update(override.table(kind))
         split: dict[str, tuple[str, ...]] = {}
         claimed = set(self.taken)
-        for letter in sorted(layout + beside, key=lambda letter: letter in POSITIONS):
+        for letter in sorted(layout + reserved, key=lambda letter: letter in POSITIONS):
             wanted = () if letter in unsplit else rules.get(letter, ())
             split[letter] = tuple(axis for axis in wanted if axis not in claimed)
             claimed.update(split[letter])

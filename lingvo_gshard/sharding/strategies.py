@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.sharding.letters import LETTERS
+from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 
 # A tensor's split: for each dimension the mesh axes it is split over, the first the major one.

@@ -9,8 +9,8 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.letters import check_layout
 from lingvo_gshard.training.params_text import experiment_from_text
 from tests.layers import conformance
 from tests.tolerances import TOLERANCES, assert_close

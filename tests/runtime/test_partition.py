@@ -149,7 +149,7 @@ def test_each_array_of_an_argument_may_have_a_layout():
     [
         (["BM", "BM"], "layouts: there are 2 for the 1 arguments of double; None for one that"),
         (["BLM"], r"'BLM' has 3 dimensions, but argument\[0\] of double has shape \(8, 2\)"),
-        (["Bx"], "Layout 'Bx': 'x' names no dimension"),
+        (["BX"], "Layout 'BX': 'X' names no dimension"),
         (["weight: BM"], "Unknown kind of tensor 'weight'. Did you mean 'weights'?"),
     ],
 )

@@ -6,9 +6,9 @@ import pytest
 
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.gin_binding import apply_gin
+from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.sharding.letters import LETTERS
 from lingvo_gshard.sharding.partitioning import (
     Partitioning,
     Split,
@@ -199,10 +199,10 @@ def test_the_first_letter_claims_an_axis(layout, table, unsplit):
 def test_letters_beside_a_tensor_claim_axes_as_if_they_were_in_it():
     partitioning = Partitioning.make("data=4,model=2", "data_sequence_tensor")
     assert in_letters("BL", partitioning.split("BL")) == "BdLm"
-    assert in_letters("BL", partitioning.split("BL", beside="N")) == "BdL"
-    assert in_letters("BL", partitioning.split("BL", beside="D")) == "BdLm"
-    with pytest.raises(ValueError, match="letter 'B' stands more than once"):
-        partitioning.split("BL", beside="B")
+    assert in_letters("BL", partitioning.split("BL", reserved="N")) == "BdL"
+    assert in_letters("BL", partitioning.split("BL", reserved="D")) == "BdLm"
+    with pytest.raises(ValueError, match="repeats the letter 'B'"):
+        partitioning.split("BL", reserved="B")
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))

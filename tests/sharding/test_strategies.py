@@ -6,8 +6,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding import strategies
-from lingvo_gshard.sharding.letters import LETTERS
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy
 

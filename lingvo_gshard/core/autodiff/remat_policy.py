@@ -12,21 +12,17 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.config import names
 
 Keeps = Callable[[str, str, str], bool]
-
-# Letters of the results that weigh most: the hidden activations of feed-forward layers.
-_HIDDEN = "H"
-# Experts are a dimension of their weights, too, so a product batched over them is with a weight.
-_WEIGHT_BATCH = "E"
 
 NONE = "none"
 
 
 def _is_with_weight(left: str, right: str, output: str) -> bool:
     """Whether one operand is a weight: no dimension of both is a batch's."""
-    return not (set(left) & set(right) & set(output)) - set(_WEIGHT_BATCH)
+    return not (set(left) & set(right) & set(output)) - set(letters.WEIGHT_BATCH)
 
 
 POLICIES: dict[str, Keeps] = {
@@ -34,7 +30,7 @@ POLICIES: dict[str, Keeps] = {
     "full": lambda left, right, output: False,
     "products": _is_with_weight,
     "products_but_hidden": lambda left, right, output: (
-        _is_with_weight(left, right, output) and _HIDDEN not in output
+        _is_with_weight(left, right, output) and not set(letters.HIDDEN) & set(output)
     ),
 }
 

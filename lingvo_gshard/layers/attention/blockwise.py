@@ -84,8 +84,8 @@ class Blocks:
 
             return mixed_BNLD, gradient
 
-        segments_BL = annotate(self.segments_BL, "BL", beside="N")
-        key_segments_BK = annotate(self.key_segments_BK, "BK", beside="N")
+        segments_BL = annotate(self.segments_BL, "BL", reserved="N")
+        key_segments_BK = annotate(self.key_segments_BK, "BK", reserved="N")
         return compute(query_BNLD, keys_BNKD, values_BNKD, segments_BL, key_segments_BK)
 
 

@@ -19,14 +19,14 @@ def segment_bias(
     A query sees the keys of its own segment; segment 0 is padding, and a causal query sees no key
     that stands after it in the row.
     """
-    query_BL1 = annotate(query_segments_BL, "BL", beside="N")[:, :, None]
-    memory_segments_BK = annotate(memory_segments_BK, "BK", beside="N")
+    query_BL1 = annotate(query_segments_BL, "BL", reserved="N")[:, :, None]
+    memory_segments_BK = annotate(memory_segments_BK, "BK", reserved="N")
     distances_LK = None
     if causal:
         length = query_segments_BL.shape[1]
         distances_LK = tf.range(length)[None, :] - tf.range(length)[:, None]
     visible_BLK = _visible(query_BL1, memory_segments_BK[:, None, :], distances_LK)
-    return annotate(tf.where(visible_BLK, 0.0, MASKED), "BLK", beside="N")[:, None]
+    return annotate(tf.where(visible_BLK, 0.0, MASKED), "BLK", reserved="N")[:, None]
 
 
 def block_bias(

@@ -286,7 +286,7 @@ class _Run:
         keys_of_part = ring.key_segments_BK.shape[1] // self.parts
         query_L = part_L * self.segments.shape[2] + tf.range(self.segments.shape[2])[:, None]
         key_L = owner_L * keys_of_part + first + tf.range(segments.shape[2])
-        distances = annotate(key_L - query_L, "LSK", beside="BN")
+        distances = annotate(key_L - query_L, "LSK", reserved="BN")
         query = self.segments[..., None]
         keys = segments[:, :, None, :]
         bias = block_bias(query, keys, distances, ring.is_causal, ring.window)
@@ -318,7 +318,7 @@ def _count_parts(dimension: int) -> int:
 
 def _without_heads(x: tf.Tensor, layout: str) -> tf.Tensor:
     """Annotated to go with what has heads."""
-    return annotate(x, layout, beside="N")
+    return annotate(x, layout, reserved="N")
 
 
 def _cut(x: tf.Tensor, parts: int, dimension: int) -> tf.Tensor:

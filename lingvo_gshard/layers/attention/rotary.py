@@ -42,7 +42,7 @@ def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:
         before_BL = tf.pad(start_BL[:, :-reach], [[0, 0], [reach, 0]])
         start_BL = _whole_rows(tf.maximum(start_BL, before_BL))
         reach *= 2
-    return annotate(tf.range(length)[None] - start_BL, "BL", beside="N")
+    return annotate(tf.range(length)[None] - start_BL, "BL", reserved="N")
 
 
 def _whole_rows(x_BL: tf.Tensor) -> tf.Tensor:

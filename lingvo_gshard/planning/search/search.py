@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.letters import ROWS
 from lingvo_gshard.planning.search import meshes
 from lingvo_gshard.planning.search.candidates import Candidate, candidate
 from lingvo_gshard.planning.search.choosing import Choice, Pairs, choose, undominated
@@ -183,7 +184,7 @@ class _OnMesh:
 
 def _of_rows(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
     """A strategy that splits the batch over these axes, and no more."""
-    role = roles.Role("BG")
+    role = roles.Role(ROWS)
     return Option(tuple(role if a in axes else roles.Role() for a in mesh.names)).strategy(mesh)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime.program.program import Array
 from lingvo_gshard.sharding.mesh import Mesh
@@ -16,7 +17,6 @@ from lingvo_gshard.sharding.strategies import Strategy
 from lingvo_gshard.training.local_updates import AXIS
 
 _EVERY = "trainer.local_updates.every"
-_ROW_LETTERS = "BG"
 # The axes of a worker that is one device.
 _ONE = (("data", 1),)
 
@@ -153,6 +153,6 @@ def _share(rows: int, mesh: Mesh) -> int:
 
 def _with_rows_over_workers(strategy: Strategy) -> Strategy:
     table = dict(strategy.activations)
-    for letter in _ROW_LETTERS:
+    for letter in letters.ROWS:
         table[letter] = (AXIS, *table.get(letter, ()))
     return dataclasses.replace(strategy, activations=table)

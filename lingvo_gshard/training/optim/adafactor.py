@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.training.optim.optimizer import Keep, Optimizer, Slots
-from lingvo_gshard.training.optim.weight_groups import STACKED
 
 
 class Adafactor(Optimizer):
@@ -50,7 +50,7 @@ class Adafactor(Optimizer):
         candidates = [
             (size, index)
             for index, (letter, size) in enumerate(zip(spec.layout, spec.shape, strict=True))
-            if letter not in STACKED and size >= self.p.min_factored_size
+            if letter not in letters.WEIGHT_BATCH and size >= self.p.min_factored_size
         ]
         if len(candidates) < 2 or len(set(spec.layout)) < len(spec.layout):
             return None
@@ -73,7 +73,7 @@ class Adafactor(Optimizer):
         beta = tf.minimum(p.beta2, 1.0 - tf.pow(t, -p.decay_exponent))
         slots, inverse_root = self._second_moment(spec, gradient, slots, beta, keep)
         unclipped = gradient * inverse_root
-        per_weight = [i for i, letter in enumerate(spec.layout) if letter not in "RP"]
+        per_weight = [i for i, letter in enumerate(spec.layout) if letter not in letters.STACKS]
         scale = learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
         if p.relative_update:
             scale *= tf.maximum(p.min_weight_rms, _rms(weight, per_weight))

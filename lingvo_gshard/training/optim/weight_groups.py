@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import matches_path
 
-# Leading letters along which a weight is a stack of separate ones: experts, repeated layers, stages
-# of a pipeline.
-STACKED = "ERP"
-
 
 def is_vector(spec: VariableSpec) -> bool:
     """Whether a weight is a scalar or a vector, such as a bias or a norm's scale, or a stack."""
-    return len(spec.layout.lstrip(STACKED)) < 2
+    return len(spec.layout.lstrip(letters.WEIGHT_BATCH)) < 2
 
 
 def matches(pattern: str, spec: VariableSpec) -> bool:

@@ -97,7 +97,7 @@ def test_wrong_factors_are_refused(factors, message):
 )
 def test_gin_chooses_class_and_groups(name):
     bindings = [
-        f"trainer.optimizer = @lingvo_gshard.training.{name}",
+        f"trainer.optimizer = @lingvo_gshard.training.optim.{name}",
         'trainer.optimizer.learning_rate_factors = {"hidden": 0, "*.b": 0.5}',
     ]
     if "Adafactor" not in name:

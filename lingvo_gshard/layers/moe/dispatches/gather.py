@@ -13,6 +13,8 @@ from lingvo_gshard.layers.moe.dispatches.buffers import BufferDispatch
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import annotate
 
+LOCAL_LETTERS = {"x": "choices of all tokens of a group"}
+
 
 class GatherDispatch(BufferDispatch):
     """Rows moved by index, forward and backward."""
@@ -33,12 +35,12 @@ class GatherDispatch(BufferDispatch):
         """Token [G,E*C] in each slot (S where it is empty), and by which choice it came."""
         choices = len(self._slot_of_token)
         entries = self._tokens * choices
-        slots_GX = tf.reshape(tf.stack(self._slot_of_token, -1), (self._groups, entries))
-        group_GX = tf.broadcast_to(tf.range(self._groups)[:, None], (self._groups, entries))
-        entry_GX = tf.broadcast_to(tf.range(entries)[None], (self._groups, entries))
+        slots_Gx = tf.reshape(tf.stack(self._slot_of_token, -1), (self._groups, entries))
+        group_Gx = tf.broadcast_to(tf.range(self._groups)[:, None], (self._groups, entries))
+        entry_Gx = tf.broadcast_to(tf.range(entries)[None], (self._groups, entries))
         empty = tf.fill((self._groups, self._slots + 1), entries)
         entry_of_slot = tf.tensor_scatter_nd_update(
-            empty, tf.stack([group_GX, slots_GX], -1), entry_GX
+            empty, tf.stack([group_Gx, slots_Gx], -1), entry_Gx
         )[:, : self._slots]
         return entry_of_slot // choices, entry_of_slot % choices
 

@@ -1,6 +1,6 @@
 """Group-limited choosing: a token's experts come from a few groups of experts, as devices are.
 
-Experts stand in D groups of E/D, one after another. A token picks its best groups and then its
+Experts stand in d groups of E/d, one after another. A token picks its best groups and then its
 experts within them, so that it travels to few devices. A group is as good as its largest score
 (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or as the sum of its largest few (DeepSeek-V3, arXiv
 2412.19437, section 2.1.2: of k / groups_per_token).
@@ -15,6 +15,8 @@ from lingvo_gshard.layers.moe import choosing
 from lingvo_gshard.layers.moe.router import Router
 
 _EXCLUDED = -float("inf")
+
+LOCAL_LETTERS = {"d": "groups of experts (devices)", "e": "experts of one group"}
 
 
 def define(p: Params, scores_per_group: int = 1) -> None:
@@ -83,11 +85,11 @@ def limited(
     groups, tokens, experts = scores_GSE.shape.as_list()
     if groups_per_token == expert_groups:
         return scores_GSE
-    scores_GSDX = tf.reshape(scores_GSE, (groups, tokens, expert_groups, experts // expert_groups))
-    chosen = choosing.best_few(_sum_of_largest(scores_GSDX, by), groups_per_token)
-    allowed_GSD = tf.add_n([one_hot_GSD for _, one_hot_GSD in chosen])
-    limited_GSDX = tf.where(allowed_GSD[..., None] > 0, scores_GSDX, _EXCLUDED)
-    return tf.reshape(limited_GSDX, (groups, tokens, experts))
+    scores_GSde = tf.reshape(scores_GSE, (groups, tokens, expert_groups, experts // expert_groups))
+    chosen = choosing.best_few(_sum_of_largest(scores_GSde, by), groups_per_token)
+    allowed_GSd = tf.add_n([one_hot_GSd for _, one_hot_GSd in chosen])
+    limited_GSde = tf.where(allowed_GSd[..., None] > 0, scores_GSde, _EXCLUDED)
+    return tf.reshape(limited_GSde, (groups, tokens, experts))
 
 
 def _sum_of_largest(scores: tf.Tensor, count: int) -> tf.Tensor:

@@ -8,10 +8,8 @@ import math
 
 import tensorflow as tf
 
+from lingvo_gshard.core import letters
 from lingvo_gshard.core.layer import VariableSpec
-
-# Letters of dimensions that come with the batch; a tensor that has none of them is a weight.
-TOKEN_LETTERS = frozenset("BLKGSC")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Tensor:
     @functools.cached_property
     def is_weight(self) -> bool:
         """Whether no dimension of it comes with the batch."""
-        return not TOKEN_LETTERS & set(self.layout)
+        return not set(letters.TOKENS) & set(self.layout)
 
     @functools.cached_property
     def itemsize(self) -> int:

@@ -6,13 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterable
 
+from lingvo_gshard.core.letters import INNER, ROWS
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy, Table
-
-# Letters of inner dimensions: each product of a layer has one, its weights and activations share
-# it, and splitting it leaves partial sums at the layer's end.
-_INNER = "HNV"
-_ROWS = "BG"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +22,13 @@ class Role:
 
 ROLES = (
     Role(),
-    Role(_ROWS),
-    Role(_ROWS, slots="M"),
-    Role(_ROWS, "M", "M"),
-    Role(_INNER, _INNER, _INNER),
-    Role(_ROWS + "E", "E", "E"),
-    Role(_ROWS + "E", "E", "EM"),
-    Role(_ROWS + "E", "EM", "EM"),
+    Role(ROWS),
+    Role(ROWS, slots="M"),
+    Role(ROWS, "M", "M"),
+    Role(INNER, INNER, INNER),
+    Role(ROWS + "E", "E", "E"),
+    Role(ROWS + "E", "E", "EM"),
+    Role(ROWS + "E", "EM", "EM"),
     Role("E", "E", "E"),
 )
 

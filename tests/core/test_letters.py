@@ -1,0 +1,36 @@
+"""The letters: which there are, and layouts made of them."""
+
+import pytest
+
+from lingvo_gshard.core import letters
+from lingvo_gshard.core.letters import LETTERS, check_layout
+
+
+def test_letters_are_single_capitals_with_a_meaning():
+    assert set(LETTERS) == set("BLKGSTECMHNDVRPW")
+    meanings = [letter.meaning for letter in LETTERS.values()]
+    assert all(meanings) and len(set(meanings)) == len(LETTERS)
+
+
+def test_traits_select_letters():
+    assert (letters.ROWS, letters.POSITIONS, letters.HIDDEN) == ("BG", "LK", "H")
+    assert (letters.STACKS, letters.WEIGHT_BATCH) == ("RP", "ERP")
+    assert set(letters.TOKENS) == set("BLKGSTC") and set(letters.INNER) == set("HNV")
+
+
+@pytest.mark.parametrize(("layout", "rank"), [("GSEC", 4), ("", 0), ("BLM", None), ("BrM", 3)])
+def test_good_layouts_pass(layout, rank):
+    check_layout(layout, rank)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "message"),
+    [
+        ("GSE", 4, "'GSE' has 3 letters for a tensor of rank 4"),
+        ("GXE", 3, "'X' names no dimension. Valid: "),
+        ("GSG", 3, "'GSG' repeats the letter 'G'"),
+    ],
+)
+def test_bad_layouts_are_refused(layout, rank, message):
+    with pytest.raises(ValueError, match=message):
+        check_layout(layout, rank)
