@@ -10,9 +10,9 @@ import time
 import jax
 
 from lingvo_gshard.hlo.summary import Rematerialization
-from lingvo_gshard.planning import stages
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -45,7 +45,9 @@ class Compiled:
     note: str = ""
 
 
-def compile_for(program: Program, topology: Topology) -> Compiled:
+def compile_for(
+    program: Program, topology: Topology, progress: Progress = ignore_progress
+) -> Compiled:
     """Returns the program as the topology's compiler makes it.
 
     A program that does not fit the chip is compiled for one with more memory, so that there is
@@ -55,7 +57,7 @@ def compile_for(program: Program, topology: Topology) -> Compiled:
     or if it fits no chip.
     """
     check_mesh(program.mesh, topology)
-    stages.begin(f"compiling for {topology.name}")
+    progress(f"compiling for {topology.name}")
     started = time.monotonic()
     try:
         return _compile(program, topology, started)
@@ -65,7 +67,7 @@ def compile_for(program: Program, topology: Topology) -> Compiled:
         raise ValueError(
             f"--topology={topology.name}: its compiler refuses {program.name}: {message}"
         )
-    return _compile_roomily(program, topology, message, started)
+    return _compile_roomily(program, topology, message, started, progress)
 
 
 def _compile(program: Program, topology: Topology, started: float) -> Compiled:
@@ -87,12 +89,12 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
 
 
 def _compile_roomily(
-    program: Program, topology: Topology, message: str, started: float
+    program: Program, topology: Topology, message: str, started: float, progress: Progress
 ) -> Compiled:
     larger = _roomier(topology)
     if larger is None:
         raise ValueError(_too_large(program, topology, message))
-    stages.begin(f"it does not fit: compiling for {larger.name}, which has more memory")
+    progress(f"it does not fit: compiling for {larger.name}, which has more memory")
     try:
         compiled = _compile(program, larger, started)
     except jax.errors.JaxRuntimeError as error:

@@ -16,11 +16,12 @@ from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.hlo import reader as hlo_operations
 from lingvo_gshard.hlo import text as hlo_text
 from lingvo_gshard.hlo.reader import OperationList
-from lingvo_gshard.planning import compilation, memory, roofline, stages
+from lingvo_gshard.planning import compilation, memory, roofline
 from lingvo_gshard.planning.compilation import Compiled
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan, Row
+from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.roofline import TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
@@ -67,6 +68,7 @@ def plan(
     donate: Sequence[int] = (),
     overrides: Mapping[str, str] | None = None,
     partitioner: str = "gspmd",
+    progress: Progress = ignore_progress,
 ) -> Plan:
     """Returns the plan of any TensorFlow function on a topology, such as "v3:32x32".
 
@@ -81,10 +83,10 @@ def plan(
     partitioning = Partitioning.make(mesh or f"data={machine.devices}", strategy, overrides)
     compilation.check_mesh(partitioning.mesh, machine)
     devices = machine.compile_devices()
-    stages.begin("tracing and lowering")
+    progress("tracing and lowering")
     partitioned = Partitioned(function, partitioning, devices, layouts, donate, partitioner)
     subject = _subject(partitioned, specs, partitioning)
-    return plan_program(subject, partitioning, machine)
+    return plan_program(subject, partitioning, machine, progress=progress)
 
 
 def _subject(partitioned: Partitioned, specs: Sequence[Any], partitioning: Partitioning) -> Subject:
@@ -132,6 +134,7 @@ def plan_step(
     name: str,
     partitioner: str = "gspmd",
     tokens: float | None = None,
+    progress: Progress = ignore_progress,
 ) -> Plan:
     """Returns the plan of a trainer's training step.
 
@@ -141,17 +144,17 @@ def plan_step(
     raises.
     """
     compilation.check_mesh(partitioning.mesh, topology)
+    progress("tracing and lowering")
     # Before the step is traced, which takes long: the compiler may be missing or know no such TPU.
     topology.compile_devices()
     subject = step_subject(trainer, batch, partitioning, name, partitioner)
-    return plan_program(subject, partitioning, topology, tokens)
+    return plan_program(subject, partitioning, topology, tokens, progress)
 
 
 def step_subject(
     trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning, name: str, partitioner: str
 ) -> Subject:
     """Returns a trainer's training step, lowered, with what its layers say of it."""
-    stages.begin("tracing and lowering")
     program, _ = train_program(trainer, partitioning, partitioner, batch)
     specs = trainer.state_specs()
     weights = specs.theta.flatten()
@@ -176,15 +179,19 @@ def step_subject(
 
 
 def plan_program(
-    subject: Subject, partitioning: Partitioning, topology: Topology, tokens: float | None = None
+    subject: Subject,
+    partitioning: Partitioning,
+    topology: Topology,
+    tokens: float | None = None,
+    progress: Progress = ignore_progress,
 ) -> Plan:
     """Returns the plan of a program on a topology.
 
     Raises ValueError if the mesh does not fit it, and what `compilation.compile_for` raises.
     """
     program = subject.program
-    compiled = compilation.compile_for(program, topology)
-    stages.begin("reading the compiled program")
+    compiled = compilation.compile_for(program, topology, progress)
+    progress("reading the compiled program")
     module = hlo_text.parse_module(compiled.text)
     found = hlo_operations.operations_of_text(compiled.text, program.mesh, subject.layers)
     timed = roofline.time_operations(found.operations, topology, program.mesh)

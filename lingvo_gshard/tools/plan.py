@@ -57,17 +57,17 @@ import rich.console
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources import files
-from lingvo_gshard.planning import compilation, picture, planner, stages
+from lingvo_gshard.planning import picture
+from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan import diff
-from lingvo_gshard.planning.plan.plan import Plan
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.planning.search.experiment_search import search_experiment
+from lingvo_gshard.planning.suggestions import suggest
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
-from lingvo_gshard.tools.plan_tools import paper, search, suggestions, tables
-from lingvo_gshard.training import experiments
+from lingvo_gshard.tools.plan_tools import paper, search, tables
 
 NAME = "gshard-plan"
 DIFF = "diff"
@@ -146,11 +146,13 @@ def main(argv: list[str]) -> int:
     runtime.check_choices(values)
     if values.search:
         return _search(values, params, topology, console)
-    with Stages() as shown, stages.told_to(shown.begin):
-        record = plan_experiment(values, params, topology).to_json()
+    options = plan_options(values)
+    with Stages() as shown:
+        record = plan_experiment(params, topology, options, shown.begin).to_json()
         if not record["fits"]:
-            tries = suggestions.Remedies(values, params, topology, plan_experiment)
-            record["remedies"] = tries.until_one_fits(values.remedies, shown.say)
+            record["remedies"] = suggest(
+                params, topology, options, values.remedies, shown.say, shown.begin
+            )
     tables.print_plan(record, console)
     _write("json", values.json, json.dumps(record, indent=1) + "\n")
     if values.html:
@@ -158,17 +160,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def plan_experiment(values: flags.FlagValues, params: Params, topology: Topology) -> Plan:
-    """Returns the plan of an experiment's training step, split as flags or Params say."""
-    mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
-    mesh = mesh or Mesh((("data", topology.devices),), values.device_order)
-    compilation.check_mesh(mesh, topology)
-    partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
-    trainer = experiments.make_trainer(params)
-    experiments.check_overrides(partitioning, trainer)
-    batch = experiments.batch_specs(params)
-    return planner.plan_step(
-        trainer, batch, partitioning, topology, params.name, values.partitioner, values.tokens
+def plan_options(values: flags.FlagValues) -> PlanOptions:
+    """Returns the options that the flags give."""
+    return PlanOptions(
+        mesh=values.mesh,
+        strategy=values.strategy,
+        device_order=values.device_order,
+        partitioner=values.partitioner,
+        tokens=values.tokens,
     )
 
 
@@ -206,8 +205,16 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
 def _search(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
-    with Stages() as shown, stages.told_to(shown.begin):
-        found = search.find(values, params, topology, shown.say)
+    search.check_flags(values)
+    with Stages() as shown:
+        found = search_experiment(
+            params,
+            topology,
+            values.search_compilations,
+            values.partitioner,
+            shown.say,
+            shown.begin,
+        )
     search.print_found(found, console)
     if found.plan:
         tables.print_plan(found.plan.to_json(), console)
@@ -219,7 +226,8 @@ def _search(
 
 def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
     runtime.check_choices(values)
-    record = paper.compare(values, plan_experiment, console)
+    paper.check_flags(values)
+    record = paper.compare(values.paper_rows, plan_options(values), plan_experiment, console)
     paper.print_comparison(record, console)
     _write("json", values.json, json.dumps(record, indent=1) + "\n")
     return paper.exit_code(record)

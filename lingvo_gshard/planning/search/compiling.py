@@ -7,6 +7,7 @@ from collections.abc import Callable
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.planning.search.candidates import Candidate
 from lingvo_gshard.planning.search.results import CompileCandidate, Compiled
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
@@ -20,6 +21,7 @@ def by_planner(
     topology: Topology,
     partitioner: str = "gspmd",
     plans: dict[Candidate, Plan] | None = None,
+    progress: Progress = ignore_progress,
 ) -> CompileCandidate:
     """Returns what compiles a candidate's training step for a topology.
 
@@ -30,7 +32,9 @@ def by_planner(
         overrides = dict(candidate.overrides)
         partitioning = Partitioning.make(candidate.mesh, candidate.strategy, overrides)
         trainer = make_trainer(candidate.rematerialize)
-        plan = planner.plan_step(trainer, batch, partitioning, topology, "searched", partitioner)
+        plan = planner.plan_step(
+            trainer, batch, partitioning, topology, "searched", partitioner, progress=progress
+        )
         if plans is not None:
             plans[candidate] = plan
         return Compiled(plan.fits, plan.bytes_per_device["peak"], plan.seconds_per_step)

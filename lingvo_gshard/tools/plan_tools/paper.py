@@ -16,18 +16,17 @@ from absl import flags
 
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.planning import stages
+from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions
 from lingvo_gshard.planning.machines import topologies
-from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.paper import comparison as paper
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.planning.paper.comparison import Case, Comparison
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.progress import Progress
 from lingvo_gshard.tools.console import units
 from lingvo_gshard.training.monitoring.progress import BarOnTerminal, duration
 
 FORMAT = 1
-PlanExperiment = Callable[[flags.FlagValues, Params, Topology], Plan]
 Record = dict[str, Any]
 
 # The experiments, their machines and how they are split are the paper's.
@@ -70,25 +69,32 @@ def define_paper_flags(values: flags.FlagValues) -> None:
     )
 
 
-def compare(
-    values: flags.FlagValues, plan_experiment: PlanExperiment, console: rich.console.Console
-) -> Record:
-    """Returns the comparison as data; a plan that cannot be made is told in the rows it leaves out.
-
-    Raises ValueError for flags that do not go with --paper, and for unknown rows.
-    """
+def check_flags(values: flags.FlagValues) -> None:
+    """Raises ValueError for flags that do not go with --paper."""
     for name in values:
         if values[name].present and name not in _FLAGS:
             raise ValueError(
                 f"--paper plans the paper's own experiments on its own cores: leave --{name} out; "
                 f"it goes with --{', --'.join(_FLAGS[1:])}"
             )
-    comparisons = paper_rows.select(values.paper_rows)
-    plans, refusals = _plan_all(
-        paper_rows.cases_of(comparisons),
-        lambda case: plan_experiment(values, _params(case), topologies.get(case.topology)),
-        console,
-    )
+
+
+def compare(
+    chosen: Sequence[str],
+    options: PlanOptions,
+    plan_experiment: PlanExperiment,
+    console: rich.console.Console,
+) -> Record:
+    """Returns the comparison as data; a plan that cannot be made is told in the rows it leaves out.
+
+    Raises ValueError for unknown rows.
+    """
+    comparisons = paper_rows.select(chosen)
+
+    def plan(case: Case, progress: Progress) -> Plan:
+        return plan_experiment(_params(case), topologies.get(case.topology), options, progress)
+
+    plans, refusals = _plan_all(paper_rows.cases_of(comparisons), plan, console)
     return {
         "format": FORMAT,
         "rows": [_row(comparison, plans, refusals) for comparison in comparisons],
@@ -131,7 +137,7 @@ def _params(case: Case) -> Params:
 
 
 def _plan_all(
-    cases: Sequence[Case], plan: Callable[[Case], Plan], console: rich.console.Console
+    cases: Sequence[Case], plan: Callable[[Case, Progress], Plan], console: rich.console.Console
 ) -> tuple[dict[str, Record], dict[str, str]]:
     """Plans of cases by name, and why others could not be planned."""
     plans: dict[str, Record] = {}
@@ -140,8 +146,7 @@ def _plan_all(
         for case in cases:
             progress.begin(case)
             try:
-                with stages.told_to(progress.stage):
-                    plans[case.name] = plan(case).to_json()
+                plans[case.name] = plan(case, progress.stage).to_json()
             except ValueError as error:
                 refusals[case.name] = str(error)
             # What jax keeps of one program is as large as what it takes to plan the next.

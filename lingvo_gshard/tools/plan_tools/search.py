@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import rich.box
 import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Plan, Row
+from lingvo_gshard.planning.plan.plan import Row
 from lingvo_gshard.planning.search import results
-from lingvo_gshard.planning.search.candidates import Candidate, policy_params
-from lingvo_gshard.planning.search.compiling import by_planner
-from lingvo_gshard.planning.search.costs.topology_rates import rates_of
-from lingvo_gshard.planning.search.results import SearchResult
-from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds
-from lingvo_gshard.training.experiments import batch_specs, make_trainer
-from lingvo_gshard.training.trainer import Trainer
 
 _SHOWN = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A search's result, the plan of the best candidate if any was compiled, and its flags."""
-
-    result: SearchResult
-    plan: Plan | None
-    policy_params: tuple[str, ...]
-
-    def flags(self, row: results.Row) -> list[str]:
-        """Returns the flags that ask for a candidate."""
-        return row.candidate.flags(self.policy_params)
 
 
 def define_search_flags(values: flags.FlagValues) -> None:
@@ -61,47 +38,14 @@ def define_search_flags(values: flags.FlagValues) -> None:
     )
 
 
-def find(
-    values: flags.FlagValues, params: Params, topology: Topology, tell: Callable[[str], None]
-) -> Found:
-    """Returns what the search finds for an experiment on a topology.
-
-    Raises ValueError naming a flag that says what the search is to find out.
-    """
+def check_flags(values: flags.FlagValues) -> None:
+    """Raises ValueError naming a flag that sets what the search is to find."""
     for flag in ("mesh", "strategy"):
         if values[flag].present:
             raise ValueError(f"--{flag} and --search: the search finds the {flag} itself")
-    paths = tuple(policy_params(params.leaves()))
-    batch = batch_specs(params)
-
-    def trainer_of(policy: str) -> Trainer:
-        changed = params.copy()
-        for path in paths:
-            changed.set_path(path, policy)
-        return make_trainer(changed)
-
-    tell("tracing the model")
-    plans: dict[Candidate, Plan] = {}
-    compile_candidate = None
-    if values.search_compilations:
-        compile_candidate = by_planner(trainer_of, batch, topology, values.partitioner, plans)
-    result = search(
-        trace(trainer_of(remat_policy.NONE), batch),
-        topology.devices,
-        rates_of(topology),
-        compile_candidate,
-        compile_best=values.search_compilations,
-        policies=tuple(remat_policy.POLICIES) if paths else (remat_policy.NONE,),
-        torus=_torus(topology),
-        on_progress=tell,
-    )
-    plan = plans.get(result.best.candidate) if result.best else None
-    if plan is not None:
-        plan = dataclasses.replace(plan, name=params.name)
-    return Found(result, plan, paths)
 
 
-def to_json(found: Found) -> Row:
+def to_json(found: ExperimentSearch) -> Row:
     """Returns best, front, compiled and yardsticks as json.dump takes them."""
     result = found.result
     return {
@@ -114,7 +58,7 @@ def to_json(found: Found) -> Row:
     }
 
 
-def print_found(found: Found, console: rich.console.Console) -> None:
+def print_found(found: ExperimentSearch, console: rich.console.Console) -> None:
     """Prints the front of time against memory, named strategies beside, and the best's flags."""
     result = found.result
     decided = [row for row in result.rows if row.compiled or row.problem]
@@ -147,7 +91,7 @@ def _print_rows(console: rich.console.Console, title: str, rows: Iterable[result
     console.print(table)
 
 
-def _record(found: Found, row: results.Row) -> Row:
+def _record(found: ExperimentSearch, row: results.Row) -> Row:
     record = {
         **dataclasses.asdict(row.candidate),
         "name": row.name,
@@ -157,11 +101,3 @@ def _record(found: Found, row: results.Row) -> Row:
         "problem": row.problem,
     }
     return record
-
-
-def _torus(topology: Topology) -> tuple[int, ...]:
-    """The interconnect's shape in devices: a chip's own are the closest to one another."""
-    if topology.kind != "tpu":
-        return ()
-    inside = topology.chip.partitions
-    return (*topology.shape, inside) if inside > 1 else topology.shape

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from lingvo_gshard.planning import stages
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools import plan
@@ -17,9 +16,9 @@ def planned(monkeypatch):
     """Returns a list of (Params, topology) that plans were asked for, all of them made up."""
     calls = []
 
-    def plan_experiment(values, params, topology):
-        del values
-        stages.begin("tracing and lowering")
+    def plan_experiment(params, topology, options, progress):
+        del options
+        progress("tracing and lowering")
         calls.append((params, topology))
         made_up = example_plan.example_plan()
         fields = {field.name: made_up[field.name] for field in dataclasses.fields(Plan)}
@@ -78,10 +77,10 @@ def test_json_alone_is_all_of_standard_output(planned, capsys):
 def test_a_plan_that_cannot_be_made_leaves_its_rows_out(planned, monkeypatch, capsys):
     possible = plan.plan_experiment
 
-    def plan_experiment(values, params, topology):
+    def plan_experiment(params, topology, options, progress):
         if topology.devices == 512:
             raise ValueError("no compiler for [512]")
-        return possible(values, params, topology)
+        return possible(params, topology, options, progress)
 
     monkeypatch.setattr(plan, "plan_experiment", plan_experiment)
     assert run("--paper", "--paper_rows=weights") == 1

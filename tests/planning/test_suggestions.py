@@ -6,21 +6,22 @@ import types
 import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.planning import suggestions
+from lingvo_gshard.planning.experiments import PlanOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.tools import plan
-from lingvo_gshard.tools.plan_tools import suggestions
 
 EXPERIMENT = "translation.quickstart"
 
 
 def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
     """Rows, what was planned (strategy and Params), and what was said; `fitting`: which is fine."""
-    values = plan.define_flags()
-    values([plan.NAME, *([f"--strategy={strategy}"] if strategy else [])])
+    options = PlanOptions(strategy=strategy)
     seen, said = [], []
 
-    def plan_experiment(values, params, topology):
-        seen.append((values.strategy, params.copy()))
+    def plan_experiment(params, topology, options, progress):
+        del topology, progress
+        seen.append((options.strategy, params.copy()))
         if len(seen) == 2 and fitting != 2:
             raise ValueError("--topology: far too large")
         return types.SimpleNamespace(
@@ -30,10 +31,8 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
         )
 
     machine = topologies.get(topology)
-    remedies = suggestions.Remedies(values, params, machine, plan_experiment)
-    rows = remedies.until_one_fits(most, said.append)
+    rows = suggestions.suggest(params, machine, options, most, said.append, plan=plan_experiment)
     assert len(rows) == len(seen) == len(said)
-    assert values.strategy == strategy
     return rows, seen, said
 
 

@@ -1,0 +1,72 @@
+"""Plans the training step of an experiment from plain options."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.planning import compilation, planner
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.training import experiments
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """How an experiment's training step is partitioned and compiled.
+
+    Attributes:
+      mesh: axes and sizes, such as "data=4,model=2". None takes the experiment's mesh, or
+        data=N over all N devices.
+      strategy: name or table of a strategy. None takes the experiment's, or "expert".
+      device_order: "contiguous" or "topology".
+      partitioner: "gspmd" or "shardy".
+      tokens: total tokens to train on; the plan then says what the training costs.
+    """
+
+    mesh: str | None = None
+    strategy: str | None = None
+    device_order: str = "contiguous"
+    partitioner: str = "gspmd"
+    tokens: float | None = None
+
+
+class PlanExperiment(Protocol):
+    """The signature of `plan_experiment`."""
+
+    def __call__(
+        self, experiment: Params, topology: Topology, options: PlanOptions, progress: Progress
+    ) -> Plan: ...
+
+
+def plan_experiment(
+    experiment: Params,
+    topology: Topology,
+    options: PlanOptions = PlanOptions(),
+    progress: Progress = ignore_progress,
+) -> Plan:
+    """Returns the plan of an experiment's training step on a topology.
+
+    Raises:
+      ValueError: if the mesh does not have as many devices as the topology, an override matches no
+        layer, the compiler is missing, or the compiler rejects the program.
+    """
+    mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
+    mesh = mesh or Mesh((("data", topology.devices),), options.device_order)
+    compilation.check_mesh(mesh, topology)
+    partitioning = experiments.requested_partitioning(experiment, mesh, options.strategy)
+    trainer = experiments.make_trainer(experiment)
+    experiments.check_overrides(partitioning, trainer)
+    return planner.plan_step(
+        trainer,
+        experiments.batch_specs(experiment),
+        partitioning,
+        topology,
+        experiment.name,
+        options.partitioner,
+        options.tokens,
+        progress,
+    )

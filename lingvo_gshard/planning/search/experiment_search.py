@@ -1,0 +1,96 @@
+"""Searches for the mesh, strategy and rematerialization policy of an experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.planning.search import results
+from lingvo_gshard.planning.search.candidates import Candidate, policy_params
+from lingvo_gshard.planning.search.compiling import by_planner
+from lingvo_gshard.planning.search.costs.topology_rates import rates_of
+from lingvo_gshard.planning.search.results import SearchResult
+from lingvo_gshard.planning.search.search import search
+from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.training.experiments import batch_specs, make_trainer
+from lingvo_gshard.training.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentSearch:
+    """The result of a search for an experiment.
+
+    Attributes:
+      result: all candidates with their costs.
+      plan: plan of the best candidate; None if none was compiled or none fits.
+      policy_params: paths of the experiment's rematerialization policies.
+    """
+
+    result: SearchResult
+    plan: Plan | None
+    policy_params: tuple[str, ...]
+
+    def flags(self, row: results.Row) -> list[str]:
+        """Returns the command-line flags that select a candidate."""
+        return row.candidate.flags(self.policy_params)
+
+
+def search_experiment(
+    experiment: Params,
+    topology: Topology,
+    compilations: int = 4,
+    partitioner: str = "gspmd",
+    log: Callable[[str], None] = ignore_progress,
+    progress: Progress = ignore_progress,
+) -> ExperimentSearch:
+    """Returns the fastest way to partition and rematerialize an experiment's training step.
+
+    Args:
+      experiment: Params; their own mesh, strategy and rematerialization policies are ignored.
+      topology: the machine.
+      compilations: number of candidates to compile before deciding; 0 trusts the cost model.
+      partitioner: "gspmd" or "shardy".
+      log: called with each event of the search.
+      progress: called with each stage of a compilation.
+    """
+    paths = tuple(policy_params(experiment.leaves()))
+    batch = batch_specs(experiment)
+
+    def trainer_of(policy: str) -> Trainer:
+        changed = experiment.copy()
+        for path in paths:
+            changed.set_path(path, policy)
+        return make_trainer(changed)
+
+    log("tracing the model")
+    plans: dict[Candidate, Plan] = {}
+    compile_candidate = None
+    if compilations:
+        compile_candidate = by_planner(trainer_of, batch, topology, partitioner, plans, progress)
+    result = search(
+        trace(trainer_of(remat_policy.NONE), batch),
+        topology.devices,
+        rates_of(topology),
+        compile_candidate,
+        compile_best=compilations,
+        policies=tuple(remat_policy.POLICIES) if paths else (remat_policy.NONE,),
+        torus=_torus(topology),
+        on_progress=log,
+    )
+    plan = plans.get(result.best.candidate) if result.best else None
+    if plan is not None:
+        plan = dataclasses.replace(plan, name=experiment.name)
+    return ExperimentSearch(result, plan, paths)
+
+
+def _torus(topology: Topology) -> tuple[int, ...]:
+    """Returns the interconnect's shape in devices; devices of one chip are a minor dimension."""
+    if topology.kind != "tpu":
+        return ()
+    devices_per_chip = topology.chip.partitions
+    return (*topology.shape, devices_per_chip) if devices_per_chip > 1 else topology.shape

@@ -1,0 +1,142 @@
+"""Suggests changes that make an out-of-memory step fit. Each is verified by planning again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions, plan_experiment
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Row
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.training.experiments import DEFAULT_STRATEGY
+
+_REMATERIALIZE = "full"
+_SHARD_WEIGHTS = "fsdp"
+_MIN_CAPACITY_FACTOR = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Settings that reduce the memory of a step.
+
+    Attributes:
+      params: new values of hyperparameters, by path.
+      strategy: new sharding strategy; empty to keep the current one.
+    """
+
+    params: dict[str, object] = dataclasses.field(default_factory=dict)
+    strategy: str = ""
+
+    def __str__(self) -> str:
+        """Returns the command-line flags that make the change."""
+        strategy = [f"--strategy={self.strategy}"] if self.strategy else []
+        settings = [f"{path} = {json.dumps(value)}" for path, value in self.params.items()]
+        return " ".join([*strategy, *(f"--gin_param='{setting}'" for setting in settings)])
+
+
+def suggest(
+    experiment: Params,
+    topology: Topology,
+    options: PlanOptions,
+    limit: int,
+    log: Callable[[str], None] = ignore_progress,
+    progress: Progress = ignore_progress,
+    plan: PlanExperiment = plan_experiment,
+) -> list[Row]:
+    """Returns the changes tried, in order, each with what its plan says.
+
+    Each change is made in addition to all changes before it. The search ends at the first plan
+    that fits.
+
+    Args:
+      experiment: Params of an experiment whose step does not fit; they are not modified.
+      topology: the machine to plan for.
+      options: the options of the plan that does not fit.
+      limit: maximum number of changes to try. Each takes one compilation.
+      log: called with each change before it is tried.
+      progress: called with each stage of a plan.
+      plan: makes a plan.
+    """
+    changed = experiment.copy()
+    rows: list[Row] = []
+    flags: list[str] = []
+    for _, change in zip(range(limit), _changes(changed, options, topology), strict=False):
+        flags.append(str(change))
+        log(f"it does not fit; trying {flags[-1]}")
+        for path, value in change.params.items():
+            changed.set_path(path, value)
+        if change.strategy:
+            options = dataclasses.replace(options, strategy=change.strategy)
+        rows.append(_try(changed, topology, options, " ".join(flags), progress, plan))
+        if rows[-1]["fits"]:
+            break
+    return rows
+
+
+def _try(
+    experiment: Params,
+    topology: Topology,
+    options: PlanOptions,
+    flags: str,
+    progress: Progress,
+    plan: PlanExperiment,
+) -> Row:
+    row = {"change": flags, "fits": False, "peak": None, "seconds_per_step": None}
+    try:
+        planned = plan(experiment, topology, options, progress)
+    except ValueError as error:
+        return {**row, "reason": str(error)}
+    return {
+        **row,
+        "fits": planned.fits,
+        "peak": planned.bytes_per_device["peak"],
+        "seconds_per_step": planned.seconds_per_step,
+    }
+
+
+def _changes(experiment: Params, options: PlanOptions, topology: Topology) -> Iterator[Change]:
+    """Yields possible changes, those that cost the least speed or quality first.
+
+    The caller makes each change to `experiment` before it asks for the next one.
+    """
+    yield from _for_stacks(experiment, "rematerialize", lambda stack: _REMATERIALIZE)
+    strategy = options.strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
+    if "->" not in strategy and _SHARD_WEIGHTS not in strategy.split("_"):
+        yield Change(strategy=f"{strategy}_{_SHARD_WEIGHTS}")
+    if experiment.trainer.precision == "float32":
+        yield Change({"trainer.precision": "bfloat16"})
+    while experiment.input.batch_rows >= 2 * topology.devices:
+        yield Change({"input.batch_rows": experiment.input.batch_rows // 2})
+    yield from _for_stacks(experiment, "moe.router.capacity_factor", _smaller_capacity_factor)
+
+
+def _for_stacks(
+    experiment: Params, path: str, value: Callable[[Params], object]
+) -> Iterator[Change]:
+    """Yields one change that sets a hyperparameter in every stack that has another value."""
+    settings = {}
+    for name in ("encoder", "decoder"):
+        # A language model has only a decoder.
+        if name not in experiment.task:
+            continue
+        stack = experiment.task.get(name)
+        applies = "moe" not in path or _has_capacity_limit(stack)
+        if applies and stack.get(path) != value(stack):
+            settings[f"task.{name}.{path}"] = value(stack)
+    if settings:
+        yield Change(settings)
+
+
+def _has_capacity_limit(stack: Params) -> bool:
+    """Returns whether the stack's experts drop tokens when their capacity slots are full."""
+    if not (stack.moe_every and "router" in stack.moe) or stack.moe.dispatch == "dropless":
+        return False
+    return "capacity_factor" in stack.moe.router
+
+
+def _smaller_capacity_factor(stack: Params) -> float:
+    factor = stack.moe.router.capacity_factor or _MIN_CAPACITY_FACTOR
+    return min(factor, _MIN_CAPACITY_FACTOR)
