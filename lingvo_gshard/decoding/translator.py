@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.batching.decoding_batches import decoding_batches
 from lingvo_gshard.data.sources.cleaning import Normalizer
@@ -29,22 +29,6 @@ class Translations:
     cut: tuple[int, ...]
 
 
-class Decoder(Protocol):
-    """A function of source ids [B,K], compiled once for each shape of them."""
-
-    compile_count: int
-
-    def __call__(self, ids_BK: np.ndarray) -> np.ndarray:
-        """Returns target ids [B,L]."""
-
-
-class Runtime(Protocol):
-    """What holds the weights, and compiles what is computed with them."""
-
-    def with_weights(self, function: Callable[[NestedMap, tf.Tensor], tf.Tensor]) -> Decoder:
-        """Returns a function (theta, ids) -> tensor as one of ids alone."""
-
-
 class Translator:
     """Translates sentences with one model.
 
@@ -56,7 +40,7 @@ class Translator:
     def __init__(
         self,
         task: TranslationTask,
-        runtime: Runtime,
+        runtime: WeightsHolder,
         source_vocabulary: Vocabulary,
         target_vocabulary: Vocabulary,
         lengths: Sequence[int] = LENGTHS,
@@ -81,7 +65,7 @@ class Translator:
         self._batch_tokens = batch_tokens
         self._beam_size = beam_size
         self._length_exponent = length_exponent
-        self._decoder = runtime.with_weights(self._decode)
+        self._decoder = runtime.bind_weights(self._decode)
 
     @property
     def compile_count(self) -> int:

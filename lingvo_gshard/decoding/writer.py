@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.sampling import Sampling, write_on
-from lingvo_gshard.decoding.translator import Runtime
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 
 
@@ -38,7 +38,7 @@ class Writer:
     def __init__(
         self,
         task: LanguageModelTask,
-        runtime: Runtime,
+        runtime: WeightsHolder,
         vocabulary: Vocabulary,
         length: int,
         most_tokens: int = 0,
@@ -62,7 +62,7 @@ class Writer:
         self._samples, self._rows = samples, rows
         self._sampling = sampling or Sampling()
         self._key = np.array([seed, 0], np.int32)
-        self._write = runtime.with_weights(self._write_on)
+        self._write = runtime.bind_weights(self._write_on)
 
     def write(self, beginnings: Sequence[str]) -> Iterator[Text]:
         """Yields a Text for each beginning, in order; an empty one begins a text of its own."""

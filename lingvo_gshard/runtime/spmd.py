@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from jax.experimental import multihost_utils
 
+from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
@@ -24,26 +25,18 @@ from lingvo_gshard.runtime.program.step_programs import (
     state_arrays,
     train_program,
 )
+from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import check_replicated, replicated
+from lingvo_gshard.training.monitoring.metric_vector import pair_with_weights
+from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
-NumpyBatch = dict[str, np.ndarray]
-WeightsFunction = Callable[[NestedMap, tf.Tensor], tf.Tensor]
 
-
-class Metrics:
-    """Scalars of a step that may still be running; reading them waits for it."""
-
-    def __init__(self, names: list[str], values: jax.Array):
-        self._names = names
-        self._values = values
-        values.copy_to_host_async()
-
-    def read(self) -> dict[str, float]:
-        """Returns name -> value, exactly the float32 that the step computed."""
-        values = np.asarray(self._values.addressable_data(0))
-        return dict(zip(self._names, values.tolist(), strict=True))
+def step_metrics(names: list[str], values: jax.Array) -> StepMetrics:
+    """Returns the metrics of a step, whose values are copied to the host when they are ready."""
+    values.copy_to_host_async()
+    return StepMetrics(names, lambda: np.asarray(values.addressable_data(0)))
 
 
 class SpmdFunction:
@@ -104,7 +97,7 @@ class SpmdRuntime:
         self._notes = self._check_replicated(max_replicated_megabytes)
 
     @property
-    def devices(self) -> str:
+    def device_summary(self) -> str:
         """The devices in words, such as `8 CPU devices as data=8`."""
         kind = self._devices[0].device_kind
         kind = kind.upper() if kind == "cpu" else kind
@@ -120,7 +113,7 @@ class SpmdRuntime:
         """The number of programs compiled so far."""
         return len(self._executables)
 
-    def notes(self) -> list[str]:
+    def pop_messages(self) -> list[str]:
         """Returns what there is to say since the last call: of memory, and of what is not split."""
         notes, self._notes = self._notes, []
         return notes
@@ -160,7 +153,7 @@ class SpmdRuntime:
             return theta.transform(np.asarray)
         return theta.transform(lambda x: multihost_utils.process_allgather(x, tiled=True))
 
-    def like(self) -> NestedMap:
+    def abstract_state(self) -> NestedMap:
         """Returns shape, type and layout of the state's arrays, as jax.ShapeDtypeStructs."""
         return self._specs.pack(
             jax.ShapeDtypeStruct(a.shape, a.struct.dtype, sharding=a.sharding(self._mesh))
@@ -172,22 +165,20 @@ class SpmdRuntime:
         """The number of steps taken."""
         return int(self.state().step.addressable_data(0))
 
-    def train_step(self, batch: NumpyBatch) -> Metrics:
+    def train_step(self, batch: NumpyBatch) -> StepMetrics:
         """Takes one step; does not wait for it."""
         step = self._step("train", batch, train_program)
         *state, metrics = step.executable(*self._state, *self._feed(step, batch))
         self._state = state
-        return Metrics(step.metrics, metrics)
+        return step_metrics(step.metrics, metrics)
 
-    def eval_step(self, batch: NumpyBatch) -> dict[str, tuple[float, float]]:
+    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
         """Returns name -> (value, weight) of one batch without training."""
         step = self._step("eval", batch, eval_program)
         (metrics,) = step.executable(*self._theta(), *self._feed(step, batch))
-        values = Metrics(step.metrics, metrics).read()
-        names = [name for name in values if not name.endswith(" weight")]
-        return {name: (values[name], values[f"{name} weight"]) for name in names}
+        return pair_with_weights(step_metrics(step.metrics, metrics).read())
 
-    def with_weights(self, function: WeightsFunction) -> SpmdFunction:
+    def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
         """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
         return SpmdFunction(self._run_function, function)
 

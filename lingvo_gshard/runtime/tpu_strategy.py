@@ -13,10 +13,11 @@ from collections.abc import Callable
 import jax
 import tensorflow as tf
 
+from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
-from lingvo_gshard.runtime.local import LocalFunction, LocalRuntime, WeightsFunction
 from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_arrays
+from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated
@@ -26,7 +27,7 @@ from lingvo_gshard.training.trainer import Batch, Trainer
 WAIT_SECONDS = 300.0
 
 
-class TpuStrategyRuntime(LocalRuntime):
+class TpuStrategyRuntime(SingleDeviceRuntime):
     """Runs a trainer's functions under a strategy of one replica, which may span many cores.
 
     The state is in variables made under the strategy's scope. TPUStrategy gives every core a whole
@@ -57,14 +58,14 @@ class TpuStrategyRuntime(LocalRuntime):
         self._notes = reports.not_split(whole)
 
     @property
-    def devices(self) -> str:
+    def device_summary(self) -> str:
         """The devices in words, such as `8 TPU cores as data=8`."""
         first = tf.DeviceSpec.from_string(self._strategy.extended.worker_devices[0])
         return (
             f"{self._partitioning.mesh.size} {first.device_type} cores as {self._partitioning.mesh}"
         )
 
-    def notes(self) -> list[str]:
+    def pop_messages(self) -> list[str]:
         """Returns what there is to say since the last call: what every core holds whole."""
         notes, self._notes = self._notes, []
         return notes
@@ -80,9 +81,9 @@ class TpuStrategyRuntime(LocalRuntime):
         with self._strategy.scope():
             super().load_state(state)
 
-    def with_weights(self, function: WeightsFunction) -> LocalFunction:
+    def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
-        return super().with_weights(
+        return super().bind_weights(
             lambda theta, ids: function(self._trainer.annotated(theta), ids)
         )
 

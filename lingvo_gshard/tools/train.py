@@ -116,7 +116,7 @@ def train(
             input_.load_vocabularies(newest.extras)
         trainer = params.trainer.instantiate(with_vocabulary_sizes(params.task, input_))
         runtime = launch.runtime(trainer)
-        checkpoint = store.restore(runtime.like())
+        checkpoint = store.restore(runtime.abstract_state())
         if checkpoint:
             _say(console, f"Going on from the checkpoint of step {checkpoint.step:,}")
             _warn_of_another_end(console, params, checkpoint)

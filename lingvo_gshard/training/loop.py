@@ -26,55 +26,15 @@ from lingvo_gshard.training.monitoring.metrics import (
     perplexity,
 )
 from lingvo_gshard.training.monitoring.progress import Progress
+from lingvo_gshard.training.runtime_protocol import Metrics, NumpyBatch, Runtime
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
-
-Batch = dict[str, np.ndarray]
-
-
-class Metrics(Protocol):
-    """Scalars of a step that may still be running."""
-
-    def read(self) -> dict[str, float]:
-        """Waits for the step and returns name -> value."""
-
-
-class Runtime(Protocol):
-    """What the loop needs of a runtime."""
-
-    def init_state(self) -> None:
-        """Draws the initial weights."""
-
-    def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of NumPy arrays, or of whatever arrays `state` returns."""
-
-    def state(self) -> NestedMap:
-        """Returns the state as NumPy arrays or jax.Arrays, which hold until the next step."""
-
-    def theta_on_host(self) -> NestedMap:
-        """Returns the weights as NumPy arrays, in every process."""
-
-    def like(self) -> NestedMap | None:
-        """Returns shape, type and layout of the state's arrays; None: NumPy arrays do."""
-
-    def notes(self) -> list[str]:
-        """Returns what there is to say since the last call."""
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds spent compiling so far."""
-
-    def train_step(self, batch: Batch) -> Metrics:
-        """Takes one step."""
-
-    def eval_step(self, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Returns name -> (value, weight) of one batch."""
 
 
 class TrainBatches(Protocol):
     """An endless iterator over batches that can go back to a position."""
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> NumpyBatch:
         """Returns the next batch."""
 
     def get_state(self) -> Any:
@@ -100,7 +60,7 @@ class Input(Protocol):
     def train_batches(self, seed: int) -> TrainBatches:
         """The endless iterator of training batches."""
 
-    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+    def evaluation_batches(self, split: str) -> Iterator[NumpyBatch]:
         """The batches of one split, in order, once."""
 
     def save_vocabularies(self, directory: pathlib.Path) -> None:
@@ -122,7 +82,7 @@ class _Pending:
 
     step: int
     metrics: Metrics
-    batch: Batch
+    batch: NumpyBatch
 
 
 class Loop:
@@ -195,7 +155,7 @@ class Loop:
         if checkpoint is None:
             self._runtime.init_state()
         else:
-            like = self._runtime.like()
+            like = self._runtime.abstract_state()
             self._runtime.load_state(restored_state(self._trainer, checkpoint, like))
             self._batches.set_state(checkpoint.position)
             # The runtime has its own copy now; a second one may not fit beside it.
@@ -229,7 +189,7 @@ class Loop:
         seconds = self._runtime.compile_seconds - compiled
         if seconds:
             self._progress.say(f"step {self.step:,}  compiled in {seconds:.1f} s")
-        for note in self._runtime.notes():
+        for note in self._runtime.pop_messages():
             self._progress.say(note)
 
     def _due(self, every: int) -> bool:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.translation import TranslationTask
 from tests import tiny
 
@@ -36,6 +36,6 @@ def theta(task, seed, scale=3.0):
 
 def runtime(task, seed):
     """Returns a runtime that holds the task's weights of that seed."""
-    found = LocalRuntime(tiny.experiment_params().trainer.instantiate(task))
+    found = SingleDeviceRuntime(tiny.experiment_params().trainer.instantiate(task))
     found.load_theta(theta(task, seed))
     return found

@@ -10,7 +10,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.listing import weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -51,9 +51,9 @@ def make(trainer: Trainer, strategy: str, mesh: str, *arguments, overrides=None)
 
 
 @functools.cache
-def trained_locally(experts: int, vocabulary: int) -> tuple[NestedMap, list, LocalRuntime]:
+def trained_locally(experts: int, vocabulary: int) -> tuple[NestedMap, list, SingleDeviceRuntime]:
     """The initial state, the metrics of each step, and the runtime after them."""
-    runtime = LocalRuntime(tiny_translation.trainer(experts, vocabulary))
+    runtime = SingleDeviceRuntime(tiny_translation.trainer(experts, vocabulary))
     runtime.init_state()
     state = runtime.state()
     batches = (tiny_translation.batch(index, vocabulary) for index in range(STEPS))
@@ -198,7 +198,7 @@ def runtime(trainer) -> SpmdRuntime:
 @pytest.mark.slow
 @pytest.mark.parametrize("partitioner", ["gspmd", pytest.param("shardy", marks=pytest.mark.slow)])
 def test_a_batch_that_does_not_divide(trainer, partitioner):
-    local, sharded = LocalRuntime(trainer), make(trainer, "data_tensor", "data=4,model=2")
+    local, sharded = SingleDeviceRuntime(trainer), make(trainer, "data_tensor", "data=4,model=2")
     sharded = make(trainer, "data_tensor", "data=4,model=2", partitioner)
     for each in (local, sharded):
         each.init_state()
@@ -232,7 +232,7 @@ def test_a_state_goes_on_in_another_runtime(trainer, runtime):
         runtime.train_step(tiny.make_batch(1, index))
     as_numpy = runtime.state().transform(np.asarray)
     kept = as_numpy.transform(np.copy)
-    local, other = LocalRuntime(trainer), make(trainer, "fsdp", "data=2")
+    local, other = SingleDeviceRuntime(trainer), make(trainer, "fsdp", "data=2")
     local.load_state(as_numpy)
     other.load_state(runtime.state())
     for each in (local, other):
@@ -274,13 +274,13 @@ def test_weights_alone_are_enough_to_evaluate(trainer, runtime):
 
 def test_says_what_it_compiled_and_what_is_not_split(trainer):
     runtime = make(trainer, "tensor", "model=8")
-    assert runtime.devices == "8 CPU devices as model=8"
+    assert runtime.device_summary == "8 CPU devices as model=8"
     runtime.init_state()
     runtime.train_step(tiny.make_batch(1, 0)).read()
-    notes = runtime.notes()
+    notes = runtime.pop_messages()
     assert [note.split(":")[0] for note in notes] == ["init_state", "train_step"]
     assert all("MiB per device" in note for note in notes)
-    assert runtime.notes() == []
+    assert runtime.pop_messages() == []
     with pytest.raises(ValueError, match="no eval step has been compiled yet"):
         runtime.executable("eval")
 
@@ -289,7 +289,7 @@ def test_too_much_that_is_whole_is_refused(trainer):
     # The second matrix has 5 columns, its bias 5 numbers, and so have their slots.
     with pytest.raises(ValueError, match="--max_replicated_mb=0: .*\n.*output.w.*H of 5 does not"):
         make(trainer, "tensor", "model=8", "gspmd", 0.0)
-    assert make(trainer, "tensor", "model=8", "gspmd", 1.0).notes() == []
+    assert make(trainer, "tensor", "model=8", "gspmd", 1.0).pop_messages() == []
     assert make(trainer, "data", "data=8", "gspmd", 0.0)
 
 

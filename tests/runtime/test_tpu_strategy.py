@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.runtime import tpu_strategy
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests import tiny
@@ -29,7 +29,7 @@ def trainer():
 
 @pytest.fixture
 def local(trainer):
-    runtime = LocalRuntime(trainer)
+    runtime = SingleDeviceRuntime(trainer)
     runtime.init_state()
     return runtime
 
@@ -69,7 +69,7 @@ def test_computes_with_weights_alone(trainer, local):
     theta = local.state().theta
     runtime = one_device(trainer, "data=8")
     runtime.load_theta(theta)
-    function = runtime.with_weights(lambda theta, ids: tf.gather(theta.output.b, ids) + 1.0)
+    function = runtime.bind_weights(lambda theta, ids: tf.gather(theta.output.b, ids) + 1.0)
     ids = np.array([[0, 3], [1, 1]], np.int32)
     np.testing.assert_array_equal(function(ids), theta.output.b[ids] + 1.0)
     np.testing.assert_array_equal(function(ids[:1]), theta.output.b[ids[:1]] + 1.0)
@@ -77,7 +77,7 @@ def test_computes_with_weights_alone(trainer, local):
 
 
 def test_says_what_every_core_holds_whole(trainer):
-    assert one_device(trainer, "data=8").notes() == []  # too small to speak of
+    assert one_device(trainer, "data=8").pop_messages() == []  # too small to speak of
     with pytest.raises(ValueError, match=r"--max_replicated_mb=0: (.|\n)*hidden\.w \[6, 8\], "):
         one_device(trainer, "data=8", max_replicated_megabytes=0.0)
     one_device(trainer, "data=1", max_replicated_megabytes=0.0)

@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from lingvo_gshard.runtime import tpu_strategy  # noqa: E402
-from lingvo_gshard.runtime.local import LocalRuntime  # noqa: E402
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime  # noqa: E402
 from lingvo_gshard.sharding.partitioning import Partitioning  # noqa: E402
 from tests import tiny  # noqa: E402
 
@@ -77,12 +77,16 @@ def main():
     partitioning = Partitioning.make(f"data={cores}", "B->data; H->data | weights: H->data")
     runtime = tpu_strategy.TpuStrategyRuntime(trainer, strategy, partitioning)
     runtime.init_state()
-    expected = LocalRuntime(trainer)
+    expected = SingleDeviceRuntime(trainer)
     expected.init_state()
     for mine, theirs in zip(runtime.state().flatten(), expected.state().flatten(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     found = traced(runtime, tiny.make_batch(1, 0))
-    print(json.dumps({"cores": cores, "devices": runtime.devices, "steps": runtime.step} | found))
+    print(
+        json.dumps(
+            {"cores": cores, "devices": runtime.device_summary, "steps": runtime.step} | found
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.hlo.summary import Collective
-from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.inspection import inspection, tables
@@ -152,7 +152,7 @@ def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
     params = tiny_params()
     specs = experiments.batch_specs(params)
     batch = {name: np.ones(spec.shape, np.int32) for name, spec in specs.items()}
-    local = LocalRuntime(experiments.make_trainer(params))
+    local = SingleDeviceRuntime(experiments.make_trainer(params))
     local.init_state()
     expected = [local.train_step(batch).read()["loss"] for _ in losses]
     assert len(losses) == 3

@@ -174,6 +174,6 @@ def test_averages_of_the_weights_are_decoded_with(trained_logdir, tmp_path):
     values = translate.define_flags()
     values(["gshard-translate"])
     restored = averaged.restore(runtime.Launch(values, averaged.params), say=print)
-    table = restored.runtime.with_weights(lambda theta, ids: theta.target_embedding.table)
+    table = restored.runtime.bind_weights(lambda theta, ids: theta.target_embedding.table)
     found = table(np.zeros((1, 1), np.int32))
     np.testing.assert_array_equal(found, 2 * whole.theta.target_embedding.table)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import averages
@@ -85,7 +85,7 @@ def test_a_decay_out_of_range_is_refused(decay):
 
 def read_by(runtime):
     """What evaluation and functions of the weights see."""
-    total = runtime.with_weights(
+    total = runtime.bind_weights(
         lambda theta, ids: (
             tf.reduce_sum(theta.hidden.w) + 0.0 * tf.cast(tf.reduce_sum(ids), tf.float32)
         )
@@ -95,7 +95,7 @@ def read_by(runtime):
 
 def test_are_evaluated_and_split_as_slots_are():
     trainer = trainer_of()
-    local = LocalRuntime(trainer)
+    local = SingleDeviceRuntime(trainer)
     local.init_state()
     start = local.state()
     partitioning = Partitioning.make("data=4", "zero1")
@@ -116,7 +116,7 @@ def test_are_evaluated_and_split_as_slots_are():
         for part in (tensors.averages, tensors.theta)
     )
     assert abs(expected - of_theta) > 1e-3
-    alone = LocalRuntime(trainer)
+    alone = SingleDeviceRuntime(trainer)
     alone.load_theta(kept.averages)
     for runtime in (local, split, alone):
         loss, total = read_by(runtime)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Loop
@@ -32,7 +32,7 @@ class Run:
         self.logdir.claim(self.params)
         console = rich.console.Console(file=self.screen, width=200)
         trainer = self.params.trainer.instantiate(self.params.task)
-        self.runtime = LocalRuntime(trainer)
+        self.runtime = SingleDeviceRuntime(trainer)
         store = CheckpointStore(
             self.logdir.checkpoints, self.params.trainer.keep_checkpoints, self._say
         )

@@ -14,7 +14,7 @@ from lingvo_gshard.runtime.program.program import Array, Program
 from lingvo_gshard.runtime.program.step_work import work_of_step
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector, with_weights
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
 from lingvo_gshard.training.trainer import Trainer
 
 BatchSpecs = dict[str, tf.TensorSpec]
@@ -91,7 +91,7 @@ def eval_program(
     def eval_step(*tensors: tf.Tensor) -> list:
         theta = _evaluated_theta(tensors[: len(arrays)], trainer)
         pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
-        names[:], values = metric_vector(with_weights(pairs))
+        names[:], values = metric_vector(values_and_weights(pairs))
         return [described_metrics(values)]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]

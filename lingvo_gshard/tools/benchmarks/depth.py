@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks.step import StepCase
 
@@ -75,7 +75,7 @@ def _case(
 
 def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
     """The row of a step, timed once, and what takes it again and returns its seconds."""
-    runtime = LocalRuntime(case.trainer)
+    runtime = SingleDeviceRuntime(case.trainer)
     runtime.init_state()
 
     def step() -> float:

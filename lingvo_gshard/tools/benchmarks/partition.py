@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.program.step_programs import init_program, train_program
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase
@@ -72,13 +72,13 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     step late, as in training. report: told in words what is under way.
     """
     partitioning = Partitioning.make(ONE_DEVICE, "expert")
-    local = LocalRuntime(case.trainer)
+    local = SingleDeviceRuntime(case.trainer)
     spmd = SpmdRuntime(case.trainer, partitioning, devices_for(1), _PARTITIONER)
     unannotated = Unannotated(case.trainer)
     steps = {
         YARDSTICK: (unannotated, lambda: unannotated.train_step(case.batch)),
         f"spmd, {ONE_DEVICE}": (spmd, lambda: spmd.train_step(case.batch).read),
-        f"local, {local.devices}": (local, lambda: local.train_step(case.batch).read),
+        f"local, {local.device_summary}": (local, lambda: local.train_step(case.batch).read),
     }
     compile_seconds = {}
     for name, (runtime, step) in steps.items():

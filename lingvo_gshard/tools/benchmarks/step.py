@@ -15,9 +15,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.program.program import Work
 from lingvo_gshard.runtime.program.step_work import work_of_step
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
@@ -130,7 +130,7 @@ def measure(
     runtimes, compile_seconds = [], []
     for case in cases:
         report(f"compiling {case.name}")
-        runtime = LocalRuntime(case.trainer)
+        runtime = SingleDeviceRuntime(case.trainer)
         runtime.init_state()
         compile_seconds.append(step_seconds(runtime, case.batch))
         runtimes.append(runtime)
@@ -204,6 +204,6 @@ def _times(count: int, function: Callable[[], object]) -> None:
         function()
 
 
-def step_seconds(runtime: LocalRuntime, batch: Batch) -> float:
+def step_seconds(runtime: SingleDeviceRuntime, batch: Batch) -> float:
     """Returns the seconds that a step took, waited for."""
     return seconds_of(lambda: runtime.train_step(batch).read())

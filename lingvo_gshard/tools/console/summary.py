@@ -23,7 +23,7 @@ def print_summary(
     table = rich.table.Table.grid(padding=(0, 2))
     table.add_row("experiment", params.name)
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
-    table.add_row("devices", runtime.devices)
+    table.add_row("devices", runtime.device_summary)
     table.add_row("vocabulary", _vocabulary_sizes(input_))
     filled = share_filled(first_batch(input_, trainer.p.seed))
     if filled is not None:

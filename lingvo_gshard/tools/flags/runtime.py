@@ -9,13 +9,14 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime.cluster import cluster
 from lingvo_gshard.runtime.cluster.cluster import Cluster
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.local_updates import AXIS
+from lingvo_gshard.training.runtime_protocol import Runtime
 from lingvo_gshard.training.trainer import Trainer
 
 RUNTIMES = ("local", "spmd", "tpu_strategy")
@@ -140,17 +141,17 @@ class Launch:
         """Whether this process is the one that prints and writes what all share."""
         return self.cluster.is_main
 
-    def runtime(self, trainer: Trainer) -> object:
+    def runtime(self, trainer: Trainer) -> Runtime:
         """Returns the runtime for a trainer."""
         if self.partitioning is None:
-            return LocalRuntime(trainer)
+            return SingleDeviceRuntime(trainer)
         experiments.check_overrides(self.partitioning, trainer)
         if self.kind == "tpu_strategy":
             from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 
             most = self._values.max_replicated_mb
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, most)
-        from lingvo_gshard.runtime.diloco.runtime import LocalUpdatesRuntime
+        from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
         from lingvo_gshard.runtime.spmd import SpmdRuntime
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
@@ -164,7 +165,7 @@ class Launch:
 
     def check_workers(self, params: Params) -> None:
         """Raises ValueError where trainer.local_updates, the mesh and the rows do not fit."""
-        from lingvo_gshard.runtime.diloco import workers
+        from lingvo_gshard.runtime.local_updates import workers
 
         rows = params.input.batch_rows if "batch_rows" in params.input else None
         workers.check(params.trainer, self.partitioning, rows)

@@ -16,6 +16,7 @@ from lingvo_gshard.tools.flags.runtime import Launch
 from lingvo_gshard.training.checkpoint.store import IN_WORDS, CheckpointStore, unflatten
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.runtime_protocol import Runtime
 
 
 def define_decoding_flags(values: flags.FlagValues) -> None:
@@ -47,7 +48,7 @@ class Trained:
 
     step: int
     task: Layer
-    runtime: object
+    runtime: Runtime
     input: object
 
     def translator(self, **options: object) -> Translator:
@@ -102,7 +103,7 @@ class Run:
             task = with_vocabulary_sizes(self.params.task, self.input)
             trainer = self.params.trainer.instantiate(task)
             runtime = launch.runtime(trainer)
-            checkpoint = store.restore(runtime.like(), parts=(trainer.evaluated,))
+            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated,))
         finally:
             store.close()
         part = trainer.evaluated

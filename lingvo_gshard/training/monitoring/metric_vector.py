@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from lingvo_gshard.core.repetition import unstacked
 
+# Marks the name of a metric's weight.
+_WEIGHT = " weight"
+
 Named = Iterable[tuple[str, tf.Tensor]]
 
 
@@ -25,7 +28,16 @@ def metric_vector(metrics: Named) -> tuple[list[str], tf.Tensor]:
     return names, tf.concat(parts, 0) if parts else tf.zeros([0])
 
 
-def with_weights(pairs: dict[str, tuple[tf.Tensor, tf.Tensor]]) -> Named:
+def values_and_weights(pairs: dict[str, tuple[tf.Tensor, tf.Tensor]]) -> Named:
     """Yields the values of metrics by name, then their weights; that of `loss` as `loss weight`."""
     yield from ((name, value) for name, (value, _) in pairs.items())
-    yield from ((f"{name} weight", weight) for name, (_, weight) in pairs.items())
+    yield from ((f"{name}{_WEIGHT}", weight) for name, (_, weight) in pairs.items())
+
+
+def pair_with_weights(metrics: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Returns name -> (value, weight) from metrics named by `values_and_weights`."""
+    return {
+        name: (value, metrics[name + _WEIGHT])
+        for name, value in metrics.items()
+        if not name.endswith(_WEIGHT)
+    }

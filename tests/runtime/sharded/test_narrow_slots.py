@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
@@ -32,7 +32,7 @@ def trained(runtime):
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_they_train_under_zero1_as_on_one_device(dtype):
     """The same random numbers on every mesh: slots differ where a sum fell out otherwise."""
-    local = LocalRuntime(make_trainer(dtype))
+    local = SingleDeviceRuntime(make_trainer(dtype))
     local.init_state()
     start = local.state()
     partitioning = Partitioning.make("data=4", "zero1")
@@ -54,7 +54,7 @@ def test_they_train_under_zero1_as_on_one_device(dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_checkpoint_holds_them_as_they_are(tmp_path, dtype):
     trainer = make_trainer(dtype)
-    runtime = LocalRuntime(trainer)
+    runtime = SingleDeviceRuntime(trainer)
     runtime.init_state()
     state = trained(runtime)
     store = CheckpointStore(tmp_path)

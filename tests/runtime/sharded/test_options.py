@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.runtime import tiny_translation
@@ -35,10 +35,10 @@ TOLERANCES = {name: 2e-2 if name == "bfloat16" else 1e-4 for name in OPTIONS}
 
 @functools.cache
 def locally(option: str) -> list[dict[str, float]]:
-    return losses(LocalRuntime(tiny_translation.trainer(**OPTIONS[option])))
+    return losses(SingleDeviceRuntime(tiny_translation.trainer(**OPTIONS[option])))
 
 
-def losses(runtime: LocalRuntime | SpmdRuntime) -> list[dict[str, float]]:
+def losses(runtime: SingleDeviceRuntime | SpmdRuntime) -> list[dict[str, float]]:
     runtime.init_state()
     return [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]
 

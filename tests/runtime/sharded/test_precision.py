@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -45,7 +45,7 @@ def make_trainer(precision: str, repeat: bool) -> Trainer:
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_it_trains_as_on_one_device(precision, repeat):
     mesh, devices = ("data=4", 4) if repeat else ("data=8", 8)
-    local = LocalRuntime(make_trainer(precision, repeat))
+    local = SingleDeviceRuntime(make_trainer(precision, repeat))
     local.init_state()
     split = SpmdRuntime(
         make_trainer(precision, repeat),

@@ -10,9 +10,9 @@ from lingvo_gshard.core import context
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -32,7 +32,7 @@ REPEATED = {"repeat": True, "rematerialize": "products"}
 def trained_locally(values: tuple, trainer_values: tuple) -> tuple:
     """The initial state, and the metrics of each step."""
     values = {**dict(values), "layer.attention.key_exchange": "all_gather"}
-    runtime = LocalRuntime(trainer(values, dict(trainer_values)))
+    runtime = SingleDeviceRuntime(trainer(values, dict(trainer_values)))
     runtime.init_state()
     state = runtime.state()
     return state, [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.runtime.local import LocalRuntime
 from lingvo_gshard.runtime.program.step_programs import train_program
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import partition
@@ -33,7 +33,7 @@ def run(capsys, *arguments):
 
 def test_the_yardstick_takes_the_trainers_steps():
     trainer = tiny_trainer()
-    local, unannotated = LocalRuntime(trainer), partition.Unannotated(trainer)
+    local, unannotated = SingleDeviceRuntime(trainer), partition.Unannotated(trainer)
     for runtime in (local, unannotated):
         runtime.init_state()
     for index in range(3):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.runtime import tpu_strategy
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import train
 from lingvo_gshard.tools.flags.runtime import Launch
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
@@ -49,7 +49,7 @@ def test_the_mesh_is_all_cores_along_data(connected):
     assert str(found.partitioning.mesh) == "data=1"
     assert found.partitioning.strategy.name == "expert"
     runtime = found.runtime(tiny_trainer())
-    expected = LocalRuntime(tiny_trainer())
+    expected = SingleDeviceRuntime(tiny_trainer())
     for each in (runtime, expected):
         each.init_state()
     batch = tiny.make_batch(1, 0)

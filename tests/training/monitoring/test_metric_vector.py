@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_gshard.core.repetition import Repetition, unstacked
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector, with_weights
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
 
 
 @given(
@@ -37,7 +37,7 @@ def test_weights_come_after_values_under_names_of_their_own():
         "loss": (tf.constant(1.5), tf.constant(6.0)),
         "layers[0::1]/load": (tf.constant([0.25, 0.5]), tf.constant([2.0, 4.0])),
     }
-    names, values = metric_vector(with_weights(pairs))
+    names, values = metric_vector(values_and_weights(pairs))
     assert dict(zip(names, values.numpy().tolist(), strict=True)) == {
         "loss": 1.5,
         "layers[0]/load": 0.25,

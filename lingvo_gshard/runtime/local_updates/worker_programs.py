@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.runtime.diloco.workers import Workers
+from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.program import Array, Program
 from lingvo_gshard.runtime.program.step_programs import (

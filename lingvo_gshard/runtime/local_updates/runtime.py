@@ -10,28 +10,31 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
+from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
-from lingvo_gshard.runtime.diloco.worker_programs import (
+from lingvo_gshard.runtime.local_updates.worker_programs import (
     meeting_program,
     slot_arrays,
     worker_program,
 )
-from lingvo_gshard.runtime.diloco.workers import Workers
+from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Array
 from lingvo_gshard.runtime.program.step_programs import state_arrays
-from lingvo_gshard.runtime.spmd import Metrics, NumpyBatch, SpmdFunction, SpmdRuntime
+from lingvo_gshard.runtime.spmd import SpmdFunction, SpmdRuntime, step_metrics
+from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.local_updates import OUTER, WORKERS
+from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
 # A metric that is a sum over a batch, and weighs the others, which are means.
@@ -43,7 +46,7 @@ _SUMS = ("all-reduce", "reduce-scatter")
 class WorkersMetrics:
     """Scalars of a step of all workers: means by tokens, and the sum of tokens."""
 
-    def __init__(self, metrics: list[Metrics]):
+    def __init__(self, metrics: list[StepMetrics]):
         self._metrics = metrics
 
     def read(self) -> dict[str, float]:
@@ -98,9 +101,9 @@ class LocalUpdatesRuntime:
         self._taken, self._seconds, self._notes = 0, 0.0, _steps_left_over(trainer)
 
     @property
-    def devices(self) -> str:
+    def device_summary(self) -> str:
         """The devices in words."""
-        return self._whole.devices
+        return self._whole.device_summary
 
     @property
     def compile_seconds(self) -> float:
@@ -117,10 +120,10 @@ class LocalUpdatesRuntime:
         """The number of steps taken."""
         return self._taken
 
-    def notes(self) -> list[str]:
+    def pop_messages(self) -> list[str]:
         """Returns what there is to say since the last call."""
         notes, self._notes = self._notes, []
-        return [*self._whole.notes(), *notes]
+        return [*self._whole.pop_messages(), *notes]
 
     def init_state(self) -> None:
         """Draws the initial weights, which are the same for all workers."""
@@ -177,9 +180,9 @@ class LocalUpdatesRuntime:
                 return state.theta.transform(lambda x: np.asarray(x)[0])
         return whole
 
-    def like(self) -> NestedMap:
+    def abstract_state(self) -> NestedMap:
         """Returns shape, type and layout of the state's arrays, as jax.ShapeDtypeStructs."""
-        whole = self._whole.like()
+        whole = self._whole.abstract_state()
         like = NestedMap(
             step=whole.step,
             stopped=whole.stopped,
@@ -205,19 +208,19 @@ class LocalUpdatesRuntime:
             feed = [a.put(rows[a.path.removeprefix("batch.")], mesh) for a in inputs]
             *state, metrics = executable(*self._states[worker], *feed)
             self._states[worker] = state
-            running.append(Metrics(names, metrics))
+            running.append(step_metrics(names, metrics))
         self._taken += 1
         if self._taken % self._rule.p.every == 0:
             self._meet()
         return WorkersMetrics(running)
 
-    def eval_step(self, batch: NumpyBatch) -> dict[str, tuple[float, float]]:
+    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
         """Returns name -> (value, weight) of one batch, with the weights of the last meeting."""
         return self._whole.eval_step(batch)
 
-    def with_weights(self, function: Callable) -> SpmdFunction:
+    def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
         """Returns a function (theta, ids) -> tensor as one of ids alone, on the same weights."""
-        return self._whole.with_weights(function)
+        return self._whole.bind_weights(function)
 
     def executable(self, kind: str = "train") -> Executable:
         """Returns the compiled program of the last "train" step, "meeting", "init" or "eval"."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.runtime.local import LocalRuntime
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from tests import tiny
 
 # What its tests share is made once, in one process.
@@ -18,7 +18,7 @@ def trainer():
 
 @pytest.fixture
 def runtime(trainer):
-    runtime = LocalRuntime(trainer)
+    runtime = SingleDeviceRuntime(trainer)
     runtime.init_state()
     return runtime
 
@@ -64,7 +64,7 @@ def test_compiles_once_per_shape(runtime):
 def test_a_state_taken_and_given_back_goes_on_alike(trainer, runtime):
     for index in range(2):
         runtime.train_step(tiny.make_batch(1, index))
-    other = LocalRuntime(trainer)
+    other = SingleDeviceRuntime(trainer)
     other.load_state(runtime.state())
     mine = runtime.train_step(tiny.make_batch(1, 2)).read()
     assert other.train_step(tiny.make_batch(1, 2)).read() == mine

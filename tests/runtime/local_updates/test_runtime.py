@@ -7,8 +7,8 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.diloco.runtime import LocalUpdatesRuntime, WorkersMetrics
-from lingvo_gshard.runtime.diloco.workers import Workers, check
+from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime, WorkersMetrics
+from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
@@ -129,7 +129,7 @@ def test_nothing_passes_between_workers_but_the_weights_where_they_meet(runtime)
     held = sum(x.addressable_shards[0].data.nbytes for x in weights)
     stopped = 1
     assert sum(row.bytes for row in meeting) == held + stopped
-    notes = runtime.notes()
+    notes = runtime.pop_messages()
     (note,) = [note for note in notes if note.startswith("local updates")]
     assert f"4 workers meet every {EVERY} steps and exchange 0.00 MiB per device" in note
 
@@ -150,9 +150,9 @@ def test_a_run_resumes_exactly_between_two_meetings(runtime, tmp_path):
 
     rows, state = go_on()
     assert store.finish()
-    checkpoint = store.restore(runtime.like())
+    checkpoint = store.restore(runtime.abstract_state())
     assert_near(NestedMap(checkpoint.theta), NestedMap(dict(averaged.flatten_items())), 0)
-    runtime.load_state(restored_state(trainer, checkpoint, runtime.like()))
+    runtime.load_state(restored_state(trainer, checkpoint, runtime.abstract_state()))
     again, same = go_on()
     assert again == rows
     assert_near(same, state, 0)
@@ -210,7 +210,7 @@ def test_workers_draw_random_numbers_of_their_own():
 
 
 def test_a_run_that_does_not_end_with_a_meeting_is_warned_of():
-    said = {every: make(make_trainer(every)).notes() for every in (3, 5)}
+    said = {every: make(make_trainer(every)).pop_messages() for every in (3, 5)}
     assert said[3] == []
     (warning,) = said[5]
     assert "trainer.steps=12 is no multiple of trainer.local_updates.every=5: the last 2" in warning

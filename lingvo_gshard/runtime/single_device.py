@@ -1,4 +1,4 @@
-"""The local runtime: one device, the state in tf.Variables, every step one XLA computation."""
+"""The runtime of one device: the state in tf.Variables, each step one XLA computation."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.monitoring.metric_vector import metric_vector, with_weights
+from lingvo_gshard.runtime.step_metrics import StepMetrics
+from lingvo_gshard.training.monitoring.metric_vector import (
+    metric_vector,
+    pair_with_weights,
+    values_and_weights,
+)
+from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
-NumpyBatch = dict[str, np.ndarray]
-WeightsFunction = Callable[[NestedMap, tf.Tensor], tf.Tensor]
 
-
-class Metrics:
-    """Scalars of a step that may still be running; reading them waits for it."""
-
-    def __init__(self, names: list[str], values: tf.Tensor):
-        self._names = names
-        self._values = values
-
-    def read(self) -> dict[str, float]:
-        """Returns name -> value, exactly the float32 that the step computed."""
-        return dict(zip(self._names, self._values.numpy().tolist(), strict=True))
-
-
-class LocalRuntime:
+class SingleDeviceRuntime:
     """Runs a trainer's functions on the first device, GPU or CPU.
 
     The weights and slots are updated in place. A step compiles once per shape of batch;
@@ -42,7 +34,7 @@ class LocalRuntime:
         self._evaluate = _Compiled(self._eval_step, self._compile)
 
     @property
-    def devices(self) -> str:
+    def device_summary(self) -> str:
         """The device in words, such as `1 CPU`."""
         kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
         return f"1 {kind}"
@@ -57,7 +49,7 @@ class LocalRuntime:
         """The number of train and eval computations compiled so far."""
         return self._train.count + self._evaluate.count
 
-    def notes(self) -> list[str]:
+    def pop_messages(self) -> list[str]:
         """Returns what there is to say: nothing, where nothing is split."""
         return []
 
@@ -85,7 +77,7 @@ class LocalRuntime:
         """Returns a copy of the weights as NumPy arrays."""
         return self._variables.theta.transform(lambda variable: variable.numpy())
 
-    def like(self) -> NestedMap | None:
+    def abstract_state(self) -> NestedMap | None:
         """Returns how a checkpoint's arrays are to be placed: anywhere."""
         return None
 
@@ -94,22 +86,17 @@ class LocalRuntime:
         """The number of steps taken."""
         return int(self._variables.step.numpy())
 
-    def train_step(self, batch: NumpyBatch) -> Metrics:
+    def train_step(self, batch: NumpyBatch) -> StepMetrics:
         """Takes one step; does not wait for it where the device runs by itself."""
         return self._train(batch)
 
-    def eval_step(self, batch: NumpyBatch) -> dict[str, tuple[float, float]]:
+    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
         """Returns name -> (value, weight) of one batch without training."""
-        values = self._evaluate(batch).read()
-        return {
-            name: (value, values[f"{name} weight"])
-            for name, value in values.items()
-            if not name.endswith(" weight")
-        }
+        return pair_with_weights(self._evaluate(batch).read())
 
-    def with_weights(self, function: WeightsFunction) -> LocalFunction:
+    def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
-        return LocalFunction(lambda ids: function(self._theta(), ids), self._compile)
+        return SingleDeviceFunction(lambda ids: function(self._theta(), ids), self._compile)
 
     def _compile(self, function: Callable) -> Callable:
         """A function of tensors as one XLA computation for each of their shapes."""
@@ -123,14 +110,14 @@ class LocalRuntime:
         return metrics
 
     def _eval_step(self, batch: NumpyBatch) -> NestedMap:
-        return NestedMap(with_weights(self._trainer.eval_step(self._theta(), batch)))
+        return NestedMap(values_and_weights(self._trainer.eval_step(self._theta(), batch)))
 
     def _theta(self) -> NestedMap:
         part = self._variables[self._trainer.evaluated]
         return self._trainer.weights_to_evaluate(part.transform(lambda v: v.read_value()))
 
 
-class LocalFunction:
+class SingleDeviceFunction:
     """A function of an array, compiled by XLA once per shape."""
 
     def __init__(self, function: Callable[[tf.Tensor], tf.Tensor], compile_: Callable):
@@ -159,7 +146,7 @@ class _Compiled:
         """The number of shapes compiled so far."""
         return self._compiled.experimental_get_tracing_count()
 
-    def __call__(self, batch: NumpyBatch) -> Metrics:
+    def __call__(self, batch: NumpyBatch) -> StepMetrics:
         key = _shapes(batch)
         started = time.monotonic()
         first = key not in self._names
@@ -167,7 +154,7 @@ class _Compiled:
         if first:
             values.numpy()
             self.seconds += time.monotonic() - started
-        return Metrics(self._names[key], values)
+        return StepMetrics(self._names[key], values.numpy)
 
     def _trace(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         self._names[_shapes(batch)], values = metric_vector(self._function(batch).items())

@@ -1,0 +1,38 @@
+"""Functions of a model's weights, bound to the weights that a runtime holds.
+
+Decoding needs only this part of a runtime; `training/runtime_protocol.py` states the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+
+# Maps (theta, ids) to a tensor.
+WeightsFunction = Callable[[NestedMap, tf.Tensor], tf.Tensor]
+
+
+class BoundFunction(Protocol):
+    """A compiled function of token ids.
+
+    Attributes:
+      compile_count: number of shapes compiled so far.
+    """
+
+    @property
+    def compile_count(self) -> int: ...
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the function of `ids`. Compiles once per shape of `ids`."""
+
+
+class WeightsHolder(Protocol):
+    """A holder of weights that compiles functions of them."""
+
+    def bind_weights(self, function: WeightsFunction) -> BoundFunction:
+        """Returns `function` with the current weights as its first argument."""
