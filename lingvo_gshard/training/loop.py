@@ -177,7 +177,7 @@ class Loop:
         if self.step > saved:
             self._save()
 
-    def _take_step(self, batch: Batch) -> None:
+    def _take_step(self, batch: NumpyBatch) -> None:
         """Starts a step, and then looks at the metrics of the one before."""
         # Before the step, since what is announced is known when all that came before is done.
         self._stop.announce()
