@@ -1,4 +1,4 @@
-"""Installs lingvo_gshard: one import name, seven commands."""
+"""Installs lingvo_gshard: one import name and its commands."""
 
 import pathlib
 import re
@@ -52,6 +52,7 @@ setup(
         "gin-config>=0.5",
         "grain>=0.2.18",
         "jax>=0.10.2,<0.11",
+        "msgspec>=0.19",
         "numpy>=2.0",
         "orbax-checkpoint>=0.12.8",
         "packaging>=23",
@@ -71,6 +72,8 @@ setup(
         "test": ["hypothesis>=6.100", "pytest>=8.1,<9.2", "pytest-xdist>=3.6", "ruff>=0.9"],
     },
     entry_points={
-        "console_scripts": [f"gshard-{tool} = lingvo_gshard.tools.{tool}:run" for tool in TOOLS]
+        "console_scripts": [
+            f"gshard-{tool} = lingvo_gshard.tools.console.launcher:run_script" for tool in TOOLS
+        ]
     },
 )

@@ -121,8 +121,7 @@ def environment(tmp_path):
     programs.mkdir()
     for tool in (ROOT / "lingvo_gshard" / "tools").glob("[a-z]*.py"):
         program = programs / f"gshard-{tool.stem}"
-        module = f"lingvo_gshard.tools.{tool.stem}"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m lingvo_gshard {tool.stem} "$@"\n')
         program.chmod(0o755)
     path = f"{programs}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

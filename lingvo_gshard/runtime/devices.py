@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import tensorflow as tf
+
+
+def keep_jax_on_cpu() -> None:
+    """Keeps jax off the accelerators, which TensorFlow uses, unless JAX_PLATFORMS names others.
+
+    The local runtime computes with TensorFlow, and Orbax brings jax along. The two libraries cannot
+    share a GPU's memory.
+    """
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def let_jax_choose_devices() -> None:
+    """Undoes `keep_jax_on_cpu`: jax uses all devices, or those that JAX_PLATFORMS names."""
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", None)
 
 
 def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:

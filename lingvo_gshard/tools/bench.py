@@ -63,9 +63,6 @@ it, and the table then goes to standard error.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import pathlib
 import typing
 
 import rich.box
@@ -74,8 +71,7 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.runtime import allocator
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console import output, startup
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported
@@ -83,7 +79,6 @@ if typing.TYPE_CHECKING:
 NAME = "gshard-bench"
 SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "exported")
 EXPORTED = "exported"
-STANDARD_OUTPUT = "-"
 
 
 def define_flags() -> flags.FlagValues:
@@ -97,7 +92,7 @@ def define_flags() -> flags.FlagValues:
         flags.DEFINE_string(name, default, help, flag_values=values)
 
     string("experiment", "translation.quickstart", "The experiment whose step is measured.")
-    string("json", None, "File for the result; -, or no value, for standard output.")
+    output.define_json_flag(values)
     integer("repeats", 10, "How often each step is taken; the best counts, of `moe` the median.")
     integer(
         "gemm_size",
@@ -128,9 +123,8 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
-    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     words = [a for a in argv[1:] if not a.startswith("-")]
     subcommand, files = (words or [None])[0], []
     if subcommand == EXPORTED:
@@ -140,12 +134,12 @@ def main(argv: list[str]) -> int:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand, what to measure, {given}. {hint}")
-    console = rich.console.Console(stderr=values.json == STANDARD_OUTPUT)
+    console = rich.console.Console(stderr=values.json == output.STANDARD_OUTPUT)
     if subcommand == EXPORTED:
         device, rows = measure_exported(values, files, console)
     else:
         device, rows = measure_model(values, subcommand, console)
-    write_json(values.json, device, rows)
+    output.write_json(values.json, {"device": device, "rows": rows})
     return 0
 
 
@@ -153,8 +147,8 @@ def measure_model(
     values: flags.FlagValues, subcommand: str, console: rich.console.Console
 ) -> tuple[str, list]:
     """Measures what TensorFlow traces, and prints it; returns the kind of device and the rows."""
-    startup.quiet_tensorflow()
-    from lingvo_gshard.tools.benchmarks import models
+    with startup.quiet_tensorflow():
+        from lingvo_gshard.tools.benchmarks import models
 
     return models.run(subcommand, values, console)
 
@@ -202,25 +196,3 @@ def print_exported(console: rich.console.Console, device: str, row: exported.Row
     ):
         table.add_row(name, text)
     console.print(table)
-
-
-def write_json(path: str | None, device: str, rows: list) -> None:
-    """Writes the rows to a file or to standard output, or not at all."""
-    if path is None:
-        return
-    result = {"device": device, "rows": [dataclasses.asdict(row) for row in rows]}
-    text = json.dumps(result, indent=1)
-    if path == STANDARD_OUTPUT:
-        print(text)
-    else:
-        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
-
-
-def run() -> None:
-    """The console script."""
-    allocator.keep_pages()
-    startup.run_program(NAME, main)
-
-
-if __name__ == "__main__":
-    run()

@@ -22,27 +22,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import math
 import sys
-
-from absl import flags
-
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
 
 import numpy as np
 import rich.console
 import rich.table
+from absl import flags
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.data.batching import mixing
-from lingvo_gshard.data.sources import files
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.decoding import Translator, scoring
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.runs import perplexity, text_scores, trained_run
@@ -83,7 +77,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_boolean(
         "shuffled", True, "Also scores shuffled sources; --noshuffled does not.", flag_values=values
     )
-    flags.DEFINE_string("json", None, "File to write all numbers to.", flag_values=values)
+    output.define_json_flag(values, "all scores")
     flags.DEFINE_string(
         "output",
         None,
@@ -96,7 +90,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     if values.split not in SPLITS:
@@ -115,7 +109,7 @@ def main(argv: list[str]) -> int:
 def _evaluate_language_model(
     values: flags.FlagValues, run: trained_run.Run, launch: runtime.Launch
 ) -> int:
-    console = rich.console.Console(quiet=not launch.is_main)
+    console = _console(values, launch)
     trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
     title = f"{run.params.name}, step {trained.step:,}"
     scores = text_scores.evaluate(trained, values.split, console, title)
@@ -125,7 +119,7 @@ def _evaluate_language_model(
 
 
 def _evaluate_run(values: flags.FlagValues, run: trained_run.Run, launch: runtime.Launch) -> int:
-    console = rich.console.Console(quiet=not launch.is_main)
+    console = _console(values, launch)
     rows = choose_rows(
         run.input.rows(values.split), values.split, values.languages, values.max_rows_per_language
     )
@@ -140,7 +134,7 @@ def _evaluate_run(values: flags.FlagValues, run: trained_run.Run, launch: runtim
         if values.output:
             columns = zip(evaluation.rows, evaluation.translations, strict=True)
             lines = ("\t".join((*row[:3], text)) + "\n" for row, text in columns)
-            _write(values.output, "output", "".join(lines))
+            output.write_text(values.output, "".join(lines), "output")
     return 0
 
 
@@ -149,12 +143,13 @@ def _write_json(
 ) -> None:
     record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
     record |= {"split": values.split, **scores}
-    _write(values.json, "json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    output.write_json(values.json, record)
 
 
-def run() -> None:
-    """The console script."""
-    startup.run_program(NAME, main)
+def _console(values: flags.FlagValues, launch: runtime.Launch) -> rich.console.Console:
+    console = output.make_console(values.json)
+    console.quiet = not launch.is_main
+    return console
 
 
 def choose_rows(rows: list[Row], split: str, languages: list[str], most: int | None) -> list[Row]:
@@ -282,14 +277,3 @@ def _print_samples(console: rich.console.Console, evaluation: Evaluation) -> Non
 
 def _say(console: rich.console.Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _write(path: str, flag: str, text: str) -> None:
-    try:
-        files.write_atomically(path, text.encode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
-
-
-if __name__ == "__main__":
-    run()

@@ -14,15 +14,8 @@ Params, vocabularies and the newest whole checkpoint.
 
 from __future__ import annotations
 
-import sys
-
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
-
-import rich.console
-
 from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.expert_tools import prune, upcycle
 from lingvo_gshard.tools.expert_tools import report as experts_report
 
@@ -32,14 +25,10 @@ SUBCOMMANDS = {
     "upcycle": upcycle,
     "prune": prune,
 }
-STANDARD_OUTPUT = "-"
-# Where nobody can widen a window, lines are as long as a table needs.
-_WIDE = 240
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
-    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     subcommand = next((a for a in argv[1:] if not a.startswith("-")), None)
     if subcommand is None and any(argument in startup.HELP for argument in argv[1:]):
         print(__doc__.strip())
@@ -53,22 +42,5 @@ def main(argv: list[str]) -> int:
     values = module.define_flags()
     argv = [*argv[: argv.index(subcommand)], *argv[argv.index(subcommand) + 1 :]]
     startup.parse_flags(values, argv, module.__doc__)
-    on_standard_output = "json" in values and values.json == STANDARD_OUTPUT
-    module.run(values, _console(on_standard_output))
+    module.run(values, output.make_console(values.json if "json" in values else None))
     return 0
-
-
-def run() -> None:
-    """The console script."""
-    startup.run_program(NAME, main)
-
-
-def _console(to_standard_error: bool) -> rich.console.Console:
-    stream = sys.stderr if to_standard_error else sys.stdout
-    return rich.console.Console(
-        file=stream, width=None if stream.isatty() else _WIDE, highlight=False
-    )
-
-
-if __name__ == "__main__":
-    run()

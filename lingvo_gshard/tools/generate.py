@@ -26,12 +26,9 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
-
 from lingvo_gshard.decoding import Sampling, Text, Writer
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
     Lines,
     answer,
@@ -88,7 +85,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
@@ -115,11 +112,6 @@ def main(argv: list[str]) -> int:
     return answer(lines, respond, skip_bad)
 
 
-def run() -> None:
-    """The console script."""
-    startup.run_program(NAME, main)
-
-
 def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> None:
     """Writes the texts to lines that come after so many others, each as soon as it is there."""
     beginnings = [line.rstrip("\r\n") for line in lines]
@@ -139,7 +131,3 @@ def _record(beginning: str, text: Text) -> str:
 
 def _on_one_line(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
-
-
-if __name__ == "__main__":
-    run()

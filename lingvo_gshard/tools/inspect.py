@@ -31,29 +31,18 @@ it; --json alone prints it, and the tables then go to standard error.
 
 from __future__ import annotations
 
-import json
-import sys
-
+import rich.console
 from absl import flags
 
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
-
-import rich.console
-
 from lingvo_gshard.core.config import names
-from lingvo_gshard.data.sources import files
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.inspection import inspection, tables
 from lingvo_gshard.training import experiments
 
 NAME = "gshard-inspect"
-STANDARD_OUTPUT = "-"
-# Where nobody can widen a window, lines are as long as a table needs.
-_WIDE = 240
 
 
 def define_flags() -> flags.FlagValues:
@@ -82,19 +71,13 @@ def define_flags() -> flags.FlagValues:
         "File to save the lowered function in, to be run under jax alone.",
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "json",
-        None,
-        "File for the result; -, or no value, for standard output.",
-        flag_values=values,
-    )
+    output.define_json_flag(values)
     return values
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
-    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     startup.parse_flags(values, argv, __doc__)
     runtime.check_choices(values)
     if values.function not in inspection.FUNCTIONS:
@@ -107,7 +90,7 @@ def main(argv: list[str]) -> int:
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     trainer = experiments.make_trainer(params)
     experiments.check_overrides(partitioning, trainer)
-    console = _console(values.json == STANDARD_OUTPUT)
+    console = output.make_console(values.json)
     split = inspection.split(trainer, partitioning)
     tables.print_split(console, params.name, partitioning, split, values.slots)
     pipelines = inspection.pipelines(trainer)
@@ -128,18 +111,8 @@ def main(argv: list[str]) -> int:
             step = inspection.compile_program(program, trainer.task)
             tables.print_compiled(console, step)
             record["compiled"] = inspection.compiled_record(step)
-    _write(values.json, json.dumps(record, indent=1))
+    output.write_json(values.json, record)
     return 0
-
-
-def run() -> None:
-    """The console script."""
-    startup.run_program(NAME, main)
-
-
-def _console(to_standard_error: bool) -> rich.console.Console:
-    stream = sys.stderr if to_standard_error else sys.stdout
-    return rich.console.Console(file=stream, width=None if stream.isatty() else _WIDE)
 
 
 def _save(program: Program, path: str, console: rich.console.Console) -> None:
@@ -148,17 +121,3 @@ def _save(program: Program, path: str, console: rich.console.Console) -> None:
     except OSError as error:
         raise ValueError(f"--program={path} cannot be written: {error.strerror}") from None
     tables.say(console, f"{program.name} for {program.mesh} saved in {path}")
-
-
-def _write(path: str | None, text: str) -> None:
-    if path == STANDARD_OUTPUT:
-        print(text)
-    elif path:
-        try:
-            files.write_atomically(path, f"{text}\n".encode())
-        except OSError as error:
-            raise ValueError(f"--json={path} cannot be written: {error.strerror}") from None
-
-
-if __name__ == "__main__":
-    run()

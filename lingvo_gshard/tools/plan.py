@@ -42,21 +42,12 @@ what is being done stands in any case. Tokens are the target positions of a batc
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import sys
-
-from absl import flags
-
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
 
 import rich.console
+from absl import flags
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data.sources import files
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import topologies
@@ -64,6 +55,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan import diff
 from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.suggestions import suggest
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
@@ -72,9 +64,6 @@ from lingvo_gshard.tools.plan_tools import paper, search, tables
 NAME = "gshard-plan"
 DIFF = "diff"
 _DIFF_FLAGS = ("json", "allow_other_versions")
-STANDARD_OUTPUT = "-"
-# Where nobody can widen a window, lines are as long as a table needs.
-_WIDE = 240
 
 
 def define_flags() -> flags.FlagValues:
@@ -102,12 +91,7 @@ def define_flags() -> flags.FlagValues:
         0,
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "json",
-        None,
-        "File for the plan; -, or no value, for standard output.",
-        flag_values=values,
-    )
+    output.define_json_flag(values, "the plan")
     flags.DEFINE_string(
         "html", None, "File for the plan as a page to look at in a browser.", flag_values=values
     )
@@ -123,12 +107,11 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
-    argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     compared, argv = _compared(argv)
     startup.parse_flags(values, argv, __doc__)
-    console = _console(STANDARD_OUTPUT in (values.json, values.html))
+    console = output.make_console(values.json, values.html)
     _check_files(values)
     if values.tokens is not None and not 0 < values.tokens < math.inf:
         raise ValueError(f"--tokens={values.tokens} is no number of tokens; expected such as 1e12")
@@ -154,9 +137,9 @@ def main(argv: list[str]) -> int:
                 params, topology, options, values.remedies, shown.say, shown.begin
             )
     tables.print_plan(record, console)
-    _write("json", values.json, json.dumps(record, indent=1) + "\n")
+    output.write_json(values.json, record)
     if values.html:
-        _write("html", values.html, picture.to_html(record))
+        output.write_text(values.html, picture.to_html(record), "html")
     return 0
 
 
@@ -169,11 +152,6 @@ def plan_options(values: flags.FlagValues) -> PlanOptions:
         partitioner=values.partitioner,
         tokens=values.tokens,
     )
-
-
-def run() -> None:
-    """The console script."""
-    startup.run_program(NAME, main)
 
 
 def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -198,7 +176,7 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
     )
     tables.print_diff(changes, console)
     rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
-    _write("json", values.json, json.dumps(rows, indent=1) + "\n")
+    output.write_json(values.json, rows)
     return 0
 
 
@@ -218,9 +196,9 @@ def _search(
     search.print_found(found, console)
     if found.plan:
         tables.print_plan(found.plan.to_json(), console)
-    _write("json", values.json, json.dumps(search.to_json(found), indent=1) + "\n")
+    output.write_json(values.json, search.to_json(found))
     if values.html and found.plan:
-        _write("html", values.html, picture.to_html(found.plan.to_json()))
+        output.write_text(values.html, picture.to_html(found.plan.to_json()), "html")
     return 0 if found.result.best else 1
 
 
@@ -229,42 +207,13 @@ def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
     paper.check_flags(values)
     record = paper.compare(values.paper_rows, plan_options(values), plan_experiment, console)
     paper.print_comparison(record, console)
-    _write("json", values.json, json.dumps(record, indent=1) + "\n")
+    output.write_json(values.json, record)
     return paper.exit_code(record)
-
-
-def _console(to_standard_error: bool) -> rich.console.Console:
-    stream = sys.stderr if to_standard_error else sys.stdout
-    return rich.console.Console(file=stream, width=None if stream.isatty() else _WIDE)
 
 
 def _check_files(values: flags.FlagValues) -> None:
     """Raises ValueError, before anything long begins, if a file cannot be written."""
-    if values.json == values.html == STANDARD_OUTPUT:
+    if values.json == values.html == output.STANDARD_OUTPUT:
         raise ValueError("--json=- and --html=-: standard output takes one of them")
     for flag in ("json", "html"):
-        path = values[flag].value
-        if not path or path == STANDARD_OUTPUT:
-            continue
-        folder = os.path.dirname(path) or "."
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
-        if os.path.isdir(path) or not os.access(folder, os.W_OK):
-            reason = "it is a folder" if os.path.isdir(path) else "permission denied"
-            raise ValueError(f"--{flag}={path} cannot be written: {reason}")
-
-
-def _write(flag: str, path: str | None, text: str) -> None:
-    if path == STANDARD_OUTPUT:
-        print(text, end="")
-    elif path:
-        try:
-            files.write_atomically(path, text.encode())
-        except OSError as error:
-            raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
-
-
-if __name__ == "__main__":
-    run()
+        output.check_writable(values[flag].value, flag)

@@ -27,18 +27,13 @@ from __future__ import annotations
 
 import sys
 
-from absl import flags
-
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
-
 import rich.console
+from absl import flags
 
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime import allocator
-from lingvo_gshard.tools.console import summary
+from lingvo_gshard.tools.console import startup, summary
 from lingvo_gshard.tools.flags import runtime as runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore
@@ -67,7 +62,8 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    allocator.keep_pages()
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     console = rich.console.Console()
@@ -78,7 +74,7 @@ def main(argv: list[str]) -> int:
     if not values.logdir:
         raise ValueError("--logdir is missing: the directory for checkpoints and metrics")
     logdir = Logdir(values.logdir)
-    command = startup.command_line(NAME, "lingvo_gshard.tools.train", argv)
+    command = startup.command_line(NAME, argv)
     try:
         with StopRequest() as stop, runtime.Launch(values, params) as launch:
             launch.cluster.logdir = logdir
@@ -125,12 +121,6 @@ def train(
         return loop.run(checkpoint)
     finally:
         store.close()
-
-
-def run() -> None:
-    """The console script."""
-    allocator.keep_pages()
-    startup.run_program(NAME, main)
 
 
 def _params(values: flags.FlagValues) -> Params:
@@ -180,7 +170,3 @@ def _print_outcome(
 
 def _say(console: rich.console.Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    run()

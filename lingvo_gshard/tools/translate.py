@@ -18,11 +18,8 @@ import sys
 
 from absl import flags
 
-from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
-
 from lingvo_gshard.decoding import Translator
+from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
     Lines,
     answer,
@@ -52,7 +49,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the program; returns the exit code. ValueError for a user's mistake."""
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
@@ -64,11 +61,6 @@ def main(argv: list[str]) -> int:
         warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
     translators = _Translators(trained, trained_run.decoding_options(values))
     return answer(lines, functools.partial(_respond, translators), skip_bad)
-
-
-def run() -> None:
-    """The console script."""
-    startup.run_program(NAME, main)
 
 
 class _Translators:
@@ -99,7 +91,3 @@ def _respond(translators: _Translators, sentences: list[str], before: int) -> No
             "was cut"
         )
     write(translations.texts)
-
-
-if __name__ == "__main__":
-    run()

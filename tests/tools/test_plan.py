@@ -1,7 +1,6 @@
 """gshard-plan as its users meet it: plans, pages, comparisons, remedies and mistakes."""
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pty
@@ -91,7 +90,7 @@ def test_the_report_and_what_is_being_done(capsys):
 def test_a_spinner_on_a_terminal():
     """Standard error alone is one: what is done stands there, also while the compiler works."""
     shown, terminal = pty.openpty()
-    command = [sys.executable, "-m", "lingvo_gshard.tools.plan", *TINY, "--topology=cpu:2"]
+    command = [sys.executable, "-m", "lingvo_gshard", "plan", *TINY, "--topology=cpu:2"]
     run = subprocess.Popen(
         [*command, "--json"],
         stdout=subprocess.PIPE,
@@ -269,9 +268,3 @@ def test_importing_the_package_brings_no_tensorflow():
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert set(lingvo_gshard.__all__) == {"partition", "plan"}
-
-
-def test_the_console_script():
-    scripts = importlib.metadata.entry_points(group="console_scripts")
-    found = [s.value for s in scripts if s.name == plan.NAME]
-    assert set(found) <= {"lingvo_gshard.tools.plan:run"}

@@ -220,7 +220,7 @@ def test_help_teaches(flag, capsys):
 
 def test_starts_without_tensorflows_noise():
     run = subprocess.run(
-        [sys.executable, "-m", "lingvo_gshard.tools.train", "--list"],
+        [sys.executable, "-m", "lingvo_gshard", "train", "--list"],
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"},
         capture_output=True,

@@ -136,7 +136,7 @@ def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
 
 def test_a_process_answers_as_it_goes_and_leaves_quietly(trained_logdir):
     process = subprocess.Popen(
-        [sys.executable, "-m", "lingvo_gshard.tools.translate", f"--logdir={trained_logdir}"],
+        [sys.executable, "-m", "lingvo_gshard", "translate", f"--logdir={trained_logdir}"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

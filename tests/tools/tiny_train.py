@@ -1,13 +1,12 @@
 """gshard-train with the tiny experiment registered; run by the tests as a process of its own."""
 
+import sys
+
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.tools import train
 from lingvo_gshard.tools.console import startup
-
-startup.quiet_tensorflow()
-
-from lingvo_gshard.core.config import registry  # noqa: E402
-from lingvo_gshard.core.config.params import Params  # noqa: E402
-from lingvo_gshard.tools import train  # noqa: E402
-from tests import tiny  # noqa: E402
+from tests import tiny
 
 
 @registry.register("test.tiny")
@@ -20,4 +19,4 @@ def tiny_experiment() -> Params:
 
 
 if __name__ == "__main__":
-    train.run()
+    sys.exit(startup.guarded(train.NAME, train.main)(sys.argv))

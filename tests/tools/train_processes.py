@@ -11,7 +11,7 @@ import sys
 def start(flags: list[str], devices: int) -> subprocess.Popen:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     return subprocess.Popen(
-        [sys.executable, "-m", "lingvo_gshard.tools.train", *flags],
+        [sys.executable, "-m", "lingvo_gshard", "train", *flags],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

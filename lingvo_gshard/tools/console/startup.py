@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shlex
@@ -10,74 +11,78 @@ import tempfile
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 import lingvo_gshard
+from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
-_JAX_PLATFORMS_GIVEN = bool(os.environ.get("JAX_PLATFORMS"))
-HELP = ("-h", "--h", "-help", "--help", "--helpshort", "--helpfull")
+HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
+VERSION = frozenset(("--version", "-version"))
 
 
-def quiet_tensorflow() -> None:
-    """Imports TensorFlow without its start-up messages; they are shown if the import fails.
+@contextlib.contextmanager
+def quiet_tensorflow() -> Iterator[None]:
+    """Hides TensorFlow's start-up messages while the block imports it; shows them if it fails.
 
-    Also keeps jax, which Orbax brings, on the CPU unless JAX_PLATFORMS says otherwise: two
-    libraries cannot share a GPU's memory.
+    Also keeps jax on the CPU once TensorFlow is there, since the two cannot share a GPU's memory.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     logging.set_verbosity(logging.WARNING)
-    # Of a large table of embeddings; the gradient of a softmax that is tied to it is dense anyhow.
+    # TensorFlow warns that sparse embedding gradients become dense. Ours are dense anyway: the
+    # softmax shares the table.
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices to a dense Tensor")
-    if "tensorflow" in sys.modules:
-        return
     sys.stderr.flush()
     screen = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
         try:
-            import tensorflow as tf
-
-            tf.config.list_physical_devices()
+            yield
+            tensorflow = sys.modules.get("tensorflow")
+            if tensorflow is not None:
+                tensorflow.config.list_physical_devices()
+                _keep_jax_on_cpu()
         except BaseException:
-            held.seek(0)
-            os.write(screen, held.read())
+            messages.seek(0)
+            os.write(screen, messages.read())
             raise
         finally:
             os.dup2(screen, 2)
             os.close(screen)
 
 
-def let_jax_choose_devices() -> None:
-    """Takes back that `quiet_tensorflow` keeps jax on the CPU; what JAX_PLATFORMS said holds."""
-    import jax
+def _keep_jax_on_cpu() -> None:
+    from lingvo_gshard.runtime import devices
 
-    if not _JAX_PLATFORMS_GIVEN:
-        jax.config.update("jax_platforms", None)
+    devices.keep_jax_on_cpu()
 
 
 def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
-    """Parses a program's own flags; prints `about` and all flags and exits 0 where help is asked.
+    """Parses a command's flags; for --help prints `about` with all flags and exits with 0.
 
-    Raises ValueError, with the nearest valid name, for a flag or a value that does not fit.
+    --json without a value stands for --json=-, standard output.
+
+    Args:
+      values: the command's flags, parsed in place.
+      argv: the program's name and the arguments.
+      about: the command's documentation.
+
+    Raises:
+      ValueError: a flag is unknown or has a wrong value; the message has the nearest valid name.
     """
-    if any(argument in HELP for argument in argv[1:]):
+    if HELP.intersection(argv[1:]):
         print(_help_text(values, about))
         sys.exit(0)
+    if "json" in values and not values["json"].boolean:
+        argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
     try:
         rest = values(argv)
     except flags.Error as error:
         raise ValueError(" ".join(str(error).split())) from None
     if rest[1:]:
-        raise ValueError(f"{rest[1]!r} is no flag; this program takes flags only, see --help")
-
-
-def run_program(name: str, main: Callable[[list[str]], int]) -> None:
-    """Runs `main` under absl, guarded, and exits with what it returns."""
-    app.run(guarded(name, main), flags_parser=_leave_to_main)
+        raise ValueError(f"{rest[1]!r} is no flag; this command takes flags only, see --help")
 
 
 def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
@@ -99,16 +104,18 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
     return run
 
 
-def command_line(name: str, module: str, argv: list[str]) -> str:
-    """Returns the command that was typed, as a line for a shell."""
+def command_line(name: str, argv: list[str]) -> str:
+    """Returns the command that was typed as one line for a shell.
+
+    Args:
+      name: the command's name, such as "gshard-train".
+      argv: the program's name and the arguments.
+    """
     typed_as_module = pathlib.Path(argv[0]).suffix == ".py"
-    program = ["python", "-m", module] if typed_as_module else [name]
+    program = (
+        ["python", "-m", "lingvo_gshard", name.partition("-")[2]] if typed_as_module else [name]
+    )
     return shlex.join(program + argv[1:])
-
-
-def _leave_to_main(argv: list[str]) -> list[str]:
-    flags.FLAGS(argv[:1])
-    return argv
 
 
 def _is_users(error: Exception) -> bool:

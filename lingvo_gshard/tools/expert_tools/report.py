@@ -23,22 +23,19 @@ compiled as one loop go by their own names here: they are run one by one.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import rich.box
 import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard.data.sources import files
+from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import picture
 from lingvo_gshard.tools.expert_tools.converted import Whole
 from lingvo_gshard.tools.expert_tools.rows import define_row_flags, rows_asked_for, use_by_language
 from lingvo_gshard.tools.runs import trained_run
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
-STANDARD_OUTPUT = "-"
 _MOST_USED = 3
 
 
@@ -48,12 +45,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
     define_row_flags(values, "test")
     flags.DEFINE_string("html", None, "File for a page with the map.", flag_values=values)
-    flags.DEFINE_string(
-        "json",
-        None,
-        "File for all numbers; -, or no value, for standard output.",
-        flag_values=values,
-    )
+    output.define_json_flag(values, "all numbers")
     return values
 
 
@@ -72,10 +64,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         "layers": to_record(use),
     }
     _print(console, record)
-    if values.json:
-        _write_json(values.json, record)
+    output.write_json(values.json, record)
     if values.html:
-        _write(values.html, "html", picture.to_html(record))
+        output.write_text(values.html, picture.to_html(record), "html")
 
 
 def to_record(use: dict[str, dict[str, ExpertUse]]) -> list[dict]:
@@ -149,18 +140,3 @@ def _cells(found: dict) -> list[str]:
         "-" if entropy is None else f"{entropy:.2f}",
         "  ".join(f"{expert} ({shares[expert]:.0%})" for expert in most if load[expert]),
     ]
-
-
-def _write_json(path: str, record: dict) -> None:
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    if path == STANDARD_OUTPUT:
-        print(text)
-    else:
-        _write(path, "json", text + "\n")
-
-
-def _write(path: str, flag: str, text: str) -> None:
-    try:
-        files.write_atomically(path, text.encode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None

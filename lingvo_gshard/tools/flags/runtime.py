@@ -13,7 +13,6 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.local_updates import AXIS
 from lingvo_gshard.training.runtime_protocol import Runtime
@@ -171,10 +170,10 @@ class Launch:
         workers.check(params.trainer, self.partitioning, rows)
 
     def _start_spmd(self, values: flags.FlagValues, params: Params) -> None:
-        from lingvo_gshard.runtime.devices import devices_for
+        from lingvo_gshard.runtime.devices import devices_for, let_jax_choose_devices
         from lingvo_gshard.runtime.program import compilation_cache
 
-        startup.let_jax_choose_devices()
+        let_jax_choose_devices()
         mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
         if values.compilation_cache != "":
             compilation_cache.keep_in(user_cache.directory("xla", values.compilation_cache))

@@ -41,8 +41,9 @@ WORK = Work(2 * ROWS * LENGTH * MODEL * VOCABULARY, ROWS * LENGTH, (("batch.ids"
 ALONE = """
 import sys
 sys.modules["tensorflow"] = None
-from lingvo_gshard.tools import bench
-bench.run()
+sys.argv[0] = "gshard-bench"
+from lingvo_gshard.tools.console import launcher
+launcher.run_script()
 """
 
 

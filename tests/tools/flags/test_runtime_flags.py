@@ -39,7 +39,7 @@ def sharded_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sharded")
     rows = {"input__batch_rows": 8, "task__encoder__moe__group_size": 64}
     flags = tiny_translation.write(directory, **rows, task__decoder__moe_every=0)
-    command = [sys.executable, "-m", "lingvo_gshard.tools.train", *flags]
+    command = [sys.executable, "-m", "lingvo_gshard", "train", *flags]
     command += [f"--logdir={directory}/run", "--steps=4", "--mesh=data=8", "--strategy=expert"]
     # As a user's shell, in which nobody has asked for eight devices.
     asked = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")

@@ -1,0 +1,76 @@
+"""Starts the commands: each is a module of lingvo_gshard.tools with a function `main(argv) -> int`.
+
+A tool and the libraries it needs are imported only when it runs, and TensorFlow's start-up messages
+are hidden. So --version and the list of commands answer at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import sys
+
+from absl import app, flags
+
+import lingvo_gshard
+from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.console import startup
+
+_PREFIX = "gshard-"
+_TOOLS = pathlib.Path(__file__).parents[1]
+
+
+def run_script() -> None:
+    """Entry point of every console script: runs the tool that the script is named after."""
+    command = pathlib.Path(sys.argv[0]).stem
+    _run(command.removeprefix(_PREFIX), [command, *sys.argv[1:]])
+
+
+def run_module() -> None:
+    """Entry point of `python -m lingvo_gshard`: runs the tool that the first argument names.
+
+    Without a tool, or with --help, it lists the commands; with --version it prints the version.
+    """
+    program, *arguments = sys.argv
+    tool = arguments[0] if arguments else "--help"
+    if tool in startup.VERSION:
+        print(f"lingvo_gshard {lingvo_gshard.__version__}")
+    elif tool in startup.HELP:
+        print(_overview())
+    elif tool not in tool_names():
+        sys.exit(
+            f"lingvo_gshard: error: unknown command {tool!r}. {names.nearest(tool, tool_names())}"
+        )
+    else:
+        _run(tool, [program, *arguments[1:]])
+
+
+def tool_names() -> tuple[str, ...]:
+    """Returns the names of all tools, sorted."""
+    return tuple(sorted(path.stem for path in _TOOLS.glob("[a-z]*.py")))
+
+
+def _run(tool: str, argv: list[str]) -> None:
+    """Runs a tool under absl and exits with its exit code."""
+    command = _PREFIX + tool
+    if startup.VERSION.intersection(argv[1:]):
+        print(f"{command} {lingvo_gshard.__version__}")
+        return
+    with startup.quiet_tensorflow():
+        module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
+    app.run(startup.guarded(command, module.main), argv, flags_parser=_keep_flags)
+
+
+def _keep_flags(argv: list[str]) -> list[str]:
+    """Leaves all flags to the tool, which has its own FlagValues."""
+    flags.FLAGS(argv[:1])
+    return argv
+
+
+def _overview() -> str:
+    lines = [f"lingvo_gshard {lingvo_gshard.__version__}", "", "Commands:"]
+    for tool in tool_names():
+        purpose = ast.get_docstring(ast.parse((_TOOLS / f"{tool}.py").read_text(encoding="utf-8")))
+        lines.append(f"  {_PREFIX + tool:<16}  {purpose.splitlines()[0]}")
+    return "\n".join([*lines, "", f"Each explains itself: {_PREFIX}train --help"])
