@@ -10,9 +10,11 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers, random_numbers
 from lingvo_gshard.core.config.experiment import Experiment
-from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Input
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.schedules import Linear
 from lingvo_gshard.training.trainer import Trainer
@@ -36,6 +38,9 @@ class TinyDense(Layer):
         self.create_variable("w", "MH", sizes, initializers.fan_in(params.sizes[0]))
         self.create_variable("b", "H", sizes, initializers.constant(0.0))
 
+    def flops(self, shape):
+        return 2 * shape.tokens * self.p.sizes[0] * self.p.sizes[1]
+
     @layer_method
     def fprop(self, theta, x_BM, training):
         y_BH = tf.matmul(x_BM, theta.w) + theta.b
@@ -46,7 +51,7 @@ class TinyDense(Layer):
         return self.observe(y_BH)
 
 
-class TinyTask(Layer):
+class TinyTask(Task):
     """Two dense layers that learn to name the largest of INPUTS numbers' classes."""
 
     @classmethod
@@ -62,6 +67,9 @@ class TinyTask(Layer):
         super().__init__(params, path)
         self.create_child("hidden", params.hidden)
         self.create_child("output", params.output)
+
+    def id_ranges(self):
+        return {"y": CLASSES}
 
     @layer_method
     def loss(self, theta, batch):
@@ -80,10 +88,6 @@ class TinyTask(Layer):
             tokens=(tokens, tf.constant(1.0)),
         )
         return loss, metrics
-
-
-class TinyVocabulary:
-    size = CLASSES
 
 
 class TinyBatches:
@@ -114,7 +118,7 @@ class TinyBatches:
         pass
 
 
-class TinyInput(Configurable):
+class TinyInput(Input):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
@@ -124,16 +128,18 @@ class TinyInput(Configurable):
         p.define("unreadable", (), "The splits that cannot be read.")
         return p
 
-    source_vocabulary = target_vocabulary = TinyVocabulary()
+    @classmethod
+    def batch_specs(cls, params):
+        x = tf.TensorSpec((params.rows, INPUTS), tf.float32)
+        return {"x": x, "y": tf.TensorSpec((params.rows,), tf.int32)}
 
     @property
     def splits(self):
         return self.p.splits
 
-    def rows(self, split):
+    def check_split(self, split):
         if split in self.p.unreadable:
             raise ValueError(f"{split}.tsv:3: no three columns")
-        return []
 
     def save_vocabularies(self, directory):
         (pathlib.Path(directory) / "words.json").write_text(json.dumps(list("abcde")))
@@ -145,7 +151,7 @@ class TinyInput(Configurable):
         return TinyBatches(self.p, seed)
 
     def evaluation_batches(self, split):
-        self.rows(split)
+        self.check_split(split)
         return [make_batch(7, index, self.p.rows) for index in range(3)]
 
 

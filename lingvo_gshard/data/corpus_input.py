@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import batches, mixing, packing, prefetch
 from lingvo_gshard.data.batching.packing import Batch, Tokens
+from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.data.sources.cleaning import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
@@ -42,7 +43,7 @@ class Examples:
         self.members = {language: np.asarray(m) for language, m in members.items()}
 
 
-class CorpusInput(Configurable, abc.ABC):
+class CorpusInput(Input):
     """Reads, cleans, tokenizes, mixes and packs a corpus; each on first use."""
 
     # Of the languages of the corpus; see mixing.py.
@@ -92,16 +93,12 @@ class CorpusInput(Configurable, abc.ABC):
         """What became of the training rows, the over-long ones included."""
         return self._examples.report
 
-    def held_out_report(self, split: str) -> CleaningReport:
-        """What became of the rows of "dev" or "test"."""
-        return self._load(split)[1]
+    def check_split(self, split: str) -> None:
+        """Reads and cleans a split; raises ValueError for rows that cannot be read."""
+        self.rows(split)
 
-    def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Returns the endless iterator of training batches for a seed.
-
-        It has get_state() -> JSON-able dict, the position after the last batch handed out, and
-        set_state(state), after which the same batches follow as did then. close() ends its thread.
-        """
+    def train_batches(self, seed: int) -> TrainBatches:
+        """Returns the endless iterator of training batches for a seed."""
         examples = self._examples
         mixture = mixing.Mixture(examples.members, self.temperature, self.p.packing_window, seed)
         stream = batches.PackedBatches(examples.packer, mixture, self._identity(seed))

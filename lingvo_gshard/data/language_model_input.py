@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 import numpy as np
+import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.batching.windows import Windows
@@ -78,11 +79,20 @@ class LanguageModelInput(CorpusInput):
         self.vocabulary = Vocabulary.load(directory)
         self._forget_tokens()
 
-    @staticmethod
-    def batch_spec(params: Params) -> dict[str, tuple[tuple[int, int], str]]:
-        """Returns {name: (shape, dtype)} of a batch, for which no text is needed."""
-        shape = (params.batch_rows, params.length)
-        return {f"target_{part}": (shape, "int32") for part in _PARTS}
+    @classmethod
+    def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
+        """Returns the shape and dtype of each array of a batch, without reading text."""
+        spec = tf.TensorSpec((params.batch_rows, params.length), tf.int32)
+        return {f"target_{part}": spec for part in sorted(_PARTS)}
+
+    @classmethod
+    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
+        """Returns the size that the vocabulary of the text is to have."""
+        return {"text": params.vocabulary.size}
+
+    def vocabulary_sizes(self) -> dict[str, int]:
+        """Returns the size of the vocabulary of the text."""
+        return {"text": self.vocabulary.size}
 
     def text_size(self, split: str) -> TextSize:
         """Returns how much text a split has."""

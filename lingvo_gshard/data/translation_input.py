@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from lingvo_gshard.core.config import names
@@ -75,15 +76,24 @@ class TranslationInput(CorpusInput):
         self._vocabularies = vocabulary.load_pair(directory)
         self._forget_tokens()
 
-    @staticmethod
-    def batch_spec(params: Params) -> dict[str, tuple[tuple[int, int], str]]:
-        """Returns {name: (shape, dtype)} of a batch, for which no corpus is needed."""
-        wide = (params.batch_rows, params.source_length)
-        narrow = (params.batch_rows, params.target_length)
-        shapes = {f"source_{part}": wide for part in ("ids", "segments", "positions")}
-        target_parts = ("inputs", "labels", "segments", "positions")
-        shapes |= {f"target_{part}": narrow for part in target_parts}
-        return {name: (shape, "int32") for name, shape in shapes.items()}
+    @classmethod
+    def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
+        """Returns the shape and dtype of each array of a batch, without reading the corpus."""
+        source = tf.TensorSpec((params.batch_rows, params.source_length), tf.int32)
+        target = tf.TensorSpec((params.batch_rows, params.target_length), tf.int32)
+        sources = {f"source_{part}": source for part in ("ids", "positions", "segments")}
+        target_parts = ("inputs", "labels", "positions", "segments")
+        return sources | {f"target_{part}": target for part in target_parts}
+
+    @classmethod
+    def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
+        """Returns the sizes that the vocabularies of source and target are to have."""
+        size = params.vocabulary.size
+        return {"source": size, "target": params.vocabulary.target_size or size}
+
+    def vocabulary_sizes(self) -> dict[str, int]:
+        """Returns the sizes of the vocabularies of source and target."""
+        return {"source": self.source_vocabulary.size, "target": self.target_vocabulary.size}
 
     @property
     def _shape(self) -> tuple[int, int, int]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.models import TranslationModel
 from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
 from lingvo_gshard.layers.stacks.transformer import Memory
-from lingvo_gshard.tasks.translation import TranslationTask
 
 _IMPOSSIBLE = -1e9
 
 
 def beam_decode(
-    task: TranslationTask,
+    task: TranslationModel,
     theta: NestedMap,
     source_ids_BK: tf.Tensor,
     max_length: int,

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.decoding.models import LanguageModel
 
 _SPREAD = 0x9E3779B9
 
@@ -65,7 +65,7 @@ class Sampling:
 
 
 def write_on(
-    task: LanguageModelTask,
+    task: LanguageModel,
     theta: NestedMap,
     given_BL: tf.Tensor,
     before_B: tf.Tensor,

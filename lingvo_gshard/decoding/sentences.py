@@ -3,11 +3,11 @@
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.models import TranslationModel
 from lingvo_gshard.layers.stacks.transformer import Memory
-from lingvo_gshard.tasks.translation import TranslationTask
 
 
-def encode_sentences(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor) -> Memory:
+def encode_sentences(task: TranslationModel, theta: NestedMap, ids_BK: tf.Tensor) -> Memory:
     """Returns what the decoder attends to; a row holds one sentence, and 0 where there is none."""
     segments_BK = tf.cast(tf.not_equal(ids_BK, 0), tf.int32)
     positions_BK = tf.broadcast_to(tf.range(ids_BK.shape[1])[None], ids_BK.shape)

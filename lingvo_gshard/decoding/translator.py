@@ -16,7 +16,7 @@ from lingvo_gshard.data.sources.cleaning import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.beam import beam_decode
 from lingvo_gshard.decoding.greedy import greedy_decode
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.decoding.models import TranslationModel
 
 LENGTHS = (32, 64, 128, 256)
 
@@ -39,7 +39,7 @@ class Translator:
 
     def __init__(
         self,
-        task: TranslationTask,
+        task: TranslationModel,
         runtime: WeightsHolder,
         source_vocabulary: Vocabulary,
         target_vocabulary: Vocabulary,
@@ -60,7 +60,7 @@ class Translator:
         self._task = task
         self._source_vocabulary = source_vocabulary
         self._target_vocabulary = target_vocabulary
-        self._positions = task.p.positions.max_length
+        self._positions = task.max_positions
         self._lengths = [n for n in lengths if n <= self._positions] or [self._positions]
         self._batch_tokens = batch_tokens
         self._beam_size = beam_size

@@ -12,8 +12,8 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.decoding.models import LanguageModel
 from lingvo_gshard.decoding.sampling import Sampling, write_on
-from lingvo_gshard.tasks.language_model import LanguageModelTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Writer:
 
     def __init__(
         self,
-        task: LanguageModelTask,
+        task: LanguageModel,
         runtime: WeightsHolder,
         vocabulary: Vocabulary,
         length: int,

@@ -26,11 +26,10 @@ from lingvo_gshard.planning.roofline import TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
-from lingvo_gshard.runtime.program.step_work import work_of_step
 from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks import flops
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
-from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "tensorflow")
@@ -173,8 +172,8 @@ def step_subject(
             sum(tf.TensorShape(spec.shape).num_elements() for spec in weights),
             flops.active_parameters(trainer.task),
         ),
-        useful_flops=work_of_step(trainer.task, batch).flops,
-        tokens=batch["target_labels"].shape.num_elements(),
+        useful_flops=trainer.task.step_flops(batch),
+        tokens=trainer.task.target_tokens(batch),
     )
 
 

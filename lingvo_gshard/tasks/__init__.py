@@ -1,6 +1,7 @@
 """Tasks: a model with its loss, its metrics and its decoding."""
 
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.translation import TranslationTask
 
-__all__ = ["LanguageModelTask", "TranslationTask"]
+__all__ = ["LanguageModelTask", "Task", "TranslationTask"]

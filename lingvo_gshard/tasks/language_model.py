@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack, inherit
+from lingvo_gshard.tasks.flops import stack_flops
+from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tasks.token_loss import token_loss
 
 
-class LanguageModelTask(Layer):
+class LanguageModelTask(Task):
     """Every token from those before it in its document: embeddings, decoder, softmax and loss.
 
     The decoder-only Transformer of Radford et al. 2018 ("Improving Language Understanding by
     Generative Pre-Training", section 3.1); with experts in every n-th layer that of GLaM, arXiv
     2112.06905, section 4. Documents are packed, and none sees another.
     """
+
+    ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
+    VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
 
     @classmethod
     def params(cls) -> Params:
@@ -34,7 +42,6 @@ class LanguageModelTask(Layer):
             True,
             "Whether positions are added to the embeddings; rotary ones are the attention's.",
         )
-        p.define("fprop_dtype", "", "Type of the activations; empty: as trainer.precision says.")
         p.define("tie_softmax", True, "Whether the softmax's weight is the embedding.")
         p.define("label_smoothing", 0.0, "Share of the target distribution spread evenly.")
         p.define("z_loss_weight", 0.0, "Factor of log^2 Z in the loss, which keeps logits near 0.")
@@ -71,6 +78,19 @@ class LanguageModelTask(Layer):
             label_smoothing=self.p.label_smoothing,
             z_loss_weight=self.p.z_loss_weight,
         )
+
+    def token_shape(self, batch: BatchSpecs) -> TokenShape:
+        """Returns the rows and positions of the packed documents."""
+        return TokenShape(*batch["target_labels"].shape)
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of decoder and softmax in one forward pass."""
+        softmax = 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
+        return stack_flops(self.decoder, shape) + softmax
+
+    def id_ranges(self) -> dict[str, int]:
+        """Returns the vocabulary size of each array of ids."""
+        return dict.fromkeys(("target_inputs", "target_labels"), self.p.vocabulary_size)
 
     @layer_method
     def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:

@@ -1,22 +1,32 @@
 """Translation with an encoder-decoder Transformer."""
 
+from types import MappingProxyType
+
 import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack, inherit
+from lingvo_gshard.tasks.flops import stack_flops
+from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tasks.token_loss import token_loss
 
 
-class TranslationTask(Layer):
+class TranslationTask(Task):
     """Source ids to target ids: embeddings, encoder, decoder, softmax and label-smoothed loss.
 
     The model of arXiv 2006.16668, section 2: a Transformer with a mixture of experts in every other
     layer of the encoder and of the decoder.
     """
+
+    ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
+    VOCABULARIES = MappingProxyType(
+        {"source_vocabulary_size": "source", "target_vocabulary_size": "target"}
+    )
 
     @classmethod
     def params(cls) -> Params:
@@ -28,7 +38,6 @@ class TranslationTask(Layer):
         decoder = TransformerStack.params().set(is_decoder=True)
         p.define("decoder", decoder, "Params of the decoder.")
         p.define("positions", SinusoidalPositions.params(), "Params of the positions.")
-        p.define("fprop_dtype", "", "Type of the activations; empty: as trainer.precision says.")
         p.define("share_embeddings", False, "Whether source and target ids share one table.")
         p.define("tie_softmax", True, "Whether the softmax's weight is the target embedding.")
         p.define("label_smoothing", 0.1, "Share of the target distribution spread evenly.")
@@ -75,6 +84,26 @@ class TranslationTask(Layer):
             counted=[batch["source_segments"]],
         )
 
+    def token_shape(self, batch: BatchSpecs) -> TokenShape:
+        """Returns the target positions, with the source positions as the memory."""
+        rows, source_length = batch["source_ids"].shape
+        return TokenShape(rows, batch["target_labels"].shape[1], memory_length=source_length)
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of encoder, decoder and softmax in one forward pass."""
+        softmax = 2 * shape.tokens * self.p.model_dim * self.p.target_vocabulary_size
+        encoder = stack_flops(self.encoder, TokenShape(shape.rows, shape.memory_length))
+        return encoder + stack_flops(self.decoder, shape) + softmax
+
+    def id_ranges(self) -> dict[str, int]:
+        """Returns the vocabulary size of each array of ids."""
+        target = self.p.target_vocabulary_size
+        return {
+            "source_ids": self.p.source_vocabulary_size,
+            "target_inputs": target,
+            "target_labels": target,
+        }
+
     @layer_method
     def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
         """Returns logits [B,L,V] for every target position given those before it."""
@@ -86,6 +115,11 @@ class TranslationTask(Layer):
         with context.tokens(ids_BL):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._softmax(theta, x_BLM)
+
+    @property
+    def max_positions(self) -> int:
+        """The largest number of positions in a sentence."""
+        return self.p.positions.max_length
 
     @layer_method
     def encode(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
@@ -14,53 +14,28 @@ DEFAULT_STRATEGY = "expert"
 
 
 def make_trainer(experiment: Params) -> Trainer:
-    """Returns the experiment's trainer without reading its corpus where that is possible.
-
-    Vocabularies of unknown size get the largest size that their Params allow.
-    """
-    return experiment.trainer.instantiate(with_largest_vocabularies(experiment))
+    """Returns the experiment's trainer, with vocabularies of the sizes that its input asks for."""
+    return experiment.trainer.instantiate(with_configured_vocabularies(experiment))
 
 
-def with_largest_vocabularies(experiment: Params) -> Params:
-    """Returns the task's Params with the largest possible size for each vocabulary of size 0.
-
-    The corpus is read only if the input's Params do not bound the size.
-    """
-    task, input_ = experiment.task.copy(), experiment.input
-    if "vocabulary" not in input_:
-        return with_vocabulary_sizes(task, input_.instantiate())
-    size = input_.vocabulary.size
-    sizes = {
-        "vocabulary_size": size,
-        "source_vocabulary_size": size,
-        "target_vocabulary_size": input_.vocabulary.target_size or size,
-    }
-    for name, largest in sizes.items():
-        if name in task and not task.get(name):
-            task.set_path(name, largest)
-    return task
+def with_configured_vocabularies(experiment: Params) -> Params:
+    """Returns the task's Params with the vocabulary sizes that the input's Params ask for."""
+    task, input_ = experiment.task, experiment.input
+    return task.cls.with_vocabulary_sizes(task, input_.cls.configured_vocabulary_sizes(input_))
 
 
-def with_vocabulary_sizes(task: Params, input_: object) -> Params:
+def with_vocabulary_sizes(task: Params, input_: Input) -> Params:
     """Returns the task's Params with the input's size for each vocabulary of size 0."""
-    task = task.copy()
-    for vocabulary in ("vocabulary", "source_vocabulary", "target_vocabulary"):
-        name = f"{vocabulary}_size"
-        if name in task and not task.get(name):
-            task.set_path(name, getattr(input_, vocabulary).size)
-    return task
+    return task.cls.with_vocabulary_sizes(task, input_.vocabulary_sizes())
 
 
 def batch_specs(experiment: Params) -> dict[str, tf.TensorSpec]:
-    """Returns the shape and dtype of each array of a training batch, by name."""
-    if hasattr(experiment.input.cls, "batch_spec"):
-        specs = experiment.input.cls.batch_spec(experiment.input)
-        return {name: tf.TensorSpec(*specs[name]) for name in sorted(specs)}
-    batch = first_batch(experiment.input.instantiate(), experiment.trainer.seed)
-    return {name: tf.TensorSpec(batch[name].shape, batch[name].dtype) for name in sorted(batch)}
+    """Returns the shape and dtype of each array of a training batch, sorted by name."""
+    specs = experiment.input.cls.batch_specs(experiment.input)
+    return {name: specs[name] for name in sorted(specs)}
 
 
-def first_batch(input_: object, seed: int) -> dict[str, np.ndarray]:
+def first_batch(input_: Input, seed: int) -> Batch:
     """Returns the first training batch, read by an iterator of its own."""
     batches = input_.train_batches(seed)
     try:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 import rich.console
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Input
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.store import IN_WORDS, Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
@@ -29,42 +27,6 @@ from lingvo_gshard.training.monitoring.progress import Progress
 from lingvo_gshard.training.runtime_protocol import Metrics, NumpyBatch, Runtime
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
-
-
-class TrainBatches(Protocol):
-    """An endless iterator over batches that can go back to a position."""
-
-    def __next__(self) -> NumpyBatch:
-        """Returns the next batch."""
-
-    def get_state(self) -> Any:
-        """Returns the position after the last batch, as JSON values."""
-
-    def set_state(self, state: Any) -> None:
-        """Goes to a position."""
-
-    def close(self) -> None:
-        """Ends whatever makes batches in the background."""
-
-
-class Input(Protocol):
-    """What the loop needs of an input."""
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits there are; where "dev" is one, its loss is measured."""
-
-    def rows(self, split: str) -> Sequence[Any]:
-        """Reads a split whole; ValueError if it cannot be read."""
-
-    def train_batches(self, seed: int) -> TrainBatches:
-        """The endless iterator of training batches."""
-
-    def evaluation_batches(self, split: str) -> Iterator[NumpyBatch]:
-        """The batches of one split, in order, once."""
-
-    def save_vocabularies(self, directory: pathlib.Path) -> None:
-        """Writes what a reader of the checkpoint needs of the input."""
 
 
 @dataclasses.dataclass
@@ -129,7 +91,7 @@ class Loop:
             return Outcome(self.step, True, None)
         with contextlib.ExitStack() as stack:
             if "dev" in self._input.splits:
-                self._input.rows("dev")
+                self._input.check_split("dev")
             self._batches = self._input.train_batches(p.seed)
             stack.callback(self._batches.close)
             self._begin(checkpoint)

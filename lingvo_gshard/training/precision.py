@@ -10,7 +10,7 @@ import dataclasses
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.tasks.task import Task
 
 _KNOB = "trainer.precision"
 _DEFAULT = "float32"
@@ -36,30 +36,27 @@ class Precision:
         activations are of no type that can be chosen.
         """
         task = task.copy()
-        for name, dtype in self._types(task.cls, task):
+        for name, dtype in self._types(task.cls):
             if task.get(name) not in ("", dtype):
                 raise self._contradiction(name, task.get(name), dtype, "leave it empty")
             task.set(**{name: dtype})
         return task
 
-    def check(self, task: Layer) -> None:
+    def check(self, task: Task) -> None:
         """Raises ValueError, naming both Params, if a task was made with other types."""
-        for name, dtype in self._types(type(task), task.p):
+        for name, dtype in self._types(type(task)):
             found = task.p.get(name) or _DEFAULT
             if found != dtype:
                 raise self._contradiction(name, found, dtype, "make the trainer of its Params")
 
-    def _types(self, task: type | None, params: Params) -> list[tuple[str, str]]:
-        """What a task's Params say of types, and what they shall say."""
-        types = [("dtype", self.weights)]
-        if "fprop_dtype" in params:
-            return [*types, ("fprop_dtype", self.activations)]
-        if self.activations != _DEFAULT:
+    def _types(self, task: type[Task]) -> list[tuple[str, str]]:
+        """The names of the task's Params that hold a type, with the types they shall hold."""
+        if self.activations not in task.ACTIVATION_DTYPES:
             raise ValueError(
-                f"{_KNOB}={self.name!r} sets task.fprop_dtype, the type of the activations, which "
-                f"{getattr(task, '__name__', task)} has not got"
+                f"{_KNOB}={self.name!r} computes activations in {self.activations}, but "
+                f"{task.__name__} only in {', '.join(task.ACTIVATION_DTYPES)}"
             )
-        return types
+        return [("dtype", self.weights), ("fprop_dtype", self.activations)]
 
     def _contradiction(self, name: str, found: str, expected: str, advice: str) -> ValueError:
         return ValueError(

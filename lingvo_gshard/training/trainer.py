@@ -13,8 +13,9 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
-from lingvo_gshard.core.layer import Layer, VariableSpec
+from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training import averages, loss_scale, micro_batches, precision
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
@@ -67,7 +68,7 @@ class Trainer(Configurable):
         p.define("evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.")
         return p
 
-    def __init__(self, params: Params, task: Layer | Params):
+    def __init__(self, params: Params, task: Task | Params):
         """task: of the types that `precision` means; its Params get these here.
 
         Raises ValueError, naming the Params, if its types are others.

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gshard.data import translation_input
 from lingvo_gshard.data.sources import cleaning, moses, tsv
@@ -50,11 +51,11 @@ def test_batches_read_back_as_the_corpus(place, joint):
     assert (data.source_vocabulary is data.target_vocabulary) == joint
     rows = {(row.source, row.target) for row in data.rows("train")}
     batches = data.train_batches(seed=1)
-    spec = data.batch_spec(p)
+    specs = data.batch_specs(p)
     seen = set()
     for _ in range(60):
         batch = next(batches)
-        assert {n: (a.shape, a.dtype.name) for n, a in batch.items()} == spec
+        assert {n: tf.TensorSpec(a.shape, a.dtype) for n, a in batch.items()} == specs
         seen.update(segments_as_text(batch, data))
     batches.close()
     assert seen == rows
@@ -66,7 +67,6 @@ def test_the_report_adds_up(place):
     assert report.dropped[translation_input.TOO_MANY_TOKENS] > 0
     assert report.read == 300 == report.kept + report.dropped.total()
     assert report.dropped[cleaning.DUPLICATE] == 300 - len(data.rows("train"))
-    assert data.held_out_report("test").read == 20
 
 
 def test_skipped_rows_are_in_the_report(tmp_path, place):

@@ -12,7 +12,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import flops
+from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 from lingvo_gshard.training.params_text import experiment_from_text
@@ -87,7 +87,7 @@ def test_each_can_be_built(name):
     partitioning = Partitioning.make(params.sharding.mesh, params.sharding.strategy)
     assert partitioning.unused_axes == ()
     assert trainer.state_specs().slots.flatten()
-    assert set(params.input.cls.batch_spec(params.input)) >= {"source_ids", "target_labels"}
+    assert set(params.input.cls.batch_specs(params.input)) >= {"source_ids", "target_labels"}
     assert not params.diff(experiment_from_text(params.to_text()))
 
 

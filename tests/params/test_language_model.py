@@ -13,7 +13,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import flops
+from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.params_text import experiment_from_text
 
@@ -90,7 +90,7 @@ def test_those_to_plan_fit_their_machine(name):
     assert topologies.get(topology.removeprefix("--topology=")).devices == devices
     assert Mesh.parse(params.sharding.mesh).size == devices
     assert Partitioning.make(params.sharding.mesh, params.sharding.strategy).unused_axes == ()
-    rows, length = params.input.cls.batch_spec(params.input)["target_labels"][0]
+    rows, length = params.input.cls.batch_specs(params.input)["target_labels"].shape
     assert rows * length == tokens
     part = Mesh.parse(params.sharding.mesh).axis_size("data") * params.trainer.micro_batches
     assert rows % part == 0

@@ -10,6 +10,7 @@ import tensorflow as tf
 import lingvo_gshard
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.planning import picture, planner
@@ -18,7 +19,7 @@ from lingvo_gshard.planning.plan import file as plan_file
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import flops
+from lingvo_gshard.tasks import flops
 from tests.planning import example_plan
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, layer_of
 from tests.runtime import tiny_translation
@@ -297,7 +298,7 @@ def test_a_training_steps_plan():
     rows, length = tiny_translation.ROWS, tiny_translation.LENGTH
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
     assert plan.parameters == {"total": total, "active": flops.active_parameters(trainer.task)}
-    useful = flops.translation_step(trainer.task, rows, length, length)
+    useful = 3 * trainer.task.flops(TokenShape(rows, length, memory_length=length))
     assert plan.flops["useful"] == useful // 8
     assert plan.flops["dispatch"] == plan.flops["rematerialized"] == 0
     assert plan.flops["executed"] >= plan.flops["useful"]

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import LanguageModelTask
-from lingvo_gshard.training import flops
 
 V, M, B, L = 11, 8, 2, 6
 
@@ -174,7 +174,7 @@ def test_useful_operations_are_counted_by_hand():
     task = task_of()
     layer = 2 * B * L * (4 * M * M + 2 * M * 12) + 4 * B * L * L * M
     expected = 3 * (2 * layer + 2 * B * L * M * V)
-    assert flops.language_model_step(task, B, L) == expected
+    assert FORWARD_AND_BACKWARD * task.flops(TokenShape(B, L)) == expected
 
 
 @pytest.mark.parametrize(

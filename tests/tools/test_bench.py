@@ -8,14 +8,15 @@ import pytest
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import choices, moe, step
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
+from tests import tiny
 
 EXPERIMENT = "test.tiny_translation"
 TINY = (
@@ -156,7 +157,7 @@ def test_cases_are_the_experiments_step_with_and_without_experts():
     for case in (with_experts, dense):
         task = case.trainer.task
         assert task.p.source_vocabulary_size == task.p.target_vocabulary_size == 30
-        assert case.flops == flops.translation_step(task, 2, 6, 20)
+        assert case.flops == FORWARD_AND_BACKWARD * task.flops(TokenShape(2, 20, memory_length=6))
         shapes = {name: value.shape for name, value in case.batch.items()}
         sources = {name: shape for name, shape in shapes.items() if name.startswith("source")}
         assert len(sources) == 3 and set(sources.values()) == {(2, 6)}
@@ -230,16 +231,18 @@ def test_a_language_model_has_cases_too():
         "language_model.quickstart, dense",
     ]
     task = with_experts.trainer.task
-    assert with_experts.flops == flops.language_model_step(task, 2, 20)
+    assert with_experts.flops == FORWARD_AND_BACKWARD * task.flops(TokenShape(2, 20))
     assert {value.shape for value in with_experts.batch.values()} == {(2, 20)}
     ids = with_experts.batch["target_inputs"]
     assert ids.min() >= 4 and ids.max() < task.p.vocabulary_size
 
 
-def test_an_experiment_that_is_neither_is_refused():
-    other = tiny_translation().set(name="test.other", task=TransformerStack.params())
-    with pytest.raises(ValueError, match="--experiment=test.other is neither a translation nor"):
-        step.experiment_cases(other)
+def test_a_task_of_another_kind_has_a_case():
+    (case,) = step.experiment_cases(tiny.experiment_params())
+    assert case.name == "test.tiny, dense"
+    assert case.batch["x"].dtype == np.float32 and case.batch["x"].shape == (16, tiny.INPUTS)
+    assert case.batch["y"].max() < tiny.CLASSES
+    assert case.flops == 3 * 2 * 16 * (tiny.INPUTS + tiny.CLASSES) * tiny.HIDDEN
 
 
 def test_help_teaches(capsys):

@@ -70,7 +70,6 @@ def test_a_run_and_its_words(tmp_path, capsys):
         "test.tiny",
         "101 in all, 101 used by each token",
         "1 CPU",
-        "source 5, target 5",
         "compiled in",
         "step 12/12  loss",
         f"Trained 12 steps; the run is in {tmp_path}",

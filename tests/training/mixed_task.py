@@ -4,9 +4,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import einsum
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.schedules import Constant
 from lingvo_gshard.training.trainer import Trainer
@@ -15,14 +16,10 @@ from tests import tiny
 HIDDEN = 8
 
 
-class MixedTask(Layer):
+class MixedTask(Task):
     """Two products that learn what tests/tiny.py's batches ask; the loss alone is float32."""
 
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("fprop_dtype", "", "Type of the activations.")
-        return p
+    ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 
     def __init__(self, params, path=""):
         super().__init__(params, path)

@@ -76,7 +76,7 @@ def test_types_that_contradict_it_are_refused(task, precision, is_made):
 
 
 def test_a_task_without_activations_types_is_refused():
-    with pytest.raises(ValueError, match=r"trainer\.precision='float16' .* TinyTask has not got"):
+    with pytest.raises(ValueError, match=r"precision='float16' .* TinyTask only in float32"):
         mixed_task.trainer_params(precision="float16").instantiate(tiny.TinyTask.params())
 
 

@@ -81,10 +81,12 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one call of a program does that is of use, for whoever measures how fast it is.
+    """The useful work of one call of a program, for measuring how fast it runs.
 
-    flops: operations, as training/flops.py counts them; tokens: of a batch without padding;
-    vocabularies: (path of an input, how many ids there are for it).
+    Attributes:
+      flops: useful floating-point operations; see core/flops.py.
+      tokens: positions of a batch without padding.
+      vocabularies: (path of an input, number of its valid ids) for inputs that hold ids.
     """
 
     flops: int

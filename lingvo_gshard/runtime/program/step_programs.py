@@ -10,10 +10,10 @@ import tensorflow as tf
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.program import Array, Program
-from lingvo_gshard.runtime.program.step_work import work_of_step
+from lingvo_gshard.runtime.program.program import Array, Program, Work
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
 from lingvo_gshard.training.trainer import Trainer
 
@@ -75,7 +75,7 @@ def train_program(
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     donated = range(len(arrays))
     program = lower("train_step", train_step, inputs, partitioning, donated, partitioner)
-    return dataclasses.replace(program, work=work_of_step(trainer.task, batch)), names
+    return dataclasses.replace(program, work=_work(trainer.task, batch)), names
 
 
 def eval_program(
@@ -129,6 +129,12 @@ def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
         if part in state:
             marked[part] = annotate_weights(state[part], specs[part], kind)
     return marked
+
+
+def _work(task: Task, batch: BatchSpecs) -> Work:
+    """Returns the useful work of a training step, to be saved with its program."""
+    vocabularies = ((f"batch.{name}", size) for name, size in task.id_ranges().items())
+    return Work(task.step_flops(batch), task.tokens(batch), tuple(vocabularies))
 
 
 def _state_array(path: str, spec: VariableSpec, partitioning: Partitioning) -> Array:

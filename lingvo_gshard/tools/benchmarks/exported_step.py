@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 
 STEP, INITIAL = "train_step", "init_state"
-# The standard deviation of weights that are made up, and a sentence's length in rows that are.
-_WEIGHT, _SENTENCE, _FIRST_WORD = 0.02, 16, 4
+# Standard deviation of synthetic weights.
+_WEIGHT = 0.02
 
 _DOT = re.compile(
     r"stablehlo\.dot(?:_general .*contracting_dims = \[([\d, ]*)\] x)?.*"
@@ -38,7 +39,7 @@ class SavedStep:
         if not record.get("work"):
             raise ValueError(
                 f"{path} does not say its useful operations: it was written by an earlier "
-                "version, or for a task that runtime/program/step_work.py does not count"
+                "version, or it is not a training step"
             )
         self.path, self.record, self.work = path, record, record["work"]
         self.devices = _devices(path, record)
@@ -222,15 +223,9 @@ def _maker(
 
 
 def _batch_value(path: str, array: dict, vocabularies: dict[str, int]) -> np.ndarray:
-    """Rows full of sentences: their segments and positions, and random ids that there are."""
-    shape, name = tuple(array["shape"]), array["path"]
-    place = np.broadcast_to(np.arange(shape[-1]), shape)
-    if name.endswith("segments"):
-        return (place // _SENTENCE + 1).astype(array["dtype"])
-    if name.endswith("positions"):
-        return (place % _SENTENCE).astype(array["dtype"])
-    if name not in vocabularies:
-        raise ValueError(f"{path} does not say how many ids there are for {name}")
-    size = vocabularies[name]
-    rng = np.random.default_rng(len(name))
-    return rng.integers(min(_FIRST_WORD, size - 1), size, shape).astype(array["dtype"])
+    """Returns a synthetic array of the batch; raises ValueError naming the file."""
+    name = array["path"]
+    try:
+        return synthetic.make_array(name, array["shape"], array["dtype"], vocabularies.get(name))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

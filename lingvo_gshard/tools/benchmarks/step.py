@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.runtime.program.program import Work
-from lingvo_gshard.runtime.program.step_work import work_of_step
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tasks.flops import stack_flops
+from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
-from lingvo_gshard.training import flops
-from lingvo_gshard.training.experiments import batch_specs, with_largest_vocabularies
+from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
 from lingvo_gshard.training.trainer import Trainer
 
 Batch = dict[str, np.ndarray]
-
-# Positions of a sentence in synthetic rows: about what a sentence of the corpus takes.
-_SENTENCE = 16
-_FIRST_WORD = 4
-_TASKS = (TranslationTask, LanguageModelTask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Row:
     compile_seconds: float
 
 
-class StackTask(Layer):
+class StackTask(Task):
     """An encoder alone that learns to give random vectors for random vectors."""
 
     @classmethod
@@ -74,26 +68,26 @@ class StackTask(Layer):
         y_BLM = self.stack.fprop(theta.stack, batch["x"], batch["segments"])
         return tf.reduce_mean(tf.square(y_BLM - batch["target"])), NestedMap()
 
+    def token_shape(self, batch: BatchSpecs) -> TokenShape:
+        """Returns the rows and positions of the random vectors."""
+        return TokenShape(*batch["segments"].shape)
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the encoder in one forward pass."""
+        return stack_flops(self.stack, shape)
+
 
 def experiment_cases(experiment: Params) -> list[StepCase]:
     """Returns the step of an experiment as it is, and as a dense model.
 
-    Shapes are the experiment's; the rows are full of synthetic sentences, so that no corpus is
-    read. Raises ValueError if the experiment is neither a translation nor a language model.
+    Shapes are the experiment's; the rows are full of synthetic sentences, so that no data is read.
     """
-    task = experiment.task
-    if not (isinstance(task.cls, type) and issubclass(task.cls, _TASKS)):
-        raise ValueError(
-            f"--experiment={experiment.name} is neither a translation nor a language model"
-        )
-    specs = batch_specs(experiment)
+    specs, task = batch_specs(experiment), with_configured_vocabularies(experiment)
     cases = []
-    for name, params in _with_and_without_experts(
-        experiment.name, with_largest_vocabularies(experiment)
-    ):
+    for name, params in _with_and_without_experts(experiment.name, task):
         trainer = experiment.trainer.instantiate(params)
-        work = work_of_step(trainer.task, specs)
-        cases.append(StepCase(name, trainer, _batch(specs, work), work.flops))
+        batch = _batch(specs, trainer.task.id_ranges())
+        cases.append(StepCase(name, trainer, batch, trainer.task.step_flops(specs)))
     return cases
 
 
@@ -102,15 +96,11 @@ def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[
     cases = []
     for name, params in _with_and_without_experts("layers", stack):
         task = StackTask.params().set(stack=params).instantiate()
-        rng = np.random.default_rng(1)
-        shape = (rows, length, params.model_dim)
-        batch = {
-            "x": rng.normal(size=shape).astype(np.float32),
-            "target": rng.normal(size=shape).astype(np.float32),
-            "segments": _sentences(rows, length)[0],
-        }
-        count = flops.stack_step(task.stack, rows, length)
-        cases.append(StepCase(name, trainer.instantiate(task), batch, count))
+        vectors = tf.TensorSpec((rows, length, params.model_dim))
+        segments = tf.TensorSpec((rows, length), tf.int32)
+        specs = {"x": vectors, "target": vectors, "segments": segments}
+        batch = _batch(specs, task.id_ranges())
+        cases.append(StepCase(name, trainer.instantiate(task), batch, task.step_flops(specs)))
     return cases
 
 
@@ -166,25 +156,12 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
     return [*as_it_is, (f"{name}, dense", dense)]
 
 
-def _batch(specs: dict[str, tf.TensorSpec], work: Work) -> Batch:
+def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
     """A batch of these shapes: rows full of sentences of random words."""
-    rng, sizes = np.random.default_rng(1), dict(work.vocabularies)
-    batch = {}
-    for name, spec in specs.items():
-        segments, positions = _sentences(*spec.shape)
-        if name.endswith("_segments"):
-            batch[name] = segments
-        elif name.endswith("_positions"):
-            batch[name] = positions
-        else:
-            batch[name] = rng.integers(_FIRST_WORD, sizes[f"batch.{name}"], spec.shape, np.int32)
-    return batch
-
-
-def _sentences(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segments and positions, int32 [rows, length], of rows full of sentences."""
-    place = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    return place // _SENTENCE + 1, place % _SENTENCE
+    return {
+        name: synthetic.make_array(name, spec.shape, spec.dtype.as_numpy_dtype, id_ranges.get(name))
+        for name, spec in specs.items()
+    }
 
 
 def gemm(size: int) -> Callable[[], object]:

@@ -9,13 +9,15 @@ import rich.console
 import rich.table
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training import flops
+from lingvo_gshard.data.input import Batch, Input
+from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.experiments import first_batch
 from lingvo_gshard.training.trainer import Trainer
 
 
 def print_summary(
-    console: rich.console.Console, params: Params, input_: object, trainer: Trainer, runtime: object
+    console: rich.console.Console, params: Params, input_: Input, trainer: Trainer, runtime: object
 ) -> None:
     """Prints the experiment, the model's size, the device and what the input made of its corpus."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
@@ -24,25 +26,19 @@ def print_summary(
     table.add_row("experiment", params.name)
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")
     table.add_row("devices", runtime.device_summary)
-    table.add_row("vocabulary", _vocabulary_sizes(input_))
+    sizes = input_.vocabulary_sizes()
+    if sizes:
+        table.add_row("vocabulary", ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
     filled = share_filled(first_batch(input_, trainer.p.seed))
     if filled is not None:
         table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
     table.add_row("steps", f"{trainer.p.steps:,}")
     console.print(table, highlight=False)
-    report = getattr(input_, "report", None)
-    if report is not None:
-        print_report(console, report)
+    if input_.report is not None:
+        print_report(console, input_.report)
 
 
-def _vocabulary_sizes(input_: object) -> str:
-    if hasattr(input_, "vocabulary"):
-        return f"{input_.vocabulary.size:,}"
-    sizes = (input_.source_vocabulary.size, input_.target_vocabulary.size)
-    return "source {:,}, target {:,}".format(*sizes)
-
-
-def print_report(console: rich.console.Console, report: object) -> None:
+def print_report(console: rich.console.Console, report: CleaningReport) -> None:
     """Prints what cleaning did to the training rows, and the first rows that were unreadable."""
     table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
     for what, count in report.to_table():
@@ -52,7 +48,7 @@ def print_report(console: rich.console.Console, report: object) -> None:
         console.print(f"skipped: {example}", markup=False, highlight=False, soft_wrap=True)
 
 
-def share_filled(batch: dict[str, np.ndarray]) -> float | None:
+def share_filled(batch: Batch) -> float | None:
     """Returns the share of positions that belong to a sentence; None for a batch without any."""
     segments = [value for name, value in batch.items() if name.endswith("_segments")]
     if not segments:

@@ -166,7 +166,7 @@ class Launch:
         """Raises ValueError where trainer.local_updates, the mesh and the rows do not fit."""
         from lingvo_gshard.runtime.local_updates import workers
 
-        rows = params.input.batch_rows if "batch_rows" in params.input else None
+        rows = params.input.cls.rows_per_batch(params.input)
         workers.check(params.trainer, self.partitioning, rows)
 
     def _start_spmd(self, values: flags.FlagValues, params: Params) -> None:

@@ -6,10 +6,11 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import balance_loss
 from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.schedules import Constant
 from lingvo_gshard.training.trainer import Trainer
@@ -112,7 +113,7 @@ def test_a_decay_that_keeps_nothing_or_all_is_refused(decay):
         recent_load(decay=decay)
 
 
-class RoutingTask(Layer):
+class RoutingTask(Task):
     """A router alone, trained by its losses."""
 
     @classmethod

@@ -188,7 +188,10 @@ def test_a_loss_that_is_not_finite_is_an_error(files, monkeypatch):
         (["none.zip"], "none.zip"),
         (["init.zip"], "init.zip holds the program 'init_state', but 'train_step' was expected"),
         (["uncounted.zip"], "uncounted.zip does not say its useful operations"),
-        (["unknown_ids.zip"], "unknown_ids.zip does not say how many ids there are for batch.ids"),
+        (
+            ["unknown_ids.zip"],
+            "unknown_ids.zip: the task gives no range of valid ids for",
+        ),
         (["step64.zip"], "is for --mesh=data=64, 64 devices, but there are"),
         (["step.zip", "--init_state=step.zip"], "but 'init_state' was expected"),
         (["step.zip", "--init_state=init2.zip"], "4 arrays on data=2, 4 on data=1 expected"),

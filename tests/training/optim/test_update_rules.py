@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.checkpoint.store import CheckpointStore, unflatten
 from lingvo_gshard.training.optim import schedules
 from lingvo_gshard.training.optim.adafactor import Adafactor
@@ -23,7 +24,7 @@ def follow(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     return 0.5 * weight + value
 
 
-class Counting(Layer):
+class Counting(Task):
     """w * x, and how large x was, which no gradient says."""
 
     @classmethod

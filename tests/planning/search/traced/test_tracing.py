@@ -5,11 +5,11 @@ import functools
 
 import tensorflow as tf
 
+from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.planning.search.groups import group
 from lingvo_gshard.planning.search.traced.graph import Traced
 from lingvo_gshard.planning.search.traced.tracing import trace
 from lingvo_gshard.sharding import annotate, einsum, recording
-from lingvo_gshard.training.flops import translation_step
 from tests.planning.search.search_rates import batch, trainer
 from tests.runtime import tiny_translation
 
@@ -67,7 +67,8 @@ def test_products_compute_what_the_sizes_say():
             for size in product.sizes.values():
                 work *= size
             flops += 3 * work
-    assert flops == translation_step(model(False, 0).task, ROWS, LENGTH, LENGTH)
+    shape = TokenShape(ROWS, LENGTH, memory_length=LENGTH)
+    assert flops == FORWARD_AND_BACKWARD * model(False, 0).task.flops(shape)
 
 
 def test_giants_are_traced_without_their_memory():

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.tasks import flops
 from lingvo_gshard.tasks.translation import TranslationTask
-from lingvo_gshard.training import flops
 from lingvo_gshard.training.trainer import Trainer
 
 B, L, K = 2, 4, 8
@@ -37,6 +38,14 @@ def task_of(moe_every: int, head_dim: int = 0) -> TranslationTask:
     for stack in (params.encoder, params.decoder):
         stack.layer.attention.head_dim = head_dim
     return params.instantiate()
+
+
+def step_flops(task: TranslationTask) -> int:
+    return FORWARD_AND_BACKWARD * task.flops(TokenShape(B, K, memory_length=L))
+
+
+def stack_step(stack) -> int:
+    return FORWARD_AND_BACKWARD * flops.stack_flops(stack.instantiate(), TokenShape(16, 256))
 
 
 def products_in_step(task: TranslationTask) -> int:
@@ -70,14 +79,14 @@ def _sizes(text: str) -> list[int]:
 @pytest.mark.parametrize("head_dim", [0, 3])
 def test_a_dense_step_is_what_xla_is_given(head_dim):
     task = task_of(moe_every=0, head_dim=head_dim)
-    assert flops.translation_step(task, B, L, K) + NORMS == products_in_step(task)
+    assert step_flops(task) + NORMS == products_in_step(task)
 
 
 def test_a_step_with_experts_is_what_xla_is_given_where_no_place_is_empty():
     """2S/E places an expert are as many as the two experts of every token take."""
     task = task_of(moe_every=2)
     counting_load = 2 * 2 * B * (L + K) * E
-    counted = flops.translation_step(task, B, L, K) + NORMS + counting_load
+    counted = step_flops(task) + NORMS + counting_load
     assert counted == products_in_step(task)
 
 
@@ -90,10 +99,10 @@ def test_hand_numbers():
     scores = 2 * 2 * 16 * 256 * 256 * 512
     dense = 2 * 4096 * 2 * 512 * 2048
     expected = 3 * 2 * (projections + scores + dense)
-    assert flops.stack_step(stack.instantiate(), 16, 256) == expected == 167_503_724_544
+    assert stack_step(stack) == expected == 167_503_724_544
     stack.moe_every = 2
     stack.moe.num_experts = 8
-    with_experts = flops.stack_step(stack.instantiate(), 16, 256)
+    with_experts = stack_step(stack)
     assert with_experts == expected + 3 * (dense + 2 * 4096 * 512 * 8)
 
 
@@ -105,7 +114,7 @@ def test_gates_shared_experts_and_more_experts_per_token_count():
     stack.moe.num_experts = 8
 
     def step() -> int:
-        return flops.stack_step(stack.instantiate(), 16, 256)
+        return stack_step(stack)
 
     product, before = 2 * 4096 * 512 * 2048, step()
     stack.moe.experts.activation = "swiglu"
@@ -125,8 +134,8 @@ def task_of_four_layers(repeat: bool) -> TranslationTask:
 
 def test_a_loop_counts_as_the_layers_that_it_runs():
     loop, layers = (task_of_four_layers(repeat) for repeat in (True, False))
-    assert flops.translation_step(loop, B, L, K) == flops.translation_step(layers, B, L, K)
-    assert flops.translation_step(loop, B, L, K) > flops.translation_step(task_of(2), B, L, K)
+    assert step_flops(loop) == step_flops(layers)
+    assert step_flops(loop) > step_flops(task_of(2))
     assert flops.active_parameters(loop) == flops.active_parameters(layers)
 
 
@@ -156,7 +165,7 @@ def test_heads_of_keys_and_values_that_are_shared_take_less():
     stack = TransformerStack.params().set(
         num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
     )
-    before = flops.stack_step(stack.instantiate(), 16, 256)
+    before = stack_step(stack)
     stack.layer.attention.num_key_value_heads = 2
     saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
-    assert flops.stack_step(stack.instantiate(), 16, 256) == before - saved
+    assert stack_step(stack) == before - saved

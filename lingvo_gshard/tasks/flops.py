@@ -21,44 +21,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.layers.attention.attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks.language_model import LanguageModelTask
-from lingvo_gshard.tasks.translation import TranslationTask
-
-FORWARD_AND_BACKWARD = 3
 
 
-def translation_step(task: TranslationTask, rows: int, source: int, target: int) -> int:
-    """Returns the operations of a training step on `rows` of source and target positions."""
-    p = task.p
-    softmax = 2 * rows * target * p.model_dim * p.target_vocabulary_size
-    encoder = _stack(task.encoder, rows, source)
-    decoder = _stack(task.decoder, rows, target, memory=source)
-    return FORWARD_AND_BACKWARD * (encoder + decoder + softmax)
-
-
-def language_model_step(task: LanguageModelTask, rows: int, length: int) -> int:
-    """Returns the operations of a training step on `rows` of `length` positions."""
-    p = task.p
-    softmax = 2 * rows * length * p.model_dim * p.vocabulary_size
-    return FORWARD_AND_BACKWARD * (_stack(task.decoder, rows, length) + softmax)
-
-
-def stack_step(stack: TransformerStack, rows: int, length: int) -> int:
-    """Returns the operations of a training step of an encoder on `rows` of `length` positions."""
-    return FORWARD_AND_BACKWARD * _stack(stack, rows, length)
-
-
-def _stack(stack: TransformerStack, rows: int, length: int, memory: int = 0) -> int:
+def stack_flops(stack: TransformerStack, shape: TokenShape) -> int:
+    """Returns the operations of one forward pass of a stack."""
+    rows, length = shape.rows, shape.length
     total = 0
     for layer, times in stack.layers_by_times():
         once = _attention(layer.self_attention, rows, length, length)
         if layer.p.has_cross_attention:
-            once += _attention(layer.cross_attention, rows, length, memory)
-        total += times * (once + _feed_forward(layer.feed_forward, rows * length))
+            once += _attention(layer.cross_attention, rows, length, shape.memory_length)
+        total += times * (once + _feed_forward(layer.feed_forward, shape.tokens))
     return total
 
 

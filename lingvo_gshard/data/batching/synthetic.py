@@ -1,0 +1,42 @@
+"""Synthetic batches: rows full of sentences of random words, for benchmarks that read no data."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+# Positions of a sentence: about the mean of the embedded corpus.
+SENTENCE = 16
+# Smaller ids are reserved for padding, sentence ends and unknown words.
+_FIRST_WORD = 4
+
+
+def make_array(
+    name: str, shape: Sequence[int], dtype: np.dtype | str, num_ids: int | None
+) -> np.ndarray:
+    """Returns the array of a synthetic batch, the same for the same arguments.
+
+    Args:
+      name: name of the array. `*segments` number the sentences of a row, `*positions` count
+        within each; other arrays are random: ids if they are integers, normal values if not.
+      shape: shape of the array; sentences follow one another along the last dimension.
+      dtype: type of the array.
+      num_ids: number of valid ids of an array of ids.
+
+    Raises:
+      ValueError: `num_ids` is None for an array of integers.
+    """
+    dtype = np.dtype(dtype)
+    place = np.broadcast_to(np.arange(shape[-1] if shape else 1), shape)
+    if name.endswith("segments"):
+        return (place // SENTENCE + 1).astype(dtype)
+    if name.endswith("positions"):
+        return (place % SENTENCE).astype(dtype)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    if not np.issubdtype(dtype, np.integer):
+        return rng.normal(size=shape).astype(dtype)
+    if num_ids is None:
+        raise ValueError(f"the task gives no range of valid ids for {name}; see Task.id_ranges")
+    return rng.integers(min(_FIRST_WORD, num_ids - 1), num_ids, shape).astype(dtype)

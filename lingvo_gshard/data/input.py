@@ -1,0 +1,95 @@
+"""Input: where an experiment's batches come from."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.data.sources.cleaning import CleaningReport
+
+Batch = dict[str, np.ndarray]
+
+
+class TrainBatches(Protocol):
+    """An endless iterator over training batches whose position can be saved and restored."""
+
+    def __next__(self) -> Batch:
+        """Returns the next batch."""
+
+    def get_state(self) -> Any:
+        """Returns the position after the last batch, as JSON values."""
+
+    def set_state(self, state: Any) -> None:
+        """Moves to a saved position: the batches after it follow again."""
+
+    def close(self) -> None:
+        """Stops background work."""
+
+
+class Input(Configurable, abc.ABC):
+    """Makes the batches of an experiment, split by split.
+
+    A new input must define `batch_specs`, `train_batches` and `evaluation_batches`. Constructing an
+    input reads no data; the first call that needs data reads it.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
+        """Returns the shape and dtype of each array of a batch, without reading data."""
+
+    @classmethod
+    def rows_per_batch(cls, params: Params) -> int:
+        """Returns the size of the first dimension of a batch's arrays."""
+        return next(iter(cls.batch_specs(params).values())).shape[0]
+
+    @classmethod
+    def configured_vocabulary_sizes(cls, params: Params) -> Mapping[str, int]:
+        """Returns name of a vocabulary -> number of its ids that the Params ask for.
+
+        Planning and benchmarks use these sizes, since they read no data. A vocabulary trained on
+        little text may turn out smaller. The default is no vocabulary.
+        """
+        del params
+        return {}
+
+    def vocabulary_sizes(self) -> Mapping[str, int]:
+        """Returns name of a vocabulary -> number of its ids; the default is no vocabulary."""
+        return {}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that exist. Training measures the loss of "dev" if there is one."""
+        return ("train",)
+
+    @property
+    def report(self) -> CleaningReport | None:
+        """What cleaning did to the training rows; None for data that is not cleaned."""
+        return None
+
+    def check_split(self, split: str) -> None:
+        """Reads a split in full so that bad data is reported before training starts.
+
+        Raises:
+          ValueError: the split cannot be read.
+        """
+
+    @abc.abstractmethod
+    def train_batches(self, seed: int) -> TrainBatches:
+        """Returns the endless iterator of training batches for a seed."""
+
+    @abc.abstractmethod
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        """Yields the batches of a split once, always in the same order."""
+
+    def save_vocabularies(self, directory: str | os.PathLike) -> None:
+        """Writes the vocabularies into a directory of a checkpoint."""
+
+    def load_vocabularies(self, directory: str | os.PathLike) -> None:
+        """Replaces the vocabularies by those that `save_vocabularies` wrote."""

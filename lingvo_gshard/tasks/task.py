@@ -1,0 +1,107 @@
+"""Task: a model with its loss, and what commands need to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
+from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.nested_map import NestedMap
+
+# Name of an array of a batch -> its shape and dtype.
+BatchSpecs = Mapping[str, tf.TensorSpec]
+
+
+class Task(Layer):
+    """A model with its loss: what an experiment trains, evaluates, plans and benchmarks.
+
+    A new task must define `loss`. A task of sequences also overrides `token_shape` and `id_ranges`,
+    which planning and benchmarks use. Everything else has a default.
+
+    Class attributes:
+      ACTIVATION_DTYPES: types that the task can compute activations in. `trainer.precision` chooses
+        one of them and sets it as `fprop_dtype`.
+      VOCABULARIES: Params that hold the size of a vocabulary -> the input's name for it. The size
+        is taken from the input where the Params leave it 0.
+    """
+
+    ACTIVATION_DTYPES: ClassVar[tuple[str, ...]] = ("float32",)
+    VOCABULARIES: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("fprop_dtype", "", "Type of the activations; empty: set by trainer.precision.")
+        return p
+
+    @classmethod
+    def with_vocabulary_sizes(cls, params: Params, sizes: Mapping[str, int]) -> Params:
+        """Returns a copy of the task's Params with vocabulary sizes filled in where they are 0.
+
+        Args:
+          params: Params of the task.
+          sizes: name of a vocabulary -> number of its ids, as the input gives them.
+
+        Raises:
+          ValueError: the input has no vocabulary that the task needs.
+        """
+        params = params.copy()
+        for name, vocabulary in cls.VOCABULARIES.items():
+            if params.get(name):
+                continue
+            if vocabulary not in sizes:
+                raise ValueError(
+                    f"task.{name} is 0 and the input has no vocabulary {vocabulary!r} to take it "
+                    f"from (it has {', '.join(sizes) or 'none'}); set task.{name}"
+                )
+            params.set(**{name: sizes[vocabulary]})
+        return params
+
+    @layer_method
+    def loss(
+        self, theta: NestedMap, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, Mapping[str, tuple[tf.Tensor, tf.Tensor]]]:
+        """Returns the training loss of a batch and its metrics.
+
+        Args:
+          theta: weights of the task.
+          batch: name -> array, as the input makes them.
+
+        Returns:
+          The scalar loss, including losses that layers report, and metrics: name -> (value,
+          weight), both scalars. Evaluation averages a metric over batches by its weight. The names
+          `tokens`, `cross_entropy` and `accuracy` are shown on the console.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no loss")
+
+    def token_shape(self, batch: BatchSpecs) -> TokenShape:
+        """Returns the positions that one forward pass on a batch computes.
+
+        The default is one position per row, for models of examples without a sequence.
+        """
+        return TokenShape(rows=next(iter(batch.values())).shape[0], length=1)
+
+    def tokens(self, batch: BatchSpecs) -> int:
+        """Returns the number of positions in a batch, those of the source included."""
+        shape = self.token_shape(batch)
+        return shape.rows * (shape.length + shape.memory_length)
+
+    def target_tokens(self, batch: BatchSpecs) -> int:
+        """Returns the number of positions in a batch that the loss is computed at."""
+        return self.token_shape(batch).tokens
+
+    def step_flops(self, batch: BatchSpecs) -> int:
+        """Returns the useful floating-point operations of a training step on a batch."""
+        return FORWARD_AND_BACKWARD * self.flops(self.token_shape(batch))
+
+    def id_ranges(self) -> Mapping[str, int]:
+        """Returns the number of valid ids of each integer array of a batch: name -> size.
+
+        Benchmarks draw random ids from these ranges. Arrays named `*segments` and `*positions`
+        need no range: they are filled as for packed sentences.
+        """
+        return {}
