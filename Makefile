@@ -1,8 +1,8 @@
-# make help     what can be made
+# make help     lists the targets
 #
-# PYTHON   the interpreter that makes the environment (Python 3.11)
-# VENV     the environment; made and filled on first use
-# LOGDIR   where `make quickstart` trains; run it again to go on there
+# PYTHON   the interpreter that creates the environment (Python 3.11)
+# VENV     the environment; created on first use
+# LOGDIR   the run directory of `make quickstart`; run it again to resume
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,8 +15,8 @@ INSTALLED_TEST := $(VENV)/.lingvo_gshard_test
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# Debian's bazel-bootstrap needs no network: what bazel would fetch stands in the packages
-# bazel-platforms, bazel-rules-java and bazel-rules-proto, and in two stand-ins.
+# Debian's bazel-bootstrap works offline: the packages bazel-platforms, bazel-rules-java and
+# bazel-rules-proto, and two stand-ins in bazel/debian, replace what bazel would download.
 DEBIAN_RULES := /usr/share/bazel
 ifneq ($(wildcard $(DEBIAN_RULES)/rules/java),)
 BAZEL_FLAGS ?= \
@@ -27,17 +27,18 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install test test-all lint format bazel-test clean
+.PHONY: help quickstart install install-dev test test-all lint format bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
 	@echo "make install      install into $(VENV), with the versions of constraints.txt"
+	@echo "make install-dev  the same, with what tests, linting and committing need"
 	@echo "make test         lint, then every test that takes seconds"
 	@echo "make test-all     lint, then every test"
-	@echo "make lint         ruff: mistakes and formatting"
-	@echo "make format       let ruff mend both where it can"
+	@echo "make lint         ruff (mistakes, formatting) and basedpyright (types)"
+	@echo "make format       let ruff fix what it can"
 	@echo "make bazel-test   the tests of make test, by bazel"
-	@echo "make clean        remove what builds and tests left; runs/ and $(VENV) stay"
+	@echo "make clean        remove build and test outputs; keep runs/ and $(VENV)"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) LOGDIR=$(LOGDIR) BAZEL=$(BAZEL)"
 
 quickstart: $(INSTALLED)
@@ -52,10 +53,13 @@ quickstart: $(INSTALLED)
 
 install: $(INSTALLED)
 
+install-dev: $(INSTALLED_TEST)
+	@$(PIP_INSTALL) -e ".[dev]"
+
 test: lint
 	$(PYTEST)
 
-# Of slow tests a process for each file: TensorFlow does not give back what it has lowered.
+# One process per file of slow tests: TensorFlow never frees what it has lowered.
 test-all: test
 	@for file in $$(grep -rl slow tests --include='test_*.py'); do \
 	  $(PYTEST) -m slow $$file || [ $$? = 5 ] || exit 1; \
@@ -64,6 +68,7 @@ test-all: test
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .

@@ -67,9 +67,16 @@ setup(
     ],
     extras_require={
         "plan": ["libtpu==0.0.42.1"],
-        # With pytest 9.2 pytest-xdist 3.8 does not see which tests are to run in one process:
+        # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
-        "test": ["hypothesis>=6.100", "pytest>=8.1,<9.2", "pytest-xdist>=3.6", "ruff>=0.9"],
+        "test": [
+            "basedpyright>=1.30",
+            "hypothesis>=6.100",
+            "pytest>=8.1,<9.2",
+            "pytest-xdist>=3.6",
+            "ruff>=0.9",
+        ],
+        "dev": ["pre-commit>=4.0"],
     },
     entry_points={
         "console_scripts": [
