@@ -1,4 +1,4 @@
-"""NestedMap: a dictionary whose keys are attributes, the tree of weights, slots and batches."""
+"""NestedMap: a dictionary whose keys are attributes, the tree of weights, moments and batches."""
 
 from __future__ import annotations
 

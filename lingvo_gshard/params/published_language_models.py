@@ -130,7 +130,7 @@ def deepseek_v3_like() -> Params:
     trainer = Trainer.params().set(
         steps=235_000,
         optimizer=Adam.params().set(
-            beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, slot_dtype="bfloat16"
+            beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, moment_dtype="bfloat16"
         ),
         schedule=WarmupStableDecay.params().set(
             learning_rate=2.2e-4, warmup_steps=2000, decay_share=0.32, final_fraction=0.1

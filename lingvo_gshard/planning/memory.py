@@ -9,7 +9,7 @@ from lingvo_gshard.hlo.shapes import Shape, numpy_name
 from lingvo_gshard.hlo.text import Instruction, Module
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 
-WEIGHTS, SLOTS, INPUTS = "weights", "slots", "inputs"
+WEIGHTS, MOMENTS, INPUTS = "weights", "moments", "inputs"
 _LISTED = 20
 # What makes no array of its own, or one that is a part of the program.
 _VIEWS = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
@@ -19,7 +19,7 @@ _VIEWS += ("while", "conditional", "call")
 def by_class(
     program: Program, classes: Sequence[str], memory: dict[str, int], module: Module
 ) -> dict[str, int]:
-    """Returns bytes of one device: weights, slots, inputs, activations, program and their peak.
+    """Returns bytes of one device: weights, moments, inputs, activations, program and their peak.
 
     classes: of each input. memory: as the compiler gives it. Inputs take what they take in the
     compiler's layout, their padding included; activations are all temporaries, gradients among
@@ -28,7 +28,7 @@ def by_class(
     sizes = _input_bytes(program, module)
     found = {
         kind: sum(size for size, of in zip(sizes, classes, strict=True) if of == kind)
-        for kind in (WEIGHTS, SLOTS, INPUTS)
+        for kind in (WEIGHTS, MOMENTS, INPUTS)
     }
     # What the compiler counts beyond the arrays: their alignment.
     found[INPUTS] += max(memory["arguments"] - sum(sizes), 0)

@@ -33,9 +33,9 @@ from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.training.trainer import Trainer
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "tensorflow")
-_KINDS = {"theta.": memory.WEIGHTS, "slots.": memory.SLOTS, "averages.": memory.SLOTS}
+_KINDS = {"theta.": memory.WEIGHTS, "moments.": memory.MOMENTS, "averages.": memory.MOMENTS}
 # What layouts of arguments may begin with, beside letters.
-_LAYOUT_KINDS = (memory.WEIGHTS, memory.SLOTS)
+_LAYOUT_KINDS = (memory.WEIGHTS, memory.MOMENTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def plan(
 
     specs: nested structures of tf.TensorSpecs, one for each argument. mesh: axes over the devices;
     None: data=N for all of them. The rest is as `lingvo_gshard.partition` takes it; arrays whose
-    layout begins with "weights:" or "slots:" count as such, all others as inputs.
+    layout begins with "weights:" or "moments:" count as such, all others as inputs.
 
     Raises ValueError for an unknown topology, a mesh that does not fit it, and what `partition`
     raises.
@@ -160,7 +160,8 @@ def step_subject(
     scopes = {scope_name(path) for path in trainer.task.layer_paths()}
     tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning)]
     tensors += [
-        (row, memory.SLOTS) for row in weight_rows(specs.slots.flatten(), partitioning, "slots")
+        (row, memory.MOMENTS)
+        for row in weight_rows(specs.moments.flatten(), partitioning, "moments")
     ]
     return Subject(
         program=program,

@@ -23,7 +23,7 @@ from lingvo_gshard.training.trainer import Trainer
 class SingleDeviceRuntime:
     """Runs a trainer's functions on the first device, GPU or CPU.
 
-    The weights and slots are updated in place. A step compiles once per shape of batch;
+    The weights and moments are updated in place. A step compiles once per shape of batch;
     `compile_seconds` grows by the time that each first step of a shape took.
     """
 

@@ -117,7 +117,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
 
 
 class _AnnotatedTrainer:
-    """A trainer's functions, with the weights and slots of their states annotated as split."""
+    """A trainer's functions, with the weights and moments of their states annotated as split."""
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
@@ -145,7 +145,7 @@ class _AnnotatedTrainer:
 
 
 def _kept_whole(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:
-    """The weights and slots that the strategy splits, largest first; TPUStrategy splits none."""
+    """The weights and moments that the strategy splits, largest first; TPUStrategy splits none."""
     rows = []
     specs = trainer.state_specs()
     for part, kind in PARTS.items():

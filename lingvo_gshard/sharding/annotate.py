@@ -25,7 +25,7 @@ def annotate(
     What no rule splits is marked as whole: a layout is an exact statement. Without a partitioning
     (`use_partitioning`), on a mesh of one device, and outside a graph it is the identity.
 
-    kind: 'activations', 'weights' or 'slots': whose table of letters holds.
+    kind: 'activations', 'weights' or 'moments': whose table of letters holds.
     unsplit: letters that stay whole in this tensor.
     reserved: letters that the tensor lacks but tensors it is used with have; no dimension of it may
         take their axes.
@@ -41,15 +41,16 @@ def annotate(
 
 
 def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") -> tf.Tensor:
-    """Returns the tensor, marked as the weight of that spec is, or with kind 'slots' as the slot.
+    """Returns the tensor, marked as the weight of that spec is, or with kind 'moments' as the
+    moment.
 
-    For weights, gradients and optimizer slots. Raises ValueError as `annotate` does.
+    For weights, gradients and optimizer moments. Raises ValueError as `annotate` does.
     """
     return _annotate(tensor, spec.layout, kind, spec.path, spec.unsplit)
 
 
 def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") -> NestedMap:
-    """Returns a tree of weights, gradients or slots, each marked as `annotate_like` does.
+    """Returns a tree of weights, gradients or moments, each marked as `annotate_like` does.
 
     specs: as of `layer.variable_specs()`. With the weights of a layer so marked, a runtime keeps
     each in parts where its letters say so. Raises ValueError as `annotate` does.

@@ -1,4 +1,4 @@
-"""The sharding of every weight and optimizer slot, as rows to read."""
+"""The sharding of every weight and optimizer moment, as rows to read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = "whole"
 
 @dataclasses.dataclass(frozen=True)
 class WeightRow:
-    """How one weight or slot is kept.
+    """How one weight or moment is kept.
 
     split: in words, such as `E over data (8), H over model (2)`, or `whole`; note: the dimensions
     that do not divide and are therefore kept whole, else empty; bytes: of all its elements once.
@@ -37,7 +37,7 @@ class WeightRow:
 def weight_rows(
     specs: NestedMap | Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights"
 ) -> list[WeightRow]:
-    """Returns a row for each spec, in order; kind 'slots' for those of an optimizer's slots."""
+    """Returns a row for each spec, in order; kind 'moments' for those of an optimizer's moments."""
     flat = specs.flatten() if isinstance(specs, NestedMap) else specs
     return [_row(spec, partitioning, kind) for spec in flat]
 

@@ -68,7 +68,7 @@ class Partitioning:
     ) -> Split:
         """Returns each dimension's axes; the first letter to claim an axis has it, L and K last.
 
-        kind: 'activations', 'weights' or 'slots'. path: of the layer or weight, for overrides.
+        kind: 'activations', 'weights' or 'moments'. path: of the layer or weight, for overrides.
         unsplit: letters that stay whole in this tensor. reserved: letters that the tensor lacks but
         tensors it is used with have; no dimension of it may take their axes.
         Raises ValueError for an unknown letter.
@@ -91,7 +91,7 @@ class Partitioning:
         return dataclasses.replace(self, taken=self.split(letter)[0])
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split of a weight or, with kind 'slots', of an optimizer slot."""
+        """Returns the split of a weight or, with kind 'moments', of an optimizer moment."""
         return self.split(spec.layout, kind, spec.path, spec.unsplit)
 
     def parts(self, axes: Iterable[str]) -> int:
@@ -110,7 +110,7 @@ class Partitioning:
         )
 
     def spec_storage_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split in which a weight or an optimizer slot is kept between steps."""
+        """Returns the split in which a weight or an optimizer moment is kept between steps."""
         return self.storage_split(spec.shape, self.spec_split(spec, kind))
 
     def check_overrides(self, paths: Iterable[str]) -> None:

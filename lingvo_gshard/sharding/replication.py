@@ -14,7 +14,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """A weight or slot that is whole on every device, its bytes, and why."""
+    """A weight or moment that is whole on every device, its bytes, and why."""
 
     path: str
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ def replicated(
 ) -> list[Replicated]:
     """Returns the specs of `least` bytes or more that are whole although some letter is split.
 
-    kind: 'weights' or 'slots'. Largest first.
+    kind: 'weights' or 'moments'. Largest first.
     """
     found = []
     for spec in specs:

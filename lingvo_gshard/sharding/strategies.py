@@ -6,7 +6,7 @@
 
 A written table has sections between "|", each for the kind that it names or, unnamed, for all
 kinds. A section has rules between ";": letters, "->", and one axis or more, the first the major
-one. "none" in place of axes leaves a letter whole. Optimizer slots are split as their weights are
+one. "none" in place of axes leaves a letter whole. Optimizer moments are split as their weights are
 where no rule of their own says otherwise.
 """
 
@@ -23,7 +23,7 @@ from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 Split = tuple[tuple[str, ...], ...]
 Table = dict[str, tuple[str, ...]]
 
-KINDS = ("activations", "weights", "slots")
+KINDS = ("activations", "weights", "moments")
 
 _BASES = {
     "replicated": "",
@@ -31,7 +31,7 @@ _BASES = {
     "expert": "activations: B,G->data | E->data",
     "tensor": "H,N,V->model",
     "fsdp": "activations: B,G->{batch} | weights: M->{state}",
-    "zero1": "activations: B,G->{batch} | slots: M->{state}",
+    "zero1": "activations: B,G->{batch} | moments: M->{state}",
     "sequence": "activations: L->model",
     "context": "activations: L,G->context",
     "pipeline": "P->stage | activations: B,G->stage",
@@ -49,12 +49,12 @@ _MAJOR_FIRST = ("context", *_BATCH_AXES, "model", "stage")
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """What each letter is split over, in activations, weights and optimizer slots."""
+    """What each letter is split over, in activations, weights and optimizer moments."""
 
     name: str
     activations: Table
     weights: Table
-    slots: Table
+    moments: Table
 
     def table(self, kind: str) -> Table:
         """Returns one kind's table; ValueError if there is no such kind."""
@@ -65,7 +65,7 @@ class Strategy:
     @property
     def axes(self) -> frozenset[str]:
         """All axes that something is split over."""
-        tables = (self.activations, self.weights, self.slots)
+        tables = (self.activations, self.weights, self.moments)
         return frozenset(axis for table in tables for axes in table.values() for axis in axes)
 
     def to_text(self) -> str:
@@ -78,7 +78,7 @@ def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
 
     The bases are replicated, data, expert, tensor, fsdp, zero1, sequence, context and pipeline; a
     hybrid splits whatever any of its bases splits, in whatever order they are named. If the mesh
-    has an axis `fsdp`, then fsdp and zero1 split weights and slots over that in place of `data`,
+    has an axis `fsdp`, then fsdp and zero1 split weights and moments over that in place of `data`,
     and the batch over both.
 
     Raises ValueError, naming `where` and --mesh, for an unknown base, letter, kind or axis.
@@ -132,9 +132,9 @@ def _from_table(name: str, text: str, mesh: Mesh, given: str) -> Strategy:
             raise ValueError(f"{given}: two sections for {kind or 'all kinds'}")
         sections[kind] = _parse_rules(rules, mesh, given)
     common = sections.get("", {})
-    activations, weights, slots = (sections.get(kind, {}) for kind in KINDS)
+    activations, weights, moments = (sections.get(kind, {}) for kind in KINDS)
     weights = {**common, **weights}
-    return Strategy(name, {**common, **activations}, weights, {**weights, **slots})
+    return Strategy(name, {**common, **activations}, weights, {**weights, **moments})
 
 
 def _parse_rules(rules: str, mesh: Mesh, given: str) -> Table:

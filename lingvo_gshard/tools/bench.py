@@ -38,7 +38,7 @@ that one's seconds. compile_seconds should not grow with depth. Both compute aga
 
 `choices` takes steps of an experiment, of --num_layers layers on each side, with one of the ways to
 train a larger model at a time (docs/training.md), in turns with steps without; ratio is to those.
-State are the arguments of the step: weights, slots and the batch.
+State are the arguments of the step: weights, moments and the batch.
 
 `exported` runs a training step that gshard-inspect --program has saved (docs/programs.md), by jax
 alone, on the devices that jax finds, an NVIDIA GPU as well as a CPU. TensorFlow is not needed. The

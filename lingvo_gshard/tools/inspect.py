@@ -4,9 +4,9 @@
         --strategy=expert_tensor
 
 lists every weight: its letters, its shape, what it is split over, its bytes in all and on each
-device. --slots lists the optimizer's slots as well; their totals are always there. Below stand what
-every device holds whole although the strategy splits a letter of it, and axes over which nothing is
-split. No device is needed for this, so the mesh may be as large as you like:
+device. --slots lists the optimizer's moments as well; their totals are always there. Below stand
+what every device holds whole although the strategy splits a letter of it, and axes over which
+nothing is split. No device is needed for this, so the mesh may be as large as you like:
 
     gshard-inspect --experiment=translation.hundred_languages --mesh=data=16,model=8 \\
         --strategy=expert_tensor --slots --json=split.json
@@ -51,7 +51,7 @@ def define_flags() -> flags.FlagValues:
     define_experiment_flags(values)
     runtime.define_partitioning_flags(values)
     flags.DEFINE_boolean(
-        "slots", False, "Lists the optimizer's slots beside the weights.", flag_values=values
+        "slots", False, "Lists the optimizer's moments beside the weights.", flag_values=values
     )
     flags.DEFINE_boolean(
         "compile",

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim.optimizer import SCOPE, Keep
+from lingvo_gshard.training.optim.optimizer import SCOPE, Commit
 
 # The part of a trainer's state.
 PART = "averages"
@@ -53,7 +53,7 @@ def update(
     theta: NestedMap,
     updates: tf.Tensor,
     decay: float,
-    keep: Keep,
+    commit: Commit,
 ) -> NestedMap:
     """Returns the averages after a step that left the weights at theta.
 
@@ -64,7 +64,7 @@ def update(
 
     def moved(spec: VariableSpec, average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
-            return keep(average, average + share * (tf.cast(weight, tf.float32) - average))
+            return commit(average, average + share * (tf.cast(weight, tf.float32) - average))
 
     rows = zip(specs.flatten(), averages.flatten(), theta.flatten(), strict=True)
     return specs.pack(moved(*row) for row in rows)

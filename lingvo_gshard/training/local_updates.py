@@ -62,29 +62,29 @@ class LocalUpdates(Configurable):
         outer = Momentum.params().set(beta=p.momentum, nesterov=p.nesterov)
         self._optimizer = outer.instantiate()
 
-    def slot_specs(self, theta: NestedMap) -> NestedMap:
+    def moment_specs(self, theta: NestedMap) -> NestedMap:
         """Returns the outer optimizer's VariableSpec tree, of the weights' specs."""
-        return self._optimizer.slot_specs(theta)
+        return self._optimizer.moment_specs(theta)
 
     def update(
         self,
         specs: NestedMap,
         theta: NestedMap,
         means: NestedMap,
-        slots: NestedMap,
+        moments: NestedMap,
         step: tf.Tensor,
         stopped: tf.Tensor,
     ) -> tuple[NestedMap, NestedMap]:
-        """Returns (theta, slots) after the workers have met.
+        """Returns (theta, moments) after the workers have met.
 
         theta: the weights that they began with; means: those they have now, averaged, in float32.
-        stopped: a bool scalar; where it is true, theta and slots come back as they were.
+        stopped: a bool scalar; where it is true, theta and moments come back as they were.
         """
         pairs = zip(theta.flatten(), means.flatten(), strict=True)
         gradients = theta.pack(tf.cast(weight, tf.float32) - mean for weight, mean in pairs)
         rate = tf.constant(self.p.learning_rate, tf.float32)
         averaged = specs.transform(_averaged)
-        return self._optimizer.update(averaged, theta, gradients, slots, step, rate, stopped)
+        return self._optimizer.update(averaged, theta, gradients, moments, step, rate, stopped)
 
 
 def _averaged(spec: VariableSpec) -> VariableSpec:

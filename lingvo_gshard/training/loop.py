@@ -241,7 +241,7 @@ def restored_state(
     """Returns a checkpoint as a trainer's state; ValueError naming the arrays that do not fit.
 
     What it holds nothing of, since the trainer kept no averages or scaled no loss then, begins; so
-    do slots after local updates, where each worker has its own. like: the state's arrays as a
+    do moments after local updates, where each worker has its own. like: the state's arrays as a
     runtime has them, which may keep parts beside a trainer's.
     """
     specs = NestedMap({**(like or {}), **trainer.state_specs()})
@@ -251,7 +251,7 @@ def restored_state(
         if part in specs
     }
     state = trainer.beside_weights(read["theta"])
-    if "slots" not in read:
-        state.slots = specs.slots.transform(lambda spec: np.zeros(spec.shape, spec.dtype))
+    if "moments" not in read:
+        state.moments = specs.moments.transform(lambda spec: np.zeros(spec.shape, spec.dtype))
     state.update(read, step=np.int32(checkpoint.step), stopped=np.bool_(False))
     return state

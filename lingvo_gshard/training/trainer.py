@@ -29,13 +29,13 @@ Batch = dict[str, tf.Tensor]
 class Trainer(Configurable):
     """`init_state`, `train_step` and `eval_step` of one task under one optimizer.
 
-    The state is NestedMap(step, stopped, theta, slots): the int32 number of steps taken, whether
-    a loss or gradient was not finite (bool), the weights, and the optimizer's slots. From the step
-    that was not finite on, theta, slots and step stay as they were, so that whoever reads the
-    metrics a little later still finds the state that led to it.
+    The state is NestedMap(step, stopped, theta, moments): the int32 number of steps taken, whether
+    a loss or gradient was not finite (bool), the weights, and the optimizer's moments. From the
+    step that was not finite on, theta, moments and step stay as they were, so that whoever reads
+    the metrics a little later still finds the state that led to it.
 
     With `average_decay` there are `averages` of the weights, too. Where the loss is scaled there is
-    `loss_scale`, and a step that is not finite is skipped: it counts, but the weights, slots and
+    `loss_scale`, and a step that is not finite is skipped: it counts, but the weights, moments and
     averages stay as they were. Only one with the least scale stops the training.
     """
 
@@ -106,7 +106,7 @@ class Trainer(Configurable):
             step=VariableSpec("step", "", (), "int32", zero),
             stopped=VariableSpec("stopped", "", (), "bool", zero),
             theta=self.theta_specs,
-            slots=self.optimizer.slot_specs(self.theta_specs),
+            moments=self.optimizer.moment_specs(self.theta_specs),
         )
         if self.p.average_decay:
             specs[averages.PART] = averages.specs(self.theta_specs)
@@ -122,13 +122,13 @@ class Trainer(Configurable):
             step=tf.zeros([], tf.int32),
             stopped=tf.zeros([], tf.bool),
             theta=specs.theta.transform(lambda spec: spec.init(seed)),
-            slots=specs.slots.transform(lambda spec: spec.init(seed)),
+            moments=specs.moments.transform(lambda spec: spec.init(seed)),
         )
         state.update(self.beside_weights(state.theta))
         return state
 
     def beside_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns what the state has beside weights and slots as it begins with these weights."""
+        """Returns what the state has beside weights and moments as it begins with these weights."""
         parts = NestedMap()
         if self.p.average_decay:
             parts[averages.PART] = averages.begin(theta)
@@ -172,11 +172,11 @@ class Trainer(Configurable):
             updates -= state.loss_scale.skipped_steps
         stopped = state.stopped | ~goes_on
         held = stopped | ~finite if self.loss_scale else stopped
-        theta, slots = self.optimizer.update(
-            self.theta_specs, state.theta, gradients, state.slots, updates, learning_rate, held
+        theta, moments = self.optimizer.update(
+            self.theta_specs, state.theta, gradients, state.moments, updates, learning_rate, held
         )
         step = tf.where(stopped, state.step, state.step + 1)
-        new_state = NestedMap(step=step, stopped=stopped, theta=theta, slots=slots)
+        new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
         if self.p.average_decay:
             new_state[averages.PART] = averages.update(
                 self.theta_specs,

@@ -86,7 +86,7 @@ def test_each_can_be_built(name):
     params = params_of(name)
     partitioning = Partitioning.make(params.sharding.mesh, params.sharding.strategy)
     assert partitioning.unused_axes == ()
-    assert trainer.state_specs().slots.flatten()
+    assert trainer.state_specs().moments.flatten()
     assert set(params.input.cls.batch_specs(params.input)) >= {"source_ids", "target_labels"}
     assert not params.diff(experiment_from_text(params.to_text()))
 

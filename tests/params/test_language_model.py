@@ -151,6 +151,6 @@ def test_dimensions():
 def test_glam_is_trained_by_adafactor_without_a_first_moment():
     trainer = trainer_of("glam_64b_64e")
     assert trainer.p.optimizer.cls is Adafactor
-    slots = trainer.state_specs().slots.flatten_items()
-    names = {path.rsplit(".", 1)[-1] for path, _ in slots}
+    moments = trainer.state_specs().moments.flatten_items()
+    names = {path.rsplit(".", 1)[-1] for path, _ in moments}
     assert names == {"row_moment", "column_moment", "second_moment"}

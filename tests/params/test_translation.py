@@ -41,7 +41,7 @@ def test_all_are_there():
 def test_each_can_be_built(name):
     input_, task, trainer = build(registry.get(name))
     assert task.variable_specs().flatten_items()
-    assert trainer.state_specs().slots.flatten_items()
+    assert trainer.state_specs().moments.flatten_items()
     assert set(input_.batch_specs(input_.p)) >= {"source_ids", "target_labels"}
 
 

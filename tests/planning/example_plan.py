@@ -53,7 +53,7 @@ def example_plan(strategy: str = "expert") -> dict:
         "devices": 512,
         "compiler": "tpu",
         "mesh": MESHES[strategy],
-        "strategy": "activations: B,G,E->data | weights: E->data | slots: E->data",
+        "strategy": "activations: B,G,E->data | weights: E->data | moments: E->data",
         "strategy_name": strategy,
         "partitioner": "gspmd",
         "fits": memory["peak"] <= CAPACITY,
@@ -139,11 +139,11 @@ def _tensors(rules: dict, mesh: dict) -> list[dict]:
 
 
 def _pair(path: str, layout: str, rules: dict, mesh: dict) -> list[dict]:
-    """A weight and the two slots of a factored Adafactor."""
+    """A weight and the two moments of a factored Adafactor."""
     return [
         _tensor(path, "weights", layout, rules, mesh),
-        _tensor(f"{path}/row", "slots", layout[:-1], rules, mesh),
-        _tensor(f"{path}/column", "slots", layout[:-2] + layout[-1], rules, mesh),
+        _tensor(f"{path}/row", "moments", layout[:-1], rules, mesh),
+        _tensor(f"{path}/column", "moments", layout[:-2] + layout[-1], rules, mesh),
     ]
 
 
@@ -175,7 +175,7 @@ def _tensor(path: str, kind: str, layout: str, rules: dict, mesh: dict) -> dict:
 def _memory(tensors: list[dict]) -> dict:
     held = {
         kind: sum(row["bytes_per_device"] for row in tensors if row["kind"] == kind)
-        for kind in ("weights", "slots")
+        for kind in ("weights", "moments")
     }
     classes = held | {"activations": 2_380_000_000, "inputs": 65_536, "program": 41_000_000}
     return classes | {"peak": sum(classes.values()) + 96_000_000, "capacity": CAPACITY}

@@ -13,20 +13,20 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 ROWS, WIDTH, HIDDEN = 64, 24, 40
-CLASSES = (memory.INPUTS, memory.WEIGHTS, memory.SLOTS)
+CLASSES = (memory.INPUTS, memory.WEIGHTS, memory.MOMENTS)
 
 
 def compiled(topology: str, donate=()):
-    """A product whose weight takes a step along a slot; both are new afterwards."""
+    """A product whose weight takes a step along a moment; both are new afterwards."""
     machine = topologies.get(topology)
 
-    def step(x_BM, w_MH, slot_MH):
+    def step(x_BM, w_MH, moment_MH):
         h_BH = annotate(x_BM @ w_MH, "BH")
-        slot_MH = 0.9 * slot_MH + tf.matmul(x_BM, tf.nn.softmax(h_BH), transpose_a=True)
-        return w_MH - slot_MH, slot_MH, tf.reduce_sum(h_BH)
+        moment_MH = 0.9 * moment_MH + tf.matmul(x_BM, tf.nn.softmax(h_BH), transpose_a=True)
+        return w_MH - moment_MH, moment_MH, tf.reduce_sum(h_BH)
 
     partitioning = Partitioning.make("data=4,model=2", "data_tensor")
-    layouts = ["BM", "weights:MH", "slots:MH"]
+    layouts = ["BM", "weights:MH", "moments:MH"]
     partitioned = Partitioned(step, partitioning, machine.compile_devices(), layouts, donate)
     weight = tf.TensorSpec((WIDTH, HIDDEN))
     program = partitioned.lower(tf.TensorSpec((ROWS, WIDTH)), weight, weight)
@@ -42,7 +42,7 @@ def sizes_of(topology: str, donate=()):
 @pytest.mark.parametrize("donate", [(), (1, 2)])
 def test_classes_on_a_cpu(donate):
     sizes, told = sizes_of("cpu:8", donate)
-    assert sizes["weights"] == sizes["slots"] == 4 * WIDTH * HIDDEN // 2
+    assert sizes["weights"] == sizes["moments"] == 4 * WIDTH * HIDDEN // 2
     assert sizes["inputs"] == told["arguments"] - 2 * sizes["weights"]
     assert 0 <= sizes["inputs"] - 4 * ROWS * WIDTH // 4 < 200
     assert sizes["activations"] == told["temporaries"] + told["outputs"]
@@ -57,7 +57,7 @@ def test_classes_on_a_tpu_are_as_padded_there():
     pytest.importorskip("libtpu")
     sizes, told = sizes_of("v3:2x2", (1, 2))
     # Tiles of 8 x 128: 24 x 20 floats take 24 x 128, or the other way round 24 (of 20) x 128.
-    assert sizes["weights"] == sizes["slots"] == 4 * 24 * 128
+    assert sizes["weights"] == sizes["moments"] == 4 * 24 * 128
     assert sum(sizes[name] for name in CLASSES) == told["arguments"]
     assert sizes["peak"] == told["peak"]
 

@@ -180,7 +180,7 @@ def test_both_partitioners_have_the_same_plan_where_all_is_annotated():
     assert shardy.partitioner == "shardy"
     assert gspmd.flops == shardy.flops
     assert moved(gspmd) == moved(shardy)
-    for name in ("weights", "slots", "inputs"):
+    for name in ("weights", "moments", "inputs"):
         assert gspmd.bytes_per_device[name] == shardy.bytes_per_device[name]
 
 
@@ -250,7 +250,7 @@ def step_plan(mesh: str, strategy: str, partitioner: str = "gspmd") -> Plan:
 
 
 def state_bytes(kind: str, parts: dict[str, int]) -> int:
-    """Bytes of a device's share of weights or slots, a letter of `parts` cut in so many."""
+    """Bytes of a device's share of weights or moments, a letter of `parts` cut in so many."""
     specs = getattr(tiny_translation.trainer().state_specs(), kind).flatten()
     total = 0
     for spec in specs:
@@ -275,9 +275,9 @@ def state_bytes(kind: str, parts: dict[str, int]) -> int:
         ),
     ],
 )
-def test_weights_and_slots_are_their_share(mesh, strategy, parts):
+def test_weights_and_moments_are_their_share(mesh, strategy, parts):
     plan = step_plan(mesh, strategy)
-    for name, kind in (("weights", "theta"), ("slots", "slots")):
+    for name, kind in (("weights", "theta"), ("moments", "moments")):
         assert plan.bytes_per_device[name] == state_bytes(kind, parts)
         rows = [row for row in plan.tensors if row["kind"] == name]
         assert sum(row["bytes_per_device"] for row in rows) == plan.bytes_per_device[name]

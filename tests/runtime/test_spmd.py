@@ -102,8 +102,8 @@ def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitione
 def check_lies_as_listed(
     runtime: SpmdRuntime, trainer: Trainer, partitioning: Partitioning
 ) -> None:
-    """Every device holds of every weight and slot the bytes that the listing says."""
-    for part, kind in (("theta", "weights"), ("slots", "slots")):
+    """Every device holds of every weight and moment the bytes that the listing says."""
+    for part, kind in (("theta", "weights"), ("moments", "moments")):
         rows = weight_rows(trainer.state_specs()[part], partitioning, kind)
         for row, array in zip(rows, runtime.state()[part].flatten(), strict=True):
             assert len(array.addressable_shards) == partitioning.mesh.size
@@ -286,7 +286,7 @@ def test_says_what_it_compiled_and_what_is_not_split(trainer):
 
 
 def test_too_much_that_is_whole_is_refused(trainer):
-    # The second matrix has 5 columns, its bias 5 numbers, and so have their slots.
+    # The second matrix has 5 columns, its bias 5 numbers, and so have their moments.
     with pytest.raises(ValueError, match="--max_replicated_mb=0: .*\n.*output.w.*H of 5 does not"):
         make(trainer, "tensor", "model=8", "gspmd", 0.0)
     assert make(trainer, "tensor", "model=8", "gspmd", 1.0).pop_messages() == []

@@ -113,10 +113,10 @@ def test_tpu_strategy_partitions_the_step_over_all_cores():
     assert found["spmd"]
     assert found["steps"] == 0
     assert found["devices"] == "8 CPU cores as data=8"
-    variables = 2 + 3 * 4  # the step and whether it stopped; four weights with two slots each
+    variables = 2 + 3 * 4  # the step and whether it stopped; four weights with two moments each
     # Every variable enters as one of eight copies, the batch and what leaves as annotated.
     assert found["host"]["TPUPartitionedInputV2"] == variables
     assert found["host"]["XlaSharding"] == len(tiny.make_batch(1, 0)) + 1
     assert found["step"]["ReadVariableOp"] == found["step"]["AssignVariableOp"] == variables
-    # Weights and slots before and after the step.
+    # Weights and moments before and after the step.
     assert found["step"]["XlaSharding"] >= 2 * 3 * 4

@@ -26,7 +26,7 @@ def trainer(
 
     stack_values: of the encoder and of the decoder, by their paths in these.
 
-    Its optimizer's slots are factored, and weights move by about a hundredth in each step.
+    Its optimizer's moments are factored, and weights move by about a hundredth in each step.
     """
     task = TranslationTask.params().set(
         source_vocabulary_size=vocabulary_size,

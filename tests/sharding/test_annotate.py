@@ -61,8 +61,8 @@ def test_a_dimension_over_two_axes_and_letters_kept_whole():
     assert shardings(lambda x: annotate(x, "BL"), both, (4, 4)) == ["devices=[4,1]0,1,2,3"]
     whole = shardings(lambda x: annotate(x, "BL", unsplit="BM"), both, (4, 4))
     assert whole == ["replicated"]
-    mine = Partitioning.make("data=2,model=2", "slots: M->model,data")
-    (stated,) = shardings(lambda x: annotate(x, "M", "slots"), mine, (4,))
+    mine = Partitioning.make("data=2,model=2", "moments: M->model,data")
+    (stated,) = shardings(lambda x: annotate(x, "M", "moments"), mine, (4,))
     assert stated == "devices=[4]0,2,1,3"
 
 
@@ -110,30 +110,30 @@ def test_the_layer_that_computes_has_its_overrides():
     assert shardings(both, partitioning, (4, 4)) == ["replicated", split]
 
 
-def test_weights_and_slots_are_stated_as_their_specs():
+def test_weights_and_moments_are_stated_as_their_specs():
     spec = Dense(Dense.params(), "one").variable_specs().w
     partitioning = Partitioning.make("data=2,model=2", "zero1_tensor", {"other": "H->none"})
 
-    def weight_and_slot(x):
-        return annotate_like(x, spec), annotate_like(x, spec, "slots")
+    def weight_and_moment(x):
+        return annotate_like(x, spec), annotate_like(x, spec, "moments")
 
     split = "devices=[1,2,2]0,2,1,3 last_tile_dim_replicate"
-    assert shardings(weight_and_slot, partitioning, (4, 4)) == [split, split]
+    assert shardings(weight_and_moment, partitioning, (4, 4)) == [split, split]
     assert annotate_like(x := tf.ones([4, 4]), spec) is x
 
 
 def test_a_tree_of_weights_is_stated_as_its_specs():
     specs = Dense(Dense.params(), "one").variable_specs()
-    partitioning = Partitioning.make("data=2,model=2", "weights: H->model | slots: H->data")
+    partitioning = Partitioning.make("data=2,model=2", "weights: H->model | moments: H->data")
 
-    def weights_and_slots(x):
+    def weights_and_moments(x):
         theta = NestedMap(w=x)
-        return annotate_weights(theta, specs).w, annotate_weights(theta, specs, "slots").w
+        return annotate_weights(theta, specs).w, annotate_weights(theta, specs, "moments").w
 
     def one_by_one(x):
-        return annotate_like(x, specs.w), annotate_like(x, specs.w, "slots")
+        return annotate_like(x, specs.w), annotate_like(x, specs.w, "moments")
 
-    found = shardings(weights_and_slots, partitioning, (4, 4))
+    found = shardings(weights_and_moments, partitioning, (4, 4))
     assert found == shardings(one_by_one, partitioning, (4, 4)) and len(set(found)) == 2
 
 

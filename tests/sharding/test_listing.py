@@ -1,4 +1,4 @@
-"""The listing: how each weight and slot is kept, in words and bytes."""
+"""The listing: how each weight and moment is kept, in words and bytes."""
 
 import math
 
@@ -54,12 +54,14 @@ def test_letters_kept_whole_are_no_matter_of_division():
     assert (row.split, row.note) == ("whole", "")
 
 
-def test_slots_have_their_own_table():
+def test_moments_have_their_own_table():
     partitioning = Partitioning.make("data=8", "zero1")
     specs = NestedMap(w=NestedMap(second=spec("w/second", "MH", 16, 2)))
-    (weight,), (slot,) = (weight_rows(specs, partitioning, kind) for kind in ("weights", "slots"))
-    assert (weight.split, slot.split) == ("whole", "M over data (8)")
-    assert slot.bytes_per_device == weight.bytes_per_device // 8
+    (weight,), (moment,) = (
+        weight_rows(specs, partitioning, kind) for kind in ("weights", "moments")
+    )
+    assert (weight.split, moment.split) == ("whole", "M over data (8)")
+    assert moment.bytes_per_device == weight.bytes_per_device // 8
 
 
 def test_a_dimension_over_two_axes():

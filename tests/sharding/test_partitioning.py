@@ -65,8 +65,8 @@ expert_in  EMH        EMH  EdMH   EMHm   EMdH EMH   EdMHm         EdMH        Ed
 expert_out EHM        EHM  EdHM   EHmM   EHMd EHM   EdHmM         EdHM        EdHmMf
 w_gate     ME         ME   ME     ME     MdE  ME    ME            MdE         MfE
 """
-# The slots of zero1; all other strategies split slots of the same layout as their weights.
-ZERO1_SLOTS = {"VM": "VMd", "MND": "MdND", "NDM": "NDMd", "EMH": "EMdH", "ME": "MdE", "H": "H"}
+# The moments of zero1; all other strategies split moments of the same layout as their weights.
+ZERO1_MOMENTS = {"VM": "VMd", "MND": "MdND", "NDM": "NDMd", "EMH": "EMdH", "ME": "MdE", "H": "H"}
 
 
 def weight_of(path: str) -> str:
@@ -108,28 +108,28 @@ def test_every_weight_of_the_model(strategy):
 
 
 @pytest.mark.parametrize("strategy", MESHES)
-def test_slots_of_a_weights_layout_follow_it_but_under_zero1(strategy):
+def test_moments_of_a_weights_layout_follow_it_but_under_zero1(strategy):
     partitioning = Partitioning.make(MESHES[strategy], strategy)
     for spec in SPECS.values():
-        slots = in_letters(spec.layout, partitioning.spec_split(spec, "slots"))
+        moments = in_letters(spec.layout, partitioning.spec_split(spec, "moments"))
         if strategy != "zero1":
-            assert slots == in_letters(spec.layout, partitioning.spec_split(spec))
-        elif spec.layout in ZERO1_SLOTS:
-            assert slots == ZERO1_SLOTS[spec.layout]
+            assert moments == in_letters(spec.layout, partitioning.spec_split(spec))
+        elif spec.layout in ZERO1_MOMENTS:
+            assert moments == ZERO1_MOMENTS[spec.layout]
 
 
-def test_factored_slots_are_split_by_the_letters_they_have():
-    slots = Adafactor(Adafactor.params().set(min_factored_size=2)).slot_specs(
+def test_factored_moments_are_split_by_the_letters_they_have():
+    moments = Adafactor(Adafactor.params().set(min_factored_size=2)).moment_specs(
         translation_task().variable_specs()
     )
     partitioning = Partitioning.make("data=2,fsdp=2,model=2", "expert_fsdp_tensor")
-    mixture = slots.encoder.layers[1].feed_forward
+    mixture = moments.encoder.layers[1].feed_forward
     got = {
-        name: in_letters(spec.layout, partitioning.spec_split(spec, "slots"))
+        name: in_letters(spec.layout, partitioning.spec_split(spec, "moments"))
         for name, spec in mixture.experts.w_in.items()
     }
     assert got == {"row_moment": "EdMf", "column_moment": "EdHm"}
-    gate = {n: partitioning.spec_split(s, "slots") for n, s in mixture.router.w_gate.items()}
+    gate = {n: partitioning.spec_split(s, "moments") for n, s in mixture.router.w_gate.items()}
     assert all("data" not in axes for split in gate.values() for axes in split)
 
 
@@ -255,7 +255,7 @@ def test_an_override_replaces_the_letters_it_names():
     partitioning = Partitioning.make("data=2,model=2", "expert_tensor", overrides)
     assert in_letters("EMH", partitioning.split("EMH", "weights")) == "EdMHm"
     assert in_letters("EMH", partitioning.split("EMH", "weights", W_IN)) == "EMHdm"
-    assert in_letters("EMH", partitioning.split("EMH", "slots", f"{W_IN}/first")) == "EMHdm"
+    assert in_letters("EMH", partitioning.split("EMH", "moments", f"{W_IN}/first")) == "EMHdm"
     assert (
         in_letters("BLH", partitioning.split("BLH", path="encoder.layers[1].feed_forward"))
         == "BdLH"

@@ -64,8 +64,8 @@ def test_nothing_is_whole_that_no_rule_splits():
     assert found("data", "data=4") == {}
     assert found("expert", "data=1") == {}
     assert found("zero1", "data=4") == {}
-    # M of 4 does not divide by 8, and it is the slots' that is split.
-    assert found("zero1", "data=8", kind="slots")["norm"].reason == "M of 4 does not divide by 8"
+    # M of 4 does not divide by 8, and it is the moments' that is split.
+    assert found("zero1", "data=8", kind="moments")["norm"].reason == "M of 4 does not divide by 8"
 
 
 def test_what_is_small_is_left_out():

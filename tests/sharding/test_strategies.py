@@ -20,7 +20,7 @@ BG = {"B": ("data",), "G": ("data",)}
 BGE = {**BG, "E": ("data",)}
 BATCH_OF_CUBE = {"B": ("fsdp", "data"), "G": ("fsdp", "data")}
 
-# (activations, weights, slots) of each, from the design's table.
+# (activations, weights, moments) of each, from the design's table.
 BASES = {
     "replicated": ({}, {}, {}),
     "data": (BG, {}, {}),
@@ -34,7 +34,7 @@ CONTEXT = Mesh.parse("data=2,context=2,model=2")
 
 
 def tables(strategy: Strategy) -> tuple[dict, dict, dict]:
-    return strategy.activations, strategy.weights, strategy.slots
+    return strategy.activations, strategy.weights, strategy.moments
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -95,7 +95,7 @@ def test_context_splits_positions_and_groups_over_an_axis_of_its_own():
 def test_a_table_holds_for_every_kind_unless_it_names_one():
     expected = ({**BGE, "H": ("model",)},) * 3
     assert tables(strategies.get("B,G,E->data; H->model", SQUARE)) == expected
-    text = "B , G -> data | weights: M->data;H->model | slots: H->none"
+    text = "B , G -> data | weights: M->data;H->model | moments: H->none"
     assert tables(strategies.get(text, SQUARE)) == (
         BG,
         {**BG, "M": ("data",), "H": ("model",)},
@@ -109,7 +109,7 @@ def test_a_table_holds_for_every_kind_unless_it_names_one():
 
 @st.composite
 def written(draw) -> Strategy:
-    """A strategy of any letters over any axes of CUBE, slots at least as the weights."""
+    """A strategy of any letters over any axes of CUBE, moments at least as the weights."""
     axes = st.permutations(CUBE.names).flatmap(
         lambda order: st.integers(0, len(order)).map(lambda count: tuple(order[:count]))
     )
@@ -120,14 +120,14 @@ def written(draw) -> Strategy:
 
 @hypothesis.given(written())
 def test_what_is_written_is_read_back(strategy):
-    hypothesis.assume(strategy.activations or strategy.weights or strategy.slots)
+    hypothesis.assume(strategy.activations or strategy.weights or strategy.moments)
     assert tables(strategies.get(strategy.to_text(), CUBE)) == tables(strategy)
 
 
 def test_axes_are_all_that_anything_is_split_over():
     assert strategies.get("zero1_tensor", CUBE).axes == {"data", "fsdp", "model"}
     assert strategies.get("replicated", CUBE).axes == set()
-    assert strategies.get("slots: M->fsdp", CUBE).axes == {"fsdp"}
+    assert strategies.get("moments: M->fsdp", CUBE).axes == {"fsdp"}
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ def test_mistakes_are_named(text, mesh, message):
 def test_a_mistake_is_named_where_it_was_made():
     with pytest.raises(ValueError, match=r"sharding.overrides\['a'\]=H->x needs axis 'x'"):
         strategies.get("H->x", SQUARE, where="sharding.overrides['a']")
-    with pytest.raises(ValueError, match="kind of tensor 'slot'. Did you mean 'slots'"):
-        strategies.get("data", SQUARE).table("slot")
+    with pytest.raises(ValueError, match="kind of tensor 'moment'. Did you mean 'moments'"):
+        strategies.get("data", SQUARE).table("moment")

@@ -111,14 +111,14 @@ def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
     assert all(np.abs(w_in[0] - other).max() > 1e-4 for other in w_in[1:])
 
 
-def test_to_begin_anew_is_step_0_with_new_slots(dense_logdir, tmp_path, capsys):
+def test_to_begin_anew_is_step_0_with_new_moments(dense_logdir, tmp_path, capsys):
     output = tmp_path / "made" / "run"
     names = f"--logdir={dense_logdir}", f"--output={output}"
     code, out, err = run_here(capsys, "upcycle", *names, "--experts=2", "--restart")
     assert (code, err) == (0, "")
     assert f"gshard-train --logdir={output}\n" in out
     found = arrays_of(output)
-    assert found.step == 0 and not any(slot.any() for slot in found.slots.values())
+    assert found.step == 0 and not any(moment.any() for moment in found.moments.values())
 
 
 def test_a_report_is_of_every_language_and_expert(trained_logdir, tmp_path, capsys):
@@ -196,7 +196,7 @@ def test_all_experts_kept_are_the_same_model(trained_logdir, tmp_path, capsys):
     flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--keep=1"
     assert run_here(capsys, "prune", *flags)[0] == 0
     whole, left = arrays_of(trained_logdir), arrays_of(output)
-    for mine, theirs in ((left.theta, whole.theta), (left.slots, whole.slots)):
+    for mine, theirs in ((left.theta, whole.theta), (left.moments, whole.moments)):
         assert mine.keys() == theirs.keys()
         for path in theirs:
             np.testing.assert_array_equal(mine[path], theirs[path])

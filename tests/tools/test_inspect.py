@@ -68,7 +68,7 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
         held += size // cut
         assert spec.path in out
     assert record["weights_bytes_per_device"] == held
-    assert record["slots_bytes_per_device"] == 2 * held and "slots" not in record
+    assert record["moments_bytes_per_device"] == 2 * held and "moments" not in record
     assert "E over data (4), H over model (2)" in out
     assert "weights: 34 arrays, 53.6 KiB; each device holds" in out
     (whole,) = record["held_whole"]
@@ -77,15 +77,15 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
     assert record["unused_axes"] == [] and "Warning" not in out
 
 
-def test_slots_and_json_alone(capsys):
+def test_moments_and_json_alone(capsys):
     flags = ["--mesh=data=8", "--strategy=zero1", "--slots", "--json"]
     code, out, err = run_here(capsys, *flags)
     record = json.loads(out)
     assert code == 0 and "M over data (8)" in err
-    assert len(record["slots"]) == 2 * len(record["weights"])
+    assert len(record["moments"]) == 2 * len(record["weights"])
     assert {row["split"] for row in record["weights"]} == {"whole"}
-    held = sum(row["bytes_per_device"] for row in record["slots"])
-    assert record["slots_bytes_per_device"] == held < record["slots_bytes"]
+    held = sum(row["bytes_per_device"] for row in record["moments"])
+    assert record["moments_bytes_per_device"] == held < record["moments_bytes"]
 
 
 def test_what_is_not_split_is_said(capsys):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("test_plan")
 
 REQUIRED = {
     "bytes_per_device": {
-        *("weights", "slots", "activations", "inputs", "program", "peak", "capacity")
+        *("weights", "moments", "activations", "inputs", "program", "peak", "capacity")
     },
     "parameters": {"total", "active"},
     "flops": {"useful", "executed", "rematerialized", "dispatch", "padding"},
@@ -181,7 +181,7 @@ def test_what_would_fit_is_tried(planned, small_chips, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_a_tpu_on_which_split_weights_fit(capsys, tmp_path):
-    """A billion weights with two slots each: 16.3 GiB on a core, half of it if they are split."""
+    """A billion weights with two moments each: 16.3 GiB on a core, half of it if they are split."""
     pytest.importorskip("libtpu")
     large = {
         "task.model_dim": 1024,

@@ -60,7 +60,10 @@ def arrays_of(logdir):
     store = CheckpointStore(logdir / "checkpoints", writable=False)
     checkpoint = store.restore()
     store.close()
-    return checkpoint.step, {**checkpoint.theta, "slots": checkpoint.slots["hidden.w.first_moment"]}
+    return checkpoint.step, {
+        **checkpoint.theta,
+        "moments": checkpoint.moments["hidden.w.first_moment"],
+    }
 
 
 def test_a_run_and_its_words(tmp_path, capsys):

@@ -166,9 +166,9 @@ def test_averages_of_the_weights_are_decoded_with(trained_logdir, tmp_path):
     run = trained_run.Run(str(trained_logdir))
     whole, params = Whole.read(run), run.params.copy()
     params.trainer.average_decay = 0.9
-    slots = unflatten(whole.trainer.state_specs().slots, whole.checkpoint.slots, "slots")
+    moments = unflatten(whole.trainer.state_specs().moments, whole.checkpoint.moments, "moments")
     doubled = whole.theta.transform(lambda weight: 2 * weight)
-    state = NestedMap(theta=whole.theta, slots=slots, averages=doubled)
+    state = NestedMap(theta=whole.theta, moments=moments, averages=doubled)
     whole.write(f"{tmp_path}/run", params, state, whole.checkpoint.step)
     averaged = trained_run.Run(f"{tmp_path}/run")
     values = translate.define_flags()

@@ -93,7 +93,7 @@ def read_by(runtime):
     return runtime.eval_step(tiny.make_batch(7, 0))["loss"][0], total(np.zeros([4, 2], np.int32))
 
 
-def test_are_evaluated_and_split_as_slots_are():
+def test_are_evaluated_and_split_as_moments_are():
     trainer = trainer_of()
     local = SingleDeviceRuntime(trainer)
     local.init_state()

@@ -22,18 +22,18 @@ def rule(**values) -> LocalUpdates:
     return LocalUpdates.params().set(every=5, **values).instantiate()
 
 
-def update(local: LocalUpdates, slots: NestedMap, stopped: bool = False):
-    return local.update(SPECS, THETA, MEANS, slots, tf.constant(0), tf.constant(stopped))
+def update(local: LocalUpdates, moments: NestedMap, stopped: bool = False):
+    return local.update(SPECS, THETA, MEANS, moments, tf.constant(0), tf.constant(stopped))
 
 
 def test_as_it_stands_the_weights_become_the_mean():
     local = rule()
-    slots = local.slot_specs(SPECS)
-    assert slots.flatten() == []
-    theta, slots = update(local, slots)
+    moments = local.moment_specs(SPECS)
+    assert moments.flatten() == []
+    theta, moments = update(local, moments)
     np.testing.assert_allclose(theta.w, MEANS.w)
     np.testing.assert_allclose(theta.bias, MEANS.bias)
-    assert slots.flatten() == []
+    assert moments.flatten() == []
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_as_it_stands_the_weights_become_the_mean():
 )
 def test_a_moment_moves_the_weights_and_not_what_has_a_rule(nesterov, w):
     local = rule(momentum=0.9, nesterov=nesterov, learning_rate=0.5)
-    assert [path for path, _ in local.slot_specs(SPECS).flatten_items()] == ["w.first_moment"]
-    slots = local.slot_specs(SPECS).pack([tf.constant([[10.0, 20.0]])])
-    theta, new_slots = update(local, slots)
+    assert [path for path, _ in local.moment_specs(SPECS).flatten_items()] == ["w.first_moment"]
+    moments = local.moment_specs(SPECS).pack([tf.constant([[10.0, 20.0]])])
+    theta, new_moments = update(local, moments)
     moment = np.array([[0.9 * 10 + 0.5, 0.9 * 20 - 2.0]])
-    np.testing.assert_allclose(new_slots.w.first_moment, moment, rtol=1e-6)
+    np.testing.assert_allclose(new_moments.w.first_moment, moment, rtol=1e-6)
     if nesterov:
         w = np.array([[1.0, 2.0]]) - 0.5 * (np.array([[0.5, -2.0]]) + 0.9 * moment)
     np.testing.assert_allclose(theta.w, w, rtol=1e-6)
     np.testing.assert_allclose(theta.bias, MEANS.bias)
-    kept, kept_slots = update(local, slots, stopped=True)
-    for found, expected in ((kept, THETA), (kept_slots, slots)):
+    kept, kept_moments = update(local, moments, stopped=True)
+    for found, expected in ((kept, THETA), (kept_moments, moments)):
         for x, y in zip(found.flatten(), expected.flatten(), strict=True):
             np.testing.assert_array_equal(x, y)
 

@@ -60,7 +60,7 @@ class Run:
         store = CheckpointStore(self.logdir.checkpoints, writable=False)
         checkpoint = store.restore()
         store.close()
-        return {**checkpoint.theta, **{f"slot {k}": v for k, v in checkpoint.slots.items()}}
+        return {**checkpoint.theta, **{f"moment {k}": v for k, v in checkpoint.moments.items()}}
 
 
 class Watched:

@@ -58,7 +58,7 @@ def test_steps_are_skipped_until_the_scale_fits_and_then_it_learns():
         assert int(new_state.step) == index + 1 and not bool(new_state.stopped)
         assert not trainer.stops(rows[-1])
         if not finite:
-            for part in ("theta", "slots", "averages"):
+            for part in ("theta", "moments", "averages"):
                 assert_same(new_state[part], state[part])
             assert float(new_state.loss_scale.scale) == rows[-1]["loss_scale"] / 2
         state = new_state
@@ -119,7 +119,7 @@ def test_what_is_not_finite_with_the_least_scale_stops():
     stopped, metrics = trainer.train_step(state, batch)
     assert bool(stopped.stopped) and trainer.stops(metrics)
     later, _ = trainer.train_step(stopped, tiny.make_batch(1, 1))
-    for part in ("theta", "slots", "loss_scale"):
+    for part in ("theta", "moments", "loss_scale"):
         assert_same(stopped[part], state[part])
         assert_same(later[part], state[part])
     assert int(later.step) == 1

@@ -43,7 +43,7 @@ def test_a_name_gives_weights_and_activations_their_types(precision):
     assert (trainer.task.p.dtype, trainer.task.p.fprop_dtype) == (weights, activations)
     state, metrics = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     assert {w.dtype.name for w in state.theta.flatten()} == {weights}
-    assert {slot.dtype.name for slot in state.slots.flatten()} == {"float32"}
+    assert {moment.dtype.name for moment in state.moments.flatten()} == {"float32"}
     assert {value.dtype.name for value in metrics.values()} == {"float32"}
     for (path, value), spec in zip(
         state.flatten_items(), trainer.state_specs().flatten(), strict=True
@@ -178,10 +178,10 @@ def test_bfloat16_weights_that_are_held_stay():
     specs = NestedMap(w=spec)
     theta = NestedMap(w=spec.init(tf.constant([1, 2])))
     optimizer = Adam(Adam.params())
-    slots = optimizer.slot_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
+    moments = optimizer.moment_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
     gradient = NestedMap(w=tf.fill([64], np.nan))
     held, _ = optimizer.update(
-        specs, theta, gradient, slots, tf.constant(3), 0.1, tf.constant(True)
+        specs, theta, gradient, moments, tf.constant(3), 0.1, tf.constant(True)
     )
     np.testing.assert_array_equal(held.w, theta.w)
 

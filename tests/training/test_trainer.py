@@ -87,7 +87,7 @@ def test_nothing_moves_from_a_step_that_is_not_finite_on():
     assert not np.isfinite(metrics.gradient_norm)
     assert bool(stopped.stopped)
     later, _ = trainer.train_step(stopped, tiny.make_batch(1, 2))
-    for name in ("step", "theta", "slots"):
+    for name in ("step", "theta", "moments"):
         assert_same(stopped[name], state[name])
         assert_same(later[name], state[name])
 

@@ -2,7 +2,7 @@
 
 const CLASSES = [
   ["weights", "the model's parameters"],
-  ["slots", "the optimizer's state"],
+  ["moments", "the optimizer's state"],
   ["activations", "activations and temporaries"],
   ["inputs", "the batch"],
   ["program", "the compiled step itself"],
@@ -139,7 +139,7 @@ function shardingSection(given, placed) {
   const picture = el("div", { "aria-live": "polite" });
   const show = (row) => picture.replaceChildren(shardingPicture(row, places.get(row), placed.axes));
   const largest = given.tensors.reduce((best, row) => (!best || row.bytes > best.bytes ? row : best), null);
-  if (!largest) return section("sharding", "Weights and slots on the mesh", el("p", {}, "The step keeps no tensors."));
+  if (!largest) return section("sharding", "Weights and moments on the mesh", el("p", {}, "The step keeps no tensors."));
   show(largest);
   const columns = [
     field("Tensor", "path", { wide: true, show: (value) => el("span", {}, breakable(value)) }), field("Kind", "kind"), field("Layout", "layout", { show: code }),
@@ -147,7 +147,7 @@ function shardingSection(given, placed) {
     field("Type", "dtype"), field("Split", "split", { show: (value) => el("span", { class: "rules" }, value || "whole") }),
     numeric("Bytes", "bytes", bytes), numeric("Per device", "bytes_per_device", bytes, { bar: true }),
   ];
-  return section("sharding", "Weights and slots on the mesh",
+  return section("sharding", "Weights and moments on the mesh",
     el("p", { class: "lead" }, "Choose a tensor in the table to see which block of it each device holds."), picture,
     dataTable(columns, given.tensors, { id: "tensors", caption: "tensors", first: 7, choose: show, chosen: largest }));
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 FORMAT = 1
 
-MEMORY_CLASSES = ("weights", "slots", "activations", "inputs", "program")
+MEMORY_CLASSES = ("weights", "moments", "activations", "inputs", "program")
 
 # What every report reads, with the type it must have.
 _FIELDS = {

@@ -12,10 +12,10 @@ Row = dict[str, Any]
 class Plan:
     """A compiled step, put against the figures of the machine that it was compiled for.
 
-    bytes_per_device: weights, slots, activations (and all other temporaries), inputs, program,
+    bytes_per_device: weights, moments, activations (and all other temporaries), inputs, program,
         their peak, and the capacity of the device.
-    parameters: total, and active: those that one token uses.
-    tensors: weights and slots, with layout, split and bytes. largest_temporaries: not all alive at
+    parameters: total, and active: those that one token uses. tensors: weights and moments, with
+    layout, split and bytes. largest_temporaries: not all alive at
         once. collectives: bytes of one call on one device, seconds of all `count` calls.
     flops: of one device and step: executed by its matrix products; of those useful (for a program
         other than a training step: all that are not computed again nor dispatch), computed again,

@@ -72,8 +72,8 @@ def candidate(
             for kind in KINDS
         }
         if any(different.values()):
-            # Where an override says nothing of slots they are split as it splits the weights.
-            different["slots"] |= {x: own["slots"][x] for x in different["weights"]}
+            # Where an override says nothing of moments they are split as it splits the weights.
+            different["moments"] |= {x: own["moments"][x] for x in different["weights"]}
             text = _text(different, _rules)
             overrides += [(pattern, text) for pattern in patterns(group.paths, paths)]
     sizes = ",".join(f"{names[axis]}={size}" for axis, size in mesh.axes)
@@ -127,7 +127,7 @@ def _tables(option: Option, mesh: Mesh, group: Group) -> Tables:
     """An option's tables with every letter of the group, for it may stand whole in this group."""
     strategy = option.strategy(mesh)
     weights = {x for spec in group.weights for x in spec.layout}
-    relevant = {"activations": group.letters | {"B"}, "weights": weights, "slots": weights}
+    relevant = {"activations": group.letters | {"B"}, "weights": weights, "moments": weights}
     return {
         kind: {x: strategy.table(kind).get(x, ()) for x in sorted(relevant[kind])} for kind in KINDS
     }
@@ -161,9 +161,9 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _text(tables: Tables, rules: Callable[[Table], str]) -> str:
-    """The tables as strategies.get reads them: slots only where they differ from weights."""
-    slots = {x: axes for x, axes in tables["slots"].items() if tables["weights"].get(x) != axes}
-    kinds = {**tables, "slots": slots}
+    """The tables as strategies.get reads them: moments only where they differ from weights."""
+    moments = {x: axes for x, axes in tables["moments"].items() if tables["weights"].get(x) != axes}
+    kinds = {**tables, "moments": moments}
     sections = [f"{kind}: {text}" for kind in KINDS if (text := rules(kinds[kind]))]
     return " | ".join(sections) or f"B->{NO_AXES}"
 

@@ -15,7 +15,7 @@ _OTHER = "others"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """Layers of one kind. flows: those within it. slots: of every weight.
+    """Layers of one kind. flows: those within it. moments: of every weight.
 
     paths: of the layers of this kind that have weights.
     """
@@ -24,7 +24,7 @@ class Group:
     products: tuple[Product, ...]
     flows: tuple[Flow, ...]
     weights: tuple[VariableSpec, ...]
-    slots: tuple[tuple[VariableSpec, ...], ...]
+    moments: tuple[tuple[VariableSpec, ...], ...]
     paths: tuple[str, ...]
 
     @property
@@ -68,7 +68,7 @@ def group(traced: Traced) -> Grouped:
                 products=tuple(p for p in traced.products if of.get(p.path, main) == name),
                 flows=tuple(f for f in traced.flows if _pair(f, of, main) == (name, name)),
                 weights=weights,
-                slots=tuple(traced.slots.get(spec.path, ()) for spec in weights),
+                moments=tuple(traced.moments.get(spec.path, ()) for spec in weights),
                 paths=tuple(sorted(path for path, kind in kinds.items() if kind == name)),
             )
         )

@@ -22,7 +22,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.local_updates.worker_programs import (
     meeting_program,
-    slot_arrays,
+    moment_arrays,
     worker_program,
 )
 from lingvo_gshard.runtime.local_updates.workers import Workers
@@ -93,7 +93,7 @@ class LocalUpdatesRuntime:
         )
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, self._workers.partitioning)
-        self._slots = slot_arrays(trainer, self._workers)
+        self._moments = moment_arrays(trainer, self._workers)
         self._states: dict[int, list[jax.Array]] = {}
         self._outer: list[jax.Array] = []
         self._steps: dict[tuple, tuple[Executable, list[str]]] = {}
@@ -134,7 +134,7 @@ class LocalUpdatesRuntime:
         """Takes over a state of NumPy arrays or jax.Arrays.
 
         One without workers, of a run without local updates, gives them weights and the step; the
-        optimizer's slots begin anew.
+        optimizer's moments begin anew.
         """
         if WORKERS not in state:
             self._whole.init_state()
@@ -145,7 +145,7 @@ class LocalUpdatesRuntime:
         self._whole.load_theta(state.theta)
         joined = zip(self._arrays, state[WORKERS].flatten(), strict=True)
         self._part([(array, self._joined(array, value)) for array, value in joined])
-        self._outer = self._put(self._slots, state.get(OUTER, NestedMap()))
+        self._outer = self._put(self._moments, state.get(OUTER, NestedMap()))
         self._taken = int(state.step)
 
     def load_theta(self, theta: NestedMap) -> None:
@@ -165,7 +165,7 @@ class LocalUpdatesRuntime:
             workers=self._specs.pack(joined),
         )
         if self._outer:
-            state[OUTER] = self._rule.slot_specs(self._specs.theta).pack(self._outer)
+            state[OUTER] = self._rule.moment_specs(self._specs.theta).pack(self._outer)
         return state
 
     def theta_on_host(self) -> NestedMap:
@@ -189,9 +189,9 @@ class LocalUpdatesRuntime:
             theta=whole.theta,
             workers=self._specs.pack(self._struct(self._workers.all(a)) for a in self._arrays),
         )
-        if self._slots:
-            specs = self._rule.slot_specs(self._specs.theta)
-            like[OUTER] = specs.pack(map(self._struct, self._slots))
+        if self._moments:
+            specs = self._rule.moment_specs(self._specs.theta)
+            like[OUTER] = specs.pack(map(self._struct, self._moments))
         return like
 
     def train_step(self, batch: NumpyBatch) -> WorkersMetrics:
@@ -243,10 +243,10 @@ class LocalUpdatesRuntime:
         self._part(list(zip(self._arrays, joined, strict=True)))
         self._whole.load_theta(self._specs.pack(values).theta)
         zeros = jax.jit(
-            lambda: [jnp.zeros(a.shape, a.dtype) for a in self._slots],
-            out_shardings=[a.sharding(self._workers.mesh) for a in self._slots],
+            lambda: [jnp.zeros(a.shape, a.dtype) for a in self._moments],
+            out_shardings=[a.sharding(self._workers.mesh) for a in self._moments],
         )
-        self._outer = list(zeros()) if self._slots else []
+        self._outer = list(zeros()) if self._moments else []
         self._taken = int(np.asarray(state.step))
 
     def _meet(self) -> None:

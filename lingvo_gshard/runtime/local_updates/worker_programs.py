@@ -53,31 +53,31 @@ def meeting_program(trainer: Trainer, workers: Workers, partitioner: str) -> Pro
     """Returns the step in which the workers' weights become one, over all devices.
 
     Inputs: the weights of all workers, the weights that they began with, the outer optimizer's
-    slots, whether each worker has stopped, and the step. Outputs: the first three, as they are
+    moments, whether each worker has stopped, and the step. Outputs: the first three, as they are
     after it; their memory is taken over.
     """
     rule, specs = trainer.local_updates, trainer.theta_specs
     arrays = weight_arrays(trainer, workers)
-    slots = slot_arrays(trainer, workers)
+    moments = moment_arrays(trainer, workers)
     theirs = [workers.all(array) for array in arrays]
     stopped = workers.all(Array("stopped", (), "bool", ()))
-    inputs = [*theirs, *arrays, *slots, stopped, Array("step", (), "int32", ())]
+    inputs = [*theirs, *arrays, *moments, stopped, Array("step", (), "int32", ())]
 
     def meeting(*tensors: tf.Tensor) -> list:
         weights, rest = tensors[: len(arrays)], tensors[len(arrays) :]
         theta = annotate_weights(specs.pack(rest[: len(arrays)]), specs, "weights")
-        held = rule.slot_specs(specs).pack(rest[len(arrays) : -2])
+        held = rule.moment_specs(specs).pack(rest[len(arrays) : -2])
         any_stopped = tf.reduce_any(rest[-2])
         means = specs.pack(tf.reduce_mean(tf.cast(x, tf.float32), 0) for x in weights)
-        new_theta, new_slots = rule.update(
+        new_theta, new_moments = rule.update(
             specs, theta, annotate_weights(means, specs, "weights"), held, rest[-1], any_stopped
         )
         moved = [
             tf.where(any_stopped, old, tf.broadcast_to(new[None], old.shape))
             for old, new in zip(weights, new_theta.flatten(), strict=True)
         ]
-        values = [*moved, *new_theta.flatten(), *new_slots.flatten()]
-        kept = [*theirs, *arrays, *slots]
+        values = [*moved, *new_theta.flatten(), *new_moments.flatten()]
+        kept = [*theirs, *arrays, *moments]
         return [(a.path, x, a.split) for a, x in zip(kept, values, strict=True)]
 
     donated = range(len(inputs) - 2)
@@ -90,10 +90,12 @@ def weight_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
     return [array for array in found if array.path.startswith("theta.")]
 
 
-def slot_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
-    """Returns the arrays of the outer optimizer's slots, which lie as their weights do."""
-    specs = trainer.local_updates.slot_specs(trainer.theta_specs)
+def moment_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
+    """Returns the arrays of the outer optimizer's moments, which lie as their weights do."""
+    specs = trainer.local_updates.moment_specs(trainer.theta_specs)
     return [
-        Array(f"outer.{path}", s.shape, s.dtype, workers.everywhere.spec_storage_split(s, "slots"))
+        Array(
+            f"outer.{path}", s.shape, s.dtype, workers.everywhere.spec_storage_split(s, "moments")
+        )
         for path, s in specs.flatten_items()
     ]

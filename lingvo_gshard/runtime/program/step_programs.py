@@ -21,7 +21,7 @@ BatchSpecs = dict[str, tf.TensorSpec]
 _BATCH_LAYOUT = "BL"
 
 # The parts of a state that are split, with the kind of tensor whose letters say how.
-PARTS = {"theta": "weights", "slots": "slots", "averages": "slots"}
+PARTS = {"theta": "weights", "moments": "moments", "averages": "moments"}
 
 
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:

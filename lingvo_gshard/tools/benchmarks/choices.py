@@ -27,8 +27,8 @@ AS_IT_IS = "layers one by one"
 class Row:
     """A step with one choice.
 
-    state_bytes: of weights, slots and whatever else is kept between steps; temporary_bytes: of what
-    else a step holds at most. ratio: of the medians' time to that of layers one by one.
+    state_bytes: of weights, moments and whatever else is kept between steps; temporary_bytes: of
+    what else a step holds at most. ratio: of the medians' time to that of layers one by one.
     """
 
     name: str
@@ -54,8 +54,10 @@ def choices() -> dict[str, Choice]:
         "bfloat16": _in_trainer(precision="bfloat16"),
         "bfloat16_weights": _in_trainer(precision="bfloat16_weights"),
         "averaged weights": _in_trainer(average_decay=0.999),
-        "Adam, slots in bfloat16": _in_trainer(optimizer=Adam.params().set(slot_dtype="bfloat16")),
-        "Adam, slots in int8": _in_trainer(optimizer=Adam.params().set(slot_dtype="int8")),
+        "Adam, moments in bfloat16": _in_trainer(
+            optimizer=Adam.params().set(moment_dtype="bfloat16")
+        ),
+        "Adam, moments in int8": _in_trainer(optimizer=Adam.params().set(moment_dtype="int8")),
         "Adafactor": _in_trainer(optimizer=Adafactor.params()),
         "Lion": _in_trainer(optimizer=Lion.params()),
         "SGD with momentum": _in_trainer(optimizer=Momentum.params()),

@@ -194,10 +194,10 @@ def _drawn(path: str, step: str, record: dict, devices: Sequence[jax.Device]) ->
 
 
 def _made_up(array: dict, sharding: NamedSharding) -> jax.Array:
-    """An initial value: small random weights, scales of 1, and slots, counts and biases of 0."""
+    """An initial value: small random weights, scales of 1, and moments, counts and biases of 0."""
     path, dtype = array["path"], jnp.dtype(array["dtype"])
     shape = tuple(array["shape"])
-    if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("slots."):
+    if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("moments."):
         value = 0.0
     elif not shape or path.endswith("scale"):
         value = 1.0

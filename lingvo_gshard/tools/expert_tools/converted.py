@@ -38,7 +38,7 @@ def check_output(path: str | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """The newest readable checkpoint of a run with weights and slots, as NumPy arrays."""
+    """The newest readable checkpoint of a run with weights and moments, as NumPy arrays."""
 
     run: Run
     checkpoint: Checkpoint

@@ -12,7 +12,7 @@ a token whose experts all are computes what it did.
 
 The new run is a run like any other: it is translated with and scored, in less memory, and
 gshard-train --logdir=OUTPUT --steps=N goes on with it, for the experts that are left have kept
-their optimizer slots.
+their optimizer moments.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     use = _of_all(by_language)
     kept = pruning.chosen(params.task, use, values.by)
     checkpoint = whole.checkpoint
-    state = pruning.pruned_state(whole.trainer, pruned, checkpoint.theta, checkpoint.slots, kept)
+    state = pruning.pruned_state(whole.trainer, pruned, checkpoint.theta, checkpoint.moments, kept)
     whole.write(values.output, params, state, checkpoint.step)
     for layer, experts in kept.items():
         share = use[layer].shares[experts].sum()

@@ -4,10 +4,10 @@
     gshard-train --logdir=runs/upcycled --steps=6400
 
 Each expert begins as a copy of the dense feed-forward layer in whose place it stands, the router is
-new, and all else is the dense model's, its optimizer slots included. Before training the new model
-computes what the dense one does: gates that sum to 1 weigh outputs that are alike. Options under
-which it would not, such as an evaluation capacity that drops tokens, are refused; --noexact has
-them all the same.
+new, and all else is the dense model's, its optimizer moments included. Before training the new
+model computes what the dense one does: gates that sum to 1 weigh outputs that are alike. Options
+under which it would not, such as an evaluation capacity that drops tokens, are refused; --noexact
+has them all the same.
 
 Experts come to every --moe_every-th layer of encoder and decoder, or of those stacks that have none
 yet; router, groups and capacity are set as in gshard-train:
@@ -17,7 +17,7 @@ yet; router, groups and capacity are set as in gshard-train:
         --gin_param="task.encoder.moe.router.capacity_factor = 1.5"
 
 The new run goes on at the dense run's step, with its learning rate there, so give gshard-train more
---steps; --restart begins at step 0, with new optimizer slots and the schedule's warm-up.
+--steps; --restart begins at step 0, with new optimizer moments and the schedule's warm-up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_boolean(
-        "restart", False, "Begins at step 0 with new optimizer slots.", flag_values=values
+        "restart", False, "Begins at step 0 with new optimizer moments.", flag_values=values
     )
     return values
 
@@ -78,8 +78,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     params = _params(values, run_.params)
     whole = Whole.read(run_)
     sparse = whole.trainer_of(params)
-    slots = None if values.restart else whole.checkpoint.slots
-    state = upcycling.upcycled_state(whole.trainer, sparse, whole.checkpoint.theta, slots)
+    moments = None if values.restart else whole.checkpoint.moments
+    state = upcycling.upcycled_state(whole.trainer, sparse, whole.checkpoint.theta, moments)
     if values.exact:
         _check(whole, sparse, state)
     step = 0 if values.restart else whole.checkpoint.step

@@ -34,12 +34,13 @@ _BACKWARD_SCOPE = "gradient_tape/"
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How the weights and slots are kept, and what of them is whole although it might be split."""
+    """How the weights and moments are kept, and what of them is whole although it might be
+    split."""
 
     weights: list[WeightRow]
-    slots: list[WeightRow]
+    moments: list[WeightRow]
     whole_weights: list[Replicated]
-    whole_slots: list[Replicated]
+    whole_moments: list[Replicated]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,19 +87,19 @@ def pipelines(trainer: Trainer) -> list[dict]:
 def split(trainer: Trainer, partitioning: Partitioning) -> Split:
     """Returns how a trainer's state is split."""
     specs = trainer.state_specs()
-    weights, slots = specs.theta.flatten(), specs.slots.flatten()
+    weights, moments = specs.theta.flatten(), specs.moments.flatten()
     return Split(
         weights=weight_rows(weights, partitioning),
-        slots=weight_rows(slots, partitioning, "slots"),
+        moments=weight_rows(moments, partitioning, "moments"),
         whole_weights=replication.replicated(weights, partitioning),
-        whole_slots=replication.replicated(slots, partitioning, "slots"),
+        whole_moments=replication.replicated(moments, partitioning, "moments"),
     )
 
 
 def check_replicated(found: Split, most_megabytes: float | None) -> None:
     """Raises ValueError naming --max_replicated_mb if more is whole; None: anything goes."""
     if most_megabytes is not None:
-        whole = [*found.whole_weights, *found.whole_slots]
+        whole = [*found.whole_weights, *found.whole_moments]
         replication.check_replicated(whole, most_megabytes)
 
 
@@ -151,7 +152,7 @@ def total_by_kind(rows: Iterable[CollectiveRow]) -> dict[str, tuple[int, int]]:
     return totals
 
 
-def split_record(partitioning: Partitioning, found: Split, with_slots: bool) -> dict:
+def split_record(partitioning: Partitioning, found: Split, with_moments: bool) -> dict:
     """Returns a split as JSON values."""
     record = {
         "mesh": str(partitioning.mesh),
@@ -160,14 +161,14 @@ def split_record(partitioning: Partitioning, found: Split, with_slots: bool) -> 
         "overrides": {pattern: table.to_text() for pattern, table in partitioning.overrides},
         "unused_axes": list(partitioning.unused_axes),
     }
-    for kind, rows in (("weights", found.weights), ("slots", found.slots)):
+    for kind, rows in (("weights", found.weights), ("moments", found.moments)):
         record[f"{kind}_bytes"] = sum(row.bytes for row in rows)
         record[f"{kind}_bytes_per_device"] = sum(row.bytes_per_device for row in rows)
-    whole = found.whole_weights + (found.whole_slots if with_slots else [])
+    whole = found.whole_weights + (found.whole_moments if with_moments else [])
     record["held_whole"] = [dataclasses.asdict(row) for row in whole]
     record["weights"] = [dataclasses.asdict(row) for row in found.weights]
-    if with_slots:
-        record["slots"] = [dataclasses.asdict(row) for row in found.slots]
+    if with_moments:
+        record["moments"] = [dataclasses.asdict(row) for row in found.moments]
     return record
 
 

@@ -21,19 +21,19 @@ def print_split(
     name: str,
     partitioning: Partitioning,
     found: inspection.Split,
-    with_slots: bool,
+    with_moments: bool,
 ) -> None:
-    """Prints how weights, and slots if asked for, are split, with the totals of both."""
+    """Prints how weights, and moments if asked for, are split, with the totals of both."""
     mesh = partitioning.mesh
     say(console, f"{name} on {mesh} ({mesh.size} devices), strategy {partitioning.strategy.name}:")
     for kind in partitioning.strategy.to_text().split(" | "):
         say(console, f"  {kind}")
     _print_rows(console, "weight", found.weights)
     whole = found.whole_weights
-    if with_slots:
-        _print_rows(console, "slot", found.slots)
-        whole = whole + found.whole_slots
-    for kind, rows in (("weights", found.weights), ("slots", found.slots)):
+    if with_moments:
+        _print_rows(console, "moment", found.moments)
+        whole = whole + found.whole_moments
+    for kind, rows in (("weights", found.weights), ("moments", found.moments)):
         _print_total(console, kind, rows, mesh.size)
     for axis in partitioning.unused_axes:
         say(

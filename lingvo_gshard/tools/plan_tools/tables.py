@@ -154,24 +154,24 @@ def _print_layers_held(console: rich.console.Console, tensors: Sequence[Row]) ->
         held[row.get("layer") or ""][row["kind"]] += row["bytes_per_device"]
     if not held:
         return
-    table = _table("weights and slots of a layer", right=("weights", "slots", "per device"))
+    table = _table("weights and moments of a layer", right=("weights", "moments", "per device"))
     rows = sorted(held.items(), key=lambda item: -item[1].total())
     for layer, sizes in rows[:_MOST_ROWS]:
-        parts = (sizes["weights"], sizes["slots"], sizes.total())
+        parts = (sizes["weights"], sizes["moments"], sizes.total())
         table.add_row(_plain(layer or "(no layer)"), *map(units.in_bytes, parts))
     rest = [sizes for _, sizes in rows[_MOST_ROWS:]]
     if rest:
-        parts = [sum(sizes[kind] for sizes in rest) for kind in ("weights", "slots")]
+        parts = [sum(sizes[kind] for sizes in rest) for kind in ("weights", "moments")]
         table.add_row(f"and {len(rest)} more", *map(units.in_bytes, (*parts, sum(parts))))
     table.add_section()
-    parts = [sum(sizes[kind] for sizes in held.values()) for kind in ("weights", "slots")]
+    parts = [sum(sizes[kind] for sizes in held.values()) for kind in ("weights", "moments")]
     table.add_row("all", *map(units.in_bytes, (*parts, sum(parts))))
     _print(console, table)
 
 
 def _print_tensors(console: rich.console.Console, tensors: Sequence[Row]) -> None:
     if not tensors:
-        _say(console, "\nThe step keeps no weights or slots.")
+        _say(console, "\nThe step keeps no weights or moments.")
         return
     table = _table("tensor", "split", right=("bytes", "per device"))
     rows = sorted(tensors, key=lambda row: -row["bytes_per_device"])

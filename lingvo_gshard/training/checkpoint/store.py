@@ -1,9 +1,9 @@
 """Checkpoints: what a run needs to go on, written by Orbax in the background and never half.
 
 A checkpoint `checkpoints/<step>/` holds an item for each part of the state that is made of arrays,
-`theta`, `slots` and whatever else the trainer keeps (arrays by their dotted paths, the same on disk
-however they were split over devices), and `run` (run.json: step, data position, versions and the
-digest of every array; params.txt; extras/: files of the input such as its vocabularies).
+`theta`, `moments` and whatever else the trainer keeps (arrays by their dotted paths, the same on
+disk however they were split over devices), and `run` (run.json: step, data position, versions and
+the digest of every array; params.txt; extras/: files of the input such as its vocabularies).
 
 Orbax counts jax devices when it starts. Set JAX_PLATFORMS=cpu where jax must not take the GPU.
 """
@@ -37,11 +37,11 @@ _IN_RUN = ("step", "stopped")
 # Those that are items of their own.
 IN_WORDS = {
     "theta": "weights",
-    "slots": "optimizer slots",
+    "moments": "optimizer moments",
     "averages": "averages of weights",
     "loss_scale": "loss scale",
     local_updates.WORKERS: "workers' own states",
-    local_updates.OUTER: "outer optimizer's slots",
+    local_updates.OUTER: "outer optimizer's moments",
 }
 
 # A save of several processes fails if one of them has not written its part by then.
@@ -69,9 +69,9 @@ class Checkpoint:
         return self.arrays.get("theta", {})
 
     @property
-    def slots(self) -> Arrays:
-        """The optimizer's slots."""
-        return self.arrays.get("slots", {})
+    def moments(self) -> Arrays:
+        """The optimizer's moments."""
+        return self.arrays.get("moments", {})
 
 
 class _RunHandler(ocp.CheckpointHandler):

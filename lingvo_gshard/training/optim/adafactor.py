@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.training.optim.optimizer import Keep, Optimizer, Slots
+from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 
 
 class Adafactor(Optimizer):
@@ -35,7 +35,7 @@ class Adafactor(Optimizer):
         p.define("min_weight_rms", 1e-3, "Least rms(weight) that relative_update scales by.")
         return p
 
-    def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
+    def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
         letters = self.factored_letters(spec)
         if letters is None:
             return {"second_moment": spec.layout}
@@ -63,31 +63,36 @@ class Adafactor(Optimizer):
         spec: VariableSpec,
         weight: tf.Tensor,
         gradient: tf.Tensor,
-        slots: Slots,
+        moments: Moments,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        keep: Keep,
-    ) -> tuple[tf.Tensor, Slots]:
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
         p = self.p
         t = tf.cast(step, tf.float32) + 1.0
         beta = tf.minimum(p.beta2, 1.0 - tf.pow(t, -p.decay_exponent))
-        slots, inverse_root = self._second_moment(spec, gradient, slots, beta, keep)
+        moments, inverse_root = self._second_moment(spec, gradient, moments, beta, commit)
         unclipped = gradient * inverse_root
         per_weight = [i for i, letter in enumerate(spec.layout) if letter not in letters.STACKS]
         scale = learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
         if p.relative_update:
             scale *= tf.maximum(p.min_weight_rms, _rms(weight, per_weight))
-        return keep(weight, weight - scale * unclipped), slots
+        return commit(weight, weight - scale * unclipped), moments
 
     def _second_moment(
-        self, spec: VariableSpec, gradient: tf.Tensor, slots: Slots, beta: tf.Tensor, keep: Keep
-    ) -> tuple[Slots, tf.Tensor]:
-        """Returns the slots after the step and 1 / sqrt(V), which broadcasts to the weight."""
+        self,
+        spec: VariableSpec,
+        gradient: tf.Tensor,
+        moments: Moments,
+        beta: tf.Tensor,
+        commit: Commit,
+    ) -> tuple[Moments, tf.Tensor]:
+        """Returns the moments after the step and 1 / sqrt(V), which broadcasts to the weight."""
         square = gradient * gradient + self.p.epsilon
         letters = self.factored_letters(spec)
 
         def decay(name: str, new: tf.Tensor) -> tf.Tensor:
-            return keep(slots[name], beta * slots[name] + (1.0 - beta) * new)
+            return commit(moments[name], beta * moments[name] + (1.0 - beta) * new)
 
         if letters is None:
             moment = decay("second_moment", square)
@@ -99,8 +104,8 @@ class Adafactor(Optimizer):
         mean = tf.reduce_mean(row_moment, row, keepdims=True)
         row_factor = tf.expand_dims(tf.math.rsqrt(row_moment / mean), column)
         column_factor = tf.expand_dims(tf.math.rsqrt(column_moment), row)
-        slots = {"row_moment": row_moment, "column_moment": column_moment}
-        return slots, row_factor * column_factor
+        moments = {"row_moment": row_moment, "column_moment": column_moment}
+        return moments, row_factor * column_factor
 
 
 def _rms(value: tf.Tensor, dimensions: list[int]) -> tf.Tensor:

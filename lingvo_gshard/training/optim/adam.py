@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.training.optim.moments import FIRST, SECOND, MomentOptimizer
-from lingvo_gshard.training.optim.optimizer import Keep, Slots, check_decays
+from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Adam(MomentOptimizer):
@@ -19,7 +19,7 @@ class Adam(MomentOptimizer):
     The decay is that of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
     """
 
-    moments = (FIRST, SECOND)
+    moment_names = (FIRST, SECOND)
 
     @classmethod
     def params(cls) -> Params:
@@ -38,22 +38,22 @@ class Adam(MomentOptimizer):
         spec: VariableSpec,
         weight: tf.Tensor,
         gradient: tf.Tensor,
-        slots: Slots,
+        moments: Moments,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        keep: Keep,
-    ) -> tuple[tf.Tensor, Slots]:
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
         p = self.p
         t = tf.cast(step, tf.float32) + 1.0
-        old_first, old_second = (self.moment(spec, slots, name) for name in self.moments)
+        old_first, old_second = (self.load(spec, moments, name) for name in self.moment_names)
         first = p.beta1 * old_first + (1.0 - p.beta1) * gradient
-        first, first_slots = self.kept(spec, slots, FIRST, first, step, keep)
+        first, first_moments = self.store(spec, moments, FIRST, first, step, commit)
         square = gradient * gradient
         second = p.beta2 * old_second + (1.0 - p.beta2) * square
-        second, second_slots = self.kept(spec, slots, SECOND, second, step, keep)
+        second, second_moments = self.store(spec, moments, SECOND, second, step, commit)
         # Scalars are folded together first, so that each weight costs one root and one division.
         scale = learning_rate / (1.0 - tf.pow(p.beta1, t))
         root_scale = tf.math.rsqrt(1.0 - tf.pow(p.beta2, t))
         change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
         change = self.with_decay(spec, change, weight, learning_rate)
-        return keep(weight, weight - change), first_slots | second_slots
+        return commit(weight, weight - change), first_moments | second_moments

@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.optim.optimizer import Keep, Slots, check_decays
+from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Lion(MomentOptimizer):
@@ -38,15 +38,15 @@ class Lion(MomentOptimizer):
         spec: VariableSpec,
         weight: tf.Tensor,
         gradient: tf.Tensor,
-        slots: Slots,
+        moments: Moments,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        keep: Keep,
-    ) -> tuple[tf.Tensor, Slots]:
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
         p = self.p
-        old = self.moment(spec, slots, FIRST)
+        old = self.load(spec, moments, FIRST)
         direction = tf.sign(p.beta1 * old + (1.0 - p.beta1) * gradient)
         change = self.with_decay(spec, learning_rate * direction, weight, learning_rate)
         new = p.beta2 * old + (1.0 - p.beta2) * gradient
-        _, slots = self.kept(spec, slots, FIRST, new, step, keep)
-        return keep(weight, weight - change), slots
+        _, moments = self.store(spec, moments, FIRST, new, step, commit)
+        return commit(weight, weight - change), moments

@@ -10,39 +10,40 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim import narrow_slots, weight_groups
-from lingvo_gshard.training.optim.narrow_slots import BFLOAT16, DTYPES, FLOAT32, INT8
-from lingvo_gshard.training.optim.optimizer import Keep, Optimizer, Slots
+from lingvo_gshard.training.optim import narrow_moments, weight_groups
+from lingvo_gshard.training.optim.narrow_moments import BFLOAT16, DTYPES, FLOAT32, INT8
+from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 
 # A moment is of gradients, or of their squares.
 FIRST, SECOND = "first_moment", "second_moment"
 
 
 class MomentOptimizer(Optimizer):
-    """An optimizer whose slots are moments, each of the weight's layout.
+    """An optimizer whose moments are moments, each of the weight's layout.
 
     A subclass names its moments, FIRST of gradients and SECOND of squares, reads them by `moment`
-    and hands new ones to `kept`. With slot_dtype bfloat16 and int8 both return what is computed
-    with, in float32; what is kept between steps narrow_slots.py describes. In int8 the scales are a
-    slot of the weight's layout without the last letter, and vectors, which are small, stay float32.
+    and hands new ones to `kept`. With moment_dtype bfloat16 and int8 both return what is computed
+    with, in float32; what is kept between steps narrow_moments.py describes. In int8 the scales are
+    a moment of the weight's layout without the last letter, and vectors, which are small, stay
+    float32.
     """
 
-    moments: tuple[str, ...] = (FIRST,)
+    moment_names: tuple[str, ...] = (FIRST,)
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("slot_dtype", FLOAT32, f"How moments are kept: {', '.join(DTYPES)}.")
+        p.define("moment_dtype", FLOAT32, f"How moments are kept: {', '.join(DTYPES)}.")
         p.define("weight_decay", 0.0, "Decoupled decay of matrices, per unit of learning rate.")
         p.define("weight_decay_exclude", (), "Patterns of paths of weights that do not decay.")
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if params.slot_dtype not in DTYPES:
+        if params.moment_dtype not in DTYPES:
             raise ValueError(
-                f"trainer.optimizer.slot_dtype is {params.slot_dtype!r}. "
-                f"{names.nearest(params.slot_dtype, DTYPES)}"
+                f"trainer.optimizer.moment_dtype is {params.moment_dtype!r}. "
+                f"{names.nearest(params.moment_dtype, DTYPES)}"
             )
         if not 0.0 <= params.weight_decay < math.inf:
             raise ValueError(
@@ -54,48 +55,48 @@ class MomentOptimizer(Optimizer):
         where = "trainer.optimizer.weight_decay_exclude"
         weight_groups.check(where, self.p.weight_decay_exclude, specs)
 
-    def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
-        layouts = {name: spec.layout for name in self.moments}
+    def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
+        layouts = {name: spec.layout for name in self.moment_names}
         if self._dtype(spec) == INT8:
-            layouts |= {_scale(name): spec.layout[:-1] for name in self.moments}
+            layouts |= {_scale(name): spec.layout[:-1] for name in self.moment_names}
         return layouts
 
-    def slot_dtypes(self, spec: VariableSpec) -> dict[str, str]:
+    def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
         dtype = self._dtype(spec)
         if dtype == INT8:
-            return {name: "uint8" if name == SECOND else "int8" for name in self.moments}
-        return dict.fromkeys(self.moments, dtype)
+            return {name: "uint8" if name == SECOND else "int8" for name in self.moment_names}
+        return dict.fromkeys(self.moment_names, dtype)
 
-    def moment(self, spec: VariableSpec, slots: Slots, name: str) -> tf.Tensor:
+    def load(self, spec: VariableSpec, moments: Moments, name: str) -> tf.Tensor:
         """Returns a moment as float32."""
         if self._dtype(spec) != INT8:
-            return tf.cast(slots[name], tf.float32)
-        read = narrow_slots.dequantize_square if name == SECOND else narrow_slots.dequantize
-        return read(slots[name], slots[_scale(name)])
+            return tf.cast(moments[name], tf.float32)
+        read = narrow_moments.dequantize_square if name == SECOND else narrow_moments.dequantize
+        return read(moments[name], moments[_scale(name)])
 
-    def kept(
+    def store(
         self,
         spec: VariableSpec,
-        slots: Slots,
+        moments: Moments,
         name: str,
         value: tf.Tensor,
         step: tf.Tensor,
-        keep: Keep,
-    ) -> tuple[tf.Tensor, Slots]:
-        """Returns a moment's new float32 `value` as the step computes with it, and its slots.
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        """Returns a moment's new float32 `value` as the step computes with it, and its moments.
 
         In float32 the value is what is kept; else it is not yet rounded.
         """
         dtype = self._dtype(spec)
         if dtype == FLOAT32:
-            value = keep(slots[name], value)
+            value = commit(moments[name], value)
             return value, {name: value}
-        key = narrow_slots.key(f"{spec.path}/{name}", step)
+        key = narrow_moments.key(f"{spec.path}/{name}", step)
         if dtype == BFLOAT16:
-            return value, {name: keep(slots[name], narrow_slots.to_bfloat16(value, key))}
-        write = narrow_slots.quantize_square if name == SECOND else narrow_slots.quantize
+            return value, {name: commit(moments[name], narrow_moments.to_bfloat16(value, key))}
+        write = narrow_moments.quantize_square if name == SECOND else narrow_moments.quantize
         parts = zip((name, _scale(name)), write(value, key), strict=True)
-        return value, {part: keep(slots[part], new) for part, new in parts}
+        return value, {part: commit(moments[part], new) for part, new in parts}
 
     def with_decay(
         self, spec: VariableSpec, change: tf.Tensor, weight: tf.Tensor, learning_rate: tf.Tensor
@@ -114,9 +115,9 @@ class MomentOptimizer(Optimizer):
         return change + learning_rate * decay * weight
 
     def _dtype(self, spec: VariableSpec) -> str:
-        if self.p.slot_dtype == INT8 and weight_groups.is_vector(spec):
+        if self.p.moment_dtype == INT8 and weight_groups.is_vector(spec):
             return FLOAT32
-        return self.p.slot_dtype
+        return self.p.moment_dtype
 
 
 def _scale(name: str) -> str:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.optim.optimizer import Keep, Slots, check_decays
+from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Momentum(MomentOptimizer):
@@ -17,7 +17,7 @@ class Momentum(MomentOptimizer):
 
     With `nesterov` the weight moves by g + beta m in place of m: Sutskever et al. 2013
     (https://proceedings.mlr.press/v28/sutskever13.html, equations 3 and 4), whose point ahead is
-    the weight here. With beta 0 it is plain gradient descent, which has no slots. From a command
+    the weight here. With beta 0 it is plain gradient descent, which has no moments. From a command
     line:
 
         --gin_param='trainer.optimizer = @lingvo_gshard.training.optim.momentum.Momentum'
@@ -33,23 +33,23 @@ class Momentum(MomentOptimizer):
     def __init__(self, params: Params):
         super().__init__(params)
         check_decays(params, "beta")
-        self.moments = (FIRST,) if params.beta else ()
+        self.moment_names = (FIRST,) if params.beta else ()
 
     def update_weight(
         self,
         spec: VariableSpec,
         weight: tf.Tensor,
         gradient: tf.Tensor,
-        slots: Slots,
+        moments: Moments,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        keep: Keep,
-    ) -> tuple[tf.Tensor, Slots]:
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
         beta, moment = self.p.beta, gradient
         if beta:
-            moment = beta * self.moment(spec, slots, FIRST) + gradient
-            moment, slots = self.kept(spec, slots, FIRST, moment, step, keep)
+            moment = beta * self.load(spec, moments, FIRST) + gradient
+            moment, moments = self.store(spec, moments, FIRST, moment, step, commit)
             if self.p.nesterov:
                 moment = gradient + beta * moment
         change = self.with_decay(spec, learning_rate * moment, weight, learning_rate)
-        return keep(weight, weight - change), slots
+        return commit(weight, weight - change), moments

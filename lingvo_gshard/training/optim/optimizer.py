@@ -1,7 +1,7 @@
 """What every optimizer is: a rule for one weight, and the walk over the tree of them.
 
-An optimizer holds no tensors. Its slots are a tree like theta with a small map of named tensors at
-the place of each weight; their layouts are made of the weight's letters, so that they are split
+An optimizer holds no tensors. Its moments are a tree like theta with a small map of named tensors
+at the place of each weight; their layouts are made of the weight's letters, so that they are split
 over a mesh as the weight is.
 """
 
@@ -17,24 +17,24 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim import narrow_slots, weight_groups
+from lingvo_gshard.training.optim import narrow_moments, weight_groups
 
 # Around the name scopes of what an optimizer computes, which are those of the weights' paths.
 SCOPE = "optimizer"
 
 _FACTORS = "trainer.optimizer.learning_rate_factors"
 
-Slots = dict[str, tf.Tensor]
-# keep(old, new): new, but old in a step that must change nothing.
-Keep = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Moments = dict[str, tf.Tensor]
+# commit(old, new): new, but old in a step that must change nothing.
+Commit = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Optimizer(Configurable):
-    """A functional update rule: `update(specs, theta, gradients, slots, step, learning_rate)`.
+    """A functional update rule: `update(specs, theta, gradients, moments, step, learning_rate)`.
 
-    A subclass says which slots a weight has (`slot_layouts`), of which types (`slot_dtypes`), and
-    how one weight moves (`update_weight`). Weights with a rule of their own have no slots and move
-    by that; weights with a learning rate of 0 have none either and stay as they are.
+    A subclass says which moments a weight has (`moment_layouts`), of which types (`moment_dtypes`),
+    and how one weight moves (`update_weight`). Weights with a rule of their own have no moments and
+    move by that; weights with a learning rate of 0 have none either and stay as they are.
 
     A class is chosen, and then its Params set, in a gin file or by two flags:
 
@@ -81,12 +81,12 @@ class Optimizer(Configurable):
                 return float(factor)
         return 1.0
 
-    def slot_layouts(self, spec: VariableSpec) -> dict[str, str]:
-        """Returns slot name -> its layout, each a selection of the weight's letters in order."""
-        raise NotImplementedError(f"{type(self).__name__} defines no slot_layouts")
+    def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
+        """Returns moment name -> its layout, each a selection of the weight's letters in order."""
+        raise NotImplementedError(f"{type(self).__name__} defines no moment_layouts")
 
-    def slot_dtypes(self, spec: VariableSpec) -> dict[str, str]:
-        """Returns slot name -> its type, of those slots that are not float32."""
+    def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
+        """Returns moment name -> its type, of those moments that are not float32."""
         del spec
         return {}
 
@@ -95,27 +95,27 @@ class Optimizer(Configurable):
         spec: VariableSpec,
         weight: tf.Tensor,
         gradient: tf.Tensor,
-        slots: Slots,
+        moments: Moments,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        keep: Keep,
-    ) -> tuple[tf.Tensor, Slots]:
-        """Returns one weight and its slots after a step.
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        """Returns one weight and its moments after a step.
 
-        Weight and gradient are float32, slots of their own types; `step` counts from 0 and
-        `learning_rate` is a scalar. What is returned goes through `keep` first, and where slots are
-        float32 the weight is computed from them as kept: XLA then updates both in place, where it
-        would else copy every slot.
+        Weight and gradient are float32, moments of their own types; `step` counts from 0 and
+        `learning_rate` is a scalar. What is returned goes through `commit` first, and where moments
+        are float32 the weight is computed from them as kept: XLA then updates both in place, where
+        it would else copy every moment.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
-    def slot_specs(self, specs: NestedMap) -> NestedMap:
-        """Returns the slots' VariableSpec tree: zero at the start."""
+    def moment_specs(self, specs: NestedMap) -> NestedMap:
+        """Returns the moments' VariableSpec tree: zero at the start."""
         return specs.transform(
             lambda spec: NestedMap(
                 {
-                    name: _slot_spec(spec, name, layout, self.slot_dtypes(spec))
-                    for name, layout in self._slots_of(spec).items()
+                    name: _moment_spec(spec, name, layout, self.moment_dtypes(spec))
+                    for name, layout in self._moment_layouts_of(spec).items()
                 }
             )
         )
@@ -125,48 +125,48 @@ class Optimizer(Configurable):
         specs: NestedMap,
         theta: NestedMap,
         gradients: NestedMap,
-        slots: NestedMap,
+        moments: NestedMap,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
         stopped: tf.Tensor | bool = False,
     ) -> tuple[NestedMap, NestedMap]:
-        """Returns (theta, slots) after one step; computed in float32, whatever the weights' type.
+        """Returns (theta, moments) after one step; computed in float32, whatever the weights' type.
 
         Weights that are kept in bfloat16 are rounded to it at random, so that steps smaller than
         half of its last place move them, too, on average as far as they should (Gupta et al. 2015,
         arXiv 1502.02551; in training with bfloat16 weights alone: Zamirai et al. 2020, arXiv
         2010.06192).
 
-        specs: the tree of VariableSpec, which gives theta, gradients and slots their structure.
-        stopped: a bool scalar; where it is true, theta and slots come back as they were.
+        specs: the tree of VariableSpec, which gives theta, gradients and moments their structure.
+        stopped: a bool scalar; where it is true, theta and moments come back as they were.
         """
 
-        def keep(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        def commit(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
             return tf.where(stopped, old, new)
 
-        weights, slot_maps = [], []
-        flat_slots = iter(slots.flatten())
+        weights, moment_maps = [], []
+        flat_moments = iter(moments.flatten())
         rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
         for spec, weight, gradient in rows:
-            slot = {name: next(flat_slots) for name in sorted(self._slots_of(spec))}
+            moment = {name: next(flat_moments) for name in sorted(self._moment_layouts_of(spec))}
             factor = self.learning_rate_factor(spec)
             with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
                 weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
                 if spec.update_rule:
-                    updated = keep(weight_32, spec.update_rule(weight_32, gradient_32))
+                    updated = commit(weight_32, spec.update_rule(weight_32, gradient_32))
                 elif not factor:
                     updated = weight
                 else:
                     rate = learning_rate if factor == 1.0 else factor * learning_rate
-                    updated, slot = self.update_weight(
-                        spec, weight_32, gradient_32, slot, step, rate, keep
+                    updated, moment = self.update_weight(
+                        spec, weight_32, gradient_32, moment, step, rate, commit
                     )
                 weights.append(_stored(spec, updated, weight.dtype, step))
-            slot_maps.append(NestedMap(slot))
-        return specs.pack(weights), specs.pack(slot_maps)
+            moment_maps.append(NestedMap(moment))
+        return specs.pack(weights), specs.pack(moment_maps)
 
-    def _slots_of(self, spec: VariableSpec) -> dict[str, str]:
-        return self.slot_layouts(spec) if self.moves(spec) else {}
+    def _moment_layouts_of(self, spec: VariableSpec) -> dict[str, str]:
+        return self.moment_layouts(spec) if self.moves(spec) else {}
 
 
 def check_decays(params: Params, *names: str) -> None:
@@ -181,11 +181,13 @@ def check_decays(params: Params, *names: str) -> None:
 def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
     """A weight as it is kept; what the type holds exactly, as in a stopped step, stays as it is."""
     if dtype == tf.bfloat16 and updated.dtype == tf.float32:
-        return narrow_slots.to_bfloat16(updated, narrow_slots.key(spec.path, step))
+        return narrow_moments.to_bfloat16(updated, narrow_moments.key(spec.path, step))
     return tf.cast(updated, dtype)
 
 
-def _slot_spec(spec: VariableSpec, name: str, layout: str, dtypes: dict[str, str]) -> VariableSpec:
+def _moment_spec(
+    spec: VariableSpec, name: str, layout: str, dtypes: dict[str, str]
+) -> VariableSpec:
     sizes = dict(zip(spec.layout, spec.shape, strict=True))
     return dataclasses.replace(
         spec,

@@ -1,4 +1,4 @@
-"""The state of one model made of another's: weights and slots by the names of their layers.
+"""The state of one model made of another's: weights and moments by the names of their layers.
 
 Of a loop's stack each slice goes by the name that it would have without the loop, so that what is
 taken from where does not depend on which layers are loops.
@@ -52,18 +52,18 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
     return specs.transform_with_path(made)
 
 
-def of_trainer(trainer: Trainer, find: Find, find_slot: Find) -> NestedMap:
-    """Returns the weights, the slots and what else a run of this trainer goes on from.
+def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
+    """Returns the weights, the moments and what else a run of this trainer goes on from.
 
     Averages of the weights begin with the weights.
     """
     specs, seed = trainer.state_specs(), trainer.p.seed
-    theta, slots = make(specs.theta, find, seed), make(specs.slots, find_slot, seed)
+    theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)
     beside = trainer.beside_weights(theta).transform(np.asarray)
-    return NestedMap(theta=theta, slots=slots, **beside)
+    return NestedMap(theta=theta, moments=moments, **beside)
 
 
 def _slices(spec: VariableSpec) -> list[str]:
-    """The names of a stack's slices; a slot's path is that of its weight, a stroke, its name."""
-    _, _, slot = spec.path.partition("/")
-    return [f"{path}.{slot}" if slot else path for path in spec.slices]
+    """The names of a stack's slices; a moment's path is that of its weight, a stroke, its name."""
+    _, _, moment = spec.path.partition("/")
+    return [f"{path}.{moment}" if moment else path for path in spec.slices]

@@ -79,17 +79,17 @@ def pruned_state(
     whole: Trainer,
     pruned: Trainer,
     theta: Arrays,
-    slots: Arrays,
+    moments: Arrays,
     kept: Mapping[str, np.ndarray],
 ) -> NestedMap:
-    """Returns the state, its `theta` and `slots`, of the pruned model.
+    """Returns the state, its `theta` and `moments`, of the pruned model.
 
-    kept: the experts that are left of each layer, by its path. Slots are those of the experts that
-    are left; of shapes that no longer fit they begin anew.
+    kept: the experts that are left of each layer, by its path. Moments are those of the experts
+    that are left; of shapes that no longer fit they begin anew.
     """
     specs = whole.state_specs()
     weights = conversion.by_name(specs.theta, theta)
-    slots = conversion.by_name(specs.slots, slots)
+    moments = conversion.by_name(specs.moments, moments)
 
     def taken(array: np.ndarray, name: str, layout: str) -> np.ndarray:
         layer = next((path for path in kept if name.startswith(f"{path}.")), None)
@@ -102,10 +102,10 @@ def pruned_state(
             raise ValueError(f"{name}: {list(array.shape)} is left, the model has {list(shape)}")
         return array
 
-    def find_slot(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        if name not in slots:
+    def find_moment(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        if name not in moments:
             return None
-        array = taken(slots[name], name, layout) if len(layout) == slots[name].ndim else None
+        array = taken(moments[name], name, layout) if len(layout) == moments[name].ndim else None
         return array if array is not None and tuple(array.shape) == tuple(shape) else None
 
-    return conversion.of_trainer(pruned, find, find_slot)
+    return conversion.of_trainer(pruned, find, find_moment)

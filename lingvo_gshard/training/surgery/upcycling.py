@@ -111,17 +111,17 @@ def _feed_forward(stack: Params, index: int) -> Params:
 
 
 def upcycled_state(
-    dense: Trainer, sparse: Trainer, theta: Arrays, slots: Arrays | None
+    dense: Trainer, sparse: Trainer, theta: Arrays, moments: Arrays | None
 ) -> NestedMap:
-    """Returns the state, its `theta` and `slots`, that the sparse model begins from.
+    """Returns the state, its `theta` and `moments`, that the sparse model begins from.
 
-    theta, slots: the dense model's by their paths. Slots of weights that it has not got begin anew;
-    without `slots` all do. Raises ValueError naming the weights that are neither the dense model's
-    nor a part of its experts.
+    theta, moments: the dense model's by their paths. Moments of weights that it has not got begin
+    anew; without `moments` all do. Raises ValueError naming the weights that are neither the dense
+    model's nor a part of its experts.
     """
     specs = dense.state_specs()
     weights = conversion.by_name(specs.theta, theta)
-    slots = conversion.by_name(specs.slots, slots) if slots else {}
+    moments = conversion.by_name(specs.moments, moments) if moments else {}
     unknown: list[str] = []
 
     def find(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -135,11 +135,11 @@ def upcycled_state(
             unknown.append(f"{name} {list(shape)}")
         return None
 
-    def find_slot(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    def find_moment(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
         del layout
-        return slots[name] if _fits(slots.get(name), shape) else None
+        return moments[name] if _fits(moments.get(name), shape) else None
 
-    state = conversion.of_trainer(sparse, find, find_slot)
+    state = conversion.of_trainer(sparse, find, find_moment)
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise ValueError(

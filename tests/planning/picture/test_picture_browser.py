@@ -79,11 +79,11 @@ def test_a_head_sorts_by_keyboard(page):
 def test_a_filter_keeps_the_rows_that_hold_every_word(page):
     plan = example_plan.example_plan()
     opened = page(plan)
-    opened.type("#sharding input", "Decoder cross slots")
+    opened.type("#sharding input", "Decoder cross moments")
     wanted = [
         row["path"]
         for row in plan["tensors"]
-        if row["kind"] == "slots" and "decoder" in row["path"] and "cross" in row["path"]
+        if row["kind"] == "moments" and "decoder" in row["path"] and "cross" in row["path"]
     ]
     assert opened.texts("#sharding .counted") == [
         f"{len(wanted)} of {len(plan['tensors'])} rows, 15 shown"

@@ -49,9 +49,9 @@ def test_numbers_of_the_headline_have_a_ratio(plan, other):
 
 
 def test_memory_by_class(plan, other):
-    other["bytes_per_device"]["slots"] += 5
-    slots = plan["bytes_per_device"]["slots"]
-    assert by_section(diff.diff(plan, other)) == {"memory": [("slots", "", slots, slots + 5)]}
+    other["bytes_per_device"]["moments"] += 5
+    moments = plan["bytes_per_device"]["moments"]
+    assert by_section(diff.diff(plan, other)) == {"memory": [("moments", "", moments, moments + 5)]}
 
 
 def test_collectives_of_one_kind_and_place_are_told_together(plan, other):
@@ -97,8 +97,8 @@ def test_tensors_split_otherwise_new_and_gone(plan, other):
     assert changes == [
         (name, "split", "whole", "V->data"),
         (name, "bytes_per_device", size, size // 512),
-        (f"{last['path']} (slots)", "", "float32[3,512,1024] E->data", None),
-        ("new (slots)", "", None, "float32[3,512,1024] E->data"),
+        (f"{last['path']} (moments)", "", "float32[3,512,1024] E->data", None),
+        ("new (moments)", "", None, "float32[3,512,1024] E->data"),
     ]
 
 

@@ -61,7 +61,7 @@ def test_flags_split_every_layer_as_chosen(sizes, data):
                 ), (found, arguments)
         for spec in own.weights:
             if spec.path.rpartition(".")[0] in own.paths:
-                for kind in ("weights", "slots"):
+                for kind in ("weights", "moments"):
                     assert parts(partitioning.mesh, partitioning.spec_split(spec, kind)) == parts(
                         mesh, expected.spec_split(spec, kind)
                     ), (found, spec.path, kind)

@@ -42,7 +42,7 @@ def test_the_papers_mixture_is_split_as_the_paper_did(layers, policy):
     assert result.best.candidate.mesh == "data=512" and not result.best.candidate.overrides
     _, tables = strategy(result)
     assert tables.activations == dict.fromkeys("BGE", ("data",))
-    assert tables.weights == tables.slots == {"E": ("data",)}
+    assert tables.weights == tables.moments == {"E": ("data",)}
     assert result.best.candidate.rematerialize == policy
 
 

@@ -3,7 +3,7 @@
     python -m tests.runtime.cluster.cluster_run LOGDIR STEPS PLAN FLAGS...
 
 The processes train a toy state together: theta.w [48, 4], split over all devices by rows, and the
-slot of it. PLAN names what happens to a process before a step: `1:7:kill` kills process 1 before
+moment of it. PLAN names what happens to a process before a step: `1:7:kill` kills process 1 before
 its 7th step, `1:0:SIGTERM` asks it to stop before any; commas between several.
 """
 
@@ -44,7 +44,7 @@ def like() -> NestedMap:
             w=struct((ROWS, COLUMNS), jnp.float32, sharding=split),
             scale=struct((3,), jnp.bfloat16, sharding=whole),
         ),
-        slots=NestedMap(w=NestedMap(row=struct((ROWS,), jnp.float32, sharding=split))),
+        moments=NestedMap(w=NestedMap(row=struct((ROWS,), jnp.float32, sharding=split))),
     )
 
 
@@ -54,7 +54,7 @@ def first_state() -> NestedMap:
         values = np.arange(size).reshape(struct.shape).astype(struct.dtype)
         return jax.make_array_from_callback(struct.shape, struct.sharding, lambda i: values[i])
 
-    return NestedMap(theta=like().theta.transform(make), slots=like().slots.transform(make))
+    return NestedMap(theta=like().theta.transform(make), moments=like().moments.transform(make))
 
 
 def make_step():
@@ -82,7 +82,7 @@ def train(logdir: Logdir, steps: int, plan: dict[int, str], stop: StopRequest) -
     begin, state = 0, first_state()
     if checkpoint is not None:
         begin, items = checkpoint.step, {}
-        for item in ("theta", "slots"):
+        for item in ("theta", "moments"):
             items[item] = unflatten(like()[item], getattr(checkpoint, item), item)
         state = NestedMap(items)
     take_step = make_step()
@@ -94,7 +94,7 @@ def train(logdir: Logdir, steps: int, plan: dict[int, str], stop: StopRequest) -
         if step + 1 in plan:
             do(plan[step + 1])
         stop.announce()
-        state.theta.w, state.slots.w.row, mean = take_step(state.theta.w, state.slots.w.row)
+        state.theta.w, state.moments.w.row, mean = take_step(state.theta.w, state.moments.w.row)
         step += 1
         if processes.is_main():
             print(f"step {step} mean {float(mean)!r}", flush=True)

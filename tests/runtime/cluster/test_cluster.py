@@ -106,7 +106,7 @@ def assert_saved(logdir, steps: int) -> None:
     store = CheckpointStore(logdir / "checkpoints", writable=False)
     checkpoint = store.restore()
     assert checkpoint.step == steps
-    found, wanted = {**checkpoint.theta, **checkpoint.slots}, expected(steps)
+    found, wanted = {**checkpoint.theta, **checkpoint.moments}, expected(steps)
     assert found.keys() == wanted.keys()
     for path, array in wanted.items():
         assert found[path].tobytes() == array.tobytes(), path

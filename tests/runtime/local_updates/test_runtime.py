@@ -109,7 +109,7 @@ def test_workers_with_nesterovs_momentum_are_what_a_loop_by_hand_makes(runtime):
     for worker, state in enumerate(states):
         own = runtime.state().workers.transform(lambda x, w=worker: np.asarray(x)[w])
         assert_near(own.theta, state.theta, 1e-5)
-        assert_near(own.slots, state.slots, 1e-5)
+        assert_near(own.moments, state.moments, 1e-5)
         assert own.step == runtime.step == 2 * EVERY + 1
     loss = runtime.eval_step(tiny.make_batch(2, 0))["loss"]
     plain = make_trainer(0).eval_step(outer.transform(tf.constant), tiny.make_batch(2, 0))["loss"]
@@ -157,20 +157,20 @@ def test_a_run_resumes_exactly_between_two_meetings(runtime, tmp_path):
     assert again == rows
     assert_near(same, state, 0)
     plain = restored_state(make_trainer(0), store.restore(None))
-    assert set(plain) == {"step", "stopped", "theta", "slots"}
+    assert set(plain) == {"step", "stopped", "theta", "moments"}
     assert_near(plain.theta, averaged, 0)
-    assert all(not x.any() for x in plain.slots.flatten())
+    assert all(not x.any() for x in plain.moments.flatten())
     store.close()
 
 
 def test_workers_begin_with_the_weights_of_a_run_without_them(runtime):
     theta = make_trainer(0).init_state().theta.transform(lambda x: np.asarray(x) + 1)
-    runtime.load_state(NestedMap(step=7, stopped=False, theta=theta, slots=NestedMap()))
+    runtime.load_state(NestedMap(step=7, stopped=False, theta=theta, moments=NestedMap()))
     state = on_host(runtime.state())
     assert runtime.step == 7 and state.workers.step.tolist() == [7] * COUNT
     assert_near(state.theta, theta, 0)
     assert_near(state.workers.theta, theta.transform(lambda x: np.stack([x] * COUNT)), 0)
-    assert all(not x.any() for x in [*state.outer.flatten(), *state.workers.slots.flatten()])
+    assert all(not x.any() for x in [*state.outer.flatten(), *state.workers.moments.flatten()])
 
 
 def test_where_one_worker_stops_no_weights_move(runtime):

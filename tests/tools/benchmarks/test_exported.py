@@ -29,7 +29,7 @@ STATE = [
     Array("step", (), "int32", ()),
     Array("theta.norm.scale", (MODEL,), "float32", ((),)),
     Array("theta.table", (VOCABULARY, MODEL), "float32", WHOLE),
-    Array("slots.table.first_moment", (VOCABULARY, MODEL), "float32", WHOLE),
+    Array("moments.table.first_moment", (VOCABULARY, MODEL), "float32", WHOLE),
 ]
 BATCH = [
     Array(f"batch.{name}", (ROWS, LENGTH), "int32", (("data",), ()))

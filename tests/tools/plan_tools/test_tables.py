@@ -72,7 +72,7 @@ def test_what_is_cut_is_counted():
     shown = sorted(plan["tensors"], key=lambda row: -row["bytes_per_device"])[:12]
     assert all(f"{row['path']} ({row['kind']})" in text for row in shown)
     assert re.search(r"^and 96 more, .*--json has them all", text, re.MULTILINE)
-    held = sum(plan["bytes_per_device"][kind] for kind in ("weights", "slots"))
+    held = sum(plan["bytes_per_device"][kind] for kind in ("weights", "moments"))
     assert re.search(rf"^all +1.8 GiB +33 MiB +{held / 2**30:.2f} GiB", text, re.MULTILINE)
 
 
@@ -112,7 +112,7 @@ def test_a_plan_with_little_in_it():
         plan[rows] = []
     plan.update(budget=None, mfu=None, seconds_per_step=None, steps_per_second=None, mesh="")
     text = "\n".join(printed(tables.print_plan, plan))
-    assert "No collectives." in text and "keeps no weights or slots" in text
+    assert "No collectives." in text and "keeps no weights or moments" in text
 
 
 def test_changes_by_section():

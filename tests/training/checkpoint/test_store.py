@@ -22,11 +22,11 @@ def make_state(seed: int) -> NestedMap:
     generator = np.random.default_rng(seed)
     draw = lambda *shape: generator.normal(size=shape).astype(np.float32)  # noqa: E731
     theta = NestedMap(layers=[NestedMap(w=draw(40, 30)), NestedMap(w=draw(30, 5))], scale=draw(3))
-    slots = NestedMap(
+    moments = NestedMap(
         layers=[NestedMap(w=NestedMap(row=draw(40))), NestedMap(w=NestedMap(row=draw(30)))],
         scale=NestedMap(row=draw(3)),
     )
-    return NestedMap(theta=theta, slots=slots)
+    return NestedMap(theta=theta, moments=moments)
 
 
 def write_extras(directory: pathlib.Path) -> None:
@@ -43,7 +43,7 @@ def assert_holds(checkpoint, step: int) -> None:
     assert checkpoint.step == step
     assert checkpoint.position == {"index": step}
     state = make_state(step)
-    for found, saved in ((checkpoint.theta, state.theta), (checkpoint.slots, state.slots)):
+    for found, saved in ((checkpoint.theta, state.theta), (checkpoint.moments, state.moments)):
         expected = dict(saved.flatten_items())
         assert found.keys() == expected.keys()
         for path in expected:
@@ -79,10 +79,10 @@ def test_keeps_the_last_ones(store):
     assert store.steps == [3, 10]
 
 
-def test_weights_can_be_read_without_slots(store):
+def test_weights_can_be_read_without_moments(store):
     save(store, 5)
     checkpoint = store.restore(parts=("theta",))
-    assert checkpoint.slots == {}
+    assert checkpoint.moments == {}
     np.testing.assert_array_equal(checkpoint.theta["scale"], make_state(5).theta.scale)
 
 
@@ -98,7 +98,7 @@ def test_another_process_finds_them(store, tmp_path, said):
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
     """The files without which the checkpoint cannot be whole."""
     names = [directory / "run" / "run.json", directory / "run" / "params.txt"]
-    for item in ("theta", "slots"):
+    for item in ("theta", "moments"):
         names += [directory / item / "manifest.ocdbt", *(directory / item / "d").iterdir()]
     return names
 

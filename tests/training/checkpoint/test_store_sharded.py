@@ -17,8 +17,8 @@ SPLITS = {
     "theta.experts.w": ("data", None, "model"),
     "theta.norm.scale": (),
     "theta.embedding": (None, "data"),
-    "slots.experts.w.row": ("data",),
-    "slots.embedding.first_moment": ("model", "data"),
+    "moments.experts.w.row": ("data",),
+    "moments.embedding.first_moment": ("model", "data"),
 }
 
 
@@ -35,7 +35,7 @@ def make_state(seed: int = 0) -> NestedMap:
             norm=NestedMap(scale=draw(5).astype(jnp.bfloat16)),
             embedding=draw(6, 16),
         ),
-        slots=NestedMap(
+        moments=NestedMap(
             experts=NestedMap(w=NestedMap(row=draw(EXPERTS, MODEL))),
             embedding=NestedMap(first_moment=(draw(6, 16) * 30).astype(np.int8)),
         ),
@@ -69,7 +69,9 @@ def place(state: NestedMap, like: NestedMap) -> NestedMap:
 
 def as_state(checkpoint) -> NestedMap:
     state = make_state()
-    arrays = {f"{i}.{p}": a for i in ("theta", "slots") for p, a in getattr(checkpoint, i).items()}
+    arrays = {
+        f"{i}.{p}": a for i in ("theta", "moments") for p, a in getattr(checkpoint, i).items()
+    }
     return state.pack(arrays[path] for path, _ in state.flatten_items())
 
 
@@ -131,7 +133,7 @@ def test_a_save_holds_what_was_there_although_the_next_steps_take_the_memory(sto
     weights, _ = take_step(weights)
     for step in (1, 2, 3):
         expected = np.array(weights)
-        state = NestedMap(theta=NestedMap(w=weights), slots=NestedMap(m=weights))
+        state = NestedMap(theta=NestedMap(w=weights), moments=NestedMap(m=weights))
         store.save(step, state, None, "")
         del state
         for _ in range(10):
@@ -141,7 +143,7 @@ def test_a_save_holds_what_was_there_although_the_next_steps_take_the_memory(sto
         checkpoint = store.restore()
         assert checkpoint.step == step
         assert np.array_equal(checkpoint.theta["w"], expected)
-        assert np.array_equal(checkpoint.slots["m"], expected)
+        assert np.array_equal(checkpoint.moments["m"], expected)
 
 
 def test_saving_does_not_take_the_memory_from_later_steps(store):
@@ -160,12 +162,12 @@ def test_a_damaged_newest_gives_way_to_the_one_before(store, said, tmp_path):
     store.finish()
     record = tmp_path / "checkpoints" / "8" / "run" / "run.json"
     content = json.loads(record.read_text())
-    content["digests"]["slots"]["embedding.first_moment"] ^= 1
+    content["digests"]["moments"]["embedding.first_moment"] ^= 1
     record.write_text(json.dumps(content))
     checkpoint = store.restore(like({"data": 2, "model": 2}))
     assert_equal_bits(as_state(checkpoint), make_state(4))
     assert said[0] == (
-        "Warning: the checkpoint of step 8 is damaged: ValueError: slots has other contents than "
+        "Warning: the checkpoint of step 8 is damaged: ValueError: moments has other contents than "
         "were saved: embedding.first_moment"
     )
     assert store.steps == [4] and (tmp_path / "damaged-8").is_dir()
@@ -194,7 +196,7 @@ def test_weights_alone_can_be_placed(store):
     store.save(4, make_state(), None, "")
     store.finish()
     checkpoint = store.restore(like({"data": 4, "model": 2}), parts=("theta",))
-    assert not checkpoint.slots
+    assert not checkpoint.moments
     experts = checkpoint.theta["experts.w"]
     assert experts.addressable_shards[0].data.shape == (EXPERTS // 4, MODEL, HIDDEN // 2)
 
@@ -217,7 +219,7 @@ def test_peek_reads_the_record_without_the_arrays(store, said, tmp_path):
     store.finish()
     newest = store.peek()
     assert (newest.step, newest.position, newest.params_text) == (8, {"index": 8}, "name : 8\n")
-    assert not newest.theta and not newest.slots
+    assert not newest.theta and not newest.moments
     (tmp_path / "checkpoints" / "8" / "run" / "run.json").write_text("{")
     assert store.peek().step == 4
     assert not said and store.steps == [4, 8]

@@ -23,29 +23,29 @@ def draw(layout: str, steps: int = 7) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return start, gradients, np.linspace(0.1, 0.02, steps).astype(np.float32)
 
 
-def first_slots(optimizer, spec: VariableSpec) -> NestedMap:
-    """Returns the slots before the first step."""
-    specs = optimizer.slot_specs(NestedMap(w=spec))
+def first_moments(optimizer, spec: VariableSpec) -> NestedMap:
+    """Returns the moments before the first step."""
+    specs = optimizer.moment_specs(NestedMap(w=spec))
     return specs.transform(lambda s: s.init(tf.constant([0, 0]))).w
 
 
-def step(optimizer, spec: VariableSpec, weight, gradient, slots, index, rate, stopped=False):
-    """Returns the weight and its slots after one step."""
-    theta, slots = optimizer.update(
+def step(optimizer, spec: VariableSpec, weight, gradient, moments, index, rate, stopped=False):
+    """Returns the weight and its moments after one step."""
+    theta, moments = optimizer.update(
         NestedMap(w=spec),
         NestedMap(w=tf.constant(weight)),
         NestedMap(w=tf.constant(gradient)),
-        NestedMap(w=slots),
+        NestedMap(w=moments),
         tf.constant(index),
         tf.constant(rate),
         stopped,
     )
-    return theta.w, slots.w
+    return theta.w, moments.w
 
 
 def train(optimizer, spec: VariableSpec, start, gradients, rates):
-    """Returns the weight and its slots after a step for each gradient."""
-    weight, slots = start, first_slots(optimizer, spec)
+    """Returns the weight and its moments after a step for each gradient."""
+    weight, moments = start, first_moments(optimizer, spec)
     for index, (gradient, rate) in enumerate(zip(gradients, rates, strict=True)):
-        weight, slots = step(optimizer, spec, weight, gradient, slots, index, rate)
-    return weight, slots
+        weight, moments = step(optimizer, spec, weight, gradient, moments, index, rate)
+    return weight, moments

@@ -45,10 +45,10 @@ def weight_scale(w, relative):
 
 def train(optimizer, spec, start, gradients, rates):
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.constant(start))
-    slots = optimizer.slot_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
+    moments = optimizer.moment_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True)):
-        theta, slots = optimizer.update(
-            specs, theta, NestedMap(w=tf.constant(gradient)), slots, tf.constant(step), rate
+        theta, moments = optimizer.update(
+            specs, theta, NestedMap(w=tf.constant(gradient)), moments, tf.constant(step), rate
         )
     return theta.w.numpy()
 
@@ -120,20 +120,20 @@ def test_experts_have_second_moments_of_their_own():
 )
 def test_factors_over_the_two_largest_dimensions_that_are_not_stacked(layout, shape, row, column):
     optimizer = Adafactor(Adafactor.params())
-    slots = optimizer.slot_specs(NestedMap(w=make_spec(layout, shape))).w
-    assert slots.row_moment.layout == row
-    assert slots.column_moment.layout == column
+    moments = optimizer.moment_specs(NestedMap(w=make_spec(layout, shape))).w
+    assert moments.row_moment.layout == row
+    assert moments.column_moment.layout == column
     sizes = dict(zip(layout, shape, strict=True))
-    assert slots.row_moment.shape == tuple(sizes[letter] for letter in row)
+    assert moments.row_moment.shape == tuple(sizes[letter] for letter in row)
 
 
 @pytest.mark.parametrize(
     ("layout", "shape"), [("M", (512,)), ("ME", (512, 2048)), ("MND", (512, 8, 64)), ("", ())]
 )
 def test_keeps_the_whole_moment_of_small_dimensions(layout, shape):
-    slots = Adafactor(Adafactor.params()).slot_specs(NestedMap(w=make_spec(layout, shape))).w
-    assert list(slots) == ["second_moment"]
-    assert slots.second_moment.layout == layout
+    moments = Adafactor(Adafactor.params()).moment_specs(NestedMap(w=make_spec(layout, shape))).w
+    assert list(moments) == ["second_moment"]
+    assert moments.second_moment.layout == layout
 
 
 def test_a_gradient_of_zeros_changes_nothing():

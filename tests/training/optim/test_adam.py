@@ -33,37 +33,37 @@ def test_follows_the_recurrence(layout, decay):
     optimizer = Adam(Adam.params().set(weight_decay=decay, epsilon=1e-6))
     spec = VariableSpec("w", layout, shape, "float32", initializers.constant(0.0))
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.constant(start))
-    slots = optimizer.slot_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
+    moments = optimizer.moment_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True)):
-        theta, slots = optimizer.update(
-            specs, theta, NestedMap(w=tf.constant(gradient)), slots, tf.constant(step), rate
+        theta, moments = optimizer.update(
+            specs, theta, NestedMap(w=tf.constant(gradient)), moments, tf.constant(step), rate
         )
     # Biases and norm scales, which are vectors, do not decay.
     expected_decay = decay if layout == "MH" else 0.0
     w, m, v = numpy_adam(start, gradients, rates, 0.9, 0.98, 1e-6, expected_decay)
     np.testing.assert_allclose(theta.w, w, rtol=2e-6, atol=1e-7)
-    np.testing.assert_allclose(slots.w.first_moment, m, rtol=2e-6, atol=1e-7)
-    np.testing.assert_allclose(slots.w.second_moment, v, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(moments.w.first_moment, m, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(moments.w.second_moment, v, rtol=2e-6, atol=1e-7)
 
 
-def test_slots_follow_the_weight():
+def test_moments_follow_the_weight():
     spec = VariableSpec("a.w", "EMH", (2, 3, 4), "bfloat16", initializers.normal(1.0))
-    slots = Adam(Adam.params()).slot_specs(NestedMap(w=spec)).w
+    moments = Adam(Adam.params()).moment_specs(NestedMap(w=spec)).w
     for name in ("first_moment", "second_moment"):
-        assert (slots[name].layout, slots[name].shape) == ("EMH", (2, 3, 4))
-        assert slots[name].dtype == "float32"
-        assert slots[name].path == f"a.w/{name}"
+        assert (moments[name].layout, moments[name].shape) == ("EMH", (2, 3, 4))
+        assert moments[name].dtype == "float32"
+        assert moments[name].path == f"a.w/{name}"
 
 
 def test_weights_of_another_type_are_updated_in_float32():
     spec = VariableSpec("w", "M", (4,), "bfloat16", initializers.constant(1.0))
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.ones([4], tf.bfloat16))
     optimizer = Adam(Adam.params())
-    slots = optimizer.slot_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
+    moments = optimizer.moment_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
     gradient = NestedMap(w=tf.fill([4], tf.constant(1e-3, tf.bfloat16)))
-    theta, slots = optimizer.update(specs, theta, gradient, slots, tf.constant(0), 0.25)
+    theta, moments = optimizer.update(specs, theta, gradient, moments, tf.constant(0), 0.25)
     assert theta.w.dtype == tf.bfloat16
-    assert slots.w.second_moment.dtype == tf.float32
+    assert moments.w.second_moment.dtype == tf.float32
     np.testing.assert_allclose(tf.cast(theta.w, tf.float32), 0.75, rtol=1e-2)
 
 

@@ -23,11 +23,11 @@ def numpy_lion(w, gradients, rates, beta1, beta2, decay):
 def test_follows_the_recurrence(layout, decay):
     start, gradients, rates = one_weight.draw(layout)
     optimizer = Lion(Lion.params().set(beta1=0.8, beta2=0.95, weight_decay=decay))
-    weight, slots = one_weight.train(optimizer, one_weight.spec(layout), start, gradients, rates)
+    weight, moments = one_weight.train(optimizer, one_weight.spec(layout), start, gradients, rates)
     expected_decay = decay if layout == "MH" else 0.0
     w, m = numpy_lion(start, gradients, rates, 0.8, 0.95, expected_decay)
     np.testing.assert_allclose(weight, w, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(slots.first_moment, m, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(moments.first_moment, m, rtol=2e-6, atol=1e-7)
 
 
 def test_a_gradient_of_zeros_changes_nothing():

@@ -1,4 +1,4 @@
-"""What optimizers of moments share: the types of slots, and which weights decay."""
+"""What optimizers of moments share: the types of moments, and which weights decay."""
 
 import dataclasses
 
@@ -21,12 +21,12 @@ def make_spec(path: str, layout: str, shape: tuple[int, ...]) -> VariableSpec:
     return VariableSpec(path, layout, shape, "float32", initializers.constant(0.0))
 
 
-def read(slots, name: str) -> np.ndarray:
+def read(moments, name: str) -> np.ndarray:
     """A moment in float64 from what is kept, by the definition of its levels."""
-    kept = np.asarray(slots[name]).astype(np.float64)
-    if f"{name}_scale" not in slots:
+    kept = np.asarray(moments[name]).astype(np.float64)
+    if f"{name}_scale" not in moments:
         return kept
-    scale = np.asarray(slots[f"{name}_scale"]).astype(np.float64)[..., None]
+    scale = np.asarray(moments[f"{name}_scale"]).astype(np.float64)[..., None]
     if name == "second_moment":
         return (scale * (np.maximum(kept, 1) / 255) ** 2) ** 2
     return scale * np.sign(kept) * (kept / 127) ** 2
@@ -36,48 +36,48 @@ def read(slots, name: str) -> np.ndarray:
 def test_adam_steps_from_what_was_kept_and_keeps_what_it_should(dtype):
     """Every step against Adam's recurrence from the moments as they were kept."""
     start, gradients, rates = one_weight.draw("MH", 12)
-    optimizer = Adam(Adam.params().set(slot_dtype=dtype, epsilon=1e-6))
+    optimizer = Adam(Adam.params().set(moment_dtype=dtype, epsilon=1e-6))
     spec = one_weight.spec("MH")
-    weight, slots = start, one_weight.first_slots(optimizer, spec)
+    weight, moments = start, one_weight.first_moments(optimizer, spec)
     for index, (g, rate) in enumerate(zip(gradients.astype(np.float64), rates, strict=True)):
-        m = 0.9 * read(slots, "first_moment") + 0.1 * g
-        v = 0.98 * read(slots, "second_moment") + 0.02 * g**2
+        m = 0.9 * read(moments, "first_moment") + 0.1 * g
+        v = 0.98 * read(moments, "second_moment") + 0.02 * g**2
         m_hat, v_hat = m / (1 - 0.9 ** (index + 1)), v / (1 - 0.98 ** (index + 1))
         expected = np.asarray(weight) - rate * m_hat / (np.sqrt(v_hat) + 1e-6)
-        weight, slots = one_weight.step(
-            optimizer, spec, weight, gradients[index], slots, index, rate
+        weight, moments = one_weight.step(
+            optimizer, spec, weight, gradients[index], moments, index, rate
         )
         np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
         for name, value in (("first_moment", m), ("second_moment", v)):
             largest = np.abs(value).max(-1, keepdims=True)
             # Neighbouring levels are at most two (of a fourth power four) shares of 127 apart.
             share = {"bfloat16": 2.0**-7, "int8": 2.0 / 127}[dtype]
-            assert (np.abs(read(slots, name) - value) <= share * largest * 1.01).all()
+            assert (np.abs(read(moments, name) - value) <= share * largest * 1.01).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_narrow_slots_train_as_well(cls, dtype):
+def test_narrow_moments_train_as_well(cls, dtype):
     """A quadratic bowl whose curvatures span two decades, from the same start."""
     target, curvature = np.linspace(-1, 1, 48).reshape(6, 8), np.logspace(-2, 0, 48).reshape(6, 8)
     spec, rate = one_weight.spec("MH"), {Adam: 0.02, Lion: 0.02, Momentum: 0.1}[cls]
 
-    def train(slot_dtype: str) -> float:
-        optimizer = cls(cls.params().set(slot_dtype=slot_dtype))
+    def train(moment_dtype: str) -> float:
+        optimizer = cls(cls.params().set(moment_dtype=moment_dtype))
 
         @tf.function(jit_compile=True, autograph=False)
-        def take(weight, slots, index):
+        def take(weight, moments, index):
             gradient = tf.cast(curvature, tf.float32) * (weight - tf.cast(target, tf.float32))
             decayed = rate * (1.0 - tf.cast(index, tf.float32) / 400)
-            theta, slots = optimizer.update(
+            theta, moments = optimizer.update(
                 NestedMap(w=spec), NestedMap(w=weight), NestedMap(w=gradient),
-                NestedMap(w=slots), index, decayed,
+                NestedMap(w=moments), index, decayed,
             )  # fmt: skip
-            return theta.w, slots.w
+            return theta.w, moments.w
 
-        weight, slots = tf.zeros([6, 8]), one_weight.first_slots(optimizer, spec)
+        weight, moments = tf.zeros([6, 8]), one_weight.first_moments(optimizer, spec)
         for index in range(400):
-            weight, slots = take(weight, slots, tf.constant(index))
+            weight, moments = take(weight, moments, tf.constant(index))
         return float(np.sum(curvature * (weight - target) ** 2))
 
     start = np.sum(curvature * target**2)
@@ -85,25 +85,25 @@ def test_narrow_slots_train_as_well(cls, dtype):
     assert train(dtype) < train("float32") + 1e-3 * start
 
 
-def test_slots_are_of_their_types_and_follow_the_weight():
+def test_moments_are_of_their_types_and_follow_the_weight():
     specs = NestedMap(
         w=make_spec("w", "EMH", (2, 3, 4)),
         b=make_spec("b", "EH", (2, 4)),
     )
-    slots = Adam(Adam.params().set(slot_dtype="int8")).slot_specs(specs)
-    found = {name: (s.layout, s.shape, s.dtype) for name, s in slots.w.items()}
+    moments = Adam(Adam.params().set(moment_dtype="int8")).moment_specs(specs)
+    found = {name: (s.layout, s.shape, s.dtype) for name, s in moments.w.items()}
     assert found == {
         "first_moment": ("EMH", (2, 3, 4), "int8"),
         "first_moment_scale": ("EM", (2, 3), "float32"),
         "second_moment": ("EMH", (2, 3, 4), "uint8"),
         "second_moment_scale": ("EM", (2, 3), "float32"),
     }
-    assert {name: s.dtype for name, s in slots.b.items()} == {
+    assert {name: s.dtype for name, s in moments.b.items()} == {
         "first_moment": "float32",
         "second_moment": "float32",
     }
-    slots = Lion(Lion.params().set(slot_dtype="bfloat16")).slot_specs(specs)
-    assert [(s.layout, s.dtype) for s in slots.flatten()] == [
+    moments = Lion(Lion.params().set(moment_dtype="bfloat16")).moment_specs(specs)
+    assert [(s.layout, s.dtype) for s in moments.flatten()] == [
         ("EH", "bfloat16"),
         ("EMH", "bfloat16"),
     ]
@@ -113,12 +113,12 @@ def test_slots_are_of_their_types_and_follow_the_weight():
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_stopped_step_changes_nothing(cls, dtype):
     start, gradients, rates = one_weight.draw("MH", 3)
-    optimizer = cls(cls.params().set(slot_dtype=dtype, weight_decay=0.1))
+    optimizer = cls(cls.params().set(moment_dtype=dtype, weight_decay=0.1))
     spec = one_weight.spec("MH")
-    weight, slots = one_weight.train(optimizer, spec, start, gradients, rates)
+    weight, moments = one_weight.train(optimizer, spec, start, gradients, rates)
     gradients[0, 0, 0] = np.nan
-    after = one_weight.step(optimizer, spec, weight, gradients[0], slots, 3, 0.1, stopped=True)
-    tf.nest.map_structure(np.testing.assert_array_equal, after, (weight, slots))
+    after = one_weight.step(optimizer, spec, weight, gradients[0], moments, 3, 0.1, stopped=True)
+    tf.nest.map_structure(np.testing.assert_array_equal, after, (weight, moments))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -138,9 +138,9 @@ def test_what_is_excluded_does_not_decay(cls):
     )
     optimizer.check(specs)
     theta = specs.transform(lambda s: tf.ones(s.shape))
-    slots = optimizer.slot_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
+    moments = optimizer.moment_specs(specs).transform(lambda s: s.init(tf.constant([0, 0])))
     zeros = theta.transform(tf.zeros_like)
-    theta, _ = optimizer.update(specs, theta, zeros, slots, tf.constant(0), tf.constant(0.1))
+    theta, _ = optimizer.update(specs, theta, zeros, moments, tf.constant(0), tf.constant(0.1))
     decayed = {name: float(tf.reduce_mean(w)) for name, w in theta.flatten_items()}
     assert decayed.pop("outer") == pytest.approx(0.95)
     assert set(decayed.values()) == {1.0}
@@ -150,17 +150,20 @@ def test_weights_of_a_stack_are_rounded_each_for_itself():
     """The scale of a row is its own, so that a small row beside a large one is kept as well."""
     start, gradients, rates = one_weight.draw("MH", 1)
     gradients[0, 1] *= 1e-6
-    optimizer = Adam(Adam.params().set(slot_dtype="int8"))
-    _, slots = one_weight.train(optimizer, one_weight.spec("MH"), start, gradients, rates)
+    optimizer = Adam(Adam.params().set(moment_dtype="int8"))
+    _, moments = one_weight.train(optimizer, one_weight.spec("MH"), start, gradients, rates)
     np.testing.assert_allclose(
-        slots.first_moment_scale, 0.1 * np.abs(gradients[0]).max(-1), rtol=1e-5
+        moments.first_moment_scale, 0.1 * np.abs(gradients[0]).max(-1), rtol=1e-5
     )
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"slot_dtype": "int4"}, r"trainer\.optimizer\.slot_dtype is 'int4'\. Did you mean 'int8'"),
+        (
+            {"moment_dtype": "int4"},
+            r"trainer\.optimizer\.moment_dtype is 'int4'\. Did you mean 'int8'",
+        ),
         ({"weight_decay": -1.0}, r"trainer\.optimizer\.weight_decay is -1\.0"),
     ],
 )

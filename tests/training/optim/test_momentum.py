@@ -36,10 +36,10 @@ def looking_ahead(w, gradients, rate, beta):
 def test_follows_the_recurrence(layout, beta, decay):
     start, gradients, rates = one_weight.draw(layout)
     optimizer = Momentum(Momentum.params().set(beta=beta, weight_decay=decay))
-    weight, slots = one_weight.train(optimizer, one_weight.spec(layout), start, gradients, rates)
+    weight, moments = one_weight.train(optimizer, one_weight.spec(layout), start, gradients, rates)
     expected = heavy_ball(start, gradients, rates, beta, decay if layout == "MH" else 0.0)
     np.testing.assert_allclose(weight, expected, rtol=2e-6, atol=1e-6)
-    assert list(slots) == (["first_moment"] if beta else [])
+    assert list(moments) == (["first_moment"] if beta else [])
 
 
 def test_nesterov_moves_the_point_ahead():

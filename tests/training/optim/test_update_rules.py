@@ -72,9 +72,9 @@ def test_it_moves_by_its_rule_alone(optimizer, clip_norm):
         np.testing.assert_allclose(state.theta.seen, expected, rtol=1e-5)
 
 
-def test_it_has_no_slots():
+def test_it_has_no_moments():
     state = make().init_state()
-    assert state.slots.seen == {} and state.slots.w.keys()
+    assert state.moments.seen == {} and state.moments.w.keys()
 
 
 def test_the_other_weights_move_as_without_it():
@@ -117,12 +117,12 @@ def test_it_is_saved_and_restored(tmp_path):
     read = store.restore()
     store.close()
     assert read.theta.keys() == {"w", "seen"}
-    assert not [path for path in read.slots if path.startswith("seen")]
+    assert not [path for path in read.moments if path.startswith("seen")]
     specs = trainer.state_specs()
     restored = NestedMap(
         state,
         theta=unflatten(specs.theta, read.theta, "theta").transform(tf.constant),
-        slots=unflatten(specs.slots, read.slots, "slots").transform(tf.constant),
+        moments=unflatten(specs.moments, read.moments, "moments").transform(tf.constant),
     )
     for one, other in zip(step(restored)[0].flatten(), step(state)[0].flatten(), strict=True):
         np.testing.assert_array_equal(one, other)

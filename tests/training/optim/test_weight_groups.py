@@ -54,7 +54,7 @@ def test_a_factor_of_zero_freezes(cls):
     moved, metrics = changes(trainer)
     for path, change in moved.items():
         assert change.any() != path.startswith("hidden"), path
-    assert trainer.state_specs().slots.hidden.w == {}
+    assert trainer.state_specs().moments.hidden.w == {}
     # Nor does its gradient count towards the norm.
     state = trainer.init_state()
     _, _, gradients = trainer.gradients(state.theta, tiny.make_batch(1, 0), tf.constant([1, 1]))
@@ -102,7 +102,7 @@ def test_gin_chooses_class_and_groups(name):
     ]
     if "Adafactor" not in name:
         bindings.append('trainer.optimizer.weight_decay_exclude = ("output.*",)')
-        bindings.append('trainer.optimizer.slot_dtype = "int8"')
+        bindings.append('trainer.optimizer.moment_dtype = "int8"')
     params = apply_gin(tiny.experiment_params(), [], bindings)
     assert params.trainer.optimizer.cls.__name__ == name.partition(".")[2]
     trainer = params.trainer.instantiate(params.task.instantiate())

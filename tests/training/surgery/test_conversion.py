@@ -35,43 +35,43 @@ def finder(arrays):
 
 def test_a_loop_becomes_layers_and_layers_a_loop():
     plain, loop = trainers()
-    theta, slots = tiny_stacks.arrays(loop)
+    theta, moments = tiny_stacks.arrays(loop)
     specs = loop.state_specs()
-    weights, moments = (
+    weights, layer_moments = (
         conversion.by_name(specs.theta, theta),
-        conversion.by_name(specs.slots, slots),
+        conversion.by_name(specs.moments, moments),
     )
     name = "encoder.layers[3].feed_forward.w_in"
     stacked = "encoder.layers.body[1].feed_forward.w_in"
     np.testing.assert_array_equal(weights[name], theta[stacked][1])
     np.testing.assert_array_equal(
-        moments[f"{name}.first_moment"], slots[f"{stacked}.first_moment"][1]
+        layer_moments[f"{name}.first_moment"], moments[f"{stacked}.first_moment"][1]
     )
-    there = conversion.of_trainer(plain, finder(weights), finder(moments))
+    there = conversion.of_trainer(plain, finder(weights), finder(layer_moments))
     assert set(dict(there.theta.flatten_items())) == set(weights)
-    back = conversion.of_trainer(loop, finder(weights), finder(moments))
-    for tree, arrays in ((back.theta, theta), (back.slots, slots)):
+    back = conversion.of_trainer(loop, finder(weights), finder(layer_moments))
+    for tree, arrays in ((back.theta, theta), (back.moments, moments)):
         for path, array in tree.flatten_items():
             np.testing.assert_array_equal(array, arrays[path])
 
 
 def test_a_loop_becomes_stages_and_stages_a_loop():
     loop, stages = trainer(moe_every=1, **LOOP), trainer(moe_every=1, **STAGES)
-    theta, slots = tiny_stacks.arrays(stages)
+    theta, moments = tiny_stacks.arrays(stages)
     specs = stages.state_specs()
-    weights, moments = (
+    weights, layer_moments = (
         conversion.by_name(specs.theta, theta),
-        conversion.by_name(specs.slots, slots),
+        conversion.by_name(specs.moments, moments),
     )
     w_in = "encoder.layers.body[0].feed_forward.w_in"
     # The second chunk of the first stage is the third layer.
     assert specs.theta.encoder.layers.body[0].feed_forward.w_in.layout == "PRMH"
     layer = weights["encoder.layers[2].feed_forward.w_in"]
     np.testing.assert_array_equal(layer, theta[w_in][0, 1])
-    there = conversion.of_trainer(loop, finder(weights), finder(moments))
+    there = conversion.of_trainer(loop, finder(weights), finder(layer_moments))
     np.testing.assert_array_equal(dict(there.theta.flatten_items())[w_in][2], layer)
-    back = conversion.of_trainer(stages, finder(weights), finder(moments))
-    for tree, arrays in ((back.theta, theta), (back.slots, slots)):
+    back = conversion.of_trainer(stages, finder(weights), finder(layer_moments))
+    for tree, arrays in ((back.theta, theta), (back.moments, moments)):
         for path, array in tree.flatten_items():
             np.testing.assert_array_equal(array, arrays[path])
 
@@ -81,7 +81,7 @@ def test_what_is_not_found_begins_as_untrained(index):
     trainer = trainers()[index]
     state: NestedMap = conversion.of_trainer(trainer, lambda *_: None, lambda *_: None)
     expected = trainer.init_state()
-    for item in ("theta", "slots"):
+    for item in ("theta", "moments"):
         pairs = zip(state[item].flatten_items(), expected[item].flatten(), strict=True)
         for (path, array), value in pairs:
             np.testing.assert_array_equal(array, value.numpy(), path)

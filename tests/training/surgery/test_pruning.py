@@ -23,11 +23,11 @@ def pruned(keep, **stack):
         each.set(**stack)
     task = pruning.pruned_task(params, keep)
     whole, fewer = tiny_stacks.trainer(params), tiny_stacks.trainer(task)
-    theta, slots = tiny_stacks.arrays(whole)
+    theta, moments = tiny_stacks.arrays(whole)
     weights = unflatten(whole.theta_specs, theta, "weights")
     use = expert_use.measure(whole.task, weights, [tiny_stacks.batch()])
     kept = pruning.chosen(task, use)
-    state = pruning.pruned_state(whole, fewer, theta, slots, kept)
+    state = pruning.pruned_state(whole, fewer, theta, moments, kept)
     return whole, fewer, weights, state, kept
 
 
@@ -65,14 +65,14 @@ def layer_output(trainer, theta, x):
 
 
 @pytest.mark.parametrize("stack", [{}, {"num_layers": 4, "repeat": True}], ids=["layers", "loop"])
-def test_weights_and_slots_are_those_of_the_experts_left(stack):
+def test_weights_and_moments_are_those_of_the_experts_left(stack):
     whole, fewer, weights, state, kept = pruned(0.5, **stack)
     assert fewer.task.encoder.p.moe.num_experts == 2
     specs = fewer.state_specs()
-    for item in ("theta", "slots"):
+    for item in ("theta", "moments"):
         pairs = zip(state[item].flatten_items(), specs[item].flatten(), strict=True)
         assert all(array.shape == spec.shape for (_, array), spec in pairs)
-    _, slots = tiny_stacks.arrays(whole)
+    _, moments = tiny_stacks.arrays(whole)
     if stack:
         path, at = "encoder.layers.body[1].feed_forward", 1
         experts = kept["encoder.layers[3].feed_forward"]
@@ -81,12 +81,12 @@ def test_weights_and_slots_are_those_of_the_experts_left(stack):
         path, experts = LAYER, kept[LAYER]
         pick, take = (lambda array: array), (lambda array, axis: array.take(experts, axis))
     left, before = (dict(theta.flatten_items()) for theta in (state.theta, weights))
-    moments = dict(state.slots.flatten_items())
+    new_moments = dict(state.moments.flatten_items())
     for name, axis in (("experts.w_in", 0), ("router.w_gate", 1)):
         expected = take(pick(before[f"{path}.{name}"]), axis)
         np.testing.assert_array_equal(pick(left[f"{path}.{name}"]), expected)
-        expected = take(pick(slots[f"{path}.{name}.first_moment"]), axis)
-        np.testing.assert_array_equal(pick(moments[f"{path}.{name}.first_moment"]), expected)
+        expected = take(pick(moments[f"{path}.{name}.first_moment"]), axis)
+        np.testing.assert_array_equal(pick(new_moments[f"{path}.{name}.first_moment"]), expected)
 
 
 def use(load, gate):

@@ -16,15 +16,15 @@ E = 3
 DENSE = "encoder.layers[1].feed_forward"
 
 
-def upcycled(params, every=0, change=None, with_slots=True):
+def upcycled(params, every=0, change=None, with_moments=True):
     """Returns both trainers, and the dense arrays and the state made of them."""
     task = upcycling.upcycled_task(params, E, every)
     if change:
         change(task)
     dense, sparse = tiny_stacks.trainer(params), tiny_stacks.trainer(task)
-    theta, slots = tiny_stacks.arrays(dense)
-    state = upcycling.upcycled_state(dense, sparse, theta, slots if with_slots else None)
-    return dense, sparse, theta, slots, state
+    theta, moments = tiny_stacks.arrays(dense)
+    state = upcycling.upcycled_state(dense, sparse, theta, moments if with_moments else None)
+    return dense, sparse, theta, moments, state
 
 
 def both_logits(params, every=0, change=None):
@@ -67,28 +67,28 @@ def test_a_loop_may_become_another_one():
 
 
 def test_experts_are_copies_and_the_router_is_new():
-    dense, sparse, theta, slots, state = upcycled(tiny_stacks.dense())
-    weights, moments = (dict(state[item].flatten_items()) for item in ("theta", "slots"))
+    dense, sparse, theta, moments, state = upcycled(tiny_stacks.dense())
+    weights, new_moments = (dict(state[item].flatten_items()) for item in ("theta", "moments"))
     for name in ("w_in", "w_out", "b_in", "b_out"):
         copies = weights[f"{DENSE}.experts.{name}"]
         assert copies.shape[0] == E
         for copy in copies:
             np.testing.assert_array_equal(copy, theta[f"{DENSE}.{name}"])
-        assert not moments[f"{DENSE}.experts.{name}.first_moment"].any()
+        assert not new_moments[f"{DENSE}.experts.{name}.first_moment"].any()
     fresh = dict(sparse.init_state().theta.flatten_items())[f"{DENSE}.router.w_gate"]
     np.testing.assert_array_equal(weights[f"{DENSE}.router.w_gate"], fresh.numpy())
     assert f"{DENSE}.w_in" not in weights
     for path in set(theta) & set(weights):
         np.testing.assert_array_equal(weights[path], theta[path])
-    kept = set(slots) & set(moments)
+    kept = set(moments) & set(new_moments)
     assert "encoder.layers[0].feed_forward.w_in.second_moment" in kept
     for path in kept:
-        np.testing.assert_array_equal(moments[path], slots[path])
+        np.testing.assert_array_equal(new_moments[path], moments[path])
 
 
-def test_without_slots_all_begin_anew():
-    state = upcycled(tiny_stacks.dense(), with_slots=False)[-1]
-    assert not any(slot.any() for slot in state.slots.flatten())
+def test_without_moments_all_begin_anew():
+    state = upcycled(tiny_stacks.dense(), with_moments=False)[-1]
+    assert not any(moment.any() for moment in state.moments.flatten())
 
 
 def test_a_stack_that_has_experts_keeps_them():

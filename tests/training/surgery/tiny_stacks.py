@@ -49,7 +49,7 @@ def trainer(params):
 
 
 def arrays(trainer, seed=3):
-    """Returns random weights and slots by their paths, as a checkpoint has them."""
+    """Returns random weights and moments by their paths, as a checkpoint has them."""
     rng = np.random.default_rng(seed)
     specs = trainer.state_specs()
 
@@ -59,7 +59,7 @@ def arrays(trainer, seed=3):
             for path, spec in tree.flatten_items()
         }
 
-    return drawn(specs.theta), drawn(specs.slots)
+    return drawn(specs.theta), drawn(specs.moments)
 
 
 def batch(index=0):

@@ -24,7 +24,7 @@ class Cost:
     communication_seconds: float = 0.0
     flops: int = 0
     weights: int = 0
-    slots: int = 0
+    moments: int = 0
     kept: int = 0
     again: int = 0
     gradients: int = 0
@@ -40,7 +40,7 @@ class Cost:
     @property
     def held(self) -> tuple[int, int]:
         """Bytes, but for `working`, when the backward pass begins and when it ends."""
-        state = self.weights + self.slots + self.again
+        state = self.weights + self.moments + self.again
         return state + self.kept + self.stacked_gradients, state + self.gradients
 
     @property
@@ -54,7 +54,7 @@ class Cost:
         self.communication_seconds += other.communication_seconds
         self.flops += other.flops
         self.weights += other.weights
-        self.slots += other.slots
+        self.moments += other.moments
         self.kept += other.kept
         self.again += other.again
         self.gradients += other.gradients

@@ -115,16 +115,16 @@ def flow_cost(flow: Flow, count: int, source: Placement, target: Placement, poli
 def _add_weight(found: PartCost, weight: Weight, count: int, placement: Placement) -> None:
     """Adds memory and update of like weights, and the sum of gradients that no product leaves."""
     cost, tensor, mesh = found.cost, weight.tensor, placement.mesh
-    where, update = placement.where(tensor, "weights"), placement.where(tensor, "slots")
-    slots = sum(placement.stored_bytes(slot, "slots") for slot in weight.slots)
+    where, update = placement.where(tensor, "weights"), placement.where(tensor, "moments")
+    moments = sum(placement.stored_bytes(moment, "moments") for moment in weight.moments)
     gradient = local_bytes(tensor, where, mesh)
     cost.weights += count * placement.stored_bytes(tensor, "weights")
-    cost.slots += count * slots
+    cost.moments += count * moments
     cost.gradients += count * gradient
     if weight.times > 1:
         cost.stacked_gradients += count * gradient
-    # Weight and gradient are read, the weight is written, and slots are both.
-    passed = 3 * local_bytes(tensor, update, mesh) + 2 * slots
+    # Weight and gradient are read, the weight is written, and moments are both.
+    passed = 3 * local_bytes(tensor, update, mesh) + 2 * moments
     cost.compute_seconds += count * placement.rates.memory_seconds(passed)
     for call in changes(tensor, update, where, mesh):
         found.summed[call.kind, call.axes, 1, OPTIMIZER] += count * call.bytes

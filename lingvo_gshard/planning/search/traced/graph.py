@@ -1,4 +1,4 @@
-"""What the cost model knows of a task: its products, flows of tensors, weights and slots."""
+"""What the cost model knows of a task: its products, flows of tensors, weights and moments."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class Flow:
 class Traced:
     """A training step as the cost model sees it.
 
-    slots: of each weight's path. inputs: bytes of a batch.
+    moments: of each weight's path. inputs: bytes of a batch.
     """
 
     products: tuple[Product, ...]
     flows: tuple[Flow, ...]
     weights: tuple[VariableSpec, ...]
-    slots: dict[str, tuple[VariableSpec, ...]]
+    moments: dict[str, tuple[VariableSpec, ...]]
     layer_paths: tuple[str, ...]
     inputs: int = 0

@@ -13,13 +13,13 @@ from lingvo_gshard.planning.search.traced.graph import Flow, Product, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A weight with its slots. times: of the loop it is a stack for, else 1.
+    """A weight with its moments. times: of the loop it is a stack for, else 1.
 
     is_computed_with: whether a product has it for an operand, and so sums up its gradient.
     """
 
     tensor: Tensor
-    slots: tuple[Tensor, ...]
+    moments: tuple[Tensor, ...]
     times: int
     is_computed_with: bool
 
@@ -51,7 +51,7 @@ def parts(group: Group) -> tuple[Part, ...]:
         letters = _pairs("activations", flow.source.layout + flow.target.layout)
         found.append(Part(flow, count, letters))
     for weight, count in _weights(group):
-        letters = _pairs("weights", weight.tensor.layout) + _pairs("slots", weight.tensor.layout)
+        letters = _pairs("weights", weight.tensor.layout) + _pairs("moments", weight.tensor.layout)
         found.append(Part(weight, count, (*letters, ("activations", "B"))))
     return tuple(found)
 
@@ -90,11 +90,11 @@ def _weights(group: Group) -> list[tuple[Weight, int]]:
     found = [
         Weight(
             tensor=_tensor(spec),
-            slots=tuple(map(_tensor, slots)),
+            moments=tuple(map(_tensor, moments)),
             times=spec.shape[0] if spec.layout.startswith("R") else 1,
             is_computed_with=spec.path in computed,
         )
-        for spec, slots in zip(group.weights, group.slots, strict=True)
+        for spec, moments in zip(group.weights, group.moments, strict=True)
     ]
     return list(collections.Counter(found).items())
 

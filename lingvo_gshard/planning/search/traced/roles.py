@@ -13,17 +13,17 @@ from lingvo_gshard.sharding.strategies import Strategy, Table
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """Letters that one axis splits, in activations, weights and optimizer slots."""
+    """Letters that one axis splits, in activations, weights and optimizer moments."""
 
     activations: str = ""
     weights: str = ""
-    slots: str = ""
+    moments: str = ""
 
 
 ROLES = (
     Role(),
     Role(ROWS),
-    Role(ROWS, slots="M"),
+    Role(ROWS, moments="M"),
     Role(ROWS, "M", "M"),
     Role(INNER, INNER, INNER),
     Role(ROWS + "E", "E", "E"),
@@ -49,7 +49,7 @@ class Option:
 
     def strategy(self, mesh: Mesh) -> Strategy:
         """Returns the tables of letters."""
-        tables = [self._table(kind, mesh) for kind in ("activations", "weights", "slots")]
+        tables = [self._table(kind, mesh) for kind in ("activations", "weights", "moments")]
         return Strategy("searched", *tables)
 
     def _table(self, kind: str, mesh: Mesh) -> Table:

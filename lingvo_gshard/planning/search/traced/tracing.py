@@ -43,12 +43,12 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
         reader = _Reader(_of_loops_once(recorded.events), recorded.loops, weights)
         products, flows = reader.products(), reader.flows()
     del concrete
-    slots = collections.defaultdict(tuple)
-    for slot in trainer.optimizer.slot_specs(specs).flatten():
-        slots[slot.path.rpartition("/")[0]] += (slot,)
+    moments = collections.defaultdict(tuple)
+    for moment in trainer.optimizer.moment_specs(specs).flatten():
+        moments[moment.path.rpartition("/")[0]] += (moment,)
     inputs = sum(math.prod(s.shape.as_list()) * s.dtype.size for s in batch.values())
     layers = tuple(trainer.task.layer_paths())
-    return Traced(tuple(products), tuple(flows), tuple(weights), dict(slots), layers, inputs)
+    return Traced(tuple(products), tuple(flows), tuple(weights), dict(moments), layers, inputs)
 
 
 def _of_loops_once(events: list[Event]) -> list[Event]:

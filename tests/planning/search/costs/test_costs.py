@@ -43,11 +43,11 @@ def cost(name: str, mesh: str, strategy: str, policy: str = "none") -> Cost:
     (found,) = (g for g in grouped(experts).groups if g.name == name)
     pairs = [
         pair
-        for pair in zip(found.weights, found.slots, strict=True)
+        for pair in zip(found.weights, found.moments, strict=True)
         if pair[0].path.rpartition(".")[0] in found.paths
     ]
-    weights, slots = zip(*pairs, strict=True)
-    found = dataclasses.replace(found, weights=weights, slots=slots)
+    weights, moments = zip(*pairs, strict=True)
+    found = dataclasses.replace(found, weights=weights, moments=moments)
     parsed = Mesh.parse(mesh)
     model = CostModel(parsed, RATES, policy)
     return model.group_cost(found, strategies.get(strategy, parsed))
@@ -94,7 +94,7 @@ def test_a_dense_layer_with_its_weights_split():
     assert by_kind["all-reduce"] == 2 * LAYERS * H * FLOAT
 
 
-def test_a_dense_layer_with_its_slots_split():
+def test_a_dense_layer_with_its_moments_split():
     found = cost("feed_forward", "data=8", "zero1")
     summed = weights_of_feed_forwards()
     handed_on = summed - 2 * LAYERS * H * FLOAT

@@ -10,7 +10,7 @@ than the lowest level: an element that fell to zero would be divided by almost n
 
 Both are rounded at random, so that what is kept is on average what it should be: a moment moves in
 a step by a share of itself (1 - beta) that is often less than half a level, and would not move at
-all if rounded to the nearest. The random numbers come from the step and the slot's path.
+all if rounded to the nearest. The random numbers come from the step and the moment's path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIGNED_LEVELS, _ROOT_LEVELS = 127, 255
 
 
 def key(path: str, step: tf.Tensor) -> tf.Tensor:
-    """Returns the int32 [2] key that a slot is rounded with after a step."""
+    """Returns the int32 [2] key that a moment is rounded with after a step."""
     return tf.stack([tf.constant(random_numbers.word(path), tf.int32), tf.cast(step, tf.int32)])
 
 

@@ -18,7 +18,7 @@ STEPS = 4
 
 def make_trainer(dtype: str) -> Trainer:
     params = tiny.experiment_params()
-    params.trainer.optimizer = Adam.params().set(slot_dtype=dtype, epsilon=1e-6)
+    params.trainer.optimizer = Adam.params().set(moment_dtype=dtype, epsilon=1e-6)
     params.task.output.sizes = (tiny.HIDDEN, 8)
     return params.trainer.instantiate(params.task.instantiate())
 
@@ -31,7 +31,7 @@ def trained(runtime):
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_they_train_under_zero1_as_on_one_device(dtype):
-    """The same random numbers on every mesh: slots differ where a sum fell out otherwise."""
+    """The same random numbers on every mesh: moments differ where a sum fell out otherwise."""
     local = SingleDeviceRuntime(make_trainer(dtype))
     local.init_state()
     start = local.state()
@@ -43,10 +43,10 @@ def test_they_train_under_zero1_as_on_one_device(dtype):
         one, other = (np.asarray(x).astype(np.float32) for x in (one, other))
         close = np.isclose(one, other, rtol=1e-3, atol=1e-5)
         assert close.mean() > 0.9, path
-    slots = found.slots.output.w
-    parts = {name: slot.addressable_shards[0].data.shape for name, slot in slots.items()}
+    moments = found.moments.output.w
+    parts = {name: moment.addressable_shards[0].data.shape for name, moment in moments.items()}
     assert parts["second_moment"] == (2, 8)
-    assert slots.second_moment.dtype == {"bfloat16": "bfloat16", "int8": "uint8"}[dtype]
+    assert moments.second_moment.dtype == {"bfloat16": "bfloat16", "int8": "uint8"}[dtype]
     if dtype == "int8":
         assert parts["second_moment_scale"] == (2,)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.training.optim import narrow_slots
+from lingvo_gshard.training.optim import narrow_moments
 
 DRAWS = 2000
 
@@ -21,11 +21,11 @@ def rows() -> np.ndarray:
 @tf.function(reduce_retracing=True)
 def many(x: tf.Tensor, square: bool) -> tuple[tf.Tensor, tf.Tensor]:
     """What is read of moments kept with DRAWS keys, and the largest levels of each."""
-    write = narrow_slots.quantize_square if square else narrow_slots.quantize
-    read = narrow_slots.dequantize_square if square else narrow_slots.dequantize
+    write = narrow_moments.quantize_square if square else narrow_moments.quantize
+    read = narrow_moments.dequantize_square if square else narrow_moments.dequantize
 
     def draw(step):
-        levels, scale = write(x, narrow_slots.key("w/moment", step))
+        levels, scale = write(x, narrow_moments.key("w/moment", step))
         return read(levels, scale), tf.cast(levels, tf.float32)
 
     return tf.map_fn(draw, tf.range(DRAWS), fn_output_signature=(tf.float32, tf.float32))
@@ -75,7 +75,7 @@ def test_bfloat16_rounds_to_a_neighbor_and_is_right_on_average():
     x = rows().ravel()
     draw = tf.function(
         lambda step: tf.cast(
-            narrow_slots.to_bfloat16(tf.constant(x), narrow_slots.key("w", step)), tf.float32
+            narrow_moments.to_bfloat16(tf.constant(x), narrow_moments.key("w", step)), tf.float32
         )
     )
     found = np.stack([draw(tf.constant(step)).numpy() for step in range(600)]).astype(np.float64)
@@ -87,7 +87,7 @@ def test_bfloat16_rounds_to_a_neighbor_and_is_right_on_average():
     assert exact.size and not exact.any()
 
 
-@pytest.mark.parametrize("write", [narrow_slots.quantize, narrow_slots.quantize_square])
+@pytest.mark.parametrize("write", [narrow_moments.quantize, narrow_moments.quantize_square])
 def test_compiled_it_is_the_same(write):
     x, key = tf.constant(rows() ** 2), tf.constant([5, 7])
     compiled_write = tf.function(write, jit_compile=True)
