@@ -23,13 +23,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import sys
 
 import numpy as np
 import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api.run import Run, TrainedModel, load
 from lingvo_gshard.core.config import names
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.sources.readers import SPLITS
@@ -38,8 +38,10 @@ from lingvo_gshard.decoding import Translator, scoring
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
-from lingvo_gshard.tools.flags import runtime
-from lingvo_gshard.tools.runs import perplexity, text_scores, trained_run
+from lingvo_gshard.tools.flags.decoding import decoding_options, define_decoding_flags
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
+from lingvo_gshard.tools.runs import perplexity, text_scores
 
 NAME = "gshard-evaluate"
 _SAMPLES = 5
@@ -59,7 +61,7 @@ class Evaluation:
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    define_logdir_flag(values)
     flags.DEFINE_string("split", "test", "train, dev or test.", flag_values=values)
     flags.DEFINE_list(
         "languages",
@@ -84,8 +86,8 @@ def define_flags() -> flags.FlagValues:
         "File to write to, tab-separated: language, source, reference, translation.",
         flag_values=values,
     )
-    trained_run.define_decoding_flags(values)
-    runtime.define_runtime_flags(values)
+    define_decoding_flags(values)
+    define_runtime_flags(values)
     return values
 
 
@@ -96,39 +98,38 @@ def main(argv: list[str]) -> int:
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
         raise ValueError(f"--split={values.split} is unknown. {hint}")
-    run = trained_run.Run(values.logdir, tasks=(TranslationTask, LanguageModelTask))
+    run = load(required_logdir(values), options=runtime_options(values))
+    run.check_task(TranslationTask, LanguageModelTask)
     is_language_model = issubclass(run.params.task.cls, LanguageModelTask)
     if is_language_model:
         text_scores.check_flags(values, run.params.name)
-    with runtime.Launch(values, run.params) as launch:
+    with run:
         if is_language_model:
-            return _evaluate_language_model(values, run, launch)
-        return _evaluate_run(values, run, launch)
+            return _evaluate_language_model(values, run)
+        return _evaluate_run(values, run)
 
 
-def _evaluate_language_model(
-    values: flags.FlagValues, run: trained_run.Run, launch: runtime.Launch
-) -> int:
-    console = _console(values, launch)
-    trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
+def _evaluate_language_model(values: flags.FlagValues, run: Run) -> int:
+    console = _console(values, run)
+    trained = run.model
     title = f"{run.params.name}, step {trained.step:,}"
     scores = text_scores.evaluate(trained, values.split, console, title)
-    if launch.is_main and values.json:
+    if run.backend.is_main and values.json:
         _write_json(values, run, trained, scores)
     return 0
 
 
-def _evaluate_run(values: flags.FlagValues, run: trained_run.Run, launch: runtime.Launch) -> int:
-    console = _console(values, launch)
+def _evaluate_run(values: flags.FlagValues, run: Run) -> int:
+    console = _console(values, run)
     rows = choose_rows(
         run.input.rows(values.split), values.split, values.languages, values.max_rows_per_language
     )
-    trained = run.restore(launch, say=lambda text: print(text, file=sys.stderr))
+    trained = run.model
     _say(console, f"{run.params.name}, step {trained.step:,}: {len(rows):,} rows of {values.split}")
-    translator = trained.translator(**trained_run.decoding_options(values))
+    translator = run.translator(decoding_options(values))
     evaluation = evaluate(run.params, trained, translator, rows, values.shuffled, console)
     _print(console, evaluation)
-    if launch.is_main:
+    if run.backend.is_main:
         if values.json:
             _write_json(values, run, trained, to_record(evaluation))
         if values.output:
@@ -138,17 +139,15 @@ def _evaluate_run(values: flags.FlagValues, run: trained_run.Run, launch: runtim
     return 0
 
 
-def _write_json(
-    values: flags.FlagValues, run: trained_run.Run, trained: trained_run.Trained, scores: dict
-) -> None:
+def _write_json(values: flags.FlagValues, run: Run, trained: TrainedModel, scores: dict) -> None:
     record = {"logdir": values.logdir, "experiment": run.params.name, "step": trained.step}
     record |= {"split": values.split, **scores}
     output.write_json(values.json, record)
 
 
-def _console(values: flags.FlagValues, launch: runtime.Launch) -> rich.console.Console:
+def _console(values: flags.FlagValues, run: Run) -> rich.console.Console:
     console = output.make_console(values.json)
-    console.quiet = not launch.is_main
+    console.quiet = not run.backend.is_main
     return console
 
 
@@ -176,7 +175,7 @@ def choose_rows(rows: list[Row], split: str, languages: list[str], most: int | N
 
 def evaluate(
     params,
-    trained: trained_run.Trained,
+    trained: TrainedModel,
     translator: Translator,
     rows: list[Row],
     with_shuffled: bool,

@@ -20,13 +20,16 @@ Exit code: 0 if every line was answered; 1 otherwise.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
 
 from absl import flags
 
-from lingvo_gshard.decoding import Sampling, Text, Writer
+from lingvo_gshard.api.options import SamplingOptions
+from lingvo_gshard.api.run import load
+from lingvo_gshard.decoding import Text, Writer
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
@@ -37,8 +40,8 @@ from lingvo_gshard.tools.console.line_input import (
     warn,
     write,
 )
-from lingvo_gshard.tools.flags import runtime
-from lingvo_gshard.tools.runs import trained_run
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
 NAME = "gshard-generate"
 
@@ -49,7 +52,7 @@ _ROWS_TYPED, _ROWS_PIPED = 1, 16
 def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    define_logdir_flag(values)
     flags.DEFINE_integer("samples", 1, "Texts to each beginning.", 1, flag_values=values)
     flags.DEFINE_integer(
         "most_tokens",
@@ -80,7 +83,7 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_bool("json", False, "Write JSON, a line for each beginning.", flag_values=values)
     define_line_flags(values)
-    runtime.define_runtime_flags(values, in_cluster=False)
+    define_runtime_flags(values, in_cluster=False)
     return values
 
 
@@ -89,27 +92,21 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
-    sampling = Sampling(values.temperature, values.top_k, values.top_p)
-    run = trained_run.Run(values.logdir, (LanguageModelTask,))
-    launch = runtime.Launch(values, run.params)
+    run = load(required_logdir(values), options=runtime_options(values))
+    run.check_task(LanguageModelTask)
+    options = _sampling_options(values)
     lines = Lines(sys.stdin.buffer)
-    trained = run.restore(launch, say=warn)
     typed = sys.stdin.isatty()
+    writer = run.writer(options, _ROWS_TYPED if typed else _ROWS_PIPED)
     if typed:
-        warn(f"{run.params.name}, step {trained.step:,}. Type a beginning; Ctrl-D ends.")
-    writer = Writer(
-        trained.task,
-        trained.runtime,
-        trained.input.vocabulary,
-        run.params.input.length,
-        values.most_tokens,
-        values.samples,
-        sampling,
-        values.seed,
-        _ROWS_TYPED if typed else _ROWS_PIPED,
-    )
+        warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
     respond = functools.partial(_respond, writer, values.json)
     return answer(lines, respond, skip_bad)
+
+
+def _sampling_options(values: flags.FlagValues) -> SamplingOptions:
+    names = (field.name for field in dataclasses.fields(SamplingOptions))
+    return SamplingOptions(**{name: values[name].value for name in names})
 
 
 def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> None:

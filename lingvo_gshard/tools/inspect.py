@@ -34,6 +34,7 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
+from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tools.console import output, startup
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    runtime.check_choices(values)
+    check_choices(values.partitioner, values.device_order)
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise ValueError(f"--function={values.function} is unknown. {hint}")

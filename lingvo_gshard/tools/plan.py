@@ -47,6 +47,7 @@ import math
 import rich.console
 from absl import flags
 
+from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
@@ -126,7 +127,7 @@ def main(argv: list[str]) -> int:
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
-    runtime.check_choices(values)
+    check_choices(values.partitioner, values.device_order)
     if values.search:
         return _search(values, params, topology, console)
     options = plan_options(values)
@@ -203,7 +204,7 @@ def _search(
 
 
 def _paper(values: flags.FlagValues, console: rich.console.Console) -> int:
-    runtime.check_choices(values)
+    check_choices(values.partitioner, values.device_order)
     paper.check_flags(values)
     record = paper.compare(values.paper_rows, plan_options(values), plan_experiment, console)
     paper.print_comparison(record, console)

@@ -18,7 +18,10 @@ import sys
 
 from absl import flags
 
+from lingvo_gshard.api.options import DecodingOptions
+from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.decoding import Translator
+from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
     Lines,
@@ -28,23 +31,24 @@ from lingvo_gshard.tools.console.line_input import (
     warn,
     write,
 )
-from lingvo_gshard.tools.flags import runtime
-from lingvo_gshard.tools.runs import trained_run
+from lingvo_gshard.tools.flags.decoding import decoding_options, define_decoding_flags
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
 NAME = "gshard-translate"
 
-# Up to so many lines are a conversation, for which large batches would be mostly empty.
+# Up to this many lines are a conversation, for which large batches would be mostly padding.
 _FEW_LINES = 8
 _FEW_LINES_BATCH_TOKENS = 256
 
 
 def define_flags() -> flags.FlagValues:
-    """Returns this program's flags."""
+    """Returns this command's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    define_logdir_flag(values)
     define_line_flags(values)
-    trained_run.define_decoding_flags(values)
-    runtime.define_runtime_flags(values, in_cluster=False)
+    define_decoding_flags(values)
+    define_runtime_flags(values, in_cluster=False)
     return values
 
 
@@ -53,36 +57,42 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
-    run = trained_run.Run(values.logdir)
-    launch = runtime.Launch(values, run.params)
+    run = load(required_logdir(values), options=runtime_options(values))
+    run.check_task(TranslationTask)
     lines = Lines(sys.stdin.buffer)
-    trained = run.restore(launch, say=warn)
+    translators = _Translators(run, decoding_options(values))
     if sys.stdin.isatty():
-        warn(f"{run.params.name}, step {trained.step:,}. Type a line to translate; Ctrl-D ends.")
-    translators = _Translators(trained, trained_run.decoding_options(values))
+        step = run.model.step
+        warn(f"{run.params.name}, step {step:,}. Type a line to translate; Ctrl-D ends.")
     return answer(lines, functools.partial(_respond, translators), skip_bad)
 
 
 class _Translators:
-    """The model in small batches for few lines, in large ones for many; each made on first use."""
+    """A translator in small batches for few lines, and one in large batches for many."""
 
-    def __init__(self, trained: trained_run.Trained, options: dict[str, object]):
-        self._trained, self._options = trained, options
+    def __init__(self, run: Run, options: DecodingOptions):
+        self._run, self._options = run, options
 
     def for_lines(self, count: int) -> Translator:
         return self._small if count <= _FEW_LINES else self._large
 
     @functools.cached_property
     def _small(self) -> Translator:
-        return self._trained.translator(batch_tokens=_FEW_LINES_BATCH_TOKENS, **self._options)
+        return self._run.translator(self._options, batch_tokens=_FEW_LINES_BATCH_TOKENS)
 
     @functools.cached_property
     def _large(self) -> Translator:
-        return self._trained.translator(**self._options)
+        return self._run.translator(self._options)
 
 
 def _respond(translators: _Translators, sentences: list[str], before: int) -> None:
-    """Writes the translations of lines that come after so many others."""
+    """Writes the translations of lines.
+
+    Args:
+      translators: the model.
+      sentences: the lines.
+      before: number of lines before them.
+    """
     translator = translators.for_lines(len(sentences))
     translations = translator.translate(sentences)
     for index in translations.cut:

@@ -31,11 +31,19 @@ from lingvo_gshard.training.trainer import Trainer
 
 @dataclasses.dataclass
 class Outcome:
-    """How a run ended: the last step, whether that is all of them, and the signal if one came."""
+    """How training ended.
+
+    Attributes:
+      step: number of steps taken in all.
+      finished: whether these are all steps of the experiment.
+      signal: the signal that stopped training, such as "Ctrl-C"; None without one.
+      metrics: metrics of the last step taken by this call; empty if it took none.
+    """
 
     step: int
     finished: bool
     signal: str | None
+    metrics: Row = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -76,6 +84,7 @@ class Loop:
         self._console = console if processes.is_main() else rich.console.Console(quiet=True)
         self._pending: _Pending | None = None
         self._balance = ExpertBalance()
+        self._last_row: Row = {}
         self.step = 0
 
     def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
@@ -105,7 +114,7 @@ class Loop:
             self._train()
             self._say_all(self._balance.summary())
             self._finish_saving()
-        return Outcome(self.step, self.step >= p.steps, self._stop.agreed)
+        return Outcome(self.step, self.step >= p.steps, self._stop.agreed, self._last_row)
 
     def _open_writer(self) -> MetricsWriter | NoWriter:
         if not processes.is_main():
@@ -177,6 +186,7 @@ class Loop:
         if evaluate:
             row.update(self._evaluate(pending.step))
         self._writer.write(pending.step, row)
+        self._last_row = row
         if evaluate or self._is_logged(pending.step):
             self._writer.curves(pending.step, row)
             self._store.poll()

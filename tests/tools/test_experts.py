@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
+from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.expert_tools import converted, picture
-from lingvo_gshard.tools.flags import runtime
-from lingvo_gshard.tools.runs import perplexity, trained_run
+from lingvo_gshard.tools.runs import perplexity
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
@@ -60,11 +60,8 @@ def metrics_of(logdir):
 
 def expectation(logdir):
     """How well the model expects the test rows, as gshard-evaluate says."""
-    run = trained_run.Run(str(logdir))
-    values = evaluate.define_flags()
-    values(["gshard-evaluate"])
-    trained = run.restore(runtime.Launch(values, run.params), say=print)
-    return perplexity.measure(run.params, trained, run.input.rows("test"))
+    run = load(logdir)
+    return perplexity.measure(run.params, run.model, run.input.rows("test"))
 
 
 def arrays_of(logdir):
@@ -81,7 +78,7 @@ def test_an_upcycled_model_scores_as_the_dense_one(dense_logdir, upcycled_logdir
 
 
 def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
-    dense, found = (trained_run.Run(str(path)).params for path in (dense_logdir, upcycled_logdir))
+    dense, found = (Run(path).params for path in (dense_logdir, upcycled_logdir))
     paths = {path for path, _, _ in dense.diff(found)}
     assert paths and all(path.startswith("task.encoder.moe.") for path in paths)
     assert found.task.encoder.moe.group_size == 32 and found.task.encoder.moe.num_experts == 3

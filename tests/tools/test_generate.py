@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
+from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.decoding import Sampling, Writer
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.flags import runtime
-from lingvo_gshard.tools.runs import trained_run
 
 # What its tests share is made once, in one process.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
@@ -25,16 +24,13 @@ class Stdin(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def trained(language_model_logdir):
-    run = trained_run.Run(str(language_model_logdir), (generate.LanguageModelTask,))
-    values = generate.define_flags()
-    values(["gshard-generate"])
-    return run.restore(runtime.Launch(values, run.params), say=print)
+    return load(language_model_logdir).model
 
 
 @pytest.fixture
 def run_here(language_model_logdir, trained, monkeypatch, capsys):
     """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(trained_run.Run, "restore", lambda self, launch, say: trained)
+    monkeypatch.setattr(Run, "model", trained)
 
     def run(content, *flags):
         monkeypatch.setattr(sys, "stdin", Stdin(content))

@@ -264,7 +264,7 @@ def test_importing_the_package_brings_no_tensorflow():
         "import sys, lingvo_gshard\n"
         "assert not {'tensorflow', 'jax'} & set(sys.modules)\n"
         "from lingvo_gshard import plan\n"
-        "assert plan.__module__ == 'lingvo_gshard.planning.planner'\n"
+        "assert plan.__module__ == 'lingvo_gshard.api.planning'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    assert set(lingvo_gshard.__all__) == {"partition", "plan"}
+    assert {"partition", "plan"} <= set(lingvo_gshard.__all__)

@@ -131,7 +131,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert process.returncode == 0, err
     assert "Traceback" not in err
     last = steps_of(tmp_path)[-1]
-    assert f": saved at step {last:,}. Go on with:\n  " in out
+    assert f": saved at step {last:,}. Continue with:\n  " in out
     command = out.splitlines()[-1].strip()
     assert command.endswith(
         f"--experiment=test.tiny --logdir={tmp_path} --steps=100000 "

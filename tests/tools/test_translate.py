@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
+from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_input, startup
 from lingvo_gshard.tools.expert_tools.converted import Whole
-from lingvo_gshard.tools.flags import runtime
-from lingvo_gshard.tools.runs import trained_run
 from lingvo_gshard.training.checkpoint.store import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,19 +31,14 @@ class Stdin(io.TextIOWrapper):
 @pytest.fixture(scope="module")
 def trained(trained_logdir):
     """The model, restored and compiled once for all tests."""
-    run = trained_run.Run(str(trained_logdir))
-    values = translate.define_flags()
-    values(["gshard-translate"])
-    return run.restore(runtime.Launch(values, run.params), say=print)
+    return load(trained_logdir).model
 
 
 @pytest.fixture
 def run_here(trained_logdir, trained, monkeypatch, capsys):
     """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(trained_run.Run, "restore", lambda self, launch, say: trained)
-    monkeypatch.setattr(
-        translate, "_Translators", lambda trained, options: SharedTranslator(trained)
-    )
+    monkeypatch.setattr(Run, "model", trained)
+    monkeypatch.setattr(translate, "_Translators", lambda run, options: SharedTranslator(run.model))
 
     def run(content, *flags):
         monkeypatch.setattr(sys, "stdin", Stdin(content))
@@ -62,7 +57,10 @@ class SharedTranslator:
     kept = None
 
     def __init__(self, trained):
-        type(self).kept = type(self).kept or trained.translator(lengths=(64,), batch_tokens=256)
+        vocabularies = trained.input.source_vocabulary, trained.input.target_vocabulary
+        type(self).kept = type(self).kept or Translator(
+            trained.task, trained.runtime, *vocabularies, lengths=(64,), batch_tokens=256
+        )
 
     def for_lines(self, count):
         return self.kept
@@ -163,17 +161,14 @@ def test_help_teaches(capsys):
 
 
 def test_averages_of_the_weights_are_decoded_with(trained_logdir, tmp_path):
-    run = trained_run.Run(str(trained_logdir))
+    run = Run(trained_logdir)
     whole, params = Whole.read(run), run.params.copy()
     params.trainer.average_decay = 0.9
     moments = unflatten(whole.trainer.state_specs().moments, whole.checkpoint.moments, "moments")
     doubled = whole.theta.transform(lambda weight: 2 * weight)
     state = NestedMap(theta=whole.theta, moments=moments, averages=doubled)
     whole.write(f"{tmp_path}/run", params, state, whole.checkpoint.step)
-    averaged = trained_run.Run(f"{tmp_path}/run")
-    values = translate.define_flags()
-    values(["gshard-translate"])
-    restored = averaged.restore(runtime.Launch(values, averaged.params), say=print)
+    restored = load(tmp_path / "run").model
     table = restored.runtime.bind_weights(lambda theta, ids: theta.target_embedding.table)
     found = table(np.zeros((1, 1), np.int32))
     np.testing.assert_array_equal(found, 2 * whole.theta.target_embedding.table)

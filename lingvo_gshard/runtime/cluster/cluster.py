@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import os
 import signal
 import sys
@@ -16,7 +17,6 @@ import threading
 import time
 
 import jax
-from absl import flags
 from jax._src import clusters
 
 import lingvo_gshard
@@ -26,7 +26,7 @@ from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.signals import StoppedError
 
 DEFAULT_TIMEOUT = 60
-_FLAGS = ("coordinator", "num_processes", "process_id")
+_FIELDS = ("coordinator", "num_processes", "process_id")
 
 # How long a process that heard of another's failure waits for its own main thread, which may be
 # about to fail in the same way; and how long one that fails waits for news of who is the cause.
@@ -35,29 +35,21 @@ _NEWS_SECONDS = 2.0
 _SHUTDOWN_SECONDS = 3600
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of a program that may run in several processes."""
-    flags.DEFINE_string(
-        "coordinator",
-        None,
-        "host:port of process 0, where the processes meet. Slurm, Cloud TPU and GKE tell it by "
-        "themselves.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer("num_processes", None, "Processes in all.", flag_values=values)
-    flags.DEFINE_integer(
-        "process_id",
-        None,
-        "Number of this process, from 0 to num_processes - 1.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "coordinator_timeout",
-        DEFAULT_TIMEOUT,
-        "Seconds to wait for the other processes.",
-        1,
-        flag_values=values,
-    )
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions:
+    """Which processes run the program together. Slurm, Cloud TPU and GKE set the first three.
+
+    Attributes:
+      coordinator: host:port of process 0, where the processes meet.
+      num_processes: number of processes.
+      process_id: number of this process, from 0 to `num_processes` - 1.
+      coordinator_timeout: seconds to wait for the other processes.
+    """
+
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    coordinator_timeout: float = DEFAULT_TIMEOUT
 
 
 class Cluster:
@@ -77,32 +69,24 @@ class Cluster:
         self.logdir: Logdir | None = None
 
     @classmethod
-    def from_flags(cls, values: flags.FlagValues, facts: dict[str, str] | None = None) -> Cluster:
-        """Joins the cluster that the flags of `define_flags` name; see `join`."""
-        given = {name: values[name].value for name in (*_FLAGS, "coordinator_timeout")}
-        timeout = given.pop("coordinator_timeout")
-        return cls.join(**given, timeout=timeout, facts=facts)
-
-    @classmethod
     def join(
-        cls,
-        coordinator: str | None = None,
-        num_processes: int | None = None,
-        process_id: int | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        facts: dict[str, str] | None = None,
+        cls, options: ClusterOptions | None = None, facts: dict[str, str] | None = None
     ) -> Cluster:
-        """Connects this process with the others, before jax has started; alone, does nothing.
+        """Connects this process to the others before jax starts; does nothing for a single process.
 
-        timeout: seconds to wait for the others.
-        facts: what all must have been given alike: name of a flag -> its value as text.
-        Raises ValueError naming the flag if they do not fit together, if the coordinator cannot be
-        reached, or if not all processes come in time.
+        Args:
+          options: where and which the processes are; by default detected.
+          facts: options that all processes must share, by name.
+
+        Raises:
+          ValueError: the options contradict each other, the coordinator cannot be reached, or not
+            all processes come in time.
         """
-        place, local_devices = _place(coordinator, num_processes, process_id, timeout)
+        options = options or ClusterOptions()
+        place, local_devices = _place(options)
         cluster = cls(place)
         if place is not None:
-            cluster._connect(local_devices, timeout, facts or {})
+            cluster._connect(local_devices, options.coordinator_timeout, facts or {})
         return cluster
 
     @property
@@ -193,15 +177,14 @@ class Cluster:
         return text + (f" (last checkpoint: step {step:,})" if step else " (no checkpoint yet)")
 
 
-def _place(
-    coordinator: str | None, num_processes: int | None, process_id: int | None, timeout: float
-) -> tuple[Place | None, list[int] | None]:
+def _place(options: ClusterOptions) -> tuple[Place | None, list[int] | None]:
     """Returns this process's place, None if it is alone, and jax's choice of its devices."""
-    given = dict(zip(_FLAGS, (coordinator, num_processes, process_id), strict=True))
+    given = {name: getattr(options, name) for name in _FIELDS}
+    coordinator, num_processes, process_id = given.values()
     missing = [f"--{name}" for name, value in given.items() if value is None]
     local_devices = None
     if len(missing) == 3:
-        coordinator, num_processes, process_id, local_devices = _detect(timeout)
+        coordinator, num_processes, process_id, local_devices = _detect(options.coordinator_timeout)
         if num_processes is None:
             return None, None
     elif num_processes is not None and num_processes < 1:

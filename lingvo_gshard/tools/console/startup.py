@@ -98,7 +98,8 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
         except (ValueError, OSError) as error:
             if not _is_users(error):
                 raise
-            print(f"{name}: error: {error}", file=sys.stderr)
+            message = getattr(error, "on_command_line", str(error))
+            print(f"{name}: error: {message}", file=sys.stderr)
             return 1
 
     return run

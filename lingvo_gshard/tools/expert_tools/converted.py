@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tools.runs.trained_run import Run
 from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
@@ -47,7 +47,7 @@ class Whole:
     def read(cls, run: Run, parts: Sequence[str] = ()) -> Whole:
         """Reads these parts of it, or all; damaged checkpoints are reported on standard error."""
         store = CheckpointStore(
-            run.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
+            run.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
         )
         try:
             checkpoint = store.restore(parts=parts)

@@ -20,11 +20,13 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
+from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
+from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.tools.expert_tools import converted
 from lingvo_gshard.tools.expert_tools.converted import Whole
 from lingvo_gshard.tools.expert_tools.rows import define_row_flags, rows_asked_for, use_by_language
-from lingvo_gshard.tools.runs import trained_run
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.surgery import pruning
 
@@ -32,7 +34,7 @@ from lingvo_gshard.training.surgery import pruning
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    define_logdir_flag(values)
     converted.define_output_flag(values)
     define_row_flags(values, "dev")
     flags.DEFINE_float(
@@ -51,7 +53,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         raise ValueError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
         raise ValueError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
-    run_ = trained_run.Run(values.logdir)
+    run_ = Run(required_logdir(values))
+    run_.check_task(TranslationTask)
     params = run_.params.copy()
     try:
         params.task = pruning.pruned_task(params.task, values.keep)

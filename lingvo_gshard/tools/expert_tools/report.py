@@ -29,11 +29,13 @@ import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api.run import Run
+from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import picture
 from lingvo_gshard.tools.expert_tools.converted import Whole
 from lingvo_gshard.tools.expert_tools.rows import define_row_flags, rows_asked_for, use_by_language
-from lingvo_gshard.tools.runs import trained_run
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
 _MOST_USED = 3
@@ -42,7 +44,7 @@ _MOST_USED = 3
 def define_flags() -> flags.FlagValues:
     """Returns this subcommand's flags."""
     values = flags.FlagValues()
-    flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+    define_logdir_flag(values)
     define_row_flags(values, "test")
     flags.DEFINE_string("html", None, "File for a page with the map.", flag_values=values)
     output.define_json_flag(values, "all numbers")
@@ -51,7 +53,8 @@ def define_flags() -> flags.FlagValues:
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Does what the flags ask for; ValueError for a user's mistake."""
-    run_ = trained_run.Run(values.logdir)
+    run_ = Run(required_logdir(values))
+    run_.check_task(TranslationTask)
     rows = rows_asked_for(values, run_)
     whole = Whole.read(run_, parts=("theta",))
     use = use_by_language(run_, whole.trainer.task, whole.theta, rows, console)

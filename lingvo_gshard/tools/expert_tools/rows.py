@@ -8,6 +8,7 @@ import numpy as np
 import rich.console
 from absl import flags
 
+from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
@@ -17,7 +18,6 @@ from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.evaluate import choose_rows
-from lingvo_gshard.tools.runs.trained_run import Run
 from lingvo_gshard.training.monitoring import expert_use
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 

@@ -25,12 +25,14 @@ from __future__ import annotations
 import rich.console
 from absl import flags
 
+from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.tools.expert_tools import converted
 from lingvo_gshard.tools.expert_tools.converted import Whole
-from lingvo_gshard.tools.runs import trained_run
+from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training.surgery import upcycling
 from lingvo_gshard.training.trainer import Trainer
 
@@ -74,7 +76,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         raise ValueError("--experts is missing: how many each layer gets, such as --experts=8")
     if values.experts < 2:
         raise ValueError(f"--experts={values.experts}; 2 or more were expected")
-    run_ = trained_run.Run(values.logdir)
+    run_ = Run(required_logdir(values))
+    run_.check_task(TranslationTask)
     params = _params(values, run_.params)
     whole = Whole.read(run_)
     sparse = whole.trainer_of(params)

@@ -1,33 +1,34 @@
-"""The flags that name an experiment and change its Params."""
+"""Flags that name an experiment and change its Params."""
 
 from __future__ import annotations
 
 from absl import flags
 
-from lingvo_gshard import params as experiments  # noqa: F401
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Params
 
 
 def define_experiment_flags(values: flags.FlagValues) -> None:
-    """Adds the flags that name an experiment and change its Params."""
+    """Defines --experiment, --gin_file and --gin_param."""
     flags.DEFINE_string(
         "experiment",
         None,
-        "Name of the experiment; gshard-train --list shows them.",
+        "Name of the experiment; gshard-train --list shows all.",
         flag_values=values,
     )
     flags.DEFINE_multi_string(
-        "gin_file", [], "A gin file over the experiment's Params", flag_values=values
+        "gin_file", [], "Gin file with settings; may be repeated.", flag_values=values
     )
     flags.DEFINE_multi_string(
-        "gin_param", [], "One setting, as 'trainer.clip_norm = 1.0'", flag_values=values
+        "gin_param",
+        [],
+        "One setting, such as 'trainer.clip_norm = 1.0'; may be repeated.",
+        flag_values=values,
     )
 
 
 def experiment_params(values: flags.FlagValues) -> Params:
-    """Returns the experiment's Params with what the gin flags set; ValueError for a wrong name."""
+    """Returns the experiment's Params with all settings; ValueError if a name is wrong."""
     if not values.experiment:
         raise ValueError("--experiment is missing; gshard-train --list shows the experiments")
-    params = registry.get(values.experiment)
-    return gin_binding.apply_gin(params, values.gin_file, values.gin_param)
+    return experiment(values.experiment, values.gin_param, values.gin_file)

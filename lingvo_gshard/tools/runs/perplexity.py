@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lingvo_gshard.api.run import TrainedModel
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.corpus_input import encode
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.tools.runs.trained_run import Trained
 from lingvo_gshard.training.monitoring.metrics import WeightedMeans, perplexity
 
 
@@ -28,7 +28,7 @@ class Expectation:
 
 def measure(
     params: Params,
-    trained: Trained,
+    trained: TrainedModel,
     rows: Sequence[Row],
     on_progress: Callable[[int], None] | None = None,
 ) -> Expectation:

@@ -17,9 +17,9 @@ import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api.run import TrainedModel
 from lingvo_gshard.data.language_model_input import TextSize
 from lingvo_gshard.tools.console.progress import Progress
-from lingvo_gshard.tools.runs.trained_run import Trained
 from lingvo_gshard.training.monitoring.metrics import WeightedMeans, perplexity
 
 # Flags of gshard-evaluate that are about translations.
@@ -77,7 +77,7 @@ def check_flags(values: flags.FlagValues, name: str) -> None:
 
 
 def measure(
-    trained: Trained, split: str, on_progress: Callable[[int], None] | None = None
+    trained: TrainedModel, split: str, on_progress: Callable[[int], None] | None = None
 ) -> TextScores:
     """Returns the scores of a split, every document of it packed and cut as in training.
 
@@ -98,7 +98,7 @@ def measure(
 
 
 def evaluate(
-    trained: Trained, split: str, console: rich.console.Console, title: str
+    trained: TrainedModel, split: str, console: rich.console.Console, title: str
 ) -> dict[str, float | None]:
     """Measures a split, prints a table of its scores and returns them as JSON values."""
     total = trained.input.count_tokens(split)

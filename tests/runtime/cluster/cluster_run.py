@@ -19,7 +19,8 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.runtime.cluster.cluster import Cluster, define_flags
+from lingvo_gshard.runtime.cluster.cluster import Cluster
+from lingvo_gshard.tools.flags.cluster import cluster_options, define_cluster_flags
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.store import CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
@@ -112,14 +113,15 @@ def train(logdir: Logdir, steps: int, plan: dict[int, str], stop: StopRequest) -
 def main(argv: list[str]) -> int:
     logdir, steps, plan = Logdir(argv[1]), int(argv[2]), argv[3]
     values = flags.FlagValues()
-    define_flags(values)
+    define_cluster_flags(values)
     values(argv[:1] + argv[4:])
     steps_of = [item.split(":") for item in plan.split(",") if item]
+    options = cluster_options(values)
     if plan == "early":
-        Cluster.from_flags(values)
+        Cluster.join(options)
         raise ValueError("after joining, before the program is with the others")
     try:
-        with StopRequest() as stop, Cluster.from_flags(values, {"STEPS": str(steps)}) as cluster:
+        with StopRequest() as stop, Cluster.join(options, {"STEPS": str(steps)}) as cluster:
             cluster.logdir = logdir
             assert (cluster.size, cluster.index) == (processes.count(), processes.index())
             mine = {int(k): what for process, k, what in steps_of if int(process) == cluster.index}

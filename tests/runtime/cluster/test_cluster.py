@@ -11,9 +11,8 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from absl import flags
 
-from lingvo_gshard.runtime.cluster.cluster import Cluster, define_flags
+from lingvo_gshard.runtime.cluster.cluster import Cluster, ClusterOptions
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.runtime.cluster import cluster_run
@@ -248,7 +247,7 @@ def test_directories_that_are_not_shared_are_an_error(tmp_path):
 
 def test_alone_there_is_nothing_to_join():
     for given in ({}, {"num_processes": 1}, {"num_processes": 1, "process_id": 0}):
-        with Cluster.join(**given) as cluster:
+        with Cluster.join(ClusterOptions(**given)) as cluster:
             assert (cluster.size, cluster.index, cluster.is_main) == (1, 0, True)
     assert (processes.count(), processes.index(), processes.is_main()) == (1, 0, True)
     assert processes.gather({"a": [1, 2]}) == [{"a": [1, 2]}]
@@ -287,7 +286,7 @@ def test_alone_there_is_nothing_to_join():
 )
 def test_flags_that_do_not_fit_together(given, message):
     with pytest.raises(ValueError) as caught:
-        Cluster.join(**given)
+        Cluster.join(ClusterOptions(**given))
     assert message in str(caught.value)
 
 
@@ -297,11 +296,3 @@ def test_a_cluster_that_cannot_be_read(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", "not a number")
     with pytest.raises(ValueError, match="--coordinator, --num_processes and --process_id are not"):
         Cluster.join()
-
-
-def test_flags_by_name():
-    values = flags.FlagValues()
-    define_flags(values)
-    values(["program", "--num_processes=2"])
-    with pytest.raises(ValueError, match="--coordinator and --process_id missing"):
-        Cluster.from_flags(values)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.runtime import tpu_strategy
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import train
-from lingvo_gshard.tools.flags.runtime import Launch
+from lingvo_gshard.tools.flags.runtime import runtime_options
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests import tiny
 from tests.tools import tiny_train  # noqa: F401
@@ -22,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 def launch(*flags):
     values = train.define_flags()
     values(["gshard-train", *flags])
-    return Launch(values, tiny.experiment_params())
+    return Backend(runtime_options(values), tiny.experiment_params())
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_the_mesh_is_all_cores_along_data(connected):
     assert connected == ["local"]
     assert str(found.partitioning.mesh) == "data=1"
     assert found.partitioning.strategy.name == "expert"
-    runtime = found.runtime(tiny_trainer())
+    runtime = found.make_runtime(tiny_trainer())
     expected = SingleDeviceRuntime(tiny_trainer())
     for each in (runtime, expected):
         each.init_state()

@@ -1,0 +1,168 @@
+"""Backend: the devices and processes that run an experiment, as the options ask for."""
+
+from __future__ import annotations
+
+from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.core import user_cache
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.runtime import devices
+from lingvo_gshard.runtime.cluster.cluster import Cluster
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.sharding.mesh import DEVICE_ORDERS, Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training import experiments
+from lingvo_gshard.training.local_updates import AXIS
+from lingvo_gshard.training.runtime_protocol import Runtime
+from lingvo_gshard.training.trainer import Trainer
+
+RUNTIMES = ("local", "spmd", "tpu_strategy")
+PARTITIONERS = ("gspmd", "shardy")
+
+# The runtimes that read an option; options that are not here suit every runtime.
+_READ_BY = {
+    "mesh": ("spmd", "tpu_strategy"),
+    "strategy": ("spmd", "tpu_strategy"),
+    "max_replicated_mb": ("spmd", "tpu_strategy"),
+    "compilation_cache": ("spmd",),
+    "device_order": ("spmd",),
+    "partitioner": ("spmd",),
+    "coordinator": ("spmd",),
+    "num_processes": ("spmd",),
+    "process_id": ("spmd",),
+    "tpu": ("tpu_strategy",),
+}
+_WHY_NOT = {
+    "local": "the local runtime has one device",
+    "spmd": "the spmd runtime has jax's devices",
+    "tpu_strategy": "under tpu_strategy TensorFlow orders the cores and partitions",
+}
+# Besides the Params, all processes of a cluster must have these options in common.
+_SHARED = ("mesh", "strategy", "device_order", "partitioner")
+
+
+class Backend:
+    """The devices and processes that run an experiment.
+
+    Make it before anything else starts jax. Used as a context manager around all that the processes
+    of a cluster do together.
+
+    Attributes:
+      kind: the runtime, one of `RUNTIMES`.
+      cluster: the processes; one alone is a cluster of one.
+      partitioning: mesh and strategy; None under the local runtime.
+    """
+
+    def __init__(self, options: RuntimeOptions, params: Params, logdir: str = ""):
+        """Connects processes and devices.
+
+        Args:
+          options: what to run on.
+          params: the experiment, whose `sharding` fills in for options that are None.
+          logdir: the run's directory, which all processes must share.
+
+        Raises:
+          ValueError: options do not fit the runtime, the devices or each other.
+        """
+        self.kind = _runtime_kind(options, params)
+        self.cluster = Cluster()
+        self.partitioning: Partitioning | None = None
+        self._options = options
+        if self.kind == "spmd":
+            devices.let_jax_choose_devices()
+            self._start_spmd(params, logdir)
+        else:
+            devices.keep_jax_on_cpu()
+        if self.kind == "tpu_strategy":
+            self._start_tpu_strategy(params)
+
+    def __enter__(self) -> Backend:
+        self.cluster.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cluster.__exit__(*error)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and writes for all."""
+        return self.cluster.is_main
+
+    def make_runtime(self, trainer: Trainer) -> Runtime:
+        """Returns a trainer's runtime on these devices.
+
+        Raises ValueError if `sharding.overrides` names no layer or weight of the task.
+        """
+        if self.partitioning is None:
+            return SingleDeviceRuntime(trainer)
+        experiments.check_overrides(self.partitioning, trainer)
+        limit = self._options.max_replicated_mb
+        if self.kind == "tpu_strategy":
+            from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
+
+            return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, limit)
+        from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
+        from lingvo_gshard.runtime.spmd import SpmdRuntime
+
+        has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
+        make = LocalUpdatesRuntime if has_workers else SpmdRuntime
+        return make(trainer, self.partitioning, self._devices, self._options.partitioner, limit)
+
+    def check_workers(self, params: Params) -> None:
+        """Raises ValueError if trainer.local_updates, the mesh and the batch do not fit."""
+        from lingvo_gshard.runtime.local_updates import workers
+
+        rows = params.input.cls.rows_per_batch(params.input)
+        workers.check(params.trainer, self.partitioning, rows)
+
+    def _start_spmd(self, params: Params, logdir: str) -> None:
+        from lingvo_gshard.runtime.program import compilation_cache
+
+        options = self._options
+        mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
+        if options.compilation_cache != "":
+            compilation_cache.keep_in(user_cache.directory("xla", options.compilation_cache))
+        if options.cluster is not None:
+            shared = {name: getattr(options, name) for name in _SHARED} | {"logdir": logdir}
+            facts = {f"--{name}": value or "its default" for name, value in shared.items()}
+            self.cluster = Cluster.join(options.cluster, {**facts, "Params": params.to_text()})
+        self._devices = devices.devices_for(mesh.size if mesh else None, self.cluster.size)
+        mesh = mesh or Mesh((("data", len(self._devices)),), options.device_order)
+        self.partitioning = experiments.requested_partitioning(params, mesh, options.strategy)
+
+    def _start_tpu_strategy(self, params: Params) -> None:
+        from lingvo_gshard.runtime import tpu_strategy
+
+        options = self._options
+        mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
+        self._tpu_strategy, cores = tpu_strategy.connect(options.tpu)
+        mesh = mesh or Mesh((("data", cores),))
+        mesh.check_devices(cores)
+        self.partitioning = experiments.requested_partitioning(params, mesh, options.strategy)
+
+
+def check_choices(partitioner: str, device_order: str) -> None:
+    """Raises ValueError with the nearest name if one of these options is unknown."""
+    for name, value, valid in (
+        ("partitioner", partitioner, PARTITIONERS),
+        ("device_order", device_order, DEVICE_ORDERS),
+    ):
+        if value not in valid:
+            raise ValueError(f"--{name}={value} is unknown. {names.nearest(value, valid)}")
+
+
+def _runtime_kind(options: RuntimeOptions, params: Params) -> str:
+    """Returns the runtime to use; ValueError if an option is only for other runtimes."""
+    given = options.given()
+    has_mesh = "mesh" in given or "coordinator" in given or params.sharding.mesh
+    kind = options.runtime or ("spmd" if has_mesh else "local")
+    if kind not in RUNTIMES:
+        raise ValueError(f"--runtime={kind} is unknown. {names.nearest(kind, RUNTIMES)}")
+    check_choices(options.partitioner, options.device_order)
+    for name, value in given.items():
+        if kind not in _READ_BY.get(name, RUNTIMES):
+            needed = " or ".join(f"--runtime={runtime}" for runtime in _READ_BY[name])
+            raise ValueError(f"--{name}={value} needs {needed}; {_WHY_NOT[kind]}")
+    if kind == "tpu_strategy" and not options.tpu:
+        raise ValueError("--runtime=tpu_strategy needs --tpu, such as --tpu=local on a TPU VM")
+    return kind

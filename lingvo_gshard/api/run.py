@@ -1,0 +1,271 @@
+"""Run: a trained experiment in its directory, to translate, generate and evaluate with."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lingvo_gshard.api.backend import Backend
+from lingvo_gshard.api.errors import names_arguments
+from lingvo_gshard.api.options import DecodingOptions, RuntimeOptions, SamplingOptions
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.decoding import Sampling, Translator, Writer
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.training.checkpoint.store import IN_WORDS, CheckpointStore, unflatten
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.runtime_protocol import Runtime
+
+
+@names_arguments
+def load(
+    logdir: str | os.PathLike,
+    *,
+    runtime: str | None = None,
+    mesh: str | None = None,
+    strategy: str | None = None,
+    options: RuntimeOptions | None = None,
+) -> Run:
+    """Returns the run that `train` or gshard-train left in a directory.
+
+    The weights of the newest readable checkpoint are restored when they are first needed.
+
+    Args:
+      logdir: directory of the run.
+      runtime: as in `RuntimeOptions`.
+      mesh: as in `RuntimeOptions`.
+      strategy: as in `RuntimeOptions`.
+      options: where and how to run; the arguments above override its fields.
+
+    Raises:
+      ValueError: the directory holds no trained model, or an option is wrong.
+    """
+    options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
+    run = Run(logdir, options)
+    run.start()
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """The weights of a checkpoint on a runtime, with what goes with them.
+
+    Attributes:
+      step: the checkpoint's step.
+      task: the model.
+      runtime: holds the weights.
+      input: the run's input, with the vocabularies of the checkpoint.
+    """
+
+    step: int
+    task: Layer
+    runtime: Runtime
+    input: Any
+
+
+class Run:
+    """A trained experiment in its directory.
+
+    As a context manager around all work it joins and leaves a cluster of processes.
+
+    Attributes:
+      logdir: paths of the directory.
+      params: the experiment.
+    """
+
+    def __init__(self, logdir: str | os.PathLike, options: RuntimeOptions | None = None):
+        """Reads the Params of a run.
+
+        Args:
+          logdir: directory of the run.
+          options: where and how to run.
+
+        Raises:
+          ValueError: the directory holds no trained model; the message says what to do.
+        """
+        self._given = os.fspath(logdir)
+        self._options = options or RuntimeOptions()
+        self.logdir = Logdir(logdir)
+        advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
+        if not self.logdir.path.is_dir():
+            raise ValueError(f"--logdir={logdir}: there is no such directory. {advice}")
+        if not self.logdir.params.exists():
+            raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+        self.params: Params = self.logdir.read_params()
+        if not self.logdir.has_checkpoints():
+            raise ValueError(
+                f"--logdir={logdir}: the run of {self.params.name} has no checkpoint yet. One is "
+                "saved every trainer.checkpoint_every_steps steps, at the end, and on Ctrl-C"
+            )
+
+    def __repr__(self) -> str:
+        return f"Run({self._given!r}: {self.params.name}, step {self.step})"
+
+    def __enter__(self) -> Run:
+        self.backend.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.backend.__exit__(*error)
+
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint, or of the restored one if there is one."""
+        restored = self.__dict__.get("model")
+        return restored.step if restored else self.logdir.last_step
+
+    @functools.cached_property
+    def input(self) -> Any:
+        """The run's input. It reads no data before it is used."""
+        return self.params.input.instantiate()
+
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """The devices and processes that run the model."""
+        return Backend(self._options, self.params, self._given)
+
+    @functools.cached_property
+    def model(self) -> TrainedModel:
+        """The newest readable checkpoint, restored. Damaged ones are reported on standard error."""
+        return self._restore(lambda text: print(text, file=sys.stderr))
+
+    def start(self) -> Backend:
+        """Connects devices and processes, if that is not done yet.
+
+        Raises ValueError if an option is wrong.
+        """
+        return self.backend
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
+        text = (self.logdir.path / "metrics.jsonl").read_bytes()
+        return [msgspec.json.decode(line) for line in text.splitlines()]
+
+    @names_arguments
+    def translate(
+        self, sentences: Sequence[str], options: DecodingOptions | None = None
+    ) -> list[str]:
+        """Returns the translation of each sentence.
+
+        Warns if a sentence is too long and was cut.
+
+        Args:
+          sentences: one text each; an empty one has an empty translation.
+          options: how to search; by default beam search.
+
+        Raises:
+          ValueError: the run's task is not translation.
+        """
+        if isinstance(sentences, str):
+            raise ValueError("sentences is one string; a list of strings was expected")
+        translations = self.translator(options).translate(sentences)
+        for index in translations.cut:
+            warnings.warn(f"sentences[{index}] is too long and was cut", stacklevel=3)
+        return translations.texts
+
+    @names_arguments
+    def generate(
+        self, beginnings: Sequence[str], options: SamplingOptions | None = None
+    ) -> list[list[str]]:
+        """Returns texts that continue each beginning: `options.samples` for each.
+
+        Warns if a beginning is too long: the model sees only its end.
+
+        Args:
+          beginnings: starts of texts; an empty one lets the model begin.
+          options: how to draw tokens.
+
+        Raises:
+          ValueError: the run's task is not language modeling.
+        """
+        if isinstance(beginnings, str):
+            raise ValueError("beginnings is one string; a list of strings was expected")
+        texts = list(self.writer(options).write(beginnings))
+        for index, text in enumerate(texts):
+            if text.cut:
+                warnings.warn(
+                    f"beginnings[{index}] is too long: its first {text.cut} tokens were not seen",
+                    stacklevel=3,
+                )
+        return [text.samples for text in texts]
+
+    def translator(
+        self, options: DecodingOptions | None = None, batch_tokens: int = 4096
+    ) -> Translator:
+        """Returns a translator of this model, which compiles once for each bucket of lengths.
+
+        Args:
+          options: how to search.
+          batch_tokens: source positions in a batch; fewer are faster for single sentences.
+
+        Raises:
+          ValueError: the run's task is not translation.
+        """
+        self.check_task(TranslationTask)
+        return Translator(
+            self.model.task,
+            self.model.runtime,
+            self.model.input.source_vocabulary,
+            self.model.input.target_vocabulary,
+            batch_tokens=batch_tokens,
+            **dataclasses.asdict(options or DecodingOptions()),
+        )
+
+    def writer(self, options: SamplingOptions | None = None, rows: int = 16) -> Writer:
+        """Returns a writer of this model.
+
+        Args:
+          options: how to draw tokens.
+          rows: beginnings that are continued together.
+
+        Raises:
+          ValueError: the run's task is not language modeling.
+        """
+        self.check_task(LanguageModelTask)
+        options = options or SamplingOptions()
+        return Writer(
+            self.model.task,
+            self.model.runtime,
+            self.model.input.vocabulary,
+            self.params.input.length,
+            options.most_tokens,
+            options.samples,
+            Sampling(options.temperature, options.top_k, options.top_p),
+            options.seed,
+            rows,
+        )
+
+    def check_task(self, *tasks: type[Layer]) -> None:
+        """Raises ValueError naming the run's task if it is none of `tasks`."""
+        if not issubclass(self.params.task.cls, tasks):
+            expected = " or ".join(task.__name__ for task in tasks)
+            raise ValueError(
+                f"--logdir={self._given}: the run of {self.params.name} has the task "
+                f"{self.params.task.cls.__name__}; {expected} was expected"
+            )
+
+    def _restore(self, report: Callable[[str], None]) -> TrainedModel:
+        store = CheckpointStore(self.logdir.checkpoints, say=report, writable=False)
+        try:
+            newest = store.peek()
+            if newest is None:
+                raise ValueError(f"{self.logdir.checkpoints} holds no whole checkpoint")
+            self.input.load_vocabularies(newest.extras)
+            task = with_vocabulary_sizes(self.params.task, self.input)
+            trainer = self.params.trainer.instantiate(task)
+            runtime = self.backend.make_runtime(trainer)
+            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated,))
+        finally:
+            store.close()
+        part = trainer.evaluated
+        specs, arrays = trainer.state_specs()[part], checkpoint.arrays.get(part, {})
+        runtime.load_theta(unflatten(specs, arrays, IN_WORDS[part]))
+        return TrainedModel(checkpoint.step, trainer.task, runtime, self.input)

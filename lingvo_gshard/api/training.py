@@ -1,0 +1,118 @@
+"""train: an experiment's training from its start, or from the newest checkpoint, to its end."""
+
+from __future__ import annotations
+
+import os
+
+import rich.console
+
+from lingvo_gshard.api import summary
+from lingvo_gshard.api.backend import Backend
+from lingvo_gshard.api.errors import names_arguments
+from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.loop import Loop, Outcome
+from lingvo_gshard.training.params_text import experiment_from_text
+from lingvo_gshard.training.signals import StoppedError, StopRequest
+
+
+@names_arguments
+def train(
+    params: Params,
+    logdir: str | os.PathLike,
+    *,
+    steps: int | None = None,
+    runtime: str | None = None,
+    mesh: str | None = None,
+    strategy: str | None = None,
+    options: RuntimeOptions | None = None,
+    console: rich.console.Console | None = None,
+) -> Outcome:
+    """Trains an experiment, from the newest checkpoint in `logdir` if there is one.
+
+    Ctrl-C and SIGTERM finish the step, save a checkpoint and return. Training the same experiment
+    in the same directory again continues it.
+
+    Args:
+      params: the experiment, as `experiment` returns it.
+      logdir: directory of the run; created if it is new.
+      steps: total number of steps; None: `trainer.steps`.
+      runtime: as in `RuntimeOptions`.
+      mesh: as in `RuntimeOptions`.
+      strategy: as in `RuntimeOptions`.
+      options: where and how to run; the arguments above override its fields.
+      console: shows progress; None: standard output. `Console(quiet=True)` shows nothing. It is
+        made quiet in all processes but the main one.
+
+    Returns:
+      How training ended: last step, whether it finished, the signal that stopped it, and the last
+      row of metrics.
+
+    Raises:
+      ValueError: an argument or hyperparameter is wrong.
+      NonFiniteError: a loss or gradient is not finite; the message names step and layer.
+      OSError: a checkpoint cannot be saved.
+    """
+    options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
+    console = console or rich.console.Console()
+    params = params.copy()
+    if steps is not None:
+        params.trainer.steps = steps
+    directory = Logdir(logdir)
+    try:
+        with StopRequest() as stop, Backend(options, params, str(logdir)) as backend:
+            backend.cluster.logdir = directory
+            backend.check_workers(params)
+            console.quiet = console.quiet or not backend.is_main
+            directory.claim(params)
+            return _train(params, backend, directory, stop, console)
+    except StoppedError as stopped:
+        return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
+
+
+def _train(
+    params: Params,
+    backend: Backend,
+    logdir: Logdir,
+    stop: StopRequest,
+    console: rich.console.Console,
+) -> Outcome:
+    """Builds the input, the task and the trainer, restores them, and trains."""
+    store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints)
+    try:
+        newest = store.peek()
+        input_ = params.input.instantiate()
+        if newest:
+            input_.load_vocabularies(newest.extras)
+        trainer = params.trainer.instantiate(with_vocabulary_sizes(params.task, input_))
+        runtime = backend.make_runtime(trainer)
+        checkpoint = store.restore(runtime.abstract_state())
+        if checkpoint:
+            _say(console, f"Going on from the checkpoint of step {checkpoint.step:,}")
+            _warn_of_another_end(console, params, checkpoint)
+        summary.print_summary(console, params, input_, trainer, runtime)
+        loop = Loop(params, trainer, runtime, input_, logdir, store, stop, console)
+        return loop.run(checkpoint)
+    finally:
+        store.close()
+
+
+def _warn_of_another_end(
+    console: rich.console.Console, params: Params, checkpoint: Checkpoint
+) -> None:
+    """Warns if a changed number of steps stretches or shortens the learning rate's schedule."""
+    before, now = experiment_from_text(checkpoint.params_text).trainer.steps, params.trainer.steps
+    schedule = params.trainer.schedule
+    if before != now and "total_steps" in schedule and not schedule.total_steps:
+        _say(
+            console,
+            f"Warning: the learning rate now decays to step {now:,}, before it was {before:,}; "
+            f"trainer.schedule.total_steps = {before} keeps it",
+        )
+
+
+def _say(console: rich.console.Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
