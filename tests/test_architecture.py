@@ -35,7 +35,8 @@ ROOMS = {
     "runtime": (*MODEL, "training", "hlo"),
     "planning": (*MODEL, "training", "hlo", "runtime"),
     "params": (*MODEL, "training"),
-    "tools": (*MODEL, "training", "hlo", "runtime", "planning", "params"),
+    "api": (*MODEL, "training", "hlo", "runtime", "planning", "params"),
+    "tools": (*MODEL, "training", "hlo", "runtime", "planning", "params", "api"),
 }
 
 
@@ -109,6 +110,18 @@ def test_the_package_never_imports_its_tests():
         str(path.relative_to(ROOT))
         for path in _sources(PACKAGE)
         if any(name.split(".")[0] == "tests" for name in _imported(_tree(path)))
+    ]
+    assert not importing, importing
+
+
+def test_only_command_lines_have_flags():
+    """Below tools everything takes arguments, so that a notebook can call it."""
+    importing = [
+        str(path.relative_to(ROOT))
+        for path in _sources(PACKAGE)
+        if _room(path) != "tools"
+        for name in _imported(_tree(path))
+        if name.startswith("absl") and not name.startswith("absl.logging")
     ]
     assert not importing, importing
 

@@ -1,0 +1,111 @@
+"""The Python API on a small translation model and a small language model."""
+
+import subprocess
+import sys
+
+import pytest
+import rich.console
+
+import lingvo_gshard as gshard
+from lingvo_gshard.api.errors import ArgumentError
+from tests.tools import tiny_train  # noqa: F401
+from tests.tools.tiny_quickstart import SETTINGS
+
+QUIET = rich.console.Console(quiet=True)
+
+
+def test_importing_the_package_is_light():
+    code = (
+        "import sys, lingvo_gshard as gshard\n"
+        "assert {'train', 'load', 'plan'} <= set(dir(gshard))\n"
+        "assert not {'tensorflow', 'jax', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        gshard.trian  # noqa: B018
+
+
+def test_every_public_name_is_there():
+    for name in gshard.__all__:
+        assert callable(getattr(gshard, name)), name
+
+
+def test_experiments_by_name():
+    assert "translation.quickstart" in gshard.experiments()
+    params = gshard.experiment("translation.quickstart", settings=["trainer.steps = 7"])
+    assert (params.name, params.trainer.steps) == ("translation.quickstart", 7)
+    with pytest.raises(ValueError, match=r"^settings 'trainer.stepps = 7': .*'trainer.steps'"):
+        gshard.experiment("translation.quickstart", settings=["trainer.stepps = 7"])
+
+
+def test_a_run_is_trained_continued_and_read(tmp_path):
+    params = gshard.experiment("test.tiny")
+    outcome = gshard.train(params, tmp_path / "run", steps=3, console=QUIET)
+    assert (outcome.step, outcome.finished, outcome.signal) == (3, True, None)
+    again = gshard.train(params, tmp_path / "run", steps=5, console=QUIET)
+    assert again.step == 5 and params.trainer.steps == 12
+    run = gshard.load(tmp_path / "run")
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[2]["loss"] == outcome.metrics["loss"] and rows[4]["loss"] == again.metrics["loss"]
+    assert run.step == 5 and run.params.trainer.steps == 5
+    with pytest.raises(ArgumentError, match="has the task TinyTask; TranslationTask was expected"):
+        run.translate(["a"])
+
+
+def test_a_mesh_trains_alike(tmp_path):
+    params = gshard.experiment("test.tiny")
+    losses = {}
+    for mesh in (None, "data=2"):
+        logdir = tmp_path / f"{mesh}"
+        outcome = gshard.train(params, logdir, steps=2, mesh=mesh, console=QUIET)
+        losses[mesh] = outcome.metrics["loss"]
+    assert losses["data=2"] == pytest.approx(losses[None], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "data"}, "^mesh=data: 'data'; expected axes"),
+        ({"mesh": "data=2", "runtime": "local"}, "^mesh=data=2 needs runtime=spmd or"),
+        ({"options": gshard.RuntimeOptions(partitioner="shardi")}, "^partitioner=shardi is unkn"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        gshard.train(gshard.experiment("test.tiny"), tmp_path / "run", console=QUIET, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_without_a_run(tmp_path):
+    with pytest.raises(ArgumentError, match="^logdir=.*: there is no run in it"):
+        gshard.load(tmp_path)
+
+
+def test_a_translation_run_translates(trained_logdir):
+    run = gshard.load(trained_logdir)
+    texts = run.translate(["der Hund", ""], gshard.DecodingOptions(beam_size=1))
+    assert len(texts) == 2 and texts[1] == ""
+    assert run.step == 20 and "translation.from_files, step 20" in repr(run)
+    with pytest.raises(ArgumentError, match="TranslationTask; LanguageModelTask was expected"):
+        run.generate(["the"])
+    with pytest.raises(ArgumentError, match="a list of strings was expected"):
+        run.translate("der Hund")
+
+
+def test_a_language_model_run_generates(language_model_logdir):
+    run = gshard.load(language_model_logdir)
+    options = gshard.SamplingOptions(samples=2, most_tokens=4, seed=3)
+    found = run.generate(["the dog", "the cat"], options)
+    assert [len(texts) for texts in found] == [2, 2]
+    assert all(text.startswith("the dog") for text in found[0])
+    assert found == run.generate(["the dog", "the cat"], options)
+
+
+@pytest.mark.slow
+def test_an_experiment_is_planned():
+    params = gshard.experiment("translation.quickstart", settings=SETTINGS)
+    plan = gshard.plan(params, "cpu:2", mesh="data=2")
+    assert plan.fits and plan.name == "translation.quickstart"
+    with pytest.raises(ArgumentError, match="^mesh=data=4"):
+        gshard.plan(params, "cpu:2", mesh="data=4")
