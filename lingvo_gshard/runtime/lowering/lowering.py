@@ -113,10 +113,22 @@ def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner
 
 
 def _name(module: ir.Module, name: str) -> None:
-    """Names the module and its functions; TensorFlow's names count all functions traced before."""
+    """Names the module and its functions.
+
+    TensorFlow numbers functions by how many the process has traced before, so the same step would
+    lower to different text in every process. One walk renames all uses: MLIR's own
+    `replace_all_symbol_uses` walks the module once for every function.
+    """
     module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
     functions = [function for function in module.body if function.name.value != "main"]
-    for index, function in enumerate(functions):
-        new = f"function_{index}"
-        ir.SymbolTable.replace_all_symbol_uses(function.name.value, new, module.operation)
-        ir.SymbolTable.set_symbol_name(function, new)
+    names = {function.name.value: f"function_{index}" for index, function in enumerate(functions)}
+
+    def rename_callee(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "func.call":
+            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(names.get(callee, callee))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(rename_callee)
+    for function in functions:
+        ir.SymbolTable.set_symbol_name(function, names[function.name.value])
