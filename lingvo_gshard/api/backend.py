@@ -102,11 +102,12 @@ class Backend:
 
             return TpuStrategyRuntime(trainer, self._tpu_strategy, self.partitioning, limit)
         from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
-        from lingvo_gshard.runtime.spmd import SpmdRuntime
+        from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 
         has_workers = trainer.p.local_updates.every and AXIS in self.partitioning.mesh.names
         make = LocalUpdatesRuntime if has_workers else SpmdRuntime
-        return make(trainer, self.partitioning, self._devices, self._options.partitioner, limit)
+        options = SpmdOptions(self._options.partitioner, limit)
+        return make(trainer, self.partitioning, self._devices, options)
 
     def check_workers(self, params: Params) -> None:
         """Raises ValueError if trainer.local_updates, the mesh and the batch do not fit."""

@@ -53,7 +53,7 @@ class Partitioned:
         executable, structure = self._find(arguments)
         program = executable.program
         arrays = [
-            array.put(_array(value), self._mesh, taken_over=index in program.donated)
+            array.put(_array(value), self._mesh, is_donated=index in program.donated)
             for index, (array, value) in enumerate(
                 zip(program.inputs, _leaves(arguments), strict=True)
             )

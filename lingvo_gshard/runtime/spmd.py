@@ -1,9 +1,8 @@
-"""The spmd runtime: one program over all devices of a mesh, cut by XLA's SPMD partitioner."""
+"""The runtime of a mesh: one program over all devices, partitioned by XLA's SPMD partitioner."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,7 +14,6 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import (
     PARTS,
     eval_program,
@@ -25,18 +23,32 @@ from lingvo_gshard.runtime.program.step_programs import (
     state_arrays,
     train_program,
 )
+from lingvo_gshard.runtime.step_compiler import (
+    CompiledStep,
+    StepCompiler,
+    batch_key,
+    batch_specs,
+)
 from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.replication import check_replicated, replicated
+from lingvo_gshard.sharding.replication import Replicated, check_replicated, replicated
 from lingvo_gshard.training.monitoring.metric_vector import pair_with_weights
 from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
 
-def step_metrics(names: list[str], values: jax.Array) -> StepMetrics:
-    """Returns the metrics of a step, whose values are copied to the host when they are ready."""
-    values.copy_to_host_async()
-    return StepMetrics(names, lambda: np.asarray(values.addressable_data(0)))
+@dataclasses.dataclass(frozen=True)
+class SpmdOptions:
+    """Options of runtimes that compile programs for a mesh.
+
+    Attributes:
+      partitioner: the partitioner in XLA, "gspmd" or "shardy".
+      max_replicated_megabytes: refuses to run if a device would hold more than this many MiB of
+        unsplit tensors whose letters the strategy splits. None allows any amount.
+    """
+
+    partitioner: str = "gspmd"
+    max_replicated_megabytes: float | None = None
 
 
 class SpmdFunction:
@@ -48,27 +60,20 @@ class SpmdFunction:
 
     @property
     def compile_count(self) -> int:
-        """The number of shapes compiled so far."""
+        """Number of shapes compiled so far."""
         return len(self._shapes)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
+        """Returns the function of `array`."""
         self._shapes.add(array.shape)
         return self._run(self._function, array)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    executable: Executable
-    metrics: list[str]
-    seconds: float
 
 
 class SpmdRuntime:
     """Runs a trainer's functions on all devices of a mesh.
 
-    The state lives in jax.Arrays, each where the partitioning says; a step takes their memory over.
-    Every process of a cluster makes the same calls with the same global batches, of which each puts
-    onto its devices what they need.
+    The state is a list of jax.Arrays, laid out as the partitioning says. A training step donates
+    its memory. In a cluster each process transfers only what its own devices need of a batch.
     """
 
     def __init__(
@@ -76,16 +81,24 @@ class SpmdRuntime:
         trainer: Trainer,
         partitioning: Partitioning,
         devices: Sequence[jax.Device],
-        partitioner: str = "gspmd",
-        max_replicated_megabytes: float | None = None,
+        options: SpmdOptions | None = None,
     ):
-        """Raises ValueError if the devices do not fill the mesh, or if they would hold more than
-        `max_replicated_megabytes` whole although the strategy splits them.
+        """Makes a runtime without a state.
+
+        Args:
+          trainer: defines the state and the steps.
+          partitioning: the mesh and what is split over its axes.
+          devices: as many as the mesh has places, in its order.
+          options: the defaults of SpmdOptions if None.
+
+        Raises:
+          ValueError: the devices do not fill the mesh, or too much is replicated.
         """
+        options = options or SpmdOptions()
         self._trainer = trainer
         self._partitioning = partitioning
         self._devices = list(devices)
-        self._partitioner = partitioner
+        self._partitioner = options.partitioner
         partitioning.mesh.check_devices(len(self._devices))
         self._mesh = jax.sharding.Mesh(
             partitioning.mesh.arrange(self._devices), partitioning.mesh.names
@@ -93,8 +106,11 @@ class SpmdRuntime:
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, partitioning)
         self._state: list[jax.Array] | None = None
-        self._executables: dict[tuple, _Step] = {}
-        self._notes = self._check_replicated(max_replicated_megabytes)
+        self._compiler = StepCompiler()
+        unsplit = _unsplit(self._specs, partitioning)
+        if options.max_replicated_megabytes is not None:
+            check_replicated(unsplit, options.max_replicated_megabytes)
+        self._messages = [*reports.unused_axes(partitioning), *reports.not_split(unsplit)]
 
     @property
     def device_summary(self) -> str:
@@ -104,135 +120,116 @@ class SpmdRuntime:
         return f"{len(self._devices)} {kind} devices as {self._partitioning.mesh}"
 
     @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return int(self.state().step.addressable_data(0))
+
+    @property
     def compile_seconds(self) -> float:
         """Seconds spent so far tracing, lowering and compiling."""
-        return sum(step.seconds for step in self._executables.values())
+        return self._compiler.seconds
 
     @property
     def compile_count(self) -> int:
-        """The number of programs compiled so far."""
-        return len(self._executables)
+        """Number of programs compiled so far."""
+        return self._compiler.count
 
     def pop_messages(self) -> list[str]:
-        """Returns what there is to say since the last call: of memory, and of what is not split."""
-        notes, self._notes = self._notes, []
-        return notes
+        """Returns new messages about memory, collectives and tensors that are not split."""
+        messages, self._messages = self._messages, []
+        return [*messages, *self._compiler.pop_messages()]
 
     def init_state(self) -> None:
         """Draws the initial weights, each part on the device that holds it."""
-        step = self._find(("init",), lambda: (init_program(*self._made_of()), []))
+        step = self._step("init", (), lambda *made_of: (init_program(*made_of), []))
         self._state = list(step.executable())
 
     def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of NumPy arrays or of jax.Arrays.
+        """Replaces the state.
 
-        Of jax.Arrays that lie as they shall already the next step takes the memory.
+        Args:
+          state: a tree of NumPy arrays or jax.Arrays. The next step donates the memory of
+            jax.Arrays that have the right layout already.
         """
         self._state = [
-            array.put(value, self._mesh, taken_over=True)
+            array.put(value, self._mesh, is_donated=True)
             for array, value in zip(self._arrays, state.flatten(), strict=True)
         ]
 
     def load_theta(self, theta: NestedMap) -> None:
-        """Takes over, alone, the part of a state that is evaluated and decoded with."""
+        """Replaces the evaluated weights; there is no other state afterwards."""
         arrays = evaluated_arrays(self._arrays, self._trainer)
         values = dict(zip((a.path for a in arrays), theta.flatten(), strict=True))
         self._state = [
-            a.put(values[a.path], self._mesh, taken_over=True) if a.path in values else None
+            a.put(values[a.path], self._mesh, is_donated=True) if a.path in values else None
             for a in self._arrays
         ]
 
     def state(self) -> NestedMap:
-        """Returns the state as it lies on the devices; the next step makes it invalid."""
+        """Returns the state as jax.Arrays. The next step makes it invalid."""
         return self._specs.pack(self._state)
 
+    def abstract_state(self) -> NestedMap:
+        """Returns shape, dtype and sharding of the state's arrays, as jax.ShapeDtypeStructs."""
+        return self._specs.pack(array.sharded_struct(self._mesh) for array in self._arrays)
+
     def theta_on_host(self) -> NestedMap:
-        """Returns the whole weights as NumPy arrays, in every process."""
+        """Returns the unsharded weights as NumPy arrays, in every process."""
         theta = self.state().theta
         if jax.process_count() == 1:
             return theta.transform(np.asarray)
         return theta.transform(lambda x: multihost_utils.process_allgather(x, tiled=True))
 
-    def abstract_state(self) -> NestedMap:
-        """Returns shape, type and layout of the state's arrays, as jax.ShapeDtypeStructs."""
-        return self._specs.pack(
-            jax.ShapeDtypeStruct(a.shape, a.struct.dtype, sharding=a.sharding(self._mesh))
-            for a in self._arrays
-        )
-
-    @property
-    def step(self) -> int:
-        """The number of steps taken."""
-        return int(self.state().step.addressable_data(0))
-
     def train_step(self, batch: NumpyBatch) -> StepMetrics:
-        """Takes one step; does not wait for it."""
-        step = self._step("train", batch, train_program)
-        *state, metrics = step.executable(*self._state, *self._feed(step, batch))
+        """Takes one training step without waiting for its result."""
+        step = self._step_on_batch("train", batch, train_program)
+        *state, metrics = step.executable(*self._state, *step.feed(batch, self._mesh))
         self._state = state
-        return step_metrics(step.metrics, metrics)
+        return step.metrics(metrics)
 
     def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
-        """Returns name -> (value, weight) of one batch without training."""
-        step = self._step("eval", batch, eval_program)
-        (metrics,) = step.executable(*self._theta(), *self._feed(step, batch))
-        return pair_with_weights(step_metrics(step.metrics, metrics).read())
+        """Returns the metrics of one batch, name -> (value, weight), without training."""
+        step = self._step_on_batch("eval", batch, eval_program)
+        (metrics,) = step.executable(*self._evaluated(), *step.feed(batch, self._mesh))
+        return pair_with_weights(step.metrics(metrics).read())
 
     def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
-        """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
+        """Returns `function` with the current weights as its first argument."""
         return SpmdFunction(self._run_function, function)
+
+    def executable(self, kind: str = "train") -> Executable:
+        """Returns the program compiled last for an "init", "train" or "eval" step."""
+        return self._compiler.last(kind)
 
     def _run_function(self, function: WeightsFunction, ids: np.ndarray) -> np.ndarray:
         spec = tf.TensorSpec(ids.shape, ids.dtype)
-        step = self._find(
-            ("function", function, ids.shape),
-            lambda: (function_program(*self._made_of(), function, spec), []),
+        step = self._step(
+            "function",
+            (function, ids.shape),
+            lambda *made_of: (function_program(*made_of, function, spec), []),
         )
-        (result,) = step.executable(*self._theta(), *self._feed(step, {"ids": ids}))
+        (result,) = step.executable(*self._evaluated(), *step.feed({"ids": ids}, self._mesh))
         return np.asarray(result.addressable_data(0))
 
-    def executable(self, kind: str = "train") -> Executable:
-        """Returns the compiled program of the last "init", "train" or "eval" step."""
-        found = [s.executable for key, s in self._executables.items() if key[0] == kind]
-        if not found:
-            raise ValueError(f"no {kind} step has been compiled yet")
-        return found[-1]
-
-    def _theta(self) -> list[jax.Array]:
+    def _evaluated(self) -> list[jax.Array]:
+        """Returns the arrays of the state that evaluation and decoding use."""
         values = dict(zip((a.path for a in self._arrays), self._state, strict=True))
         return [values[a.path] for a in evaluated_arrays(self._arrays, self._trainer)]
 
-    def _step(self, kind: str, batch: NumpyBatch, make: Callable) -> _Step:
-        key = (kind, *((name, batch[name].shape) for name in sorted(batch)))
-        specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in sorted(batch.items())}
-        return self._find(key, lambda: make(*self._made_of(), specs))
+    def _step_on_batch(self, kind: str, batch: NumpyBatch, make: Callable) -> CompiledStep:
+        specs = batch_specs(batch)
+        return self._step(kind, batch_key(batch), lambda *made_of: make(*made_of, specs))
 
-    def _find(self, key: tuple, make: Callable[[], tuple[Program, list[str]]]) -> _Step:
-        """The compiled step of that key, made on first use."""
-        if key not in self._executables:
-            started = time.monotonic()
-            program, metrics = make()
-            executable = Executable(program, self._devices)
-            seconds = time.monotonic() - started
-            self._executables[key] = _Step(executable, metrics, seconds)
-            self._notes += reports.compiled(executable)
-        return self._executables[key]
+    def _step(self, kind: str, key: tuple, make: Callable) -> CompiledStep:
+        made_of = (self._trainer, self._partitioning, self._partitioner)
+        return self._compiler.step(kind, key, self._devices, lambda: make(*made_of))
 
-    def _made_of(self) -> tuple[Trainer, Partitioning, str]:
-        return self._trainer, self._partitioning, self._partitioner
 
-    def _check_replicated(self, most: float | None) -> list[str]:
-        """What is whole although the strategy splits it; ValueError if that is too much."""
-        found = [
-            row
-            for part, kind in PARTS.items()
-            if part in self._specs
-            for row in replicated(self._specs[part].flatten(), self._partitioning, kind)
-        ]
-        if most is not None:
-            check_replicated(found, most)
-        return [*reports.unused_axes(self._partitioning), *reports.not_split(found)]
-
-    def _feed(self, step: _Step, batch: NumpyBatch) -> list[jax.Array]:
-        inputs = step.executable.program.inputs[-len(batch) :]
-        return [a.put(batch[a.path.removeprefix("batch.")], self._mesh) for a in inputs]
+def _unsplit(specs: NestedMap, partitioning: Partitioning) -> list[Replicated]:
+    """Returns the unsplit tensors of a state that have letters the strategy splits."""
+    return [
+        row
+        for part, kind in PARTS.items()
+        if part in specs
+        for row in replicated(specs[part].flatten(), partitioning, kind)
+    ]

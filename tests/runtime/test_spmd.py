@@ -11,7 +11,7 @@ from lingvo_gshard.decoding import Translator
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.listing import weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
@@ -45,9 +45,10 @@ SLOW = [
 ]
 
 
-def make(trainer: Trainer, strategy: str, mesh: str, *arguments, overrides=None) -> SpmdRuntime:
+def make(trainer: Trainer, strategy: str, mesh: str, *options, overrides=None) -> SpmdRuntime:
     partitioning = Partitioning.make(mesh, strategy, overrides)
-    return SpmdRuntime(trainer, partitioning, devices_for(partitioning.mesh.size), *arguments)
+    devices = devices_for(partitioning.mesh.size)
+    return SpmdRuntime(trainer, partitioning, devices, SpmdOptions(*options))
 
 
 @functools.cache
@@ -281,7 +282,7 @@ def test_says_what_it_compiled_and_what_is_not_split(trainer):
     assert [note.split(":")[0] for note in notes] == ["init_state", "train_step"]
     assert all("MiB per device" in note for note in notes)
     assert runtime.pop_messages() == []
-    with pytest.raises(ValueError, match="no eval step has been compiled yet"):
+    with pytest.raises(ValueError, match="No eval program has been compiled yet"):
         runtime.executable("eval")
 
 

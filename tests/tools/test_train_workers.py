@@ -34,7 +34,7 @@ def test_two_processes_of_two_workers_train_as_one_of_four(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
 
     said = finish(start([*flags, *mesh, f"--logdir={alone}", "--steps=5"], devices=8))
-    assert "local updates: 4 workers meet every 2 steps and exchange" in said
+    assert "local updates: 4 workers synchronize every 2 steps and exchange" in said
     main, other = train_in_two([*flags, *mesh, f"--logdir={together}", "--steps=3"])
     assert "Trained 3 steps" in main and "step" not in other
     finish(start([*flags, *mesh, f"--logdir={together}", "--steps=5"], devices=8))

@@ -112,7 +112,7 @@ def test_on_eight_devices_as_on_one():
         )
         metrics.append(float(values.loss))
     partitioning = Partitioning.make("data=8", "expert")
-    runtime = SpmdRuntime(found, partitioning, devices_for(8), "gspmd")
+    runtime = SpmdRuntime(found, partitioning, devices_for(8))
     runtime.init_state()
     for loss in metrics:
         assert_close(runtime.train_step(rows).read()["loss"], loss, "order")

@@ -1,70 +1,49 @@
-"""The spmd runtime of local updates: workers that train alone and meet now and then.
+"""The runtime of local updates: workers train alone and average their weights from time to time.
 
-Each worker runs an ordinary training step on its own devices, so that nothing can pass between
-workers. Every trainer.local_updates.every steps one program over all devices makes the workers'
-weights one (training/local_updates.py). The weights of the last meeting are what is evaluated,
-decoded with, and written as a checkpoint's `theta`; beside them it has the workers' own states.
+Each worker runs an ordinary training step on its own devices, so nothing passes between workers.
+After every `trainer.local_updates.every` steps an outer step, one program over all devices, makes
+the workers' weights equal (training/local_updates.py). The weights after the last outer step are
+the ones that are evaluated, decoded with and saved as `theta`. A checkpoint also has the workers'
+own states.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.runtime import reports
-from lingvo_gshard.runtime.local_updates.worker_programs import (
-    meeting_program,
-    moment_arrays,
-    worker_program,
-)
+from lingvo_gshard.runtime.local_updates.outer_step import outer_moment_arrays, outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Array
-from lingvo_gshard.runtime.program.step_programs import state_arrays
-from lingvo_gshard.runtime.spmd import SpmdFunction, SpmdRuntime, step_metrics
-from lingvo_gshard.runtime.step_metrics import StepMetrics
+from lingvo_gshard.runtime.program.step_programs import state_arrays, train_program
+from lingvo_gshard.runtime.spmd import SpmdFunction, SpmdOptions, SpmdRuntime
+from lingvo_gshard.runtime.step_compiler import (
+    CompiledStep,
+    StepCompiler,
+    batch_key,
+    batch_specs,
+)
+from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.training import processes
 from lingvo_gshard.training.local_updates import OUTER, WORKERS
 from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
-# A metric that is a sum over a batch, and weighs the others, which are means.
-_TOKENS = "tokens"
-# The collectives in which workers' weights are summed.
+# The collectives that sum over workers.
 _SUMS = ("all-reduce", "reduce-scatter")
 
 
-class WorkersMetrics:
-    """Scalars of a step of all workers: means by tokens, and the sum of tokens."""
-
-    def __init__(self, metrics: list[StepMetrics]):
-        self._metrics = metrics
-
-    def read(self) -> dict[str, float]:
-        """Returns name -> value over all workers; waits for them."""
-        mine = [metrics.read() for metrics in self._metrics]
-        rows = [row for rows in processes.gather(mine) for row in rows]
-        tokens = np.array([row.get(_TOKENS, 1.0) for row in rows])
-        weights = tokens / tokens.sum() if tokens.sum() > 0 else np.full(len(rows), 1 / len(rows))
-        means = {name: float(weights @ [row[name] for row in rows]) for name in rows[0]}
-        return {**means, _TOKENS: float(tokens.sum())} if _TOKENS in means else means
-
-
 class LocalUpdatesRuntime:
-    """Runs a trainer's steps by the workers of a mesh with an axis `worker`.
+    """Runs a trainer's steps on the workers of a mesh that has an axis `worker`.
 
-    It has what SpmdRuntime has, and is used as that is. A worker draws its random numbers from
-    trainer.seed and its own number; all begin with the same weights. Several processes may train
-    together if each has whole workers.
+    All workers begin with the same weights. Worker k draws its random numbers from
+    `trainer.seed + k`. In a cluster each process has whole workers.
     """
 
     def __init__(
@@ -72,280 +51,279 @@ class LocalUpdatesRuntime:
         trainer: Trainer,
         partitioning: Partitioning,
         devices: Sequence[jax.Device],
-        partitioner: str = "gspmd",
-        max_replicated_megabytes: float | None = None,
+        options: SpmdOptions | None = None,
     ):
-        """Raises ValueError as SpmdRuntime does, and for what does not go with workers."""
+        """Makes a runtime without a state; arguments and errors are those of SpmdRuntime.
+
+        Raises:
+          ValueError: also if the trainer averages weights, if the strategy splits a letter over
+            `worker`, or if a worker's devices belong to several processes.
+        """
         _check(trainer)
-        self._trainer, self._partitioner = trainer, partitioner
+        options = options or SpmdOptions()
+        self._trainer, self._partitioner = trainer, options.partitioner
         self._rule = trainer.local_updates
         partitioning.mesh.check_devices(len(devices))
         self._workers = Workers(partitioning, devices)
-        self._mine = self._workers.mine
-        self._trainers = {worker: _own_trainer(trainer, worker) for worker in self._mine}
-        # Holds the weights of the last meeting.
-        self._whole = SpmdRuntime(
-            trainer,
-            self._workers.everywhere,
-            self._workers.all_devices,
-            partitioner,
-            max_replicated_megabytes,
+        self._local = self._workers.local
+        self._trainers = {worker: _with_own_seed(trainer, worker) for worker in self._local}
+        # Holds the weights after the last outer step, and evaluates them.
+        self._outer_weights = SpmdRuntime(
+            trainer, self._workers.everywhere, self._workers.all_devices, options
         )
         self._specs = trainer.state_specs()
         self._arrays = state_arrays(trainer, self._workers.partitioning)
-        self._moments = moment_arrays(trainer, self._workers)
+        self._outer_moment_arrays = outer_moment_arrays(trainer, self._workers)
         self._states: dict[int, list[jax.Array]] = {}
-        self._outer: list[jax.Array] = []
-        self._steps: dict[tuple, tuple[Executable, list[str]]] = {}
-        self._meeting: Executable | None = None
-        self._taken, self._seconds, self._notes = 0, 0.0, _steps_left_over(trainer)
+        self._outer_moments: list[jax.Array] = []
+        self._steps_taken = 0
+        self._compiler = StepCompiler()
+        self._messages = _unused_steps_warning(trainer)
 
     @property
     def device_summary(self) -> str:
-        """The devices in words."""
-        return self._whole.device_summary
+        """The devices in words, such as `8 CPU devices as worker=4,data=2`."""
+        return self._outer_weights.device_summary
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return self._steps_taken
 
     @property
     def compile_seconds(self) -> float:
         """Seconds spent so far tracing, lowering and compiling."""
-        return self._whole.compile_seconds + self._seconds
+        return self._outer_weights.compile_seconds + self._compiler.seconds
 
     @property
     def compile_count(self) -> int:
-        """The number of programs compiled so far; each worker has its own."""
-        return self._whole.compile_count + len(self._steps) + bool(self._meeting)
-
-    @property
-    def step(self) -> int:
-        """The number of steps taken."""
-        return self._taken
+        """Number of programs compiled so far. Each worker has its own training step."""
+        return self._outer_weights.compile_count + self._compiler.count
 
     def pop_messages(self) -> list[str]:
-        """Returns what there is to say since the last call."""
-        notes, self._notes = self._notes, []
-        return [*self._whole.pop_messages(), *notes]
+        """Returns the messages for the user that arose since the last call."""
+        messages, self._messages = self._messages, []
+        compiled = self._compiler.pop_messages()
+        return [*self._outer_weights.pop_messages(), *compiled, *messages]
 
     def init_state(self) -> None:
         """Draws the initial weights, which are the same for all workers."""
-        self._whole.init_state()
-        self._begin(self._whole.state())
+        self._outer_weights.init_state()
+        self._give_to_all_workers(self._outer_weights.state())
 
     def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of NumPy arrays or jax.Arrays.
+        """Replaces the state.
 
-        One without workers, of a run without local updates, gives them weights and the step; the
-        optimizer's moments begin anew.
+        Args:
+          state: a tree of NumPy arrays or jax.Arrays. If it comes from a run without workers, all
+            workers get its weights and step, and the optimizers' moments start from zero.
         """
         if WORKERS not in state:
-            self._whole.init_state()
-            begun = self._whole.state()
-            begun.update(theta=state.theta, step=np.int32(state.step))
-            self._begin(begun)
+            self._outer_weights.init_state()
+            initial = self._outer_weights.state()
+            initial.update(theta=state.theta, step=np.int32(state.step))
+            self._give_to_all_workers(initial)
             return
-        self._whole.load_theta(state.theta)
-        joined = zip(self._arrays, state[WORKERS].flatten(), strict=True)
-        self._part([(array, self._joined(array, value)) for array, value in joined])
-        self._outer = self._put(self._moments, state.get(OUTER, NestedMap()))
-        self._taken = int(state.step)
+        self._outer_weights.load_theta(state.theta)
+        stacked = [
+            self._workers.stacked(array).put(value, self._workers.mesh, is_donated=True)
+            for array, value in zip(self._arrays, state[WORKERS].flatten(), strict=True)
+        ]
+        self._set_worker_states(stacked)
+        self._outer_moments = self._put(self._outer_moment_arrays, state.get(OUTER, NestedMap()))
+        self._steps_taken = int(state.step)
 
     def load_theta(self, theta: NestedMap) -> None:
-        """Takes over weights alone, to evaluate and decode with."""
-        self._whole.load_theta(theta)
+        """Replaces the evaluated weights; there is no other state afterwards."""
+        self._outer_weights.load_theta(theta)
 
     def state(self) -> NestedMap:
-        """Returns the state as it lies on the devices; the next step makes it invalid."""
-        joined = (
-            self._workers.joined(array, {worker: own[i] for worker, own in self._states.items()})
-            for i, array in enumerate(self._arrays)
-        )
+        """Returns the state as jax.Arrays. The next step makes it invalid."""
         state = NestedMap(
-            step=np.int32(self._taken),
+            step=np.int32(self._steps_taken),
             stopped=np.bool_(False),
-            theta=self._whole.state().theta,
-            workers=self._specs.pack(joined),
+            theta=self._outer_weights.state().theta,
+            workers=self._specs.pack(self._stacked(i) for i in range(len(self._arrays))),
         )
-        if self._outer:
-            state[OUTER] = self._rule.moment_specs(self._specs.theta).pack(self._outer)
+        if self._outer_moments:
+            state[OUTER] = self._outer_moment_specs().pack(self._outer_moments)
+        return state
+
+    def abstract_state(self) -> NestedMap:
+        """Returns shape, dtype and sharding of the state's arrays, as jax.ShapeDtypeStructs."""
+        outer, mesh = self._outer_weights.abstract_state(), self._workers.mesh
+        stacked = (self._workers.stacked(array) for array in self._arrays)
+        state = NestedMap(
+            step=outer.step,
+            stopped=outer.stopped,
+            theta=outer.theta,
+            workers=self._specs.pack(array.sharded_struct(mesh) for array in stacked),
+        )
+        if self._outer_moment_arrays:
+            structs = (array.sharded_struct(mesh) for array in self._outer_moment_arrays)
+            state[OUTER] = self._outer_moment_specs().pack(structs)
         return state
 
     def theta_on_host(self) -> NestedMap:
-        """Returns weights as NumPy arrays: of a worker that has stopped, or of the last meeting.
+        """Returns unsharded weights as NumPy arrays: those of a stopped worker, if there is one.
 
-        Of the workers of this process, that is: all processes have a part in the other.
+        Otherwise they are the weights after the last outer step. A process sees only its own
+        workers, but all processes must make this call.
         """
-        whole = self._whole.theta_on_host()
+        outer = self._outer_weights.theta_on_host()
         for own in self._states.values():
             state = self._specs.pack(own)
             if bool(np.asarray(state.stopped)[0]):
                 return state.theta.transform(lambda x: np.asarray(x)[0])
-        return whole
+        return outer
 
-    def abstract_state(self) -> NestedMap:
-        """Returns shape, type and layout of the state's arrays, as jax.ShapeDtypeStructs."""
-        whole = self._whole.abstract_state()
-        like = NestedMap(
-            step=whole.step,
-            stopped=whole.stopped,
-            theta=whole.theta,
-            workers=self._specs.pack(self._struct(self._workers.all(a)) for a in self._arrays),
-        )
-        if self._moments:
-            specs = self._rule.moment_specs(self._specs.theta)
-            like[OUTER] = specs.pack(map(self._struct, self._moments))
-        return like
+    def train_step(self, batch: NumpyBatch) -> MeanMetrics:
+        """Takes one step of every worker, and an outer step when it is due, without waiting.
 
-    def train_step(self, batch: NumpyBatch) -> WorkersMetrics:
-        """Takes one step of every worker, and where it is time all meet; does not wait for it.
-
-        Raises ValueError if the rows cannot be divided equally.
+        Raises:
+          ValueError: the rows of the batch do not divide equally among the workers.
         """
         running = []
-        for worker in self._mine:
+        for worker in self._local:
             rows = self._workers.rows_of(batch, worker)
-            executable, names = self._step_of(worker, rows)
-            mesh = self._workers.meshes[worker]
-            inputs = executable.program.inputs[-len(rows) :]
-            feed = [a.put(rows[a.path.removeprefix("batch.")], mesh) for a in inputs]
-            *state, metrics = executable(*self._states[worker], *feed)
+            step = self._worker_step(worker, rows)
+            feed = step.feed(rows, self._workers.meshes[worker])
+            *state, metrics = step.executable(*self._states[worker], *feed)
             self._states[worker] = state
-            running.append(step_metrics(names, metrics))
-        self._taken += 1
-        if self._taken % self._rule.p.every == 0:
-            self._meet()
-        return WorkersMetrics(running)
+            running.append(step.metrics(metrics))
+        self._steps_taken += 1
+        if self._steps_taken % self._rule.p.every == 0:
+            self._take_outer_step()
+        return MeanMetrics(running)
 
     def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
-        """Returns name -> (value, weight) of one batch, with the weights of the last meeting."""
-        return self._whole.eval_step(batch)
+        """Returns the metrics of one batch, with the weights after the last outer step."""
+        return self._outer_weights.eval_step(batch)
 
     def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
-        """Returns a function (theta, ids) -> tensor as one of ids alone, on the same weights."""
-        return self._whole.bind_weights(function)
+        """Returns `function` of the weights after the last outer step."""
+        return self._outer_weights.bind_weights(function)
 
     def executable(self, kind: str = "train") -> Executable:
-        """Returns the compiled program of the last "train" step, "meeting", "init" or "eval"."""
-        if kind == "meeting":
-            return self._compiled_meeting()
-        if kind == "train" and self._steps:
-            return list(self._steps.values())[-1][0]
-        return self._whole.executable(kind)
+        """Returns the program compiled last for an "init", "train", "outer" or "eval" step."""
+        if kind in ("train", "outer"):
+            return self._compiler.last(kind)
+        return self._outer_weights.executable(kind)
 
-    def _begin(self, state: NestedMap) -> None:
-        """Gives every worker a state that is whole on all; each has copies of its own of it."""
+    def _give_to_all_workers(self, state: NestedMap) -> None:
+        """Starts every worker from a copy of the same state, with outer moments of zero."""
         values = self._put(state_arrays(self._trainer, self._workers.everywhere), state)
-        shardings = [self._struct(self._workers.all(array)).sharding for array in self._arrays]
-        count = self._workers.count
+        count, mesh = self._workers.count, self._workers.mesh
 
         def copies(*arrays: jax.Array) -> list[jax.Array]:
             return [jnp.broadcast_to(array[None], (count, *array.shape)) for array in arrays]
 
-        joined = jax.jit(copies, out_shardings=shardings)(*values)
-        self._part(list(zip(self._arrays, joined, strict=True)))
-        self._whole.load_theta(self._specs.pack(values).theta)
+        shardings = [self._workers.stacked(array).sharding(mesh) for array in self._arrays]
+        self._set_worker_states(jax.jit(copies, out_shardings=shardings)(*values))
+        self._outer_weights.load_theta(self._specs.pack(values).theta)
         zeros = jax.jit(
-            lambda: [jnp.zeros(a.shape, a.dtype) for a in self._moments],
-            out_shardings=[a.sharding(self._workers.mesh) for a in self._moments],
+            lambda: [jnp.zeros(a.shape, a.dtype) for a in self._outer_moment_arrays],
+            out_shardings=[a.sharding(mesh) for a in self._outer_moment_arrays],
         )
-        self._outer = list(zeros()) if self._moments else []
-        self._taken = int(np.asarray(state.step))
+        self._outer_moments = list(zeros()) if self._outer_moment_arrays else []
+        self._steps_taken = int(np.asarray(state.step))
 
-    def _meet(self) -> None:
-        """Makes the workers' weights one."""
-        executable = self._compiled_meeting()
-        places = [i for i, array in enumerate(self._arrays) if array.path.startswith("theta.")]
-        stopped = next(i for i, array in enumerate(self._arrays) if array.path == "stopped")
-        joined = [
-            self._workers.joined(
-                self._arrays[place], {worker: own[place] for worker, own in self._states.items()}
-            )
-            for place in (*places, stopped)
+    def _set_worker_states(self, stacked: Sequence[jax.Array]) -> None:
+        """Replaces the workers' states by their shares of arrays stacked over all workers."""
+        shares = [
+            self._workers.unstack(array, value)
+            for array, value in zip(self._arrays, stacked, strict=True)
         ]
-        step = executable.program.inputs[-1].put(np.int32(self._taken), self._workers.mesh)
-        theta = self._whole.state().theta.flatten()
-        results = executable(*joined[:-1], *theta, *self._outer, joined[-1], step)
-        for place, whole in zip(places, results, strict=False):
-            parts = self._workers.parted(self._arrays[place], whole, self._mine)
-            for worker, part in parts.items():
-                self._states[worker][place] = part
-        count = len(places)
-        self._whole.load_theta(self._specs.theta.pack(results[count : 2 * count]))
-        self._outer = list(results[2 * count :])
+        self._states = {worker: [share[worker] for share in shares] for worker in self._local}
 
-    def _step_of(self, worker: int, rows: NumpyBatch) -> tuple[Executable, list[str]]:
-        """A worker's compiled step and its metrics' names, made on first use."""
-        key = (worker, *((name, rows[name].shape) for name in sorted(rows)))
-        if key not in self._steps:
-            started = time.monotonic()
-            specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in sorted(rows.items())}
-            program, names = worker_program(
-                self._trainers[worker], self._workers, self._partitioner, specs
-            )
-            executable = Executable(program, self._workers.devices[worker])
-            self._seconds += time.monotonic() - started
-            self._steps[key] = executable, names
-            if worker == self._mine[0]:
-                self._notes += reports.compiled(executable)
-        return self._steps[key]
+    def _stacked(self, index: int) -> jax.Array:
+        """Returns one array of the state, stacked over all workers."""
+        shares = {worker: own[index] for worker, own in self._states.items()}
+        return self._workers.stack(self._arrays[index], shares)
 
-    def _compiled_meeting(self) -> Executable:
-        if self._meeting is None:
-            started = time.monotonic()
-            program = meeting_program(self._trainer, self._workers, self._partitioner)
-            self._meeting = Executable(program, self._workers.all_devices)
-            self._seconds += time.monotonic() - started
-            self._notes += [*reports.compiled(self._meeting), self._exchanged()]
-        return self._meeting
+    def _take_outer_step(self) -> None:
+        """Makes the workers' weights equal."""
+        executable = self._outer_step().executable
+        weights = [i for i, array in enumerate(self._arrays) if array.path.startswith("theta.")]
+        stopped = next(i for i, array in enumerate(self._arrays) if array.path == "stopped")
+        step = executable.program.inputs[-1].put(np.int32(self._steps_taken), self._workers.mesh)
+        results = executable(
+            *map(self._stacked, weights),
+            *self._outer_weights.state().theta.flatten(),
+            *self._outer_moments,
+            self._stacked(stopped),
+            step,
+        )
+        for index, stacked in zip(weights, results, strict=False):
+            for worker, share in self._workers.unstack(self._arrays[index], stacked).items():
+                self._states[worker][index] = share
+        count = len(weights)
+        theta = results[count : 2 * count]
+        self._outer_weights.load_theta(self._specs.theta.pack(theta))
+        self._outer_moments = list(results[2 * count :])
 
-    def _exchanged(self) -> str:
-        """What passes between workers, in words: sums, as all else is among a worker's devices."""
-        found = self._meeting.collectives()
-        moved = sum(row.bytes for row in found if row.kind in _SUMS) / 2**20
+    def _worker_step(self, worker: int, rows: NumpyBatch) -> CompiledStep:
+        return self._compiler.step(
+            "train",
+            (worker, batch_key(rows)),
+            self._workers.devices[worker],
+            lambda: train_program(
+                self._trainers[worker],
+                self._workers.partitioning,
+                self._partitioner,
+                batch_specs(rows),
+                is_stacked=True,
+            ),
+            is_reported=worker == self._local[0],
+        )
+
+    def _outer_step(self) -> CompiledStep:
+        made_of = (self._trainer, self._workers, self._partitioner)
+        devices, compiled_before = self._workers.all_devices, self._compiler.count
+        step = self._compiler.step("outer", (), devices, lambda: (outer_step_program(*made_of), []))
+        if self._compiler.count > compiled_before:
+            self._messages.append(self._exchange_message(step.executable))
+        return step
+
+    def _exchange_message(self, outer_step: Executable) -> str:
+        """Says how much passes between workers: sums, since the rest stays within a worker."""
+        moved = sum(row.bytes for row in outer_step.collectives() if row.kind in _SUMS) / 2**20
         every = self._rule.p.every
         return (
-            f"local updates: {self._workers.count} workers meet every {every} steps and exchange "
-            f"{moved:.2f} MiB per device, {moved / every:.3f} MiB a step"
+            f"local updates: {self._workers.count} workers synchronize every {every} steps and "
+            f"exchange {moved:.2f} MiB per device, {moved / every:.3f} MiB per step"
         )
 
-    def _part(self, joined: list[tuple[Array, jax.Array]]) -> None:
-        """Takes over the workers' states, each array of all of them as one."""
-        found = [self._workers.parted(array, whole, self._mine) for array, whole in joined]
-        self._states = {worker: [parts[worker] for parts in found] for worker in self._mine}
-
-    def _joined(self, array: Array, value: np.ndarray | jax.Array) -> jax.Array:
-        whole = dataclasses.replace(self._workers.all(array), path=f"{WORKERS}.{array.path}")
-        return whole.put(value, self._workers.mesh, taken_over=True)
+    def _outer_moment_specs(self) -> NestedMap:
+        return self._rule.moment_specs(self._specs.theta)
 
     def _put(self, arrays: Sequence[Array], values: NestedMap) -> list[jax.Array]:
         pairs = zip(arrays, values.flatten(), strict=True)
-        return [array.put(x, self._workers.mesh, taken_over=True) for array, x in pairs]
-
-    def _struct(self, array: Array) -> jax.ShapeDtypeStruct:
-        sharding = array.sharding(self._workers.mesh)
-        return jax.ShapeDtypeStruct(array.shape, array.struct.dtype, sharding=sharding)
+        return [array.put(x, self._workers.mesh, is_donated=True) for array, x in pairs]
 
 
-def _own_trainer(trainer: Trainer, worker: int) -> Trainer:
-    """A trainer that draws other random numbers in each worker."""
+def _with_own_seed(trainer: Trainer, worker: int) -> Trainer:
+    """Returns a trainer that draws other random numbers in each worker."""
     params = trainer.p.copy()
     params.seed += worker
     return params.instantiate(trainer.task)
 
 
-def _steps_left_over(trainer: Trainer) -> list[str]:
-    """What there is to say where a run does not end with a meeting."""
+def _unused_steps_warning(trainer: Trainer) -> list[str]:
+    """Returns a warning if the run does not end with an outer step."""
     steps, every = trainer.p.steps, trainer.local_updates.p.every
     if not steps % every:
         return []
     return [
         f"Warning: trainer.steps={steps} is no multiple of trainer.local_updates.every={every}: "
-        f"the last {steps % every} steps are not in the weights that are evaluated"
+        f"the evaluated weights will be those of step {steps - steps % every:,}"
     ]
 
 
 def _check(trainer: Trainer) -> None:
     if trainer.p.average_decay:
         raise ValueError(
-            f"trainer.average_decay={trainer.p.average_decay} does not go with "
-            f"trainer.local_updates.every={trainer.local_updates.p.every}: what is evaluated is "
-            "the mean of the workers' weights already"
+            f"trainer.average_decay={trainer.p.average_decay} cannot be combined with "
+            f"trainer.local_updates.every={trainer.local_updates.p.every}, which averages the "
+            "evaluated weights over workers already"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -92,47 +93,50 @@ class Workers:
         """Worker by worker."""
         return [device for own in self.devices for device in own]
 
-    @property
-    def mine(self) -> list[int]:
-        """The workers whose devices this process has; ValueError if it has a part of one's."""
-        here = jax.process_index()
+    @functools.cached_property
+    def local(self) -> list[int]:
+        """The workers of this process.
+
+        Raises:
+          ValueError: the devices of a worker belong to several processes.
+        """
         owners = [{device.process_index for device in own} for own in self.devices]
-        torn = [worker for worker, found in enumerate(owners) if len(found) > 1]
-        if torn:
-            raise ValueError(
-                f"--mesh={self.together}: worker {torn[0]} has devices of several processes; each "
-                "process must have whole workers"
-            )
-        return [worker for worker, found in enumerate(owners) if here in found]
+        for worker, processes in enumerate(owners):
+            if len(processes) > 1:
+                raise ValueError(
+                    f"--mesh={self.together}: the devices of worker {worker} belong to "
+                    f"{len(processes)} processes; each worker must fit into one process"
+                )
+        return [w for w, processes in enumerate(owners) if jax.process_index() in processes]
 
-    def own(self, array: Array) -> Array:
-        """An array as one worker has it: with a first dimension, of 1."""
-        return dataclasses.replace(array, shape=(1, *array.shape), split=((), *array.split))
+    def stacked(self, array: Array) -> Array:
+        """Returns the array that stacks one array of each worker along a first dimension."""
+        return array.stacked(self.count, (AXIS,))
 
-    def all(self, array: Array) -> Array:
-        """The arrays of all workers as one, its first dimension over them."""
-        shape, split = (self.count, *array.shape), ((AXIS,), *array.split)
-        return dataclasses.replace(array, shape=shape, split=split)
+    def stack(self, array: Array, shares: dict[int, jax.Array]) -> jax.Array:
+        """Returns this process's shares of an array as one array. Moves and copies nothing.
 
-    def joined(self, array: Array, parts: dict[int, jax.Array]) -> jax.Array:
-        """Returns what workers have of an array as one; nothing is moved or copied."""
-        whole = self.all(array)
-        pieces = [shard.data for part in parts.values() for shard in part.addressable_shards]
+        Args:
+          array: describes the array of one worker.
+          shares: for each worker of this process its array, with a first dimension of 1.
+        """
+        stacked = self.stacked(array)
+        shards = [shard.data for share in shares.values() for shard in share.addressable_shards]
         return jax.make_array_from_single_device_arrays(
-            whole.shape, whole.sharding(self.mesh), pieces
+            stacked.shape, stacked.sharding(self.mesh), shards
         )
 
-    def parted(self, array: Array, whole: jax.Array, mine: Sequence[int]) -> dict[int, jax.Array]:
-        """Returns what each of these workers has of such an array; nothing is moved or copied."""
-        pieces = {shard.device: shard.data for shard in whole.addressable_shards}
-        own = self.own(array)
+    def unstack(self, array: Array, stacked: jax.Array) -> dict[int, jax.Array]:
+        """Returns the share of each worker of this process: the inverse of `stack`."""
+        shards = {shard.device: shard.data for shard in stacked.addressable_shards}
+        share = array.stacked(1)
         return {
             worker: jax.make_array_from_single_device_arrays(
-                own.shape,
-                own.sharding(self.meshes[worker]),
-                [pieces[device] for device in self.devices[worker]],
+                share.shape,
+                share.sharding(self.meshes[worker]),
+                [shards[device] for device in self.devices[worker]],
             )
-            for worker in mine
+            for worker in self.local
         }
 
     def rows_of(self, batch: dict[str, np.ndarray], worker: int) -> dict[str, np.ndarray]:

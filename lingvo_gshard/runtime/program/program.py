@@ -51,14 +51,27 @@ class Array:
         """Shape and dtype, as jax has them."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
 
-    def put(
-        self, value: np.ndarray | jax.Array, mesh: jax.sharding.Mesh, taken_over: bool = False
-    ) -> jax.Array:
-        """Returns a value in this layout; of a NumPy array each process takes its devices' parts.
+    def sharded_struct(self, mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:
+        """Returns shape, dtype and layout over a mesh of devices."""
+        return jax.ShapeDtypeStruct(self.shape, self.struct.dtype, sharding=self.sharding(mesh))
 
-        A jax.Array that lies so already is returned itself.
-        taken_over: whether a call will take its memory over; then no other array shares it.
-        Raises ValueError if the value has another shape or type.
+    def stacked(self, count: int, axes: tuple[str, ...] = ()) -> Array:
+        """Returns the array of `count` such arrays, stacked along a first dimension over `axes`."""
+        return dataclasses.replace(self, shape=(count, *self.shape), split=(axes, *self.split))
+
+    def put(
+        self, value: np.ndarray | jax.Array, mesh: jax.sharding.Mesh, is_donated: bool = False
+    ) -> jax.Array:
+        """Returns a value in this layout. Of a NumPy array each process copies its own shards.
+
+        Args:
+          value: returned itself if it is a jax.Array with this layout.
+          mesh: the devices.
+          is_donated: whether the result will be donated to a call; then it shares no memory with
+            `value` unless it is `value`.
+
+        Raises:
+          ValueError: the value has another shape or dtype.
         """
         value = value if isinstance(value, jax.Array) else np.asarray(value)
         if (tuple(value.shape), value.dtype.name) != (self.shape, self.dtype):
@@ -75,8 +88,8 @@ class Array:
                 return jax.make_array_from_callback(
                     self.shape, sharding, lambda index: np.array(value[index])
                 )
-            partitioning = jax.device_put(value, sharding)
-            return _copy_of_parts(partitioning) if taken_over else partitioning
+            resharded = jax.device_put(value, sharding)
+            return _copy_of_shards(resharded) if is_donated else resharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +165,7 @@ class Program:
         """
         self.mesh.check_devices(len(devices))
         mesh = jax.sharding.Mesh(self.mesh.arrange(devices), self.mesh.names)
-        arguments = [
-            jax.ShapeDtypeStruct(a.shape, a.struct.dtype, sharding=a.sharding(mesh))
-            for a in self.inputs
-        ]
+        arguments = [array.sharded_struct(mesh) for array in self.inputs]
         jitted = jax.jit(
             self.exported().call,
             donate_argnums=self.donated,
@@ -248,10 +258,10 @@ def _work(record: dict | None) -> Work | None:
     return Work(record["flops"], record["tokens"], vocabularies)
 
 
-def _copy_of_parts(array: jax.Array) -> jax.Array:
-    """A copy that shares no memory, as device_put's result may, whatever it is asked for."""
-    parts = [jax.device_put(np.array(part.data), part.device) for part in array.addressable_shards]
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+def _copy_of_shards(array: jax.Array) -> jax.Array:
+    """Returns a copy that shares no memory. The result of device_put may, even with donation."""
+    shards = [jax.device_put(np.array(s.data), s.device) for s in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 def _in_words(mesh: Mesh) -> str:

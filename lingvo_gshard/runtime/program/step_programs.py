@@ -54,23 +54,40 @@ def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str)
 
 
 def train_program(
-    trainer: Trainer, partitioning: Partitioning, partitioner: str, batch: BatchSpecs
+    trainer: Trainer,
+    partitioning: Partitioning,
+    partitioner: str,
+    batch: BatchSpecs,
+    is_stacked: bool = False,
 ) -> tuple[Program, list[str]]:
-    """Returns the training step, which takes its state's memory over, and its metrics' names.
+    """Returns the training step and the names of its metrics.
 
-    Inputs: state, batch. Outputs: state, and the metrics as one float32 vector.
+    Inputs: state, batch. Outputs: state, and the metrics as one float32 vector. The memory of the
+    state is donated.
+
+    Args:
+      trainer: defines the state and the step.
+      partitioning: the mesh and what is split over its axes.
+      partitioner: "gspmd" or "shardy".
+      batch: the shape and dtype of each feature.
+      is_stacked: whether the state's arrays have a first dimension of 1, as one worker's shares of
+        arrays that are stacked over all workers.
     """
     arrays = state_arrays(trainer, partitioning)
+    if is_stacked:
+        arrays = [array.stacked(1) for array in arrays]
     names: list[str] = []
 
     def train_step(*tensors: tf.Tensor) -> list:
-        state = trainer.state_specs().pack(tensors[: len(arrays)])
-        new_state, metrics = trainer.train_step(
-            annotated(state, trainer), _batch(batch, tensors[len(arrays) :])
-        )
+        flat = tensors[: len(arrays)]
+        flat = [tf.squeeze(tensor, [0]) for tensor in flat] if is_stacked else flat
+        state = annotated(trainer.state_specs().pack(flat), trainer)
+        new_state, metrics = trainer.train_step(state, _batch(batch, tensors[len(arrays) :]))
         names[:], values = metric_vector(metrics.items())
-        described = _described(arrays, annotated(new_state, trainer))
-        return [*described, described_metrics(values)]
+        new_state = annotated(new_state, trainer)
+        if is_stacked:
+            new_state = new_state.transform(lambda tensor: tensor[None])
+        return [*_described(arrays, new_state), _described_metrics(values)]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     donated = range(len(arrays))
@@ -92,7 +109,7 @@ def eval_program(
         theta = _evaluated_theta(tensors[: len(arrays)], trainer)
         pairs = trainer.eval_step(theta, _batch(batch, tensors[len(arrays) :]))
         names[:], values = metric_vector(values_and_weights(pairs))
-        return [described_metrics(values)]
+        return [_described_metrics(values)]
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     return lower("eval_step", eval_step, inputs, partitioning, partitioner=partitioner), names
@@ -160,6 +177,6 @@ def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tens
     return dict(zip(sorted(specs), tensors, strict=True))
 
 
-def described_metrics(values: tf.Tensor) -> tuple[str, tf.Tensor, tuple]:
+def _described_metrics(values: tf.Tensor) -> tuple[str, tf.Tensor, tuple]:
     """Returns the output of a program that a vector of metrics is."""
     return "metrics", values, ((),)

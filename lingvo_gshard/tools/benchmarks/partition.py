@@ -12,7 +12,7 @@ import tensorflow as tf
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.step_programs import init_program, train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
@@ -73,7 +73,8 @@ def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list
     """
     partitioning = Partitioning.make(ONE_DEVICE, "expert")
     local = SingleDeviceRuntime(case.trainer)
-    spmd = SpmdRuntime(case.trainer, partitioning, devices_for(1), _PARTITIONER)
+    options = SpmdOptions(partitioner=_PARTITIONER)
+    spmd = SpmdRuntime(case.trainer, partitioning, devices_for(1), options)
     unannotated = Unannotated(case.trainer)
     steps = {
         YARDSTICK: (unannotated, lambda: unannotated.train_step(case.batch)),

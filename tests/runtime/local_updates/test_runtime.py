@@ -7,9 +7,10 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime, WorkersMetrics
+from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
 from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.loop import restored_state
@@ -123,15 +124,15 @@ def test_nothing_passes_between_workers_but_the_weights_where_they_meet(runtime)
     used = {device for sharding in own.input_shardings for device in sharding.device_set}
     assert len(used) == own.program.mesh.size == 2
     assert own.collectives(), "its own devices do share the work"
-    meeting = runtime.executable("meeting").collectives()
-    assert set(summary.count_by_kind(meeting)) == {"all-reduce"}
+    exchanged = runtime.executable("outer").collectives()
+    assert set(summary.count_by_kind(exchanged)) == {"all-reduce"}
     weights = runtime.state().theta.flatten()
     held = sum(x.addressable_shards[0].data.nbytes for x in weights)
     stopped = 1
-    assert sum(row.bytes for row in meeting) == held + stopped
+    assert sum(row.bytes for row in exchanged) == held + stopped
     notes = runtime.pop_messages()
     (note,) = [note for note in notes if note.startswith("local updates")]
-    assert f"4 workers meet every {EVERY} steps and exchange 0.00 MiB per device" in note
+    assert f"4 workers synchronize every {EVERY} steps and exchange 0.00 MiB per device" in note
 
 
 def test_a_run_resumes_exactly_between_two_meetings(runtime, tmp_path):
@@ -213,7 +214,10 @@ def test_a_run_that_does_not_end_with_a_meeting_is_warned_of():
     said = {every: make(make_trainer(every)).pop_messages() for every in (3, 5)}
     assert said[3] == []
     (warning,) = said[5]
-    assert "trainer.steps=12 is no multiple of trainer.local_updates.every=5: the last 2" in warning
+    assert (
+        "trainer.steps=12 is no multiple of trainer.local_updates.every=5: the evaluated weights will be those of step 10"
+        in warning
+    )
 
 
 def test_metrics_are_means_by_tokens():
@@ -221,11 +225,11 @@ def test_metrics_are_means_by_tokens():
         def __init__(self, **values):
             self.read = lambda: values
 
-    rows = WorkersMetrics([Known(loss=1.0, tokens=1.0), Known(loss=5.0, tokens=3.0)]).read()
+    rows = MeanMetrics([Known(loss=1.0, tokens=1.0), Known(loss=5.0, tokens=3.0)]).read()
     assert rows == {"loss": 4.0, "tokens": 4.0}
-    assert WorkersMetrics([Known(loss=1.0), Known(loss=5.0)]).read() == {"loss": 3.0}
+    assert MeanMetrics([Known(loss=1.0), Known(loss=5.0)]).read() == {"loss": 3.0}
     nothing = [Known(loss=1.0, tokens=0.0), Known(loss=3.0, tokens=0.0)]
-    assert WorkersMetrics(nothing).read() == {"loss": 2.0, "tokens": 0.0}
+    assert MeanMetrics(nothing).read() == {"loss": 2.0, "tokens": 0.0}
 
 
 def partitioning(mesh: str, strategy: str = "data") -> Partitioning:
@@ -284,7 +288,7 @@ def test_what_workers_cannot_do_is_refused(runtime):
         make(make_trainer(5), strategy="B,G->data; H->worker")
     p = tiny.experiment_params()
     p.trainer.set(average_decay=0.9).local_updates.every = 5
-    with pytest.raises(ValueError, match="trainer.average_decay=0.9 does not go with"):
+    with pytest.raises(ValueError, match="trainer.average_decay=0.9 cannot be combined with"):
         make(p.trainer.instantiate(p.task))
     with pytest.raises(ValueError, match="input.batch_rows=6 does not divide by the 4 workers"):
         runtime.train_step(tiny.make_batch(1, 0, 6))

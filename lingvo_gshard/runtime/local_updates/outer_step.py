@@ -1,0 +1,63 @@
+"""The outer step of local updates as a program over the devices of all workers."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.runtime.local_updates.workers import Workers
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.program import Array, Program
+from lingvo_gshard.runtime.program.step_programs import state_arrays
+from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.training.trainer import Trainer
+
+
+def outer_step_program(trainer: Trainer, workers: Workers, partitioner: str) -> Program:
+    """Returns the program that makes the workers' weights equal.
+
+    Inputs: the weights of all workers, the weights after the previous outer step, the outer
+    optimizer's moments, whether each worker has stopped, and the step. Outputs: new values of the
+    first three, whose memory is donated.
+    """
+    rule, specs = trainer.local_updates, trainer.theta_specs
+    arrays = _weight_arrays(trainer, workers)
+    moment_arrays = outer_moment_arrays(trainer, workers)
+    worker_arrays = [workers.stacked(array) for array in arrays]
+    stopped = workers.stacked(Array("stopped", (), "bool", ()))
+    outputs = [*worker_arrays, *arrays, *moment_arrays]
+
+    def outer_step(*tensors: tf.Tensor) -> list:
+        *tensors, stopped_W, step = tensors
+        weights, rest = tensors[: len(arrays)], tensors[len(arrays) :]
+        theta = annotate_weights(specs.pack(rest[: len(arrays)]), specs, "weights")
+        moments = rule.moment_specs(specs).pack(rest[len(arrays) :])
+        any_stopped = tf.reduce_any(stopped_W)
+        means = specs.pack(tf.reduce_mean(tf.cast(x, tf.float32), 0) for x in weights)
+        means = annotate_weights(means, specs, "weights")
+        new_theta, new_moments = rule.update(specs, theta, means, moments, step, any_stopped)
+        # A worker that has stopped keeps the weights that led to it, for the diagnosis.
+        new_weights = [
+            tf.where(any_stopped, old, tf.broadcast_to(new[None], old.shape))
+            for old, new in zip(weights, new_theta.flatten(), strict=True)
+        ]
+        values = [*new_weights, *new_theta.flatten(), *new_moments.flatten()]
+        return [(a.path, x, a.split) for a, x in zip(outputs, values, strict=True)]
+
+    inputs = [*outputs, stopped, Array("step", (), "int32", ())]
+    donated = range(len(outputs))
+    return lower("outer_step", outer_step, inputs, workers.everywhere, donated, partitioner)
+
+
+def outer_moment_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
+    """Returns the arrays of the outer optimizer's moments, split as their weights are."""
+    specs = trainer.local_updates.moment_specs(trainer.theta_specs)
+    partitioning = workers.everywhere
+    return [
+        Array(f"outer.{path}", s.shape, s.dtype, partitioning.spec_storage_split(s, "moments"))
+        for path, s in specs.flatten_items()
+    ]
+
+
+def _weight_arrays(trainer: Trainer, workers: Workers) -> list[Array]:
+    arrays = state_arrays(trainer, workers.everywhere)
+    return [array for array in arrays if array.path.startswith("theta.")]

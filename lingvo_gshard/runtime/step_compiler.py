@@ -1,0 +1,105 @@
+"""Compiles the programs of a runtime, each once, and collects what there is to report on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Sequence
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.runtime import reports
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.step_metrics import StepMetrics
+from lingvo_gshard.training.runtime_protocol import NumpyBatch
+
+# Makes a program, and names the metrics that its last output holds.
+MakeProgram = Callable[[], tuple[Program, list[str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A compiled program and the names of the metrics it returns."""
+
+    executable: Executable
+    metric_names: list[str]
+
+    def feed(self, batch: NumpyBatch, mesh: jax.sharding.Mesh) -> list[jax.Array]:
+        """Returns the batch as the program's last inputs, laid out over a mesh of devices."""
+        inputs = self.executable.program.inputs[-len(batch) :]
+        return [array.put(batch[array.path.removeprefix("batch.")], mesh) for array in inputs]
+
+    def metrics(self, values: jax.Array) -> StepMetrics:
+        """Returns the metrics, whose values are copied to the host as soon as they are computed."""
+        values.copy_to_host_async()
+        return StepMetrics(self.metric_names, lambda: np.asarray(values.addressable_data(0)))
+
+
+class StepCompiler:
+    """A cache of compiled programs.
+
+    Attributes:
+      seconds: seconds spent so far tracing, lowering and compiling.
+    """
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._steps: dict[tuple, CompiledStep] = {}
+        self._messages: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """Number of programs compiled so far."""
+        return len(self._steps)
+
+    def step(
+        self,
+        kind: str,
+        key: Hashable,
+        devices: Sequence[jax.Device],
+        make: MakeProgram,
+        is_reported: bool = True,
+    ) -> CompiledStep:
+        """Returns the compiled program of a kind and a key. Compiles it on first use.
+
+        Args:
+          kind: such as "train"; names the program to `last`.
+          key: tells apart the programs of one kind, such as by the shapes of their inputs.
+          devices: the devices to compile for.
+          make: makes the program.
+          is_reported: whether `pop_messages` describes the program.
+        """
+        if (kind, key) not in self._steps:
+            started = time.monotonic()
+            program, metric_names = make()
+            executable = Executable(program, devices)
+            self.seconds += time.monotonic() - started
+            self._steps[kind, key] = CompiledStep(executable, metric_names)
+            if is_reported:
+                self._messages += reports.compiled(executable)
+        return self._steps[kind, key]
+
+    def last(self, kind: str) -> Executable:
+        """Returns the program of a kind that was compiled last; ValueError if there is none."""
+        for found, key in reversed(self._steps):
+            if found == kind:
+                return self._steps[found, key].executable
+        raise ValueError(f"No {kind} program has been compiled yet")
+
+    def pop_messages(self) -> list[str]:
+        """Returns reports on the programs compiled since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+
+def batch_specs(batch: NumpyBatch) -> dict[str, tf.TensorSpec]:
+    """Returns the shape and dtype of each feature, by name in alphabetical order."""
+    return {name: tf.TensorSpec(x.shape, x.dtype) for name, x in sorted(batch.items())}
+
+
+def batch_key(batch: NumpyBatch) -> tuple:
+    """Returns a key that is equal for batches of equal shapes."""
+    return tuple((name, batch[name].shape) for name in sorted(batch))
