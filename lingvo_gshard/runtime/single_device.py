@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.training.monitoring.metric_vector import (
     metric_vector,
     pair_with_weights,
     values_and_weights,
 )
-from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
+from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -86,11 +87,11 @@ class SingleDeviceRuntime:
         """The number of steps taken."""
         return int(self._variables.step.numpy())
 
-    def train_step(self, batch: NumpyBatch) -> StepMetrics:
+    def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one step; does not wait for it where the device runs by itself."""
         return self._train(batch)
 
-    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
+    def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns name -> (value, weight) of one batch without training."""
         return pair_with_weights(self._evaluate(batch).read())
 
@@ -102,14 +103,14 @@ class SingleDeviceRuntime:
         """A function of tensors as one XLA computation for each of their shapes."""
         return tf.function(function, jit_compile=True, autograph=False)
 
-    def _train_step(self, batch: NumpyBatch) -> NestedMap:
+    def _train_step(self, batch: Batch) -> NestedMap:
         state = self._variables.transform(lambda variable: variable.read_value())
         new_state, metrics = self._trainer.train_step(state, batch)
         for variable, value in zip(self._variables.flatten(), new_state.flatten(), strict=True):
             variable.assign(value, read_value=False)
         return metrics
 
-    def _eval_step(self, batch: NumpyBatch) -> NestedMap:
+    def _eval_step(self, batch: Batch) -> NestedMap:
         return NestedMap(values_and_weights(self._trainer.eval_step(self._theta(), batch)))
 
     def _theta(self) -> NestedMap:
@@ -135,7 +136,7 @@ class SingleDeviceFunction:
 class _Compiled:
     """A function of a batch, compiled by XLA once per shape, whose scalars leave as one vector."""
 
-    def __init__(self, function: Callable[[NumpyBatch], NestedMap], compile_: Callable):
+    def __init__(self, function: Callable[[Batch], NestedMap], compile_: Callable):
         self._function = function
         self._names: dict[tuple, list[str]] = {}
         self._compiled = compile_(self._trace)
@@ -146,7 +147,7 @@ class _Compiled:
         """The number of shapes compiled so far."""
         return self._compiled.experimental_get_tracing_count()
 
-    def __call__(self, batch: NumpyBatch) -> StepMetrics:
+    def __call__(self, batch: Batch) -> StepMetrics:
         key = _shapes(batch)
         started = time.monotonic()
         first = key not in self._names

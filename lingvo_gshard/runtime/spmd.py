@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
@@ -33,7 +34,7 @@ from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated, replicated
 from lingvo_gshard.training.monitoring.metric_vector import pair_with_weights
-from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
+from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -180,14 +181,14 @@ class SpmdRuntime:
             return theta.transform(np.asarray)
         return theta.transform(lambda x: multihost_utils.process_allgather(x, tiled=True))
 
-    def train_step(self, batch: NumpyBatch) -> StepMetrics:
+    def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one training step without waiting for its result."""
         step = self._step_on_batch("train", batch, train_program)
         *state, metrics = step.executable(*self._state, *step.feed(batch, self._mesh))
         self._state = state
         return step.metrics(metrics)
 
-    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
+    def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch, name -> (value, weight), without training."""
         step = self._step_on_batch("eval", batch, eval_program)
         (metrics,) = step.executable(*self._evaluated(), *step.feed(batch, self._mesh))
@@ -216,7 +217,7 @@ class SpmdRuntime:
         values = dict(zip((a.path for a in self._arrays), self._state, strict=True))
         return [values[a.path] for a in evaluated_arrays(self._arrays, self._trainer)]
 
-    def _step_on_batch(self, kind: str, batch: NumpyBatch, make: Callable) -> CompiledStep:
+    def _step_on_batch(self, kind: str, batch: Batch, make: Callable) -> CompiledStep:
         specs = batch_specs(batch)
         return self._step(kind, batch_key(batch), lambda *made_of: make(*made_of, specs))
 

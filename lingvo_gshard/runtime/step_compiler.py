@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.step_metrics import StepMetrics
-from lingvo_gshard.training.runtime_protocol import NumpyBatch
 
 # Makes a program, and names the metrics that its last output holds.
 MakeProgram = Callable[[], tuple[Program, list[str]]]
@@ -27,7 +27,7 @@ class CompiledStep:
     executable: Executable
     metric_names: list[str]
 
-    def feed(self, batch: NumpyBatch, mesh: jax.sharding.Mesh) -> list[jax.Array]:
+    def feed(self, batch: Batch, mesh: jax.sharding.Mesh) -> list[jax.Array]:
         """Returns the batch as the program's last inputs, laid out over a mesh of devices."""
         inputs = self.executable.program.inputs[-len(batch) :]
         return [array.put(batch[array.path.removeprefix("batch.")], mesh) for array in inputs]
@@ -95,11 +95,11 @@ class StepCompiler:
         return messages
 
 
-def batch_specs(batch: NumpyBatch) -> dict[str, tf.TensorSpec]:
+def batch_specs(batch: Batch) -> dict[str, tf.TensorSpec]:
     """Returns the shape and dtype of each feature, by name in alphabetical order."""
     return {name: tf.TensorSpec(x.shape, x.dtype) for name, x in sorted(batch.items())}
 
 
-def batch_key(batch: NumpyBatch) -> tuple:
+def batch_key(batch: Batch) -> tuple:
     """Returns a key that is equal for batches of equal shapes."""
     return tuple((name, batch[name].shape) for name in sorted(batch))

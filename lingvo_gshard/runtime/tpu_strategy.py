@@ -22,7 +22,8 @@ from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
-from lingvo_gshard.training.trainer import Batch, Trainer
+from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.trainer import Trainer
 
 WAIT_SECONDS = 300.0
 
@@ -91,11 +92,11 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         """The strategy runs the XLA computation; annotations in it follow the partitioning."""
         computation = tf.function(function, jit_compile=True, autograph=False)
 
-        def on_replica(argument: tf.Tensor | Batch) -> tf.Tensor:
+        def on_replica(argument: tf.Tensor | TensorBatch) -> tf.Tensor:
             with use_partitioning(self._partitioning):
                 return self._whole(computation(tf.nest.map_structure(self._rows, argument)))
 
-        def run(argument: tf.Tensor | Batch) -> tf.Tensor:
+        def run(argument: tf.Tensor | TensorBatch) -> tf.Tensor:
             result = self._strategy.run(on_replica, args=(argument,))
             return self._strategy.experimental_local_results(result)[0]
 
@@ -132,11 +133,11 @@ class _AnnotatedTrainer:
     def init_state(self) -> NestedMap:
         return self._trainer.init_state()
 
-    def train_step(self, state: NestedMap, batch: Batch) -> tuple[NestedMap, NestedMap]:
+    def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
         new_state, metrics = self._trainer.train_step(annotated(state, self._trainer), batch)
         return annotated(new_state, self._trainer), metrics
 
-    def eval_step(self, theta: NestedMap, batch: Batch) -> NestedMap:
+    def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         return self._trainer.eval_step(self.annotated(theta), batch)
 
     def annotated(self, theta: NestedMap) -> NestedMap:

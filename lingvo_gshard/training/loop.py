@@ -10,7 +10,7 @@ import rich.console
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.input import Input
+from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.store import IN_WORDS, Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
@@ -24,7 +24,7 @@ from lingvo_gshard.training.monitoring.metrics import (
     perplexity,
 )
 from lingvo_gshard.training.monitoring.progress import Progress
-from lingvo_gshard.training.runtime_protocol import Metrics, NumpyBatch, Runtime
+from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
 
@@ -52,7 +52,7 @@ class _Pending:
 
     step: int
     metrics: Metrics
-    batch: NumpyBatch
+    batch: Batch
 
 
 class Loop:
@@ -148,7 +148,7 @@ class Loop:
         if self.step > saved:
             self._save()
 
-    def _take_step(self, batch: NumpyBatch) -> None:
+    def _take_step(self, batch: Batch) -> None:
         """Starts a step, and then looks at the metrics of the one before."""
         # Before the step, since what is announced is known when all that came before is done.
         self._stop.announce()

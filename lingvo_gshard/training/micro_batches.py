@@ -10,17 +10,17 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, annotate_like
 
-Batch = dict[str, tf.Tensor]
+TensorBatch = dict[str, tf.Tensor]
 Result = tuple[tf.Tensor, dict[str, context.Metric], NestedMap]
 # compute(batch, key): the loss, the metrics and the gradients of a batch.
-Compute = Callable[[Batch, tf.Tensor], Result]
+Compute = Callable[[TensorBatch, tf.Tensor], Result]
 
 # The metric that is a count, which parts add to; all others are means.
 _COUNT = "tokens"
 
 
 def accumulate(
-    compute: Compute, batch: Batch, key: tf.Tensor, count: int, specs: NestedMap
+    compute: Compute, batch: TensorBatch, key: tf.Tensor, count: int, specs: NestedMap
 ) -> Result:
     """Returns what `compute` would of the whole batch, in `count` parts, one after another.
 
@@ -46,7 +46,7 @@ class _Sums:
     """Sums, over the parts, of what a result is made of, as one flat list of float32 tensors."""
 
     def __init__(
-        self, compute: Compute, batch: Batch, key: tf.Tensor, count: int, specs: NestedMap
+        self, compute: Compute, batch: TensorBatch, key: tf.Tensor, count: int, specs: NestedMap
     ):
         self._compute, self._batch, self._key = compute, batch, key
         self._count, self._specs = count, specs

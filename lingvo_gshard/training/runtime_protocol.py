@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Batch
 
-# Maps a feature's name to its rows: a global batch, the same in every process.
-NumpyBatch = dict[str, np.ndarray]
 # Maps a metric's name to (value, weight); the mean over batches weights values by their weights.
 WeightedMetrics = dict[str, tuple[float, float]]
 
@@ -88,8 +85,8 @@ class Runtime(WeightsHolder, Protocol):
     def theta_on_host(self) -> NestedMap:
         """Returns the unsharded weights as NumPy arrays, in every process."""
 
-    def train_step(self, batch: NumpyBatch) -> Metrics:
+    def train_step(self, batch: Batch) -> Metrics:
         """Takes one training step. Returns without waiting for it where the device allows."""
 
-    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
+    def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch without training."""

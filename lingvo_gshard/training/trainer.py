@@ -19,11 +19,10 @@ from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training import averages, loss_scale, micro_batches, precision
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
+from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.optim import optimizer
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
-
-Batch = dict[str, tf.Tensor]
 
 
 class Trainer(Configurable):
@@ -142,7 +141,7 @@ class Trainer(Configurable):
             return False
         return not self.loss_scale or self.loss_scale.cannot_back_off(metrics["loss_scale"])
 
-    def train_step(self, state: NestedMap, batch: Batch) -> tuple[NestedMap, NestedMap]:
+    def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
         """Returns the state after one step and its metrics, name -> float32 scalar.
 
         Random numbers come from (seed, step) and each layer's path.
@@ -208,7 +207,7 @@ class Trainer(Configurable):
     def gradients(
         self,
         theta: NestedMap,
-        batch: Batch,
+        batch: TensorBatch,
         key: tf.Tensor,
         on_output: Callable[[str, tf.Tensor], None] | None = None,
         scale: tf.Tensor | None = None,
@@ -220,7 +219,7 @@ class Trainer(Configurable):
         is not.
         """
 
-        def compute(part: Batch, key: tf.Tensor) -> micro_batches.Result:
+        def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
             return self._gradients_of_part(theta, part, key, on_output, scale)
 
         if self.p.micro_batches == 1:
@@ -230,7 +229,7 @@ class Trainer(Configurable):
     def _gradients_of_part(
         self,
         theta: NestedMap,
-        batch: Batch,
+        batch: TensorBatch,
         key: tf.Tensor,
         on_output: Callable[[str, tf.Tensor], None] | None,
         scale: tf.Tensor | None,
@@ -250,7 +249,7 @@ class Trainer(Configurable):
             gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) / scale)
         return loss, {**metrics, **scope.metrics}, gradients
 
-    def eval_step(self, theta: NestedMap, batch: Batch) -> NestedMap:
+    def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         """Returns the metrics of one batch without training, name -> (value, weight)."""
         with context.scope(training=False) as scope:
             loss, metrics = self.task.loss(theta, batch)

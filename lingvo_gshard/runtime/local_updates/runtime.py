@@ -17,6 +17,7 @@ import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.local_updates.outer_step import outer_moment_arrays, outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.program.executable import Executable
@@ -32,7 +33,7 @@ from lingvo_gshard.runtime.step_compiler import (
 from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.local_updates import OUTER, WORKERS
-from lingvo_gshard.training.runtime_protocol import NumpyBatch, WeightedMetrics
+from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
 # The collectives that sum over workers.
@@ -177,7 +178,7 @@ class LocalUpdatesRuntime:
                 return state.theta.transform(lambda x: np.asarray(x)[0])
         return outer
 
-    def train_step(self, batch: NumpyBatch) -> MeanMetrics:
+    def train_step(self, batch: Batch) -> MeanMetrics:
         """Takes one step of every worker, and an outer step when it is due, without waiting.
 
         Raises:
@@ -196,7 +197,7 @@ class LocalUpdatesRuntime:
             self._take_outer_step()
         return MeanMetrics(running)
 
-    def eval_step(self, batch: NumpyBatch) -> WeightedMetrics:
+    def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch, with the weights after the last outer step."""
         return self._outer_weights.eval_step(batch)
 
@@ -262,7 +263,7 @@ class LocalUpdatesRuntime:
         self._outer_weights.load_theta(self._specs.theta.pack(theta))
         self._outer_moments = list(results[2 * count :])
 
-    def _worker_step(self, worker: int, rows: NumpyBatch) -> CompiledStep:
+    def _worker_step(self, worker: int, rows: Batch) -> CompiledStep:
         return self._compiler.step(
             "train",
             (worker, batch_key(rows)),

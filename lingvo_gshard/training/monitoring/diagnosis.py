@@ -5,14 +5,15 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.trainer import Batch, Trainer
+from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.trainer import Trainer
 
 
 class NonFiniteError(RuntimeError):
     """A training step whose loss or gradient is not finite."""
 
 
-def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch, step: int) -> str:
+def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) -> str:
     """Returns a sentence that names where a step stopped being finite.
 
     Repeats the step eagerly from the weights before it and names the first layer, in forward order,
