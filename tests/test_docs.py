@@ -83,7 +83,7 @@ SLOW_PAGES = (
 )
 
 # Pages whose `python` blocks are one script; the `text` block after one is what it prints.
-SCRIPTS = ("docs/your_own_layer.md", "docs/planning.md")
+SCRIPTS = ("docs/your_own_layer.md", "docs/planning.md", "docs/python_api.md")
 
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -151,7 +151,7 @@ class Run:
 
     @names_arguments
     def translate(
-        self, sentences: Sequence[str], options: DecodingOptions | None = None
+        self, sentences: Sequence[str], options: DecodingOptions | None = None, **fields: Any
     ) -> list[str]:
         """Returns the translation of each sentence.
 
@@ -160,12 +160,14 @@ class Run:
         Args:
           sentences: one text each; an empty one has an empty translation.
           options: how to search; by default beam search.
+          **fields: fields of `DecodingOptions` that override `options`, such as beam_size=1.
 
         Raises:
           ValueError: the run's task is not translation.
         """
         if isinstance(sentences, str):
             raise ValueError("sentences is one string; a list of strings was expected")
+        options = dataclasses.replace(options or DecodingOptions(), **fields)
         translations = self.translator(options).translate(sentences)
         for index in translations.cut:
             warnings.warn(f"sentences[{index}] is too long and was cut", stacklevel=3)
@@ -173,7 +175,7 @@ class Run:
 
     @names_arguments
     def generate(
-        self, beginnings: Sequence[str], options: SamplingOptions | None = None
+        self, beginnings: Sequence[str], options: SamplingOptions | None = None, **fields: Any
     ) -> list[list[str]]:
         """Returns texts that continue each beginning: `options.samples` for each.
 
@@ -182,12 +184,14 @@ class Run:
         Args:
           beginnings: starts of texts; an empty one lets the model begin.
           options: how to draw tokens.
+          **fields: fields of `SamplingOptions` that override `options`, such as temperature=0.8.
 
         Raises:
           ValueError: the run's task is not language modeling.
         """
         if isinstance(beginnings, str):
             raise ValueError("beginnings is one string; a list of strings was expected")
+        options = dataclasses.replace(options or SamplingOptions(), **fields)
         texts = list(self.writer(options).write(beginnings))
         for index, text in enumerate(texts):
             if text.cut:

@@ -84,7 +84,8 @@ def test_a_directory_without_a_run(tmp_path):
 
 def test_a_translation_run_translates(trained_logdir):
     run = gshard.load(trained_logdir)
-    texts = run.translate(["der Hund", ""], gshard.DecodingOptions(beam_size=1))
+    texts = run.translate(["der Hund", ""], beam_size=1)
+    assert texts == run.translate(["der Hund", ""], gshard.DecodingOptions(beam_size=1))
     assert len(texts) == 2 and texts[1] == ""
     assert run.step == 20 and "translation.from_files, step 20" in repr(run)
     with pytest.raises(ArgumentError, match="TranslationTask; LanguageModelTask was expected"):
@@ -95,11 +96,12 @@ def test_a_translation_run_translates(trained_logdir):
 
 def test_a_language_model_run_generates(language_model_logdir):
     run = gshard.load(language_model_logdir)
-    options = gshard.SamplingOptions(samples=2, most_tokens=4, seed=3)
-    found = run.generate(["the dog", "the cat"], options)
+    options = gshard.SamplingOptions(samples=2, most_tokens=4)
+    found = run.generate(["the dog", "the cat"], options, seed=3)
     assert [len(texts) for texts in found] == [2, 2]
     assert all(text.startswith("the dog") for text in found[0])
-    assert found == run.generate(["the dog", "the cat"], options)
+    assert found == run.generate(["the dog", "the cat"], options, seed=3)
+    assert found != run.generate(["the dog", "the cat"], options, seed=4)
 
 
 @pytest.mark.slow
