@@ -14,7 +14,8 @@ from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.transformer import TransformerLayer, TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -168,14 +169,17 @@ def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
     5.2): nothing is computed twice up to 12, of deeper stacks all but the layers' inputs is.
     """
     is_deep = layers > 12
-    attention = MultiHeadAttention.params().set(head_dim=head_dim)
+    layer = TransformerLayer.params().set(
+        self_attention=SelfAttention.params().set(head_dim=head_dim),
+        cross_attention=CrossAttention.params().set(head_dim=head_dim),
+    )
     return TransformerStack.params().set(
         num_layers=layers // 2,
         model_dim=MODEL_DIM,
         num_heads=NUM_HEADS,
         hidden_dim=HIDDEN_DIM,
         moe_every=0,
-        layer=TransformerLayer.params().set(attention=attention),
+        layer=layer,
         repeat=is_deep,
         rematerialize="full" if is_deep else "none",
         input_dropout_rate=DROPOUT,

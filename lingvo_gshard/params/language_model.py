@@ -96,7 +96,7 @@ def _small_model() -> Params:
         residual_dropout_rate=0.2,
     )
     decoder.layer.norm = RMSNorm.params()
-    decoder.layer.attention.rotary_fraction = 1.0
+    decoder.layer.self_attention.rotary_fraction = 1.0
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
     decoder.moe.experts.activation = "swiglu"
     return LanguageModelTask.params().set(model_dim=128, decoder=decoder, add_positions=False)

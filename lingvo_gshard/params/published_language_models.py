@@ -40,7 +40,7 @@ def gpt3_175b() -> Params:
     decoder = TransformerStack.params().set(
         num_layers=96, num_heads=96, hidden_dim=4 * 12288, moe_every=0
     )
-    decoder.layer.attention.head_dim = 128
+    decoder.layer.self_attention.head_dim = 128
     decoder.layer.feed_forward.activation = "gelu"
     task = _task(12288, decoder).set(positions=LearnedPositions.params().set(max_length=2048))
     trainer = Trainer.params().set(
@@ -85,7 +85,7 @@ def glam_64b_64e() -> Params:
         ),
     )
     decoder.moe.experts.activation = "gelu"
-    decoder.layer.attention.set(head_dim=128, relative_buckets=32)
+    decoder.layer.self_attention.set(head_dim=128, relative_buckets=32)
     decoder.layer.feed_forward.set(activation="geglu", use_bias=False)
     task = _task(8192, decoder).set(add_positions=False)
     trainer = Trainer.params().set(
@@ -124,7 +124,7 @@ def deepseek_v3_like() -> Params:
         moe=_deepseek_experts(),
     )
     decoder.layer.norm = RMSNorm.params()
-    decoder.layer.attention.set(head_dim=128, num_key_value_heads=8, rotary_fraction=0.5)
+    decoder.layer.self_attention.set(head_dim=128, num_key_value_heads=8, rotary_fraction=0.5)
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
     task = _task(7168, decoder).set(add_positions=False, tie_softmax=False)
     trainer = Trainer.params().set(

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 

@@ -19,7 +19,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.embedding import (
     LearnedPositions,
@@ -134,25 +134,22 @@ def _as_softmax(layer: TokenEmbedding, theta: NestedMap, inputs: NestedMap) -> t
 
 
 def _self_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, inputs.x, _self_bias(inputs))
-
-
-def _causal_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, inputs.x, _self_bias(inputs, causal=True))
+    return layer.fprop(theta, inputs.x, layer.mask(inputs.target_segments))
 
 
 def _cross_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, inputs.memory, _cross_bias(inputs))
+    mask = layer.mask(inputs.target_segments, inputs.source_segments)
+    return layer.fprop(theta, inputs.x, inputs.memory, mask)
 
 
 def _encoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, inputs.target_segments, _self_bias(inputs))
+    return layer.fprop(theta, inputs.x, layer.self_attention.mask(inputs.target_segments))
 
 
 def _decoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    bias = _self_bias(inputs, causal=True)
-    mask, memory_bias = inputs.target_segments, _cross_bias(inputs)
-    return layer.fprop(theta, inputs.x, mask, bias, inputs.memory, memory_bias)
+    mask = layer.self_attention.mask(inputs.target_segments)
+    memory_mask = layer.cross_attention.mask(inputs.target_segments, inputs.source_segments)
+    return layer.fprop(theta, inputs.x, mask, inputs.memory, memory_mask)
 
 
 def _decoder_stack(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
@@ -166,14 +163,6 @@ def _translation_logits(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf
 
 def _task_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
     return layer.loss(theta, inputs)[0]
-
-
-def _self_bias(inputs: NestedMap, causal: bool = False) -> tf.Tensor:
-    return segment_bias(inputs.target_segments, inputs.target_segments, causal)
-
-
-def _cross_bias(inputs: NestedMap) -> tf.Tensor:
-    return segment_bias(inputs.target_segments, inputs.source_segments)
 
 
 def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> Params:
@@ -204,7 +193,8 @@ def _sigmoid() -> Params:
 
 def _transformer_layer(**values: object) -> Params:
     p = TransformerLayer.params().set(model_dim=M, residual_dropout_rate=0.1, **values)
-    p.attention.set(num_heads=N, dropout_rate=0.1)
+    p.self_attention.set(num_heads=N, dropout_rate=0.1, is_causal=p.has_cross_attention)
+    p.cross_attention.set(num_heads=N, dropout_rate=0.1)
     p.feed_forward.set(hidden_dim=H, activation="gelu")
     return p
 
@@ -231,7 +221,7 @@ def _language_model(**values: object) -> Params:
     stack = _stack(is_causal=True).set(num_layers=3, dense_first=1)
     stack.layer.norm = RMSNorm.params()
     stack.layer.feed_forward.activation = "swiglu"
-    stack.layer.attention.rotary_fraction = 1.0
+    stack.layer.self_attention.rotary_fraction = 1.0
     return p.set(decoder=stack)
 
 
@@ -254,11 +244,16 @@ CASES = (
     Case("SinusoidalPositions", _positions(SinusoidalPositions.params()), _on_positions),
     Case("LearnedPositions", _positions(LearnedPositions.params()), _on_positions),
     Case("Attention.self", attentions.plain(dropout_rate=0.2), _self_attention, draws=True),
-    Case("Attention.causal", attentions.plain(head_dim=3), _causal_attention),
-    Case("Attention.cross", attentions.plain(dropout_rate=0.2), _cross_attention, draws=True),
+    Case("Attention.causal", attentions.plain(head_dim=3, is_causal=True), _self_attention),
+    Case(
+        "Attention.cross",
+        attentions.plain(CrossAttention, dropout_rate=0.2),
+        _cross_attention,
+        draws=True,
+    ),
     Case("Attention.options", attentions.attention("together"), _self_attention),
-    Case("Attention.blocks", attentions.blocks(), attentions.in_blocks),
-    Case("Attention.ring", attentions.ring(), attentions.in_blocks),
+    Case("Attention.blocks", attentions.blocks(), _self_attention),
+    Case("Attention.ring", attentions.ring(), _self_attention),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
     Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
     Case("MoE.paper.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),

@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.hlo.reader import OperationList, read_operations
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
@@ -25,7 +25,7 @@ def layer_of(kind: str) -> Layer:
     if kind == "feed_forward":
         return FeedForward.params().set(model_dim=M, hidden_dim=H).instantiate(path=kind)
     if kind == "attention":
-        return MultiHeadAttention.params().set(model_dim=M, num_heads=N).instantiate(path=kind)
+        return SelfAttention.params().set(model_dim=M, num_heads=N).instantiate(path=kind)
     params = MixtureOfExperts.params().set(
         model_dim=M, hidden_dim=H, num_experts=E, group_size=S, dispatch=kind
     )
@@ -33,8 +33,8 @@ def layer_of(kind: str) -> Layer:
 
 
 def _call(layer: Layer, theta, x_BLM):
-    if isinstance(layer, MultiHeadAttention):
-        return layer.fprop(theta, x_BLM, x_BLM, tf.zeros([1, 1, L, L]))
+    if isinstance(layer, SelfAttention):
+        return layer.fprop(theta, x_BLM, layer.mask(None))
     return layer.fprop(theta, x_BLM, tf.ones([B, L], tf.int32))
 
 

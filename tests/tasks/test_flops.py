@@ -36,7 +36,8 @@ def task_of(moe_every: int, head_dim: int = 0) -> TranslationTask:
     )
     params.set(encoder=stack_params(moe_every), decoder=stack_params(moe_every, is_decoder=True))
     for stack in (params.encoder, params.decoder):
-        stack.layer.attention.head_dim = head_dim
+        stack.layer.self_attention.head_dim = head_dim
+        stack.layer.cross_attention.head_dim = head_dim
     return params.instantiate()
 
 
@@ -166,6 +167,6 @@ def test_heads_of_keys_and_values_that_are_shared_take_less():
         num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
     )
     before = stack_step(stack)
-    stack.layer.attention.num_key_value_heads = 2
+    stack.layer.self_attention.num_key_value_heads = 2
     saved = 3 * 2 * (2 * 4096 * 512 * 512) * 3 // 4
     assert stack_step(stack) == before - saved

@@ -8,8 +8,9 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.momentum import Momentum
@@ -100,7 +101,8 @@ def translation(precision: str, **stack) -> Trainer:
     for side in (task.encoder, task.decoder):
         side.set(num_layers=2, num_heads=4, hidden_dim=16, residual_dropout_rate=0.1, **stack)
         side.moe.set(num_experts=4, group_size=12)
-        side.layer.attention.set(relative_buckets=4, logit_cap=20.0, rotary_fraction=0.5)
+        side.layer.self_attention.set(relative_buckets=4, logit_cap=20.0, rotary_fraction=0.5)
+        side.layer.cross_attention.logit_cap = 20.0
     if not stack:
         task.decoder.set(num_layers=1, moe_every=0)
     params = Trainer.params().set(clip_norm=1.0, optimizer=Adam.params(), average_decay=0.9)
@@ -134,22 +136,23 @@ def test_what_is_delicate_is_float32(precision, stack):
     assert {"Exp", "Log", "Rsqrt", "Sum", "Softmax", "Cumsum"} <= kinds
 
 
-@pytest.mark.parametrize("block_size", [0, 3])
-def test_what_is_masked_does_not_overflow_in_float16(block_size):
+@pytest.mark.parametrize(
+    "kernel", [DenseKernel.params(), BlockwiseKernel.params().set(block_size=3)]
+)
+def test_what_is_masked_does_not_overflow_in_float16(kernel):
     """With a row of padding alone, and a cap and a window in the logits that are masked."""
-    attention = MultiHeadAttention.params().set(
-        model_dim=8, num_heads=2, window=3, logit_cap=5.0, block_size=block_size, is_causal=True
+    attention = SelfAttention.params().set(
+        model_dim=8, num_heads=2, window=3, logit_cap=5.0, kernel=kernel, is_causal=True
     )
     layer = attention.instantiate(path="attention")
     theta, segments = layer.init(1), tf.constant([[1, 1, 1, 2, 2, 0], [0] * 6])
     x = np.random.default_rng(1).normal(size=(2, 6, 8))
-    bias = segments if block_size else segment_bias(segments, segments, causal=True)
     results = []
     for dtype in (tf.float32, tf.float16):
         with tf.GradientTape() as tape:
             inputs = tf.constant(x, dtype)
             tape.watch(inputs)
-            output = layer.fprop(theta, inputs, inputs, bias, segments)
+            output = layer.fprop(theta, inputs, layer.mask(segments))
             assert output.dtype == dtype
         results.append((output, tape.gradient(output, inputs)))
     for expected, found in zip(*results, strict=True):

@@ -1,6 +1,6 @@
-"""Attention over one block of keys after another: no tensor of queries by keys, either way.
+"""BlockwiseKernel: attention over blocks of keys, without a tensor of queries by keys.
 
-Rabe and Staats 2021, arXiv 2112.05682; the sums under way are those of running_softmax.py.
+Rabe and Staats 2021, arXiv 2112.05682. running_softmax.py holds the sums over the blocks so far.
 """
 
 from __future__ import annotations
@@ -13,56 +13,51 @@ import tensorflow as tf
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention import running_softmax
-from lingvo_gshard.layers.attention.mask import BEHIND, block_bias
-from lingvo_gshard.layers.attention.running_softmax import Done, Sums
+from lingvo_gshard.layers.attention.heads import repeat_heads
+from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
+from lingvo_gshard.layers.attention.running_softmax import RunningSums, SoftmaxStatistics
 from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum
 
 
-def check(p: Params, path: str) -> None:
-    """Raises ValueError naming the Params of an attention that cannot be computed in blocks."""
-    if p.block_size < 0:
-        raise ValueError(f"{path}.block_size: {p.block_size} is negative")
-    for name in ("dropout_rate", "relative_buckets"):
-        if p.block_size and p.get(name):
-            raise ValueError(
-                f"{path}.block_size: {p.block_size} with {path}.{name}, {p.get(name)}; blocks have "
-                "none, 0 was expected of one of them"
-            )
+class BlockwiseKernel(AttentionKernel):
+    """Attends to one block of keys after another, in the forward and in the backward pass.
 
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """Which keys a query sees, and how they are divided.
-
-    segments_BL, key_segments_BK: as of `segment_bias`. block_size: keys of a block.
+    The backward pass computes the attention weights a second time. Blocks in which a causal query
+    sees no key are computed, too.
     """
 
-    segments_BL: tf.Tensor
-    key_segments_BK: tf.Tensor
-    block_size: int
-    is_causal: bool
-    window: int
-    cap: float
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("block_size", 512, "Keys of a block.")
+        return p
 
-    @property
-    def size(self) -> int:
-        """How many keys a block has."""
-        return min(self.block_size, self.key_segments_BK.shape[1])
-
-    @property
-    def count(self) -> int:
-        """The number of blocks."""
-        return -(-self.key_segments_BK.shape[1] // self.size)
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        if self.p.block_size < 1:
+            raise ValueError(f"{path}.block_size: {self.p.block_size}; 1 or more was expected")
 
     def attend(
-        self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, values_BNKD: tf.Tensor
+        self,
+        query_BNLD: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        logit_cap: float = 0.0,
+        relative_bias_NLK: tf.Tensor | None = None,
+        dropout_BNLK: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns softmax(q k + bias) v [B,N,L,D]; sums and the softmax are float32."""
-        filled = self.count * self.size - keys_BNKD.shape[2]
-        behind = [[0, 0], [0, filled]]
+        """Returns the attention output [B,N,L,D], as the base class describes."""
+        del relative_bias_NLK, dropout_BNLK
+        keys = keys_BNKD.shape[2]
+        size = min(self.p.block_size, keys)
+        count = -(-keys // size)
+        padding = [[0, 0], [0, count * size - keys]]
 
-        # Segments are arguments: TensorFlow does not find what only a loop in a gradient reads.
+        # Segments are arguments: TensorFlow does not capture a tensor that only a loop in a
+        # gradient reads.
         @custom_gradient
         def compute(
             query_BNLD: tf.Tensor,
@@ -71,48 +66,72 @@ class Blocks:
             segments_BL: tf.Tensor,
             key_segments_BK: tf.Tensor,
         ):
-            keys, values = (tf.pad(x, [[0, 0], *behind, [0, 0]]) for x in (keys_BNKD, values_BNKD))
-            segments_BK = tf.pad(key_segments_BK, behind, constant_values=BEHIND)
-            run = _Run(self, query_BNLD, keys, values, segments_BL, segments_BK)
-            sums = run.forward()
+            padded = [tf.pad(x, [[0, 0], *padding, [0, 0]]) for x in (keys_BNKD, values_BNKD)]
+            segments_BK = tf.pad(key_segments_BK, padding, constant_values=BLOCK_PADDING)
+            blocks = _Blocks(
+                mask, logit_cap, size, count, query_BNLD, *padded, segments_BL, segments_BK
+            )
+            sums = blocks.forward()
             mixed_BNLD = sums.result(query_BNLD.dtype)
 
             def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-                d_query, d_keys, d_values = run.backward(d_BNLD, sums.done(d_BNLD, mixed_BNLD))
-                length = keys_BNKD.shape[2]
-                return d_query, d_keys[:, :, :length], d_values[:, :, :length], None, None
+                statistics = sums.statistics(d_BNLD, mixed_BNLD)
+                d_query, d_keys, d_values = blocks.backward(d_BNLD, statistics)
+                return d_query, d_keys[:, :, :keys], d_values[:, :, :keys], None, None
 
             return mixed_BNLD, gradient
 
-        segments_BL = annotate(self.segments_BL, "BL", reserved="N")
-        key_segments_BK = annotate(self.key_segments_BK, "BK", reserved="N")
-        return compute(query_BNLD, keys_BNKD, values_BNKD, segments_BL, key_segments_BK)
+        heads = query_BNLD.shape[1]
+        segments_BL, key_segments_BK = mask.explicit_segments(query_BNLD, keys_BNKD)
+        return compute(
+            query_BNLD,
+            repeat_heads(keys_BNKD, heads),
+            repeat_heads(values_BNKD, heads),
+            annotate(segments_BL, "BL", reserved="N"),
+            annotate(key_segments_BK, "BK", reserved="N"),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
-    """Blocks of tensors whose keys divide into them."""
+class _Blocks:
+    """Tensors of one call whose keys divide into blocks.
 
-    blocks: Blocks
+    Attributes:
+      mask: the keys that each query attends to.
+      cap: see `soft_cap`.
+      size: keys of a block.
+      count: number of blocks.
+      query_BNLD: scaled queries.
+      keys_BNKD: keys, padded to `count * size`; values_BNKD likewise.
+      segments_BL: segments of the queries.
+      segments_BK: segments of the keys, `BLOCK_PADDING` in padding.
+    """
+
+    mask: AttentionMask
+    cap: float
+    size: int
+    count: int
     query_BNLD: tf.Tensor
     keys_BNKD: tf.Tensor
     values_BNKD: tf.Tensor
     segments_BL: tf.Tensor
     segments_BK: tf.Tensor
 
-    def forward(self) -> Sums:
+    def forward(self) -> RunningSums:
         """Returns the sums over all keys."""
 
-        def body(index: tf.Tensor, sums: Sums) -> tuple:
+        def body(index: tf.Tensor, sums: RunningSums) -> tuple:
             logits_BNLK, _ = self._logits(index)
             values_BNKD = self._block(self.values_BNKD, index)
-            sums = running_softmax.with_keys(sums, logits_BNLK, values_BNKD, "BNLK,BNKD->BNLD")
+            sums = running_softmax.add_keys(sums, logits_BNLK, values_BNKD, "BNLK,BNKD->BNLD")
             return index + 1, sums
 
-        start = (tf.constant(0), running_softmax.no_keys(self.query_BNLD, "BNLD"))
+        start = (tf.constant(0), running_softmax.empty_sums(self.query_BNLD, "BNLD"))
         return self._while(body, start)[1]
 
-    def backward(self, d_BNLD: tf.Tensor, done: Done) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def backward(
+        self, d_BNLD: tf.Tensor, statistics: SoftmaxStatistics
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the gradients of queries, keys and values: weights are computed once more."""
 
         def body(
@@ -124,7 +143,7 @@ class _Run:
             logits_BNLK, capped_BNLK = self._logits(index)
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
             weights_BNLK, d_logits_BNLK = running_softmax.gradients(
-                done, logits_BNLK, capped_BNLK, d_weights_BNLK, self.blocks.cap
+                statistics, logits_BNLK, capped_BNLK, d_weights_BNLK, self.cap
             )
             more = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
             d_query = annotate(d_query + tf.cast(more, tf.float32), "BNLD")
@@ -143,32 +162,31 @@ class _Run:
         """A block's float32 logits [B,N,L,K], and what they were before any bias."""
         keys_BNKD = self._block(self.keys_BNKD, index)
         products_BNLK = einsum("BNLD,BNKD->BNLK", self.query_BNLD, keys_BNKD)
-        capped_BNLK = soft_cap(tf.cast(products_BNLK, tf.float32), self.blocks.cap)
+        capped_BNLK = soft_cap(tf.cast(products_BNLK, tf.float32), self.cap)
         return capped_BNLK + self._bias(index), capped_BNLK
 
     def _bias(self, index: tf.Tensor) -> tf.Tensor:
         """`block_bias` [B,1,L,K]."""
-        blocks = self.blocks
-        start = [0, index * blocks.size]
-        size = [self.segments_BK.shape[0], blocks.size]
+        start = [0, index * self.size]
+        size = [self.segments_BK.shape[0], self.size]
         keys_B1K = tf.slice(self.segments_BK, start, size)[:, None, :]
         query_BL1 = self.segments_BL[:, :, None]
-        query_L, first = tf.range(query_BL1.shape[1]), index * blocks.size
-        distances_LK = first + tf.range(blocks.size)[None, :] - query_L[:, None]
-        bias_BLK = block_bias(query_BL1, keys_B1K, distances_LK, blocks.is_causal, blocks.window)
+        query_L, first = tf.range(query_BL1.shape[1]), index * self.size
+        distances_LK = first + tf.range(self.size)[None, :] - query_L[:, None]
+        bias_BLK = self.mask.block_bias(query_BL1, keys_B1K, distances_LK)
         return bias_BLK[:, None]
 
     def _block(self, x_BNKD: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         batch, heads, _, head_dim = x_BNKD.shape
-        size = self.blocks.size
+        size = self.size
         return annotate(
             tf.slice(x_BNKD, [0, 0, index * size, 0], [batch, heads, size, head_dim]), "BNKD"
         )
 
     def _stack(self) -> tf.TensorArray:
         batch, heads, _, head_dim = self.keys_BNKD.shape
-        shape = [batch, heads, self.blocks.size, head_dim]
-        return tf.TensorArray(self.keys_BNKD.dtype, self.blocks.count, element_shape=shape)
+        shape = [batch, heads, self.size, head_dim]
+        return tf.TensorArray(self.keys_BNKD.dtype, self.count, element_shape=shape)
 
     def _joined(self, stack: tf.TensorArray) -> tf.Tensor:
         """The blocks [B,N,K,D] of a stack one behind the other."""
@@ -176,5 +194,5 @@ class _Run:
         return annotate(tf.reshape(blocks, self.keys_BNKD.shape), "BNKD")
 
     def _while(self, body: Callable, start: tuple) -> tuple:
-        count = self.blocks.count
+        count = self.count
         return tf.while_loop(lambda index, *_: index < count, body, start, maximum_iterations=count)

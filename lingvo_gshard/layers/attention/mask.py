@@ -1,56 +1,134 @@
-"""Which keys a query sees, as what is added to its logits, by the segments of packed rows."""
+"""AttentionMask: the keys that each query may attend to."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import tensorflow as tf
 
-from lingvo_gshard.layers.attention.relative_bias import MASKED, window_bias
 from lingvo_gshard.sharding import annotate
 
-# No sentence's segment, nor padding's: that of the keys that fill up the last block of some.
-BEHIND = -1
+# Added to the logit of a key that a query must not attend to.
+MASKED = -1e9
+
+# Segment of the keys that pad the last block of a row. No real token and no padding token has it.
+BLOCK_PADDING = -1
 
 
-def segment_bias(
-    query_segments_BL: tf.Tensor, memory_segments_BK: tf.Tensor, causal: bool = False
-) -> tf.Tensor:
-    """Returns float32 [B,1,L,K]: 0 where a query may see a key, else a large negative number.
+@dataclasses.dataclass(frozen=True)
+class AttentionMask:
+    """The keys that each query of a packed row may attend to.
 
-    A query sees the keys of its own segment; segment 0 is padding, and a causal query sees no key
-    that stands after it in the row.
+    A query attends to the keys of its own segment. Segment 0 is padding: it neither attends nor is
+    attended to. Each attention kernel materializes the form of the mask that it needs.
+
+    A mask can be an element of a `tf.nest` structure; its tensors are then the leaves.
+
+    Attributes:
+      segments_BL: int32 segments of the queries; None if each row is one segment without padding.
+      key_segments_BK: int32 segments of the keys; None if they are those of the queries.
+      is_causal: whether a query attends only to keys at its own position and before it.
+      window: largest distance between a query and a key; 0 means no limit.
+      first_query: position of the first query among the keys, an int or an int32 scalar.
+      bias_B1LK: `bias()`, computed once for all layers that share the mask; None if each layer
+        computes its own.
     """
-    query_BL1 = annotate(query_segments_BL, "BL", reserved="N")[:, :, None]
-    memory_segments_BK = annotate(memory_segments_BK, "BK", reserved="N")
-    distances_LK = None
-    if causal:
-        length = query_segments_BL.shape[1]
-        distances_LK = tf.range(length)[None, :] - tf.range(length)[:, None]
-    visible_BLK = _visible(query_BL1, memory_segments_BK[:, None, :], distances_LK)
-    return annotate(tf.where(visible_BLK, 0.0, MASKED), "BLK", reserved="N")[:, None]
 
+    segments_BL: tf.Tensor | None = None
+    key_segments_BK: tf.Tensor | None = None
+    is_causal: bool = False
+    window: int = 0
+    first_query: int | tf.Tensor = 0
+    bias_B1LK: tf.Tensor | None = None
 
-def block_bias(
-    query_segments: tf.Tensor,
-    key_segments: tf.Tensor,
-    distances: tf.Tensor,
-    is_causal: bool,
-    window: int,
-) -> tf.Tensor:
-    """Returns `segment_bias` of a block of keys, its window, and less yet for keys `BEHIND`.
+    def key_segments(self) -> tf.Tensor | None:
+        """Returns the int32 segments [B,K] of the keys, or None if each row is one segment."""
+        return self.segments_BL if self.key_segments_BK is None else self.key_segments_BK
 
-    query_segments [...,L,1], key_segments [...,1,K]. distances: int32, of keys less queries in the
-    row. window: 0 without. The result is float32 [...,L,K].
-    """
-    visible = _visible(query_segments, key_segments, distances if is_causal else None)
-    bias = tf.where(visible, 0.0, MASKED)
-    if window:
-        bias += window_bias(distances, window)
-    return tf.where(tf.equal(key_segments, BEHIND), 4 * MASKED, bias)
+    def explicit_segments(
+        self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the segments [B,L] of queries and [B,K] of keys; ones if there are none."""
+        if self.segments_BL is not None:
+            return self.segments_BL, self.key_segments()
+        batch, _, queries, _ = query_BNLD.shape
+        keys = keys_BNKD.shape[2]
+        return tf.ones([batch, queries], tf.int32), tf.ones([batch, keys], tf.int32)
 
+    def with_bias(self) -> AttentionMask:
+        """Returns this mask with its bias materialized. The mask must have segments."""
+        queries, keys = self.segments_BL.shape[1], self.key_segments().shape[1]
+        return dataclasses.replace(self, bias_B1LK=self.bias(queries, keys))
 
-def _visible(
-    query_segments: tf.Tensor, key_segments: tf.Tensor, distances: tf.Tensor | None
-) -> tf.Tensor:
-    """Whether a query sees a key; by distances, where it sees none behind it."""
-    visible = tf.equal(query_segments, key_segments) & (query_segments > 0)
-    return visible if distances is None else visible & (distances <= 0)
+    def bias(self, queries: int, keys: int) -> tf.Tensor:
+        """Returns the float32 bias [B,1,L,K], or [1,1,L,K], that is added to the logits.
+
+        It is 0 where a query attends to a key, and a large negative number elsewhere.
+
+        Args:
+          queries: number L of queries.
+          keys: number K of keys.
+        """
+        if self.bias_B1LK is not None:
+            return self.bias_B1LK
+        distances_LK = self.distances(queries, keys)
+        if self.segments_BL is None:
+            visible_LK = distances_LK <= 0 if self.is_causal else tf.ones([queries, keys], tf.bool)
+            return self._with_window(tf.where(visible_LK, 0.0, MASKED), distances_LK)[None, None]
+        query_BL1 = annotate(self.segments_BL, "BL", reserved="N")[:, :, None]
+        key_B1K = annotate(self.key_segments(), "BK", reserved="N")[:, None, :]
+        visible_BLK = self._is_visible(query_BL1, key_B1K, distances_LK)
+        bias_BLK = annotate(tf.where(visible_BLK, 0.0, MASKED), "BLK", reserved="N")
+        return self._with_window(bias_BLK, distances_LK)[:, None]
+
+    def block_bias(
+        self, query_segments: tf.Tensor, key_segments: tf.Tensor, distances: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the float32 bias [...,L,K] of a block of keys.
+
+        Keys of segment `BLOCK_PADDING` get a weight of 0 even in rows that attend to no key.
+
+        Args:
+          query_segments: int32 [...,L,1].
+          key_segments: int32 [...,1,K].
+          distances: int32 [...,L,K], position of the key minus position of the query.
+        """
+        visible = self._is_visible(query_segments, key_segments, distances)
+        bias = self._with_window(tf.where(visible, 0.0, MASKED), distances)
+        return tf.where(tf.equal(key_segments, BLOCK_PADDING), 4 * MASKED, bias)
+
+    def distances(self, queries: int, keys: int) -> tf.Tensor:
+        """Returns int32 [L,K]: the position of each key minus the position of each query."""
+        return tf.range(keys)[None, :] - (self.first_query + tf.range(queries)[:, None])
+
+    def _is_visible(
+        self, query_segments: tf.Tensor, key_segments: tf.Tensor, distances: tf.Tensor
+    ) -> tf.Tensor:
+        visible = tf.equal(query_segments, key_segments) & (query_segments > 0)
+        return visible & (distances <= 0) if self.is_causal else visible
+
+    def _with_window(self, bias: tf.Tensor, distances: tf.Tensor) -> tf.Tensor:
+        """Beltagy et al. 2020, arXiv 2004.05150, section 3.1."""
+        if not self.window:
+            return bias
+        return bias + tf.where(tf.abs(distances) <= self.window, 0.0, MASKED)
+
+    def __tf_flatten__(self) -> tuple[tuple[dict[str, Any], tuple[str, ...]], tuple]:
+        """Splits the mask into static fields and tensors, for `tf.nest`."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        tensors = {
+            name: value
+            for name, value in fields.items()
+            if value is not None and not isinstance(value, (bool, int))
+        }
+        static = {name: value for name, value in fields.items() if name not in tensors}
+        return (static, tuple(tensors)), tuple(tensors.values())
+
+    @classmethod
+    def __tf_unflatten__(
+        cls, metadata: tuple[dict[str, Any], tuple[str, ...]], tensors: tuple
+    ) -> AttentionMask:
+        """Reverses `__tf_flatten__`."""
+        static, names = metadata
+        return cls(**static, **dict(zip(names, tensors, strict=True)))

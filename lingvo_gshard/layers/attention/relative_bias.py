@@ -1,7 +1,7 @@
-"""Relative position bias and windows: what a query adds to its products by a key's distance.
+"""Relative position bias: a learned bias for each bucket of distances, added to the logits.
 
-Distances are of positions in the row. Within a segment these are those of the sentence, and other
-segments are out of sight.
+A distance is the position of a key in its row minus that of the query. Within a segment this is the
+distance within the sentence, and other segments are masked.
 """
 
 import math
@@ -13,13 +13,9 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.lookup import rows_of
 from lingvo_gshard.sharding import annotate
 
-MASKED = -1e9
-
 
 def check(p: Params, path: str) -> None:
     """Raises ValueError naming the Params of an attention whose buckets or window cannot be."""
-    if p.window < 0:
-        raise ValueError(f"{path}.window: {p.window} is negative")
     if not p.relative_buckets:
         return
     least = 2 if p.is_causal else 4
@@ -62,11 +58,3 @@ def bias_of(table_KN: tf.Tensor, buckets_LK: tf.Tensor) -> tf.Tensor:
     """Returns float32 [N,L,K]: the learned number of each head for each bucket."""
     bias_LKN = rows_of(table_KN, buckets_LK)
     return annotate(tf.transpose(bias_LKN, (2, 0, 1)), "NLK")
-
-
-def window_bias(distances_LK: tf.Tensor, window: int) -> tf.Tensor:
-    """Returns float32 [L,K]: 0 where a key is at most `window` positions away, else MASKED.
-
-    Beltagy et al. 2020, arXiv 2004.05150, section 3.1.
-    """
-    return tf.where(tf.abs(distances_LK) <= window, 0.0, MASKED)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_gshard.layers.attention.soft_cap import through_soft_cap
+from lingvo_gshard.layers.attention.soft_cap import soft_cap_gradient
 from lingvo_gshard.sharding import annotate, einsum
 
 
-class Sums(NamedTuple):
+class RunningSums(NamedTuple):
     """Float32 sums over the keys so far.
 
     mixed: of exponentials times values, in the layout of queries. largest, total: each query's
@@ -30,13 +30,15 @@ class Sums(NamedTuple):
         """Returns the values' mean, weighted by the softmax."""
         return tf.cast(self.mixed / self.total, dtype)
 
-    def done(self, d_mixed: tf.Tensor, mixed: tf.Tensor) -> Done:
+    def statistics(self, d_mixed: tf.Tensor, mixed: tf.Tensor) -> SoftmaxStatistics:
         """Returns what the gradient needs; d_mixed: that of the result, which is `mixed`."""
         product = tf.cast(d_mixed, tf.float32) * tf.cast(mixed, tf.float32)
-        return Done(self.largest, 1.0 / self.total, tf.reduce_sum(product, -1, keepdims=True))
+        return SoftmaxStatistics(
+            self.largest, 1.0 / self.total, tf.reduce_sum(product, -1, keepdims=True)
+        )
 
 
-class Done(NamedTuple):
+class SoftmaxStatistics(NamedTuple):
     """What the gradient needs of a softmax over all keys, float32.
 
     largest, inverse: each query's largest logit, and 1 / its sum of exponentials. of_sum: the sum
@@ -48,17 +50,17 @@ class Done(NamedTuple):
     of_sum: tf.Tensor
 
 
-def no_keys(query: tf.Tensor, layout: str) -> Sums:
+def empty_sums(query: tf.Tensor, layout: str) -> RunningSums:
     """Returns the sums over no keys; layout: of the query, whose last letter is D."""
     rows = [*query.shape[:-1], 1]
-    return Sums(
+    return RunningSums(
         annotate(tf.zeros(query.shape, tf.float32), layout),
         tf.fill(rows, tf.float32.min),
         tf.zeros(rows, tf.float32),
     )
 
 
-def with_keys(sums: Sums, logits: tf.Tensor, values: tf.Tensor, equation: str) -> Sums:
+def add_keys(sums: RunningSums, logits: tf.Tensor, values: tf.Tensor, equation: str) -> RunningSums:
     """Returns the sums with more keys.
 
     equation: einsum letters of weights, of values, and of queries, such as "BNLK,BNKD->BNLD".
@@ -70,17 +72,21 @@ def with_keys(sums: Sums, logits: tf.Tensor, values: tf.Tensor, equation: str) -
     more = einsum(equation, tf.cast(exponentials, values.dtype), values)
     layout = equation.rpartition(">")[2]
     mixed = annotate(sums.mixed * fading + tf.cast(more, tf.float32), layout)
-    return Sums(mixed, largest, total)
+    return RunningSums(mixed, largest, total)
 
 
 def gradients(
-    done: Done, logits: tf.Tensor, capped: tf.Tensor, d_weights: tf.Tensor, cap: float
+    statistics: SoftmaxStatistics,
+    logits: tf.Tensor,
+    capped: tf.Tensor,
+    d_weights: tf.Tensor,
+    cap: float,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns some keys' weights, computed once more, and the gradients of products q k.
 
     capped: logits before any bias; cap: of `soft_cap`. In the type of d_weights.
     """
-    weights = tf.exp(logits - done.largest) * done.inverse
-    d_logits = weights * (tf.cast(d_weights, tf.float32) - done.of_sum)
-    d_logits = through_soft_cap(d_logits, capped, cap)
+    weights = tf.exp(logits - statistics.largest) * statistics.inverse
+    d_logits = weights * (tf.cast(d_weights, tf.float32) - statistics.of_sum)
+    d_logits = soft_cap_gradient(d_logits, capped, cap)
     return tf.cast(weights, d_weights.dtype), tf.cast(d_logits, d_weights.dtype)

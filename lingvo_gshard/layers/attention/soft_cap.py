@@ -8,6 +8,6 @@ def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:
     return cap * tf.tanh(x / cap) if cap else x
 
 
-def through_soft_cap(d: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.Tensor:
+def soft_cap_gradient(d: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.Tensor:
     """Returns the gradient of `soft_cap`'s argument; d: that of its result, `capped`."""
     return d * tf.cast(1.0 - tf.square(capped / cap), d.dtype) if cap else d

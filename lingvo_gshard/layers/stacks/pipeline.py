@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,11 +16,22 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
-from lingvo_gshard.layers.attention import ring
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
+
+
+class _MicroBatchInputs(NamedTuple):
+    """What the layers read of a micro-batch besides their input.
+
+    Attributes:
+      shared: nests of tensors that every layer is called with.
+      token_ids: one tensor, that of the context; empty if it has none.
+    """
+
+    shared: tuple
+    token_ids: tuple[tf.Tensor, ...]
 
 
 class Pipeline(Layer):
@@ -88,35 +100,41 @@ class Pipeline(Layer):
         return list(zip(self.body, there.body, strict=True))
 
     @layer_method
-    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *fixed: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called with (theta, x, *fixed).
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
+        """Returns [B,L,M]: x through all layers, each called with (theta, x, *shared).
 
-        fixed: tensors of B rows. Rows that do not divide into micro-batches are padded with zeros.
+        Rows that do not divide into micro-batches are padded with zeros.
+
+        Args:
+          theta: weights of all layers.
+          x_BLM: input of the first layer.
+          *shared: nests of tensors of B rows that every layer reads.
         """
         rows, count = x_BLM.shape[0], self.schedule.micro_batches
         ids = context.current().token_ids
-        tensors = [x_BLM, *fixed, *([] if ids is None else [ids])]
+        inputs = _MicroBatchInputs(shared, () if ids is None else (ids,))
+        tensors = [x_BLM, *tf.nest.flatten(inputs)]
         cut = [_cut(_padded(tensor, -rows % count), count) for tensor in tensors]
         run = self._one_by_one if tf.executing_eagerly() else self._in_stages
-        y_RBLM = run(theta, *cut, has_ids=ids is not None)
+        y_RBLM = run(theta, *cut, structure=inputs)
         y_BLM = tf.reshape(tf.transpose(y_RBLM, (1, 0, 2, 3)), [-1, *x_BLM.shape[1:]])
         return annotate(y_BLM[:rows], "BLM")
 
     @layer_method
     def _in_stages(
-        self, theta: NestedMap, x_RBLM: tf.Tensor, *fixed: tf.Tensor, has_ids: bool
+        self, theta: NestedMap, x_RBLM: tf.Tensor, *inputs: tf.Tensor, structure: _MicroBatchInputs
     ) -> tf.Tensor:
         specs = super().variable_specs()
 
         def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
-            beside, number = tensors[: len(fixed)], tensors[len(fixed)]
-            here = specs.pack(tensors[len(fixed) + 1 :])
-            layers = zip(self.body, here.body, strict=True)
-            return _run(layers, x_BLM, beside, number, has_ids)
+            here, number = tensors[: len(inputs)], tensors[len(inputs)]
+            weights = specs.pack(tensors[len(inputs) + 1 :])
+            layers = zip(self.body, weights.body, strict=True)
+            return _run(layers, x_BLM, tf.nest.pack_sequence_as(structure, here), number)
 
         segment = Segment(body, self.p.rematerialize)
         loop = PipelineLoop(segment, self.schedule, self._repetition, specs.flatten())
-        y_RBLM, reports, values = loop.run(x_RBLM, fixed, theta.flatten())
+        y_RBLM, reports, values = loop.run(x_RBLM, inputs, theta.flatten())
         places = self._places()
         self._report(reports, [tf.gather_nd(value, places) for value in values])
         return y_RBLM
@@ -131,7 +149,7 @@ class Pipeline(Layer):
 
     @layer_method
     def _one_by_one(
-        self, theta: NestedMap, x_RBLM: tf.Tensor, *fixed: tf.Tensor, has_ids: bool
+        self, theta: NestedMap, x_RBLM: tf.Tensor, *inputs: tf.Tensor, structure: _MicroBatchInputs
     ) -> tf.Tensor:
         """The layers one after another, where no loop is compiled."""
         pass_under_way = context.current()
@@ -140,8 +158,8 @@ class Pipeline(Layer):
             layers, found = self._body_at(theta, time), []
             for i, x_BLM in enumerate(micro_batches):
                 with context.use(pass_under_way.part(Iteration(self._repetition, time))) as part:
-                    beside = [tensor[i] for tensor in fixed]
-                    micro_batches[i] = _run(layers, x_BLM, beside, tf.constant(i), has_ids)
+                    here = tf.nest.pack_sequence_as(structure, [x[i] for x in inputs])
+                    micro_batches[i] = _run(layers, x_BLM, here, tf.constant(i))
                 reports = Reports.of(part)
                 found.append(reports.values)
             values.append(found)
@@ -203,14 +221,12 @@ def with_stages(loop: Params, stack: Params, path: str) -> Params:
 def _check_layer(layer: Params, path: str, given: str) -> None:
     """Raises ValueError for what is a loop, or is written for one device, within a layer."""
     dispatch = "dispatch" in layer.feed_forward and layer.feed_forward.dispatch
-    attention = layer.attention
-    of_attention = f"{path}.layer.attention"
+    kernel = layer.self_attention.kernel.cls
     refused = {
         f"{path}.moe.dispatch='dropless'": (dispatch == "dropless", "'gather' and 'einsum' are"),
-        f"{of_attention}.block_size={attention.block_size}": (attention.block_size, "0 is"),
-        f"{of_attention}.key_exchange='ring'": (
-            attention.key_exchange == ring.RING,
-            "'all_gather' is",
+        f"{path}.layer.self_attention.kernel={kernel.__name__}": (
+            not kernel.is_vectorizable,
+            "DenseKernel is",
         ),
     }
     for option, (is_set, instead) in refused.items():
@@ -248,21 +264,19 @@ def _micro_batches(stack: Params) -> int:
 def _run(
     layers: Sequence[tuple[Layer, NestedMap]],
     x_BLM: tf.Tensor,
-    fixed: Sequence[tf.Tensor],
+    inputs: _MicroBatchInputs,
     number: tf.Tensor,
-    has_ids: bool,
 ) -> tf.Tensor:
     """One micro-batch through layers, with random numbers of its own."""
     now = context.current()
     if now.seed is not None:
         now = dataclasses.replace(now, seed=random_numbers.hashed_fold_in_word(now.seed, number))
-    if has_ids:
-        *fixed, ids = fixed
-        now = dataclasses.replace(now, token_ids=ids)
+    if inputs.token_ids:
+        now = dataclasses.replace(now, token_ids=inputs.token_ids[0])
     with context.use(now):
         x_BLM = annotate(x_BLM, "BLM")
         for layer, theta in layers:
-            x_BLM = layer.fprop(theta, x_BLM, *fixed)
+            x_BLM = layer.fprop(theta, x_BLM, *inputs.shared)
         return annotate(x_BLM, "BLM")
 
 

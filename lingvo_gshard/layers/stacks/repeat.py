@@ -71,33 +71,41 @@ class Repeat(Layer):
         return list(zip(self.body, at_r.body, strict=True))
 
     @layer_method
-    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *fixed: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called with (theta, x, *fixed)."""
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
+        """Returns [B,L,M]: x through all layers, each called with (theta, x, *shared).
+
+        Args:
+          theta: weights of all layers.
+          x_BLM: input of the first layer.
+          *shared: nests of tensors that every layer reads.
+        """
         if tf.executing_eagerly():
-            return self._fprop_eagerly(theta, x_BLM, fixed)
+            return self._fprop_eagerly(theta, x_BLM, shared)
         specs = super().variable_specs()
+        flat = tf.nest.flatten(shared)
 
         def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
-            at_time = specs.pack(tensors[len(fixed) :])
+            here = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
+            at_time = specs.pack(tensors[len(flat) :])
             x_BLM = annotate(x_BLM, _CARRIED)
             for layer, layer_theta in zip(self.body, at_time.body, strict=True):
-                x_BLM = layer.fprop(layer_theta, x_BLM, *tensors[: len(fixed)])
+                x_BLM = layer.fprop(layer_theta, x_BLM, *here)
             return annotate(x_BLM, _CARRIED)
 
         segment = Segment(body, self.p.rematerialize)
         loop = Loop(segment, self._repetition, _CARRIED, specs.flatten())
-        outcome = loop.run(x_BLM, *fixed, *theta.flatten())
+        outcome = loop.run(x_BLM, *flat, *theta.flatten())
         outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
         return outcome.output
 
     @layer_method
-    def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, fixed: Sequence) -> tf.Tensor:
+    def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, shared: Sequence) -> tf.Tensor:
         """The layers one by one, where no loop is compiled."""
         pass_under_way, values = context.current(), []
         for r in range(self.p.times):
             with context.use(pass_under_way.part(Iteration(self._repetition, r))) as part:
                 for layer, layer_theta in self._body_at(theta, r):
-                    x_BLM = layer.fprop(layer_theta, x_BLM, *fixed)
+                    x_BLM = layer.fprop(layer_theta, x_BLM, *shared)
             reports = Reports.of(part)
             values.append(reports.values)
         stacks = [tf.stack(over_times) for over_times in zip(*values, strict=True)]

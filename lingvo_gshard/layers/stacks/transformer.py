@@ -11,12 +11,9 @@ from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.attention import (
-    MultiHeadAttention,
-    takes_segments,
-    without_distances,
-)
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -55,7 +52,8 @@ class TransformerLayer(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.")
         p.define("norm", LayerNorm.params(), "Params of the norms.")
-        p.define("attention", MultiHeadAttention.params(), "Params of the attentions.")
+        p.define("self_attention", SelfAttention.params(), "Params of the self-attention.")
+        p.define("cross_attention", CrossAttention.params(), "Params of the attention to a memory.")
         p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
         p.define("has_cross_attention", False, "Whether the layer attends to a memory as well.")
         p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
@@ -64,10 +62,9 @@ class TransformerLayer(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self._sublayer("self_attention", inherit(p.attention, model_dim=p.model_dim))
+        self._sublayer("self_attention", inherit(p.self_attention, model_dim=p.model_dim))
         if p.has_cross_attention:
-            attention = without_distances(p.attention)
-            self._sublayer("cross_attention", inherit(attention, model_dim=p.model_dim))
+            self._sublayer("cross_attention", inherit(p.cross_attention, model_dim=p.model_dim))
         self._sublayer("feed_forward", inherit(p.feed_forward, model_dim=p.model_dim))
 
     def _sublayer(self, name: str, params: Params) -> None:
@@ -82,26 +79,29 @@ class TransformerLayer(Layer):
         self,
         theta: NestedMap,
         x_BLM: tf.Tensor,
-        mask_BL: tf.Tensor,
-        bias_B1LL: tf.Tensor,
+        mask: AttentionMask,
         memory_BKM: tf.Tensor | None = None,
-        memory_bias_B1LK: tf.Tensor | None = None,
+        memory_mask: AttentionMask | None = None,
     ) -> tf.Tensor:
         """Returns [B,L,M].
 
-        mask: the segments of x, 0 in padding. Where attention is in blocks there are no biases: in
-        their place stand the segments of x and of the memory.
+        Args:
+          theta: weights of this layer.
+          x_BLM: packed rows.
+          mask: `self_attention.mask` of the segments of x.
+          memory_BKM: the memory of each row, if the layer has cross-attention.
+          memory_mask: `cross_attention.mask` of the segments of x and of the memory.
         """
         h_BLM = self._normalize("self_attention", theta, x_BLM)
-        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, h_BLM, bias_B1LL, mask_BL)
+        h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, mask)
         x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
         if self.p.has_cross_attention:
             h_BLM = self._normalize("cross_attention", theta, x_BLM)
             h_BLM = self.cross_attention.fprop(
-                theta.cross_attention, h_BLM, memory_BKM, memory_bias_B1LK, mask_BL
+                theta.cross_attention, h_BLM, memory_BKM, memory_mask
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
-        return self._feed_forward(theta, x_BLM, mask_BL)
+        return self._feed_forward(theta, x_BLM, mask.segments_BL)
 
     @layer_method
     def init_cache(
@@ -123,7 +123,7 @@ class TransformerLayer(Layer):
         mask_B1: tf.Tensor,
         step: tf.Tensor,
         cache: NestedMap,
-        memory_bias_B11K: tf.Tensor | None,
+        memory_mask: AttentionMask | None,
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns ([B,1,M], cache): `fprop` at position `step` of a causal layer."""
         h_B1M = self._normalize("self_attention", theta, x_B1M)
@@ -134,7 +134,7 @@ class TransformerLayer(Layer):
         if self.p.has_cross_attention:
             h_B1M = self._normalize("cross_attention", theta, x_B1M)
             h_B1M = self.cross_attention.attend_to_cache(
-                theta.cross_attention, h_B1M, cache.memory, memory_bias_B11K
+                theta.cross_attention, h_B1M, cache.memory, memory_mask
             )
             x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
         cache = NestedMap(cache, self_attention=self_cache)
@@ -258,10 +258,12 @@ class TransformerStack(Layer):
         layer = inherit(
             p.layer, model_dim=p.model_dim, residual_dropout_rate=p.residual_dropout_rate
         )
-        layer.attention = inherit(
-            layer.attention, num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
-        )
-        layer.attention.is_causal = self.is_causal
+        for name in ("self_attention", "cross_attention"):
+            attention = inherit(
+                layer.get(name), num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
+            )
+            setattr(layer, name, attention)
+        layer.self_attention.is_causal = self.is_causal
         feed_forward = p.moe if has_experts else layer.feed_forward
         layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
         if "router" in layer.feed_forward:
@@ -278,36 +280,35 @@ class TransformerStack(Layer):
         memory: Memory | None = None,
     ) -> tf.Tensor:
         """Returns [B,L,M], normalized; a position sees its own segment only."""
-        fixed = [segments_BL, self._bias(segments_BL, segments_BL, causal=self.is_causal)]
+        # All layers have attentions of the same Params, and so share their masks.
+        layer, _ = self.layers_by_times()[0]
+        shared = [layer.self_attention.mask(segments_BL)]
         if self.p.is_decoder:
-            fixed += [memory.output_BKM, self._bias(segments_BL, memory.segments_BK)]
+            memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
+            shared += [memory.output_BKM, memory_mask]
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
         for layer, layer_theta in self._first_layers(theta):
-            x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
+            x_BLM = self._run_layer(layer, layer_theta, x_BLM, *shared)
         if self._has_pipeline:
             pipeline.check_batch(x_BLM.shape[0], self.p, self.path)
         if self._is_loop:
-            x_BLM = self.layers.fprop(theta.layers, x_BLM, *fixed)
+            x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
         else:
             for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
-                x_BLM = self._run_layer(layer, layer_theta, x_BLM, *fixed)
+                x_BLM = self._run_layer(layer, layer_theta, x_BLM, *shared)
         return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
 
-    def _bias(
-        self, segments_BL: tf.Tensor, key_segments_BK: tf.Tensor, causal: bool = False
+    def _run_layer(
+        self, layer: Layer, layer_theta: NestedMap, x_BLM: tf.Tensor, *shared: object
     ) -> tf.Tensor:
-        """What says which keys a query sees: a bias or, in blocks or rings, the keys' segments."""
-        if takes_segments(self.p.layer.attention):
-            return key_segments_BK
-        return segment_bias(segments_BL, key_segments_BK, causal)
-
-    def _run_layer(self, layer: Layer, layer_theta: NestedMap, *tensors: tf.Tensor) -> tf.Tensor:
         if self.p.rematerialize == remat_policy.NONE:
-            return layer.fprop(layer_theta, *tensors)
+            return layer.fprop(layer_theta, x_BLM, *shared)
+        tensors = [x_BLM, *tf.nest.flatten(shared)]
 
-        def run(*both: tf.Tensor) -> tf.Tensor:
-            weights = layer_theta.pack(both[len(tensors) :])
-            return layer.fprop(weights, *both[: len(tensors)])
+        def run(x_BLM: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
+            here = tf.nest.pack_sequence_as(shared, others[: len(tensors) - 1])
+            weights = layer_theta.pack(others[len(tensors) - 1 :])
+            return layer.fprop(weights, x_BLM, *here)
 
         return rematerialized(run, self.p.rematerialize, tensors, layer_theta.flatten())
 
@@ -352,8 +353,8 @@ class TransformerStack(Layer):
             ]
         )
         if memory is not None:
-            ones_B1 = tf.ones_like(memory.segments_BK[:, :1])
-            cache.memory_bias = segment_bias(ones_B1, memory.segments_BK)
+            mask = AttentionMask(tf.ones_like(memory.segments_BK[:, :1]), memory.segments_BK)
+            cache.memory_bias = mask.with_bias().bias_B1LK
         return cache
 
     @layer_method
@@ -366,12 +367,14 @@ class TransformerStack(Layer):
         cache: NestedMap,
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns ([B,1,M], cache): `fprop` at position `step`."""
-        caches = []
+        caches, memory_mask = [], None
+        if "memory_bias" in cache:
+            memory_mask = AttentionMask(bias_B1LK=cache.memory_bias)
         for (layer, layer_theta), layer_cache in zip(
             self.unrolled(theta), cache.layers, strict=True
         ):
             x_B1M, layer_cache = layer.extend_step(
-                layer_theta, x_B1M, mask_B1, step, layer_cache, cache.get("memory_bias")
+                layer_theta, x_B1M, mask_B1, step, layer_cache, memory_mask
             )
             caches.append(layer_cache)
         x_B1M = self.final_norm.fprop(theta.final_norm, x_B1M)

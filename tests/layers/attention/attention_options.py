@@ -1,10 +1,10 @@
 """Params of attentions with options, each alone and all together, for the tests of them."""
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 
 EACH: dict[str, dict] = {
     "grouped": {"num_key_value_heads": 2},
@@ -27,29 +27,30 @@ EACH: dict[str, dict] = {
 }
 
 
-def plain(**values: object) -> Params:
+def plain(kind: type = SelfAttention, **values: object) -> Params:
     """Returns the Params of an attention of 2 heads, M = 8, with these values."""
-    return MultiHeadAttention.params().set(model_dim=8, num_heads=2, **values)
+    return kind.params().set(model_dim=8, num_heads=2, **values)
 
 
 def attention(name: str, **values: object) -> Params:
     """Returns the Params of an attention of 4 heads of 8, M = 8, with the options of that name."""
-    p = MultiHeadAttention.params().set(model_dim=8, num_heads=4, head_dim=8, **EACH[name])
+    p = SelfAttention.params().set(model_dim=8, num_heads=4, head_dim=8, **EACH[name])
     return p.set(**values)
+
+
+def cross_attention(name: str) -> Params:
+    """Returns the Params of a cross-attention with those of the options that it has."""
+    p = CrossAttention.params().set(model_dim=8, num_heads=4, head_dim=8)
+    return p.set(**{option: value for option, value in EACH[name].items() if option in p})
 
 
 def blocks() -> Params:
     """Returns the Params of a causal attention in blocks with what else these can do."""
-    p = attention("together", relative_buckets=0, block_size=4, is_causal=True)
-    return p.set(logit_cap=2.0, window=3)
+    p = attention("together", relative_buckets=0, is_causal=True)
+    kernel = BlockwiseKernel.params().set(block_size=4)
+    return p.set(logit_cap=2.0, window=3, kernel=kernel)
 
 
 def ring() -> Params:
-    """Returns the Params of `blocks` with keys that go around."""
-    return blocks().set(key_exchange="ring", block_size=2)
-
-
-def in_blocks(layer: MultiHeadAttention, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    """Returns the output of an attention in blocks or a ring on the conformance inputs."""
-    segments = inputs.target_segments
-    return layer.fprop(theta, inputs.x, inputs.x, segments, segments)
+    """Returns the Params of `blocks` with a ring kernel."""
+    return blocks().set(kernel=RingKernel.params().set(block_size=2))

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from tests.tolerances import assert_close
 
 B, L, K, M, N = 2, 5, 6, 8, 2
@@ -14,9 +15,8 @@ QUERY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)
 MEMORY_SEGMENTS = np.array([[1, 1, 2, 0, 0, 0], [1, 2, 2, 2, 2, 2]], np.int32)
 
 
-def make(**values) -> tuple[MultiHeadAttention, dict]:
-    params = MultiHeadAttention.params().set(model_dim=M, num_heads=N, **values)
-    layer = params.instantiate(path="attention")
+def make(kind: type = SelfAttention, **values) -> tuple:
+    layer = kind.params().set(model_dim=M, num_heads=N, **values).instantiate(path="attention")
     return layer, layer.init(1)
 
 
@@ -45,11 +45,11 @@ def reference(theta, x, memory, sees) -> np.ndarray:
 
 @pytest.mark.parametrize("head_dim", [0, 3])
 def test_cross_attention_is_the_formula(head_dim):
-    layer, theta = make(head_dim=head_dim)
+    layer, theta = make(CrossAttention, head_dim=head_dim)
     assert theta.w_query.shape[2] == (head_dim or M // N)
     x, memory = activations(L), activations(K, seed=2)
-    bias = segment_bias(tf.constant(QUERY_SEGMENTS), tf.constant(MEMORY_SEGMENTS))
-    actual = layer.fprop(theta, tf.constant(x), tf.constant(memory), bias).numpy()
+    mask = layer.mask(tf.constant(QUERY_SEGMENTS), tf.constant(MEMORY_SEGMENTS))
+    actual = layer.fprop(theta, tf.constant(x), tf.constant(memory), mask).numpy()
 
     def sees(b, q, k):
         return QUERY_SEGMENTS[b, q] == MEMORY_SEGMENTS[b, k]
@@ -60,11 +60,10 @@ def test_cross_attention_is_the_formula(head_dim):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_self_attention_is_the_formula(causal):
-    layer, theta = make()
+    layer, theta = make(is_causal=causal)
     x = activations(L)
-    segments = tf.constant(QUERY_SEGMENTS)
-    bias = segment_bias(segments, segments, causal)
-    actual = layer.fprop(theta, tf.constant(x), tf.constant(x), bias).numpy()
+    mask = layer.mask(tf.constant(QUERY_SEGMENTS))
+    actual = layer.fprop(theta, tf.constant(x), mask).numpy()
 
     def sees(b, q, k):
         return QUERY_SEGMENTS[b, q] == QUERY_SEGMENTS[b, k] and (k <= q or not causal)
@@ -74,9 +73,8 @@ def test_self_attention_is_the_formula(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_segment_bias_is_zero_where_a_query_may_look(causal):
-    segments = tf.constant(QUERY_SEGMENTS)
-    bias = segment_bias(segments, segments, causal).numpy()
+def test_the_bias_is_zero_where_a_query_may_look(causal):
+    bias = AttentionMask(tf.constant(QUERY_SEGMENTS), is_causal=causal).bias(L, L).numpy()
     assert bias.shape == (B, 1, L, L) and bias.dtype == np.float32
     for b in range(B):
         for q in range(L):
@@ -91,15 +89,14 @@ def test_queries_that_see_nothing_stay_finite():
     layer, theta = make()
     x = tf.constant(activations(L))
     padding = tf.zeros([B, L], tf.int32)
-    y = layer.fprop(theta, x, x, segment_bias(padding, padding))
+    y = layer.fprop(theta, x, layer.mask(padding))
     assert np.isfinite(y).all()
 
 
 def test_step_by_step_is_causal_attention():
-    layer, theta = make()
+    layer, theta = make(is_causal=True)
     x = tf.constant(activations(L))
-    one_segment = tf.ones([B, L], tf.int32)
-    expected = layer.fprop(theta, x, x, segment_bias(one_segment, one_segment, causal=True))
+    expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
     cache = layer.init_cache(B, L + 2, tf.float32)
     for step in range(L):
         y, cache = layer.extend_step(theta, x[:, step : step + 1], tf.constant(step), cache)
@@ -109,10 +106,8 @@ def test_step_by_step_is_causal_attention():
 def test_bfloat16_activations_keep_their_type_and_the_softmax_its_precision():
     layer, theta = make()
     x = activations(L)
-    bias = segment_bias(tf.ones([B, L], tf.int32), tf.ones([B, L], tf.int32))
-    exact = layer.fprop(theta, tf.constant(x), tf.constant(x), bias)
-    rounded = tf.cast(x, tf.bfloat16)
-    y = layer.fprop(theta, rounded, rounded, bias)
+    exact = layer.fprop(theta, tf.constant(x), layer.mask(None))
+    y = layer.fprop(theta, tf.cast(x, tf.bfloat16), layer.mask(None))
     assert y.dtype == tf.bfloat16
     assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
 
@@ -120,14 +115,13 @@ def test_bfloat16_activations_keep_their_type_and_the_softmax_its_precision():
 def test_dropout_drops_weights_in_training_only():
     layer, theta = make(dropout_rate=0.5)
     x = tf.constant(activations(L))
-    bias = segment_bias(tf.ones([B, L], tf.int32), tf.ones([B, L], tf.int32))
-    plain = layer.fprop(theta, x, x, bias)
+    plain = layer.fprop(theta, x, layer.mask(None))
     with context.scope(training=True, seed=tf.constant([1, 2])):
-        dropped = layer.fprop(theta, x, x, bias)
+        dropped = layer.fprop(theta, x, layer.mask(None))
     assert not np.allclose(plain, dropped)
 
 
 @pytest.mark.parametrize("values", [{"num_heads": 3}, {"num_heads": 0}])
 def test_heads_that_do_not_divide_are_refused(values):
     with pytest.raises(ValueError, match="attention.num_heads: .* do not divide model_dim 8"):
-        MultiHeadAttention.params().set(model_dim=M, **values).instantiate(path="attention")
+        SelfAttention.params().set(model_dim=M, **values).instantiate(path="attention")

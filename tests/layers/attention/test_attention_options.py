@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import relative_bias, rotary
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
 from tests.layers.attention import attention_options, attention_reference
 from tests.tolerances import assert_close
@@ -19,7 +18,7 @@ REAL = SEGMENTS > 0
 each_option = pytest.mark.parametrize("name", attention_options.EACH)
 
 
-def make(name: str, **values) -> tuple[MultiHeadAttention, NestedMap]:
+def make(name: str, **values) -> tuple[SelfAttention, NestedMap]:
     layer = attention_options.attention(name, **values).instantiate(path="attention")
     rng = np.random.default_rng(2)
     theta = layer.init(1).transform(lambda w: w + (0.4 * rng.normal(size=w.shape)).astype("f4"))
@@ -31,10 +30,7 @@ def activations(length: int = L, seed: int = 1) -> np.ndarray:
 
 
 def run(layer, theta, x, segments=SEGMENTS) -> tf.Tensor:
-    segments = tf.constant(segments)
-    bias = segment_bias(segments, segments, layer.p.is_causal)
-    x = tf.constant(x)
-    return layer.fprop(theta, x, x, bias, segments)
+    return layer.fprop(theta, tf.constant(x), layer.mask(tf.constant(segments)))
 
 
 @each_option
@@ -49,7 +45,7 @@ def test_it_is_the_loop_and_it_acts(name, is_causal):
     actual = run(layer, theta, x).numpy()
     expected = attention_reference.attention(layer.p, theta, x, SEGMENTS, sees)
     assert_close(actual[REAL], expected[REAL], "order")
-    plain = MultiHeadAttention.params().set(head_dim=8, num_heads=4)
+    plain = SelfAttention.params().set(head_dim=8, num_heads=4)
     for option, value in attention_options.EACH[name].items():
         without = layer.p.copy().set(**{option: plain.get(option)})
         if option in ("rotary_base", "relative_max_distance"):
@@ -115,7 +111,8 @@ def test_bfloat16_keeps_its_type(name):
 
 def stack_of(name: str, **values) -> tuple[TransformerStack, NestedMap]:
     p = TransformerStack.params().set(num_layers=2, model_dim=M, hidden_dim=12, moe_every=0)
-    p.layer.attention = attention_options.attention(name)
+    p.layer.self_attention = attention_options.attention(name)
+    p.layer.cross_attention = attention_options.cross_attention(name)
     stack = p.set(**values).instantiate(path="stack")
     rng = np.random.default_rng(2)
     return stack, stack.init(1).transform(
@@ -185,14 +182,6 @@ def test_a_loop_of_layers_is_the_layers(rematerialize):
     ],
 )
 def test_what_cannot_be_is_refused(values, message):
-    p = MultiHeadAttention.params().set(model_dim=M, num_heads=4, head_dim=8, **values)
+    p = SelfAttention.params().set(model_dim=M, num_heads=4, head_dim=8, **values)
     with pytest.raises(ValueError, match=f"attention.{message}"):
         p.instantiate(path="attention")
-
-
-@pytest.mark.parametrize("name", ["rotary", "relative", "window"])
-def test_distances_to_a_memory_are_refused(name):
-    layer, theta = make(name)
-    x, memory = tf.constant(activations()), tf.constant(activations(K))
-    with pytest.raises(ValueError, match="attention.* goes by distance"):
-        layer.fprop(theta, x, memory, tf.zeros([B, 1, L, K]))

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
 from tests.tolerances import assert_close
 
@@ -18,9 +21,16 @@ SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 2]], 
 MEMORY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)
 
 
-def make(**values) -> tuple[MultiHeadAttention, NestedMap]:
-    p = MultiHeadAttention.params().set(model_dim=M, num_heads=4, head_dim=4, **values)
-    layer = p.instantiate(path="attention")
+def kernel(block_size: int) -> Params:
+    """Params of a kernel of blocks; of a dense one if the block size is 0."""
+    if not block_size:
+        return DenseKernel.params()
+    return BlockwiseKernel.params().set(block_size=block_size)
+
+
+def make(block_size: int, kind: type = SelfAttention, **values) -> tuple:
+    p = kind.params().set(model_dim=M, num_heads=4, head_dim=4, **values)
+    layer = p.set(kernel=kernel(block_size)).instantiate(path="attention")
     return layer, layer.init(1)
 
 
@@ -33,11 +43,10 @@ def run(layer, theta, x, memory, segments, key_segments) -> NestedMap:
     sources = NestedMap(theta=theta, x=x)
     with tf.GradientTape() as tape:
         tape.watch(sources.flatten())
-        keys = x if memory is None else memory
-        bias = key_segments
-        if not layer.p.block_size:
-            bias = segment_bias(segments, key_segments, layer.p.is_causal)
-        y = layer.fprop(theta, x, keys, bias, segments)
+        if memory is None:
+            y = layer.fprop(theta, x, layer.mask(segments))
+        else:
+            y = layer.fprop(theta, x, memory, layer.mask(segments, key_segments))
         weights = np.random.default_rng(3).normal(size=y.shape)
         total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
     return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
@@ -46,8 +55,9 @@ def run(layer, theta, x, memory, segments, key_segments) -> NestedMap:
 def check(values: dict, block_size: int, memory=None, key_segments=SEGMENTS, dtype="float32"):
     x, results = tf.cast(activations(), dtype), []
     memory = None if memory is None else tf.cast(memory, dtype)
+    kind = SelfAttention if memory is None else CrossAttention
     for size in (0, block_size):
-        layer, theta = make(block_size=size, **values)
+        layer, theta = make(size, kind, **values)
         both = tf.constant(SEGMENTS), tf.constant(key_segments)
         results.append(run(layer, theta, x, memory, *both))
     separated_by = "order" if dtype == "float32" else "bfloat16"
@@ -79,8 +89,9 @@ def stack_of(block_size: int, **values) -> tuple[TransformerStack, NestedMap]:
     p = TransformerStack.params().set(
         num_layers=2, model_dim=M, num_heads=2, hidden_dim=12, moe_every=0, is_decoder=True
     )
-    p.layer.attention.set(block_size=block_size, rotary_fraction=0.5, num_key_value_heads=1)
-    p.layer.attention.set(logit_cap=2.0, window=5, qk_norm=True)
+    for attention in (p.layer.self_attention, p.layer.cross_attention):
+        attention.set(kernel=kernel(block_size), num_key_value_heads=1, logit_cap=2.0, qk_norm=True)
+    p.layer.self_attention.set(rotary_fraction=0.5, window=5)
     stack = p.set(**values).instantiate(path="stack")
     return stack, stack.init(1)
 
@@ -135,7 +146,7 @@ def largest_tensor(block_size: int) -> int:
     p = TransformerStack.params().set(
         num_layers=1, model_dim=M, num_heads=2, hidden_dim=12, moe_every=0
     )
-    p.layer.attention.block_size = block_size
+    p.layer.self_attention.kernel = kernel(block_size)
     stack = p.instantiate(path="stack")
     theta = stack.init(1)
 
@@ -160,21 +171,11 @@ def test_no_tensor_has_queries_by_keys():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"block_size": -1}, "block_size: -1 is negative"),
-        ({"block_size": 4, "dropout_rate": 0.1}, "block_size: 4 with attention.dropout_rate, 0.1"),
-        (
-            {"block_size": 4, "relative_buckets": 8},
-            "block_size: 4 with attention.relative_buckets, 8",
-        ),
+        ({"block_size": -1}, "kernel.block_size: -1; 1 or more"),
+        ({"block_size": 4, "dropout_rate": 0.1}, "dropout_rate: 0.1 .*BlockwiseKernel"),
+        ({"block_size": 4, "relative_buckets": 8}, "relative_buckets: 8 .*BlockwiseKernel"),
     ],
 )
 def test_what_cannot_be_is_refused(values, message):
     with pytest.raises(ValueError, match=f"attention.{message}"):
         make(**values)
-
-
-def test_blocks_need_segments():
-    layer, theta = make(block_size=4)
-    x = tf.constant(activations())
-    with pytest.raises(ValueError, match="attention.block_size: 4 needs the segments"):
-        layer.fprop(theta, x, x, tf.constant(SEGMENTS))

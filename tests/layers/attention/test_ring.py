@@ -5,8 +5,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention, takes_segments
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from tests.tolerances import assert_close
 
 B, L, K, M = 2, 9, 5, 8
@@ -22,8 +24,8 @@ EVERYTHING = {
 }
 
 
-def make(**values) -> tuple[MultiHeadAttention, NestedMap]:
-    p = MultiHeadAttention.params().set(model_dim=M, num_heads=4, head_dim=4, **values)
+def make(kind: type = SelfAttention, **values) -> tuple:
+    p = kind.params().set(model_dim=M, num_heads=4, head_dim=4, **values)
     layer = p.instantiate(path="attention")
     return layer, layer.init(1)
 
@@ -37,11 +39,11 @@ def run(layer, theta, x, memory, key_segments) -> NestedMap:
     sources = NestedMap(theta=theta, x=x)
     with tf.GradientTape() as tape:
         tape.watch(sources.flatten())
-        keys = x if memory is None else memory
-        sees = tf.constant(key_segments)
-        if not takes_segments(layer.p):
-            sees = segment_bias(tf.constant(SEGMENTS), sees, layer.p.is_causal)
-        y = layer.fprop(theta, x, keys, sees, tf.constant(SEGMENTS))
+        segments = tf.constant(SEGMENTS)
+        if memory is None:
+            y = layer.fprop(theta, x, layer.mask(segments))
+        else:
+            y = layer.fprop(theta, x, memory, layer.mask(segments, tf.constant(key_segments)))
         weights = np.random.default_rng(3).normal(size=y.shape)
         total = tf.reduce_sum(y * tf.cast(weights, y.dtype))
     return NestedMap(output=y, gradients=sources.pack(tape.gradient(total, sources.flatten())))
@@ -61,8 +63,9 @@ def test_one_part_is_the_attention_of_whole_rows(values, dtype, has_memory, bloc
     x = tf.cast(activations(), dtype)
     memory = tf.cast(activations(K), dtype) if has_memory else None
     results = []
-    for ring in ({}, {"key_exchange": "ring", "block_size": block_size}):
-        layer, theta = make(**values, **ring)
+    kind = CrossAttention if has_memory else SelfAttention
+    for kernel in (DenseKernel.params(), RingKernel.params().set(block_size=block_size)):
+        layer, theta = make(kind, **values, kernel=kernel)
         key_segments = MEMORY_SEGMENTS if has_memory else SEGMENTS
         results.append(run(layer, theta, x, memory, key_segments))
     separated_by = "order" if dtype == "float32" else "bfloat16"
@@ -71,21 +74,7 @@ def test_one_part_is_the_attention_of_whole_rows(values, dtype, has_memory, bloc
         assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"key_exchange": "rings"}, "key_exchange: 'rings'. Did you mean 'ring'"),
-        ({"key_exchange": "ring", "dropout_rate": 0.1}, "with attention.dropout_rate, 0.1"),
-        ({"key_exchange": "ring", "relative_buckets": 8}, "with attention.relative_buckets, 8"),
-    ],
-)
-def test_what_cannot_be_is_refused(values, message):
-    with pytest.raises(ValueError, match=f"attention.key_exchange: .*{message.split(': ')[-1]}"):
-        make(**values)
-
-
-def test_a_ring_needs_segments():
-    layer, theta = make(key_exchange="ring")
-    x = tf.constant(activations())
-    with pytest.raises(ValueError, match="attention.key_exchange: 'ring' needs the segments"):
-        layer.fprop(theta, x, x, tf.constant(SEGMENTS))
+@pytest.mark.parametrize("option", ["dropout_rate", "relative_buckets"])
+def test_unsupported_options_are_refused(option):
+    with pytest.raises(ValueError, match=f"attention.{option}: 8 .*attention.kernel, RingKernel"):
+        make(kernel=RingKernel.params(), **{option: 8})

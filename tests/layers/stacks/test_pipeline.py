@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, SigmoidRouter
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerLayer, TransformerStack
@@ -122,9 +124,9 @@ HASHED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=HashR
 BIASED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=SigmoidRouter.params())
 
 
-def with_attention(**values: object) -> Params:
+def with_kernel(kernel: Params) -> Params:
     layer = TransformerLayer.params()
-    layer.attention.set(**values)
+    layer.self_attention.kernel = kernel
     return layer
 
 
@@ -257,12 +259,12 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_stages():
             "decoder.moe.dispatch='dropless' .*decoder.pipeline_stages=2.* 'gather' and 'einsum'",
         ),
         (
-            {"pipeline_stages": 2, "layer": with_attention(block_size=2)},
-            "decoder.layer.attention.block_size=2 .*decoder.pipeline_stages=2.* 0 is",
+            {"pipeline_stages": 2, "layer": with_kernel(BlockwiseKernel.params())},
+            "decoder.layer.self_attention.kernel=BlockwiseKernel .*decoder.pipeline_stages=2",
         ),
         (
-            {"pipeline_stages": 2, "layer": with_attention(key_exchange="ring")},
-            "decoder.layer.attention.key_exchange='ring' .*pipeline_stages=2.* 'all_gather'",
+            {"pipeline_stages": 2, "layer": with_kernel(RingKernel.params())},
+            "decoder.layer.self_attention.kernel=RingKernel .*pipeline_stages=2.* DenseKernel",
         ),
     ],
 )

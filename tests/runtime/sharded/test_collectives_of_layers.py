@@ -13,7 +13,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import summary
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.embedding import Softmax, TokenEmbedding
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import ExpertChoiceRouter, MixtureOfExperts
@@ -54,7 +54,7 @@ def feed_forward() -> Layer:
 
 @functools.cache
 def attention() -> Layer:
-    params = MultiHeadAttention.params().set(model_dim=M, num_heads=N)
+    params = SelfAttention.params().set(model_dim=M, num_heads=N)
     return params.instantiate(path="attention")
 
 
@@ -67,8 +67,8 @@ def _call(layer: Layer, theta: NestedMap, x: tf.Tensor, mask: tf.Tensor) -> tf.T
         return layer.fprop(theta, mask)
     if isinstance(layer, Softmax):
         return layer.fprop(theta, x)
-    if isinstance(layer, MultiHeadAttention):
-        return layer.fprop(theta, x, x, tf.zeros([1, 1, L, L]))
+    if isinstance(layer, SelfAttention):
+        return layer.fprop(theta, x, layer.mask(None))
     return layer.fprop(theta, x, mask)
 
 

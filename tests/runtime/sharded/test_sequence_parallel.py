@@ -12,8 +12,9 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import summary
-from lingvo_gshard.layers.attention.attention import MultiHeadAttention, takes_segments
-from lingvo_gshard.layers.attention.mask import segment_bias
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerLayer
 from lingvo_gshard.runtime.partition import Partitioned, partition
@@ -32,17 +33,21 @@ EVERYTHING = {
     "qk_norm": True,
     "rotary_fraction": 1.0,
 }
-RING = {"key_exchange": "ring"}
+RING = {"kernel": RingKernel.params()}
+
+
+def ring_of_blocks(block_size: int) -> dict:
+    return {"kernel": RingKernel.params().set(block_size=block_size)}
 
 
 def attention(is_causal: bool = True, **values) -> Params:
-    p = MultiHeadAttention.params().set(num_heads=4, head_dim=4, is_causal=is_causal)
+    p = SelfAttention.params().set(num_heads=4, head_dim=4, is_causal=is_causal)
     return p.set(model_dim=M, **values)
 
 
 def layer_params(group_size: int = 0, **values) -> Params:
     """A causal layer; with a group size, of experts."""
-    p = TransformerLayer.params().set(model_dim=M, attention=attention(**values))
+    p = TransformerLayer.params().set(model_dim=M, self_attention=attention(**values))
     p.feed_forward.hidden_dim = H
     if group_size:
         p.feed_forward = MixtureOfExperts.params().set(
@@ -64,7 +69,7 @@ def inputs() -> NestedMap:
 def passes_of(layer: Layer):
     """(theta, inputs) -> the output and the gradients of the input and of all weights."""
     specs = layer.variable_specs()
-    p = layer.p if isinstance(layer, MultiHeadAttention) else layer.p.attention
+    attention = layer if isinstance(layer, SelfAttention) else layer.self_attention
 
     def run(theta: NestedMap, given: NestedMap) -> NestedMap:
         theta = annotate_weights(theta, specs)
@@ -72,11 +77,7 @@ def passes_of(layer: Layer):
         with context.scope(training=True, seed=tf.constant(SEED)), tf.GradientTape() as tape:
             sources = [x, *theta.flatten()]
             tape.watch(sources)
-            sees = segments
-            if not takes_segments(p):
-                sees = segment_bias(segments, segments, p.is_causal)
-            arguments = (x, sees, segments) if layer.p is p else (segments, sees)
-            y = annotate(layer.fprop(theta, x, *arguments), "BLM")
+            y = annotate(layer.fprop(theta, x, attention.mask(segments)), "BLM")
         d_x, *d_theta = tape.gradient(y, sources, annotate(given.d_y, "BLM"))
         d_theta = annotate_weights(theta.pack(map(tf.convert_to_tensor, d_theta)), specs)
         return NestedMap(y=y, d_x=annotate(d_x, "BLM"), d_theta=d_theta)
@@ -133,7 +134,7 @@ def test_a_ring_hands_on_what_it_reads_and_gathers_nothing():
 
 def test_a_ring_with_all_that_it_can_do_and_its_heads_split():
     """Keys and values go around by their own few heads."""
-    ran = Ran(attention(**EVERYTHING, **RING, block_size=3), "context=4,model=2", "context_tensor")
+    ran = Ran(attention(**EVERYTHING, **ring_of_blocks(3)), "context=4,model=2", "context_tensor")
     ran.check(attention(**EVERYTHING))
     found = ran.collectives(least_bytes=4 * B * L + 1)
     kinds = summary.count_by_kind(found)
@@ -161,9 +162,9 @@ def test_all_keys_and_values_are_gathered():
     [
         ({}, RING),
         ({"window": 3, "is_causal": False}, RING),
-        (EVERYTHING, {**RING, "block_size": 2}),
+        (EVERYTHING, ring_of_blocks(2)),
         ({"is_causal": False}, {}),
-        (EVERYTHING, {"block_size": 4}),
+        (EVERYTHING, {"kernel": BlockwiseKernel.params().set(block_size=4)}),
     ],
 )
 @pytest.mark.parametrize(
@@ -185,10 +186,10 @@ def test_parts_that_are_not_equal_are_refused():
     layer = attention(**RING).instantiate(path="layer")
 
     def run(theta, x, segments):
-        return layer.fprop(theta, x, x, segments, segments)
+        return layer.fprop(theta, x, layer.mask(segments))
 
     theta, given = layer.init(1).transform(np.asarray), inputs()
-    message = "layer.key_exchange: a ring of 8 devices has equal parts of rows, and L is 12"
+    message = "layer.kernel: a ring of 8 devices needs equal parts of rows, and L is 12"
     with pytest.raises(ValueError, match=message):
         partition(run, "context=8", "context")(theta, given.x[:, :12], given.segments[:, :12])
 

@@ -7,7 +7,12 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.hlo import summary
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
@@ -22,8 +27,15 @@ from tests.runtime import tiny_translation
 pytestmark = [pytest.mark.xdist_group("test_sequence_parallel_steps"), pytest.mark.slow]
 
 STEPS = 2
-RING = {"layer.attention.key_exchange": "ring"}
-IN_BLOCKS = {**RING, "layer.attention.block_size": 2}
+ATTENTIONS = ("self_attention", "cross_attention")
+
+
+def kernels(kernel: Params) -> dict:
+    return {f"layer.{attention}.kernel": kernel for attention in ATTENTIONS}
+
+
+RING = kernels(RingKernel.params())
+IN_BLOCKS = kernels(RingKernel.params().set(block_size=2))
 ONE_DENSE_LAYER = {"num_layers": 1, "moe_every": 0}
 REPEATED = {"repeat": True, "rematerialize": "products"}
 
@@ -31,7 +43,6 @@ REPEATED = {"repeat": True, "rematerialize": "products"}
 @functools.cache
 def trained_locally(values: tuple, trainer_values: tuple) -> tuple:
     """The initial state, and the metrics of each step."""
-    values = {**dict(values), "layer.attention.key_exchange": "all_gather"}
     runtime = SingleDeviceRuntime(trainer(values, dict(trainer_values)))
     runtime.init_state()
     state = runtime.state()
@@ -58,7 +69,9 @@ def trainer(values: dict, trainer_values: dict):
     ],
 )
 def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
-    state, expected = trained_locally(tuple(values.items()), tuple(trainer_values.items()))
+    # All kernels compute the same; Params are no keys of a cache.
+    without_kernels = tuple((name, v) for name, v in values.items() if "kernel" not in name)
+    state, expected = trained_locally(without_kernels, tuple(trainer_values.items()))
     partitioning = Partitioning.make(mesh, strategy)
     made = trainer(values, trainer_values)
     runtime = SpmdRuntime(made, partitioning, devices_for(partitioning.mesh.size))
@@ -76,13 +89,19 @@ def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
 
 @functools.cache
 def compiled(
-    devices: int, strategy: str = "context", axis: str = "context", **values
+    devices: int,
+    strategy: str = "context",
+    axis: str = "context",
+    kernel: type[AttentionKernel] = DenseKernel,
+    block_size: int = 0,
 ) -> Executable:
     """The gradients of a causal stack on one row of 1,024 positions over so many devices."""
     p = TransformerStack.params().set(
         num_layers=1, model_dim=32, num_heads=4, hidden_dim=128, moe_every=0, is_causal=True
     )
-    p.layer.attention.set(**values)
+    p.layer.self_attention.kernel = kernel.params()
+    if block_size:
+        p.layer.self_attention.kernel.block_size = block_size
     stack = p.instantiate(path="stack")
     specs = stack.variable_specs()
 
@@ -110,10 +129,10 @@ def temporaries(devices: int, *arguments, **values) -> int:
         # Queries by all keys: half of the former.
         ({}, 0.6),
         # Queries by keys of one part each: up to a fourth.
-        ({"key_exchange": "ring"}, 0.6),
+        ({"kernel": RingKernel}, 0.6),
         # All keys stay.
-        ({"block_size": 128}, 0.7),
-        ({"key_exchange": "ring", "block_size": 128}, 0.6),
+        ({"kernel": BlockwiseKernel, "block_size": 128}, 0.7),
+        ({"kernel": RingKernel, "block_size": 128}, 0.6),
     ],
 )
 def test_memory_falls_with_the_axis(values, share):
@@ -123,15 +142,16 @@ def test_memory_falls_with_the_axis(values, share):
 
 
 def test_a_ring_needs_less_memory_than_gathered_keys():
-    assert temporaries(8, key_exchange="ring") < temporaries(8) / 3
+    assert temporaries(8, kernel=RingKernel) < temporaries(8) / 3
 
 
 def test_sequence_parallelism_needs_less_memory_than_tensor_parallelism():
-    both = [temporaries(4, s, "model", block_size=128) for s in ("tensor", "sequence_tensor")]
+    strategies = ("tensor", "sequence_tensor")
+    both = [temporaries(4, s, "model", BlockwiseKernel, 128) for s in strategies]
     # Of one layer, most of which is its attention's, and that is split either way.
     assert both[1] < 0.97 * both[0]
 
 
 def test_what_is_exchanged_does_not_depend_on_the_number_of_devices():
-    kinds = [summary.count_by_kind(compiled(n, key_exchange="ring").collectives()) for n in (4, 8)]
+    kinds = [summary.count_by_kind(compiled(n, kernel=RingKernel).collectives()) for n in (4, 8)]
     assert kinds[0] == kinds[1] == {"collective-permute": 10, "all-reduce": 1}

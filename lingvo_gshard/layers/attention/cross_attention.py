@@ -1,0 +1,78 @@
+"""CrossAttention: each position of a packed row attends to a memory."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.heads import heads_first
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+
+
+class CrossAttention(MultiHeadAttention):
+    """Attention of a row to a memory, such as the output of an encoder."""
+
+    def mask(self, segments_BL: tf.Tensor, memory_segments_BK: tf.Tensor) -> AttentionMask:
+        """Returns the mask of packed rows, prepared for all layers with the same Params.
+
+        Args:
+          segments_BL: int32 segment of each token of x, 0 in padding.
+          memory_segments_BK: int32 segment of each position of the memory, 0 in padding.
+        """
+        return self.kernel.prepare(AttentionMask(segments_BL, memory_segments_BK))
+
+    @layer_method
+    def fprop(
+        self, theta: NestedMap, x_BLM: tf.Tensor, memory_BKM: tf.Tensor, mask: AttentionMask
+    ) -> tf.Tensor:
+        """Returns [B,L,M]: each position of x attends to the memory that the mask allows.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: input rows.
+          memory_BKM: the memory of each row.
+          mask: `self.mask` of the segments of x and of the memory.
+        """
+        query_BLND = self._project_query(theta, x_BLM)
+        layout = self.kernel.keys_layout
+        keys_BNKD, values_BNKD = (
+            heads_first(x, layout) for x in self._project_memory(theta, memory_BKM)
+        )
+        return self._attend(theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask)
+
+    @layer_method
+    def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
+        """Returns the keys and values of a memory, for decoding.
+
+        Both are [B,N,K,D], and N is the number of heads of keys and values.
+        """
+        keys_BKND, values_BKND = self._project_memory(theta, memory_BKM)
+        return NestedMap(key=heads_first(keys_BKND), value=heads_first(values_BKND))
+
+    @layer_method
+    def attend_to_cache(
+        self, theta: NestedMap, x_B1M: tf.Tensor, cache: NestedMap, mask: AttentionMask
+    ) -> tf.Tensor:
+        """Returns [B,1,M]: `fprop` of one position, with a memory cached by `cache_memory`."""
+        query_B1ND = self._project_query(theta, x_B1M)
+        kernel = self._decoding_kernel
+        return self._attend(theta, kernel, query_B1ND, cache.key, cache.value, mask)
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the projections, of q k and of the weighted values."""
+        return self._count_flops(shape.rows, shape.length, shape.memory_length)
+
+    @layer_method
+    def _project_query(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        (query_BLND,) = self._project(theta, x_BLM, "w_query")
+        return self._normalize("query", theta, query_BLND)
+
+    @layer_method
+    def _project_memory(
+        self, theta: NestedMap, memory_BKM: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        key_BKND, value_BKND = self._project(theta, memory_BKM, "w_key", "w_value")
+        return self._normalize("key", theta, key_BKND), value_BKND

@@ -1,0 +1,113 @@
+"""DenseKernel: attention with all logits in one tensor."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.layers.attention.heads import repeat_heads
+from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.soft_cap import soft_cap, soft_cap_gradient
+from lingvo_gshard.sharding import einsum
+
+
+class DenseKernel(AttentionKernel):
+    """Computes all logits [B,N,L,K] at once. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
+
+    If L is split over devices, every device gathers all keys and values (arXiv 2407.21783, section
+    3.3.2).
+    """
+
+    supports_dropout = True
+    supports_relative_bias = True
+    is_vectorizable = True
+
+    def prepare(self, mask: AttentionMask) -> AttentionMask:
+        """Returns the mask with its bias materialized."""
+        return mask.with_bias()
+
+    def attend(
+        self,
+        query_BNLD: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        logit_cap: float = 0.0,
+        relative_bias_NLK: tf.Tensor | None = None,
+        dropout_BNLK: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the attention output [B,N,L,D], as the base class describes."""
+        heads = query_BNLD.shape[1]
+        return _attend(
+            query_BNLD,
+            repeat_heads(keys_BNKD, heads),
+            repeat_heads(values_BNKD, heads),
+            *(() if relative_bias_NLK is None else (relative_bias_NLK,)),
+            bias_B1LK=mask.bias(query_BNLD.shape[2], keys_BNKD.shape[2]),
+            dropout_BNLK=1.0 if dropout_BNLK is None else dropout_BNLK,
+            cap=logit_cap,
+        )
+
+
+def _attend(
+    query_BNLD: tf.Tensor,
+    keys_BNKD: tf.Tensor,
+    values_BNKD: tf.Tensor,
+    *relative_bias_NLK: tf.Tensor,
+    bias_B1LK: tf.Tensor,
+    dropout_BNLK: tf.Tensor | float,
+    cap: float,
+) -> tf.Tensor:
+    """Returns (softmax(q k + biases) * dropout) v [B,N,L,D].
+
+    The softmax is divided by its sum after the product with the values. The gradient takes the sum
+    over K of weights times their gradients as a sum over D (Dao et al. 2022, arXiv 2205.14135,
+    appendix B). Each saves a pass over a tensor [B,N,L,K].
+
+    Args:
+      query_BNLD: scaled queries.
+      keys_BNKD: keys, as many heads as queries.
+      values_BNKD: values, as many heads as queries.
+      *relative_bias_NLK: a bias that gets a gradient, or none.
+      bias_B1LK: float32 bias without a gradient.
+      dropout_BNLK: factor of the weights.
+      cap: see `soft_cap`; applied before the biases.
+    """
+    dtype = query_BNLD.dtype
+
+    @custom_gradient
+    def compute(
+        query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor, values_BNKD: tf.Tensor, *learned: tf.Tensor
+    ):
+        logits_BNLK = einsum("BNLD,BNKD->BNLK", query_BNLD, keys_BNKD)
+        capped_BNLK = logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), cap)
+        for learned_NLK in learned:
+            logits_BNLK += learned_NLK
+        logits_BNLK += bias_B1LK
+        exponentials_BNLK = tf.exp(logits_BNLK - tf.reduce_max(logits_BNLK, -1, keepdims=True))
+        sum_BNL1 = tf.cast(tf.reduce_sum(exponentials_BNLK, -1, keepdims=True), dtype)
+        exponentials_BNLK = tf.cast(exponentials_BNLK, dtype)
+        weights_BNLK = exponentials_BNLK * dropout_BNLK
+        mixed_BNLD = einsum("BNLK,BNKD->BNLD", weights_BNLK, values_BNKD) / sum_BNL1
+
+        def gradient(d_mixed_BNLD: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            d_BNLD = d_mixed_BNLD / sum_BNL1
+            d_float, mixed_float = (tf.cast(x, tf.float32) for x in (d_BNLD, mixed_BNLD))
+            total_BNL1 = tf.reduce_sum(d_float * mixed_float, -1, keepdims=True)
+            d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD) * dropout_BNLK
+            d_logits_BNLK = tf.cast(exponentials_BNLK, tf.float32) * (
+                tf.cast(d_weights_BNLK, tf.float32) - total_BNL1
+            )
+            d_learned = [tf.cast(tf.reduce_sum(d_logits_BNLK, 0), x.dtype) for x in learned]
+            d_logits_BNLK = tf.cast(soft_cap_gradient(d_logits_BNLK, capped_BNLK, cap), dtype)
+            return (
+                einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD),
+                einsum("BNLK,BNLD->BNKD", d_logits_BNLK, query_BNLD),
+                einsum("BNLK,BNLD->BNKD", weights_BNLK, d_BNLD),
+                *d_learned,
+            )
+
+        return mixed_BNLD, gradient
+
+    return compute(query_BNLD, keys_BNKD, values_BNKD, *relative_bias_NLK)

@@ -1,0 +1,62 @@
+"""AttentionKernel: one algorithm for softmax(q k + bias) v."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.layers.attention.mask import AttentionMask
+
+
+class AttentionKernel(Configurable):
+    """Computes softmax(q k + bias) v from projected queries, keys and values.
+
+    A subclass is one algorithm. An attention layer selects it by its `kernel` Params.
+
+    Attributes:
+      keys_layout: letters of the keys and values that `attend` takes: "BNKD", or "BNLD" if they
+        stay sharded by position.
+      supports_dropout: whether attention weights can be dropped.
+      supports_relative_bias: whether `attend` takes a learned bias.
+      is_vectorizable: whether the stages of a pipeline can compute it as one operation. A kernel
+        with a loop of its own cannot.
+    """
+
+    keys_layout = "BNKD"
+    supports_dropout = False
+    supports_relative_bias = False
+    is_vectorizable = False
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params)
+        self.path = path
+
+    def prepare(self, mask: AttentionMask) -> AttentionMask:
+        """Returns the mask with everything computed that layers sharing it have in common."""
+        return mask
+
+    def attend(
+        self,
+        query_BNLD: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        logit_cap: float = 0.0,
+        relative_bias_NLK: tf.Tensor | None = None,
+        dropout_BNLK: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the attention output [B,N,L,D] in the type of the queries.
+
+        Keys and values may have fewer heads than queries: consecutive heads of queries then share
+        one. The softmax is computed in float32.
+
+        Args:
+          query_BNLD: queries, already scaled by 1 / sqrt(D).
+          keys_BNKD: keys, with letters `keys_layout`.
+          values_BNKD: values, with letters `keys_layout`.
+          mask: the keys that each query attends to.
+          logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
+          relative_bias_NLK: learned bias; only if `supports_relative_bias`.
+          dropout_BNLK: factor of the attention weights; only if `supports_dropout`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no attend")

@@ -1,0 +1,144 @@
+"""MultiHeadAttention: what self-attention and cross-attention have in common."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.heads import heads_first
+from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.sharding import annotate, einsum
+
+
+class MultiHeadAttention(Layer):
+    """softmax(q k / sqrt(D) + bias) v over N heads. Vaswani et al. 2017, arXiv 1706.03762, 3.2.
+
+    The base class of SelfAttention and CrossAttention. It projects queries, keys and values, and
+    has a kernel attend.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("num_heads", 0, "Size of N.")
+        p.define("head_dim", 0, "Size of D; 0 for M / N.")
+        p.define("dropout_rate", 0.0, "Fraction of the attention weights dropped in training.")
+        p.define(
+            "num_key_value_heads",
+            0,
+            "Number of heads of keys and values, each shared by consecutive heads of queries "
+            "(arXiv 2305.13245, section 2.2); 0 for num_heads.",
+        )
+        p.define("qk_norm", False, "Whether queries and keys are normalized over D (RMSNorm).")
+        p.define("logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.")
+        p.define("kernel", DenseKernel.params(), "Params of the algorithm that attends.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.num_heads < 1 or (not p.head_dim and p.model_dim % p.num_heads):
+            raise ValueError(
+                f"{path}.num_heads: {p.num_heads} heads do not divide model_dim {p.model_dim}"
+            )
+        self.head_dim = p.head_dim or p.model_dim // p.num_heads
+        self.key_value_heads = p.num_key_value_heads or p.num_heads
+        if self.key_value_heads < 1 or p.num_heads % self.key_value_heads:
+            raise ValueError(
+                f"{path}.num_key_value_heads: {p.num_key_value_heads} does not divide "
+                f"{path}.num_heads, {p.num_heads}"
+            )
+        if p.logit_cap < 0:
+            raise ValueError(f"{path}.logit_cap: {p.logit_cap} is negative")
+        self.kernel: AttentionKernel = p.kernel.instantiate(path=f"{path}.kernel")
+        # Decoding attends with one query at a time, for which no other kernel is worth its cost.
+        self._decoding_kernel = DenseKernel(DenseKernel.params(), path)
+        if p.dropout_rate and not self.kernel.supports_dropout:
+            self._refuse_with_kernel("dropout_rate")
+        self._create_weights()
+        self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
+
+    def _refuse_with_kernel(self, option: str) -> None:
+        raise ValueError(
+            f"{self.path}.{option}: {self.p.get(option)} is not supported by {self.path}.kernel, "
+            f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
+        )
+
+    def _create_weights(self) -> None:
+        p = self.p
+        sizes = {"M": p.model_dim, "N": p.num_heads, "D": self.head_dim}
+        project = initializers.glorot_uniform(p.model_dim, p.num_heads * self.head_dim)
+        key_value_sizes = {**sizes, "N": self.key_value_heads}
+        shared = initializers.glorot_uniform(p.model_dim, self.key_value_heads * self.head_dim)
+        self.create_variable("w_query", "MND", sizes, project)
+        self.create_variable("w_key", "MND", key_value_sizes, shared)
+        self.create_variable("w_value", "MND", key_value_sizes, shared)
+        self.create_variable("w_out", "NDM", sizes, project)
+        if p.qk_norm:
+            for name in ("query_norm", "key_norm"):
+                self.create_child(name, RMSNorm.params().set(model_dim=self.head_dim))
+
+    @layer_method
+    def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
+        """Returns projections [B,L,N,D] of x, one for each weight of the same shape.
+
+        They are one product: several small ones leave the cores of a CPU idle.
+        """
+        w_MND = tf.concat([tf.cast(theta[name], x_BLM.dtype) for name in weights], axis=-1)
+        projected = tf.split(einsum("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)
+        return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
+
+    def _normalize(self, name: str, theta: NestedMap, x_BLND: tf.Tensor) -> tf.Tensor:
+        """Applies `query_norm` or `key_norm`. Dehghani et al. 2023, arXiv 2302.05442, section 2."""
+        if not self.p.qk_norm:
+            return x_BLND
+        return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x_BLND)
+
+    @layer_method
+    def _attend(
+        self,
+        theta: NestedMap,
+        kernel: AttentionKernel,
+        query_BLND: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        relative_bias_NLK: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the layer's output [B,L,M] for projected queries, keys and values."""
+        query_BNLD = heads_first(query_BLND, "BNLD")
+        query_BNLD *= tf.constant(1.0 / math.sqrt(self.head_dim), query_BNLD.dtype)
+        dropout_BNLK = None
+        if kernel.supports_dropout:
+            ones_BNLK = tf.ones((*query_BNLD.shape[:3], keys_BNKD.shape[2]), query_BNLD.dtype)
+            dropout_BNLK = self.dropout.fprop(theta.dropout, ones_BNLK)
+        mixed_BNLD = kernel.attend(
+            query_BNLD,
+            keys_BNKD,
+            values_BNKD,
+            mask,
+            self.p.logit_cap,
+            relative_bias_NLK,
+            dropout_BNLK,
+        )
+        mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
+        y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, mixed_BLND.dtype))
+        return self.observe(y_BLM)
+
+    def _count_flops(self, rows: int, queries: int, keys: int) -> int:
+        """Returns the floating-point operations of the projections and of both products."""
+        p = self.p
+        inner = p.num_heads * self.head_dim
+        key_value_inner = self.key_value_heads * self.head_dim
+        projections = 2 * 2 * rows * (queries * inner + keys * key_value_inner) * p.model_dim
+        return projections + 2 * 2 * rows * queries * keys * inner

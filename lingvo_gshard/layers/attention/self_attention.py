@@ -1,0 +1,157 @@
+"""SelfAttention: each position of a packed row attends to the positions of its own segment."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import relative_bias, rotary
+from lingvo_gshard.layers.attention.heads import heads_first
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+
+
+class SelfAttention(MultiHeadAttention):
+    """Attention of a row to itself, bidirectional or causal, over packed rows or step by step."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("is_causal", False, "Whether a position attends to no later one.")
+        p.define("window", 0, "Largest distance between a query and a key; 0: no limit.")
+        p.define("rotary_fraction", 0.0, "Fraction of D rotated by position; 0 disables it.")
+        p.define("rotary_base", 10000.0, "Base of the wavelengths of the rotations.")
+        p.define(
+            "relative_buckets", 0, "Number of distance buckets with a learned bias; 0: no bias."
+        )
+        p.define("relative_max_distance", 128, "Distance from which on all share the last bucket.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.window < 0:
+            raise ValueError(f"{path}.window: {p.window} is negative")
+        if p.relative_buckets and not self.kernel.supports_relative_bias:
+            self._refuse_with_kernel("relative_buckets")
+        rotary.check(p, self.head_dim, path)
+        relative_bias.check(p, path)
+
+    def _create_weights(self) -> None:
+        super()._create_weights()
+        if self.p.relative_buckets:
+            sizes = {"K": self.p.relative_buckets, "N": self.p.num_heads}
+            zeros = initializers.constant(0.0)
+            self.create_variable("relative_bias", "KN", sizes, zeros, unsplit="K")
+
+    def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
+        """Returns the mask of packed rows, prepared for all layers with the same Params.
+
+        Args:
+          segments_BL: int32 segment of each token, 0 in padding; None if each row is one segment
+            without padding.
+        """
+        mask = AttentionMask(segments_BL, is_causal=self.p.is_causal, window=self.p.window)
+        return mask if segments_BL is None else self.kernel.prepare(mask)
+
+    @layer_method
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask: AttentionMask) -> tf.Tensor:
+        """Returns [B,L,M]: each position attends to the positions that the mask allows.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: input rows.
+          mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
+        """
+        query_BLND, key_BLND, value_BLND = self._project_row(
+            theta, x_BLM, self._positions(x_BLM, mask.segments_BL)
+        )
+        layout = self.kernel.keys_layout
+        keys_BNKD, values_BNKD = (heads_first(x, layout) for x in (key_BLND, value_BLND))
+        bias_NLK = self._relative_bias(theta, mask, x_BLM.shape[1], x_BLM.shape[1])
+        return self._attend(theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask, bias_NLK)
+
+    def init_cache(self, batch: int, length: int, dtype: tf.DType) -> NestedMap:
+        """Returns empty keys and values for decoding.
+
+        Both are [B,N,L,D], and N is the number of heads of keys and values.
+        """
+        shape = [batch, self.key_value_heads, length, self.head_dim]
+        zeros = tf.zeros(shape, dtype)
+        return NestedMap(key=zeros, value=zeros)
+
+    @layer_method
+    def extend_step(
+        self, theta: NestedMap, x_B1M: tf.Tensor, step: tf.Tensor, cache: NestedMap
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """Returns ([B,1,M], cache): `fprop` of a causal layer at position `step`.
+
+        Args:
+          theta: weights of this layer.
+          x_B1M: input of each row at position `step`.
+          step: int32 scalar.
+          cache: from `init_cache`, filled for the positions before `step`.
+        """
+        query_B1ND, key_B1ND, value_B1ND = self._project_row(theta, x_B1M, tf.reshape(step, [1, 1]))
+        cache = NestedMap(
+            key=_write_step(cache.key, heads_first(key_B1ND), step),
+            value=_write_step(cache.value, heads_first(value_B1ND), step),
+        )
+        mask = AttentionMask(is_causal=True, window=self.p.window, first_query=step)
+        bias_NLK = self._relative_bias(theta, mask, 1, cache.key.shape[2])
+        y_B1M = self._attend(
+            theta, self._decoding_kernel, query_B1ND, cache.key, cache.value, mask, bias_NLK
+        )
+        return y_B1M, cache
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the projections, of q k and of the weighted values."""
+        return self._count_flops(shape.rows, shape.length, shape.length)
+
+    def _positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> tf.Tensor | None:
+        """Returns positions [B,L] or [1,L] for the rotations; None if there are none."""
+        if not self.p.rotary_fraction:
+            return None
+        if segments_BL is None:
+            return tf.range(x_BLM.shape[1])[None]
+        return rotary.positions_in_segments(segments_BL)
+
+    @layer_method
+    def _project_row(
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions_BL: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns queries, keys and values [B,L,N,D], rotated by their positions."""
+        p = self.p
+        if self.key_value_heads == p.num_heads:
+            query, key, value = self._project(theta, x_BLM, "w_query", "w_key", "w_value")
+        else:
+            (query,) = self._project(theta, x_BLM, "w_query")
+            key, value = self._project(theta, x_BLM, "w_key", "w_value")
+        query, key = self._normalize("query", theta, query), self._normalize("key", theta, key)
+        if p.rotary_fraction:
+            query, key = (
+                rotary.rotate(x_BLND, positions_BL, p.rotary_fraction, p.rotary_base)
+                for x_BLND in (query, key)
+            )
+        return query, key, value
+
+    @layer_method
+    def _relative_bias(
+        self, theta: NestedMap, mask: AttentionMask, queries: int, keys: int
+    ) -> tf.Tensor | None:
+        p = self.p
+        if not p.relative_buckets:
+            return None
+        buckets_LK = relative_bias.buckets_of(
+            mask.distances(queries, keys), p.relative_buckets, p.relative_max_distance, p.is_causal
+        )
+        return relative_bias.bias_of(theta.relative_bias, buckets_LK)
+
+
+def _write_step(cache_BNKD: tf.Tensor, new_BN1D: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    at_step = tf.equal(tf.range(cache_BNKD.shape[2]), step)[None, None, :, None]
+    return tf.where(at_step, new_BN1D, cache_BNKD)
