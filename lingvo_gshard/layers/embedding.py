@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.lookup import rows_of
+from lingvo_gshard.layers.lookup import lookup
 from lingvo_gshard.sharding import annotate, einsum
 
 
@@ -40,7 +41,7 @@ class TokenEmbedding(Layer):
         table_VM = annotate(theta.table, "VM")
         # Looked up where they lie, and only then split by what V leaves to L.
         ids_BL = annotate(ids_BL, "BL", reserved="V")
-        rows_BLM = annotate(rows_of(table_VM, ids_BL), "BLM", reserved="V")
+        rows_BLM = annotate(lookup(table_VM, ids_BL), "BLM", reserved="V")
         return annotate(rows_BLM, "BLM") * scale
 
     @layer_method
@@ -69,6 +70,10 @@ class Softmax(Layer):
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
         return einsum("BLM,MV->BLV", x_BLM, tf.cast(theta.w, x_BLM.dtype))
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the product with the weight."""
+        return 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
 
 
 class SinusoidalPositions(Layer):
@@ -113,7 +118,7 @@ class LearnedPositions(Layer):
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
         """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
         _check_length(self, positions_BL)
-        return annotate(rows_of(annotate(theta.table, "LM"), positions_BL), "BLM")
+        return annotate(lookup(annotate(theta.table, "LM"), positions_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
@@ -25,6 +26,27 @@ class FeedForward(Layer):
         p.define("activation", "relu", "Name of the activation, see layers/activations.py.")
         p.define("use_bias", True, "Whether the products add a bias.")
         return p
+
+    @classmethod
+    def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
+        """Returns the Params of this layer in a stack; a layer that uses them sets the options.
+
+        Args:
+          params: Params of this class.
+          is_causal: whether a position of the stack must not depend on later ones.
+          has_token_ids: whether callers of the stack set `context.tokens`.
+        """
+        del is_causal, has_token_ids
+        return params
+
+    @classmethod
+    def vectorization_obstacle(cls, params: Params) -> str:
+        """Returns the option that keeps layers from being computed as one operation, or ''.
+
+        The stages of a pipeline are computed as one operation, by `sharding.vectorize`.
+        """
+        del params
+        return ""
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
@@ -51,6 +73,11 @@ class FeedForward(Layer):
         if self.p.use_bias:
             y_BLM = add_bias(y_BLM, cast.b_out)
         return self.observe(y_BLM)
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the two products, or three if the activation is gated."""
+        products = 3 if self.activation.is_gated else 2
+        return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
     @layer_method
     def _inwards(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Rows of a table by number, with a gradient that is summed in float32."""
+"""Table lookup whose gradient is summed in float32."""
 
 import tensorflow as tf
 
@@ -7,13 +7,17 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
-def rows_of(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of a table [V,...] for integer ids of any shape, in float32.
+def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Returns float32 rows of a table; their shape is that of the ids and then that of a row.
 
-    The gradient of a row is a sum over the places where it stands; it is float32 whatever the type
-    of the table, which TensorFlow's would take.
+    The gradient of a row is the sum over all its occurrences. It is computed in float32 even if the
+    table has a narrower type, in which TensorFlow's own gradient would sum.
+
+    Args:
+      table: the table, [V,...].
+      ids: integers in [0, V), of any shape.
     """
-    if table.dtype == tf.float32 and not _are_split(ids):
+    if table.dtype == tf.float32 and not _has_split_positions(ids):
         return tf.gather(table, ids)
 
     @custom_gradient
@@ -27,8 +31,8 @@ def rows_of(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     return compute(table)
 
 
-def _are_split(ids: tf.Tensor) -> bool:
-    """Whether ids [B,L] are by L: TensorFlow's gradient makes one dimension of the two."""
+def _has_split_positions(ids: tf.Tensor) -> bool:
+    """Returns whether L of ids [B,L] is split. TensorFlow's gradient would merge B and L."""
     current = current_partitioning()
     if current is None or ids.shape.rank != 2:
         return False

@@ -17,6 +17,8 @@ from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerLayer, TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adafactor import Adafactor
@@ -180,8 +182,7 @@ def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
         hidden_dim=HIDDEN_DIM,
         moe_every=0,
         layer=layer,
-        repeat=is_deep,
-        rematerialize="full" if is_deep else "none",
+        execution=Repeat.params().set(rematerialize="full") if is_deep else Sequential.params(),
         input_dropout_rate=DROPOUT,
         residual_dropout_rate=DROPOUT,
         attention_dropout_rate=DROPOUT,

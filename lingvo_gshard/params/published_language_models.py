@@ -17,6 +17,7 @@ from lingvo_gshard.layers.embedding import LearnedPositions
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.optim.adafactor import Adafactor
@@ -163,7 +164,7 @@ def _deepseek_experts() -> Params:
 
 
 def _task(model_dim: int, decoder: Params) -> Params:
-    decoder.set(is_causal=True, repeat=True, rematerialize="full")
+    decoder.set(is_causal=True, execution=Repeat.params().set(rematerialize="full"))
     return LanguageModelTask.params().set(model_dim=model_dim, decoder=decoder)
 
 

@@ -102,7 +102,7 @@ def _changes(experiment: Params, options: PlanOptions, topology: Topology) -> It
 
     The caller makes each change to `experiment` before it asks for the next one.
     """
-    yield from _for_stacks(experiment, "rematerialize", lambda stack: _REMATERIALIZE)
+    yield from _for_stacks(experiment, "execution.rematerialize", lambda stack: _REMATERIALIZE)
     strategy = options.strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
     if "->" not in strategy and _SHARD_WEIGHTS not in strategy.split("_"):
         yield Change(strategy=f"{strategy}_{_SHARD_WEIGHTS}")

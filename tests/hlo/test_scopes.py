@@ -16,6 +16,7 @@ from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
+from tests.layers.stacks.executions import loop, sequential
 
 # What its tests share is made once, in one process.
 pytestmark = pytest.mark.xdist_group("test_scopes")
@@ -32,7 +33,7 @@ def trainer_of(repeat: bool) -> Trainer:
     )
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=2 if repeat else 1, num_heads=2, hidden_dim=H, moe_every=1)
-        stack.set(repeat=repeat, rematerialize="full" if repeat else "none")
+        stack.execution = loop("full") if repeat else sequential()
         stack.moe.set(num_experts=E, group_size=S, dispatch="einsum")
     params = Trainer.params().set(clip_norm=1.0)
     params.optimizer = Adafactor.params().set(min_factored_size=8)

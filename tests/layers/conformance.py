@@ -45,6 +45,7 @@ from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from tests.layers.attention import attention_options as attentions
+from tests.layers.stacks.executions import loop
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
 
@@ -321,7 +322,7 @@ CASES = (
     Case("TransformerStack.decoder", _stack(model_dim=M, is_decoder=True), _decoder_stack, True),
     Case(
         "TransformerStack.loop",
-        _stack(model_dim=M, is_decoder=True, repeat=True, rematerialize="products", moe_every=1),
+        _stack(model_dim=M, is_decoder=True, execution=loop("products"), moe_every=1),
         _decoder_stack,
         draws=True,
     ),

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.bias import add_bias
-from lingvo_gshard.layers.lookup import rows_of
+from lingvo_gshard.layers.lookup import lookup
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -14,7 +14,7 @@ def test_rows_and_the_sum_of_their_gradients(dtype):
     ids = tf.constant([[1, 1, 4], [0, 1, 1]])
     with tf.GradientTape() as tape:
         tape.watch(table)
-        rows = rows_of(table, ids)
+        rows = lookup(table, ids)
         loss = tf.reduce_sum(rows)
     assert rows.dtype == tf.float32
     np.testing.assert_array_equal(rows, tf.cast(table, tf.float32).numpy()[ids])
@@ -29,7 +29,7 @@ def test_a_row_that_stands_often_is_counted_whole():
     table = tf.zeros([2, 1], tf.bfloat16)
     with tf.GradientTape() as tape:
         tape.watch(table)
-        loss = tf.reduce_sum(rows_of(table, tf.ones([1024], tf.int32)))
+        loss = tf.reduce_sum(lookup(table, tf.ones([1024], tf.int32)))
     assert float(tape.gradient(loss, table)[1, 0]) == 1024.0
 
 

@@ -16,6 +16,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.params_text import experiment_from_text
+from tests.layers.stacks.executions import loop
 
 BILLION = 10**9
 TO_TRAIN = ("from_files", "quickstart")
@@ -95,7 +96,7 @@ def test_those_to_plan_fit_their_machine(name):
     part = Mesh.parse(params.sharding.mesh).axis_size("data") * params.trainer.micro_batches
     assert rows % part == 0
     assert params.trainer.precision == "bfloat16"
-    assert params.task.decoder.repeat and params.task.decoder.rematerialize == "full"
+    assert params.task.decoder.execution == loop("full")
 
 
 @pytest.mark.parametrize("name", ["glam_64b_64e", "gpt3_175b"])

@@ -49,10 +49,10 @@ def test_changes_are_made_one_on_top_of_the_other():
     assert [row["fits"] for row in rows] == [False] * len(rows)
     first = shlex.split(rows[0]["change"])
     assert first == [
-        '--gin_param=task.encoder.rematerialize = "full"',
-        '--gin_param=task.decoder.rematerialize = "full"',
+        '--gin_param=task.encoder.execution.rematerialize = "full"',
+        '--gin_param=task.decoder.execution.rematerialize = "full"',
     ]
-    assert seen[0][1].task.encoder.rematerialize == "full" and seen[0][0] is None
+    assert seen[0][1].task.encoder.execution.rematerialize == "full" and seen[0][0] is None
     assert rows[1]["change"] == rows[0]["change"] + " --strategy=expert_fsdp"
     assert rows[1]["reason"] == "--topology: far too large" and rows[1]["peak"] is None
     assert rows[0]["peak"] == 99 and rows[0]["seconds_per_step"] == 1.0
@@ -85,8 +85,8 @@ def test_a_strategy_that_splits_weights_or_is_a_table_is_left(strategy):
 
 def test_nothing_is_tried_that_is_so_already():
     settings = [
-        "task.encoder.rematerialize = 'full'",
-        "task.decoder.rematerialize = 'full'",
+        "task.encoder.execution.rematerialize = 'full'",
+        "task.decoder.execution.rematerialize = 'full'",
         "task.encoder.moe.router.capacity_factor = 0.5",
         "task.decoder.moe_every = 0",
         "input.batch_rows = 8",
@@ -99,4 +99,4 @@ def test_nothing_is_tried_that_is_so_already():
 def test_a_language_model_has_one_stack_to_change():
     rows, _, _ = tried(registry.get("language_model.quickstart"), most=1)
     change = shlex.split(rows[0]["change"])
-    assert change == ['--gin_param=task.decoder.rematerialize = "full"']
+    assert change == ['--gin_param=task.decoder.execution.rematerialize = "full"']

@@ -13,6 +13,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import flops
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.trainer import Trainer
+from tests.layers.stacks.executions import loop, sequential
 
 B, L, K = 2, 4, 8
 M, H, N, E, V = 8, 12, 2, 4, 16
@@ -129,15 +130,15 @@ def test_gates_shared_experts_and_more_experts_per_token_count():
 def task_of_four_layers(repeat: bool) -> TranslationTask:
     params = task_of(moe_every=2).p.copy()
     for stack in (params.encoder, params.decoder):
-        stack.set(num_layers=4, repeat=repeat)
+        stack.set(num_layers=4, execution=loop() if repeat else sequential())
     return params.instantiate()
 
 
 def test_a_loop_counts_as_the_layers_that_it_runs():
-    loop, layers = (task_of_four_layers(repeat) for repeat in (True, False))
-    assert step_flops(loop) == step_flops(layers)
-    assert step_flops(loop) > step_flops(task_of(2))
-    assert flops.active_parameters(loop) == flops.active_parameters(layers)
+    looped, layers = (task_of_four_layers(repeat) for repeat in (True, False))
+    assert step_flops(looped) == step_flops(layers)
+    assert step_flops(looped) > step_flops(task_of(2))
+    assert flops.active_parameters(looped) == flops.active_parameters(layers)
 
 
 @pytest.mark.parametrize("repeat", [False, True])

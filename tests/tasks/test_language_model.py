@@ -12,6 +12,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks import LanguageModelTask
+from tests.layers.stacks.executions import loop
 
 V, M, B, L = 11, 8, 2, 6
 
@@ -55,7 +56,7 @@ MODELS = {
     "dense": {},
     "rotary": {
         "add_positions": False,
-        "decoder__layer__attention__rotary_fraction": 1.0,
+        "decoder__layer__self_attention__rotary_fraction": 1.0,
         "decoder__layer__norm": RMSNorm.params(),
         "decoder__layer__feed_forward__activation": "swiglu",
     },
@@ -157,10 +158,10 @@ def test_padding_counts_nowhere():
 
 def test_a_loop_behind_dense_layers_computes_what_the_layers_do():
     values = MODELS["experts after a dense layer"]
-    one_by_one, loop = task_of(**values), task_of(**values, decoder__repeat=True)
+    one_by_one, looped = task_of(**values), task_of(**values, decoder__execution=loop())
     batch = batch_of()
-    np.testing.assert_allclose(logits_of(loop, batch), logits_of(one_by_one, batch), atol=1e-6)
-    for task in (one_by_one, loop):
+    np.testing.assert_allclose(logits_of(looped, batch), logits_of(one_by_one, batch), atol=1e-6)
+    for task in (one_by_one, looped):
         kinds = [
             (isinstance(layer.feed_forward, MixtureOfExperts), times)
             for layer, times in task.decoder.layers_by_times()
@@ -184,8 +185,8 @@ def test_useful_operations_are_counted_by_hand():
         ({"decoder__is_causal": False}, "is_causal = True and is_decoder = False were expected"),
         ({"decoder__dense_first": 3}, r"decoder.dense_first: 3 is not in 0 to .*num_layers, 2"),
         (
-            {"decoder__dense_first": 1, "decoder__moe_every": 2, "decoder__repeat": True},
-            "decoder.repeat: 1 layers are no whole number of times",
+            {"decoder__dense_first": 1, "decoder__moe_every": 2, "decoder__execution": loop()},
+            "decoder.execution: Repeat needs a multiple of 2 layers",
         ),
         ({"positions": LearnedPositions.params().set(max_length=4)}, "positions.max_length: 4"),
     ],

@@ -262,7 +262,13 @@ def test_help_teaches(capsys):
 
 
 def test_pipelines_are_listed_with_their_bubbles(capsys):
-    options = {"num_layers": 4, "moe_every": 1, "pipeline_stages": 4, "pipeline_micro_batches": 8}
+    options = {
+        "num_layers": 4,
+        "moe_every": 1,
+        "execution": "@lingvo_gshard.layers.stacks.pipeline.Pipeline",
+        "execution.stages": 4,
+        "execution.micro_batches": 8,
+    }
     flags = [f"--gin_param=task.encoder.{name} = {value}" for name, value in options.items()]
     code, out, _ = run_here(capsys, *flags, "--mesh=stage=4", "--strategy=pipeline")
     assert code == 0

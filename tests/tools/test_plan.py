@@ -186,8 +186,8 @@ def test_a_tpu_on_which_split_weights_fit(capsys, tmp_path):
     large = {
         "task.model_dim": 1024,
         "task.decoder.hidden_dim": 2**19,
-        "task.encoder.rematerialize": "full",
-        "task.decoder.rematerialize": "full",
+        "task.encoder.execution.rematerialize": "full",
+        "task.decoder.execution.rematerialize": "full",
         "input.batch_rows": 8,
     }
     settings = [f"--gin_param={path} = {value!r}" for path, value in large.items()]

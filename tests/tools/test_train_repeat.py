@@ -9,15 +9,19 @@ from tests.tolerances import assert_close
 from tests.tools import tiny_translation
 
 STEPS = 2
+LOOP = {
+    "execution": "@lingvo_gshard.layers.stacks.repeat.Repeat",
+    "execution.rematerialize": "'full'",
+}
 
 
-def metrics_of_run(directory, **settings):
+def metrics_of_run(directory, **execution):
     """The lines of metrics.jsonl of a short run of two layers on each side."""
     directory.mkdir()
     stacks = {f"task__{stack}__num_layers": 2 for stack in ("encoder", "decoder")}
-    for stack in ("encoder", "decoder"):
-        stacks |= {f"task__{stack}__{name}": value for name, value in settings.items()}
     flags = tiny_translation.write(directory, **stacks)
+    for stack in ("encoder", "decoder"):
+        flags += [f"--gin_param=task.{stack}.{name} = {value}" for name, value in execution.items()]
     train.main(["gshard-train", *flags, f"--logdir={directory}/run", f"--steps={STEPS}"])
     lines = (directory / "run" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -26,7 +30,7 @@ def metrics_of_run(directory, **settings):
 @pytest.mark.slow
 def test_a_loop_trains_as_its_layers_do_and_reports_under_their_names(tmp_path):
     layers = metrics_of_run(tmp_path / "layers")
-    loop = metrics_of_run(tmp_path / "loop", repeat=True, rematerialize="full")
+    loop = metrics_of_run(tmp_path / "loop", **LOOP)
     assert [row["step"] for row in loop] == [row["step"] for row in layers] == [1, 2]
     for one, other in zip(loop, layers, strict=True):
         assert set(one) == set(other)

@@ -11,6 +11,7 @@ from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
+from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 from tests.tolerances import assert_close
 
@@ -104,7 +105,7 @@ def test_a_selection_bias_sees_the_load_of_all_parts():
 def test_on_eight_devices_as_on_one():
     """Two rows a device, one of each part."""
     rows = {name: np.concatenate([value.numpy()] * 2) for name, value in batch().items()}
-    found = trainer(2, repeat=True, moe_every=1, rematerialize="products")
+    found = trainer(2, moe_every=1, execution=loop("products"))
     state, metrics = found.init_state(), []
     for _ in range(2):
         state, values = found.train_step(

@@ -17,6 +17,7 @@ from lingvo_gshard.training.optim.momentum import Momentum
 from lingvo_gshard.training.precision import PRECISIONS
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
+from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 from tests.training import mixed_task
 
@@ -113,7 +114,7 @@ def translation(precision: str, **stack) -> Trainer:
     ("precision", "stack"),
     [
         ("bfloat16_weights", {}),
-        pytest.param("float16", {"repeat": True, "rematerialize": "full"}, marks=pytest.mark.slow),
+        pytest.param("float16", {"execution": loop("full")}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_delicate_is_float32(precision, stack):

@@ -1,7 +1,8 @@
 """Relative position bias: a learned bias for each bucket of distances, added to the logits.
 
-A distance is the position of a key in its row minus that of the query. Within a segment this is the
-distance within the sentence, and other segments are masked.
+Raffel et al. 2019, arXiv 1910.10683, section 2.1. A distance is the position of a key in its row
+minus the position of a query. Within a segment this is the distance within the sentence. Other
+segments are masked.
 """
 
 import math
@@ -10,12 +11,22 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.lookup import rows_of
+from lingvo_gshard.layers.lookup import lookup
 from lingvo_gshard.sharding import annotate
+
+LOCAL_LETTERS = {"b": "buckets of distances"}
 
 
 def check(p: Params, path: str) -> None:
-    """Raises ValueError naming the Params of an attention whose buckets or window cannot be."""
+    """Checks the relative-bias options of an attention.
+
+    Args:
+      p: Params of the attention.
+      path: path of the attention, for error messages.
+
+    Raises:
+      ValueError: the number of buckets is odd or too small, or the largest distance is too small.
+    """
     if not p.relative_buckets:
         return
     least = 2 if p.is_causal else 4
@@ -24,37 +35,46 @@ def check(p: Params, path: str) -> None:
             f"{path}.relative_buckets: {p.relative_buckets}; an even number of {least} or more was "
             f"expected with {path}.is_causal {p.is_causal}"
         )
-    if p.relative_max_distance <= _exact_buckets(p.relative_buckets, p.is_causal):
+    exact = _exact_buckets(p.relative_buckets, p.is_causal)
+    if p.relative_max_distance <= exact:
         raise ValueError(
-            f"{path}.relative_max_distance: {p.relative_max_distance} is no more than what half of "
-            f"{path}.relative_buckets, {p.relative_buckets}, holds a distance each"
+            f"{path}.relative_max_distance: {p.relative_max_distance}; more than {exact} was "
+            f"expected, the distances that have a bucket of their own with {path}.relative_buckets "
+            f"{p.relative_buckets}"
         )
 
 
 def _exact_buckets(buckets: int, is_causal: bool) -> int:
+    """Returns the number of buckets on one side that hold a single distance."""
     return (buckets if is_causal else buckets // 2) // 2
 
 
-def buckets_of(distances: tf.Tensor, buckets: int, max_distance: int, is_causal: bool) -> tf.Tensor:
-    """Returns the int32 bucket of each int32 distance (a key's position less a query's).
+def bucket_of(distances: tf.Tensor, buckets: int, max_distance: int, is_causal: bool) -> tf.Tensor:
+    """Returns the int32 bucket of each distance, in the shape of `distances`.
 
-    Raffel et al. 2019, arXiv 1910.10683, section 2.1: half of the buckets hold a distance each, the
-    others ranges that grow by a factor, the last one all from `max_distance` on. Where queries see
-    keys on both sides each side has half of the buckets.
+    Half of the buckets hold a single distance each. The others hold ranges that grow by a constant
+    factor, and the last one also holds all distances from `max_distance` on. Without causality,
+    half of the buckets are for keys before the query, and half for keys after it.
+
+    Args:
+      distances: int32 positions of keys minus positions of queries.
+      buckets: number of buckets.
+      max_distance: smallest distance of which all larger ones share a bucket.
+      is_causal: whether queries attend only to earlier keys.
     """
     side = buckets if is_causal else buckets // 2
     exact = _exact_buckets(buckets, is_causal)
-    far = tf.maximum(-distances, 0) if is_causal else tf.abs(distances)
-    # A table, since logarithms that are whole in theory fall on either side of that in float32.
-    within = np.arange(max_distance + 1)
-    ratio = np.log(np.maximum(within, exact) / exact) / math.log(max_distance / exact)
+    absolute = tf.maximum(-distances, 0) if is_causal else tf.abs(distances)
+    # A float64 table: float32 rounds some logarithms that are integers to the wrong side.
+    table_distances = np.arange(max_distance + 1)
+    ratio = np.log(np.maximum(table_distances, exact) / exact) / math.log(max_distance / exact)
     ranges = np.minimum(exact + np.floor(ratio * (side - exact) + 1e-9), side - 1)
-    table = np.where(within < exact, within, ranges).astype(np.int32)
-    found = tf.gather(tf.constant(table), tf.minimum(far, max_distance))
-    return found if is_causal else found + tf.where(distances > 0, side, 0)
+    table = np.where(table_distances < exact, table_distances, ranges).astype(np.int32)
+    bucket = tf.gather(tf.constant(table), tf.minimum(absolute, max_distance))
+    return bucket if is_causal else bucket + tf.where(distances > 0, side, 0)
 
 
-def bias_of(table_KN: tf.Tensor, buckets_LK: tf.Tensor) -> tf.Tensor:
-    """Returns float32 [N,L,K]: the learned number of each head for each bucket."""
-    bias_LKN = rows_of(table_KN, buckets_LK)
+def bias_of(table_bN: tf.Tensor, buckets_LK: tf.Tensor) -> tf.Tensor:
+    """Returns the float32 bias [N,L,K] of each head, given the bucket of each query and key."""
+    bias_LKN = lookup(table_bN, buckets_LK)
     return annotate(tf.transpose(bias_LKN, (2, 0, 1)), "NLK")

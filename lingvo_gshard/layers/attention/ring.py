@@ -16,6 +16,8 @@ from lingvo_gshard.layers.attention.ring_pass import PARTS, RingPass, annotate_s
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
+LOCAL_LETTERS = {"s": "positions of queries within a part of a row"}
+
 
 class RingKernel(AttentionKernel):
     """Attends to one part of the keys after another while devices pass the parts on.
@@ -74,8 +76,8 @@ class RingKernel(AttentionKernel):
             segments_BL: tf.Tensor,
             key_segments_BK: tf.Tensor,
         ):
-            query = annotate(_split(query_BNLD, parts, PARTS), "BNLSD")
-            segments = annotate_segments(_split(segments_BL, parts, 1), "BLS")
+            query = annotate(_split(query_BNLD, parts, PARTS), "BNLsD")
+            segments = annotate_segments(_split(segments_BL, parts, 1), "BLs")
             keys_per_part = keys_BNKD.shape[2] // parts
             ring = RingPass(mask, logit_cap, self.p.block_size, query, segments, keys_per_part)
             keys, values = (_split(x, parts, PARTS) for x in (keys_BNKD, values_BNKD))
@@ -84,7 +86,7 @@ class RingKernel(AttentionKernel):
             mixed = sums.result(query.dtype)
 
             def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-                d_mixed = annotate(_split(d_BNLD, parts, PARTS), "BNLSD")
+                d_mixed = annotate(_split(d_BNLD, parts, PARTS), "BNLsD")
                 gradients = ring.backward(block, d_mixed, sums.statistics(d_mixed, mixed))
                 d_query, d_keys, d_values = (tf.cast(x, query.dtype) for x in gradients)
                 return (

@@ -1,9 +1,9 @@
 """RingPass: the loops of ring attention over parts of rows, forward and backward.
 
-In this file L is the part of a row, S a query's position in its part, and K a key's position in its
-part:
+Rows are cut into parts. In this file L is the part, s the position of a query in its part, and K
+the position of a key in its part:
 
-    queries            [B,N,L,S,D], with segments [B,L,S]
+    queries            [B,N,L,s,D], with segments [B,L,s]
     keys and values    [B,N,L,K,D], with segments [B,L,K]
 """
 
@@ -23,6 +23,8 @@ from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
 from lingvo_gshard.sharding.rotation import rotated
+
+LOCAL_LETTERS = {"s": "positions of queries within a part of a row"}
 
 # The dimension of the parts in queries, keys and values.
 PARTS = 2
@@ -50,8 +52,8 @@ class RingPass:
       mask: the keys that each query attends to.
       cap: see `soft_cap`.
       block_size: keys of a part that are attended to at a time; 0 means all of them.
-      query: scaled queries [B,N,L,S,D].
-      segments: int32 segments [B,L,S] of the queries.
+      query: scaled queries [B,N,L,s,D].
+      segments: int32 segments [B,L,s] of the queries.
       keys_per_part: keys of a part, without padding.
     """
 
@@ -86,7 +88,7 @@ class RingPass:
             next_block = KeyBlock(*self._rotate(block))
             return index + 1, next_block, self._attend(index, block, sums)
 
-        start = (tf.constant(0), block, running_softmax.empty_sums(self.query, "BNLSD"))
+        start = (tf.constant(0), block, running_softmax.empty_sums(self.query, "BNLsD"))
         return self._attend(*self._loop(step, start))
 
     def backward(
@@ -106,7 +108,7 @@ class RingPass:
             return index + 1, next_block, (d_query, *self._rotate(d_keys_values))
 
         zeros = [tf.zeros(x.shape, tf.float32) for x in (self.query, block.keys, block.values)]
-        zeros = (annotate(zeros[0], "BNLSD"), *map(self._annotate_keys, zeros[1:]))
+        zeros = (annotate(zeros[0], "BNLsD"), *map(self._annotate_keys, zeros[1:]))
         last = self._loop(step, (tf.constant(0), block, zeros))
         d_query, *d_keys_values = self._add_gradients(*last, d_mixed, statistics)
         return d_query, *self._rotate(d_keys_values)
@@ -124,7 +126,7 @@ class RingPass:
         def add_block(first: int | tf.Tensor, sums: RunningSums) -> RunningSums:
             keys, values, segments = self._slice(block, first)
             logits, _ = self._logits(index, first, keys, segments)
-            return running_softmax.add_keys(sums, logits, values, "BNLSK,BNLKD->BNLSD")
+            return running_softmax.add_keys(sums, logits, values, "BNLsK,BNLKD->BNLsD")
 
         size = self._size(block)
         if size == block.keys.shape[3]:
@@ -193,14 +195,14 @@ class RingPass:
         """Returns d_query with the keys from `first` added, and the gradients of these keys."""
         keys, values, segments = self._slice(block, first)
         logits, capped = self._logits(index, first, keys, segments)
-        d_weights = einsum("BNLSD,BNLKD->BNLSK", d_mixed, values)
+        d_weights = einsum("BNLsD,BNLKD->BNLsK", d_mixed, values)
         weights, d_logits = running_softmax.gradients(
             statistics, logits, capped, d_weights, self.cap
         )
-        new_d_query = einsum("BNLSK,BNLKD->BNLSD", d_logits, keys)
-        d_query = annotate(d_query + tf.cast(new_d_query, tf.float32), "BNLSD")
-        d_keys = einsum("BNLSK,BNLSD->BNLKD", d_logits, self.query)
-        d_values = einsum("BNLSK,BNLSD->BNLKD", weights, d_mixed)
+        new_d_query = einsum("BNLsK,BNLKD->BNLsD", d_logits, keys)
+        d_query = annotate(d_query + tf.cast(new_d_query, tf.float32), "BNLsD")
+        d_keys = einsum("BNLsK,BNLsD->BNLKD", d_logits, self.query)
+        d_values = einsum("BNLsK,BNLsD->BNLKD", weights, d_mixed)
         heads = block.keys.shape[1]
         return d_query, _sum_heads(d_keys, heads), _sum_heads(d_values, heads)
 
@@ -223,20 +225,20 @@ class RingPass:
     def _logits(
         self, index: tf.Tensor, first: int | tf.Tensor, keys: tf.Tensor, segments: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns float32 logits [B,N,L,S,K], with and without the bias of the mask."""
-        products = einsum("BNLSD,BNLKD->BNLSK", self.query, keys)
+        """Returns float32 logits [B,N,L,s,K], with and without the bias of the mask."""
+        products = einsum("BNLsD,BNLKD->BNLsK", self.query, keys)
         capped = soft_cap(tf.cast(products, tf.float32), self.cap)
         return capped + self._bias(index, first, segments), capped
 
     def _bias(self, index: tf.Tensor, first: int | tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
-        """Returns the bias [B,1,L,S,K] of the keys from `first` on in step `index`."""
+        """Returns the bias [B,1,L,s,K] of the keys from `first` on in step `index`."""
         part_L = tf.range(self.parts)[:, None, None]
         owner_L = tf.math.floormod(part_L - index, self.parts)
         query_L = part_L * self.segments.shape[2] + tf.range(self.segments.shape[2])[:, None]
         key_L = owner_L * self.keys_per_part + first + tf.range(segments.shape[2])
-        distances = annotate(key_L - query_L, "LSK", reserved="BN")
+        distances = annotate(key_L - query_L, "LsK", reserved="BN")
         bias = self.mask.block_bias(self.segments[..., None], segments[:, :, None, :], distances)
-        return annotate_segments(bias, "BLSK")[:, None]
+        return annotate_segments(bias, "BLsK")[:, None]
 
     def _rotate(self, tensors: Iterable[tf.Tensor]) -> tuple[tf.Tensor, ...]:
         """Passes what every part holds on to the next part."""

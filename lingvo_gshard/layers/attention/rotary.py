@@ -1,7 +1,7 @@
-"""Rotary positions: queries and keys turned by angles that grow with their positions.
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions.
 
-Su et al. 2021, arXiv 2104.09864, section 3.2: what a query and a key make together then depends on
-how far apart they stand, and not on where.
+Su et al. 2021, arXiv 2104.09864, section 3.2. The product of a query and a key then depends on
+their distance and not on their positions.
 """
 
 import tensorflow as tf
@@ -11,58 +11,75 @@ from lingvo_gshard.sharding import annotate
 
 
 def check(p: Params, head_dim: int, path: str) -> None:
-    """Raises ValueError naming the Params of an attention that can turn no such share of D."""
+    """Checks the rotary options of an attention.
+
+    Args:
+      p: Params of the attention.
+      head_dim: size of D.
+      path: path of the attention, for error messages.
+
+    Raises:
+      ValueError: the rotated fraction of D is not an even number of dimensions, or the base is too
+        small.
+    """
     if not 0 <= p.rotary_fraction <= 1:
         raise ValueError(f"{path}.rotary_fraction: {p.rotary_fraction} is not in [0, 1]")
     if not p.rotary_fraction:
         return
-    turned = p.rotary_fraction * head_dim
-    if turned % 2 or turned < 2:
+    rotated = p.rotary_fraction * head_dim
+    if rotated % 2 or rotated < 2:
         raise ValueError(
             f"{path}.rotary_fraction: {p.rotary_fraction} of {path}.head_dim {head_dim} is "
-            f"{turned:g} dimensions; an even number was expected"
+            f"{rotated:g} dimensions; an even number was expected"
         )
     if p.rotary_base <= 1:
         raise ValueError(f"{path}.rotary_base: {p.rotary_base}; more than 1 was expected")
 
 
 def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:
-    """Returns int32 [B,L]: how many tokens of its own segment stand before each one.
+    """Returns the int32 position [B,L] of each token within its segment.
 
-    The tokens of a segment stand side by side.
+    Args:
+      segments_BL: int32 segments; the tokens of a segment are contiguous.
     """
-    segments_BL = _whole_rows(segments_BL)
+    segments_BL = _annotate_unsplit(segments_BL)
     length = segments_BL.shape[1]
     is_first_BL = tf.not_equal(segments_BL[:, 1:], segments_BL[:, :-1])
     is_first_BL = tf.pad(is_first_BL, [[0, 0], [1, 0]], constant_values=True)
-    start_BL = _whole_rows(tf.where(is_first_BL, tf.range(length)[None], 0))
-    # The last start up to each token: of 1, 2, 4, ... tokens, and so of all.
-    reach = 1
-    while reach < length:
-        before_BL = tf.pad(start_BL[:, :-reach], [[0, 0], [reach, 0]])
-        start_BL = _whole_rows(tf.maximum(start_BL, before_BL))
-        reach *= 2
+    start_BL = _annotate_unsplit(tf.where(is_first_BL, tf.range(length)[None], 0))
+    # A running maximum in log2(L) steps: after each, it covers twice as many tokens.
+    covered = 1
+    while covered < length:
+        earlier_BL = tf.pad(start_BL[:, :-covered], [[0, 0], [covered, 0]])
+        start_BL = _annotate_unsplit(tf.maximum(start_BL, earlier_BL))
+        covered *= 2
     return annotate(tf.range(length)[None] - start_BL, "BL", reserved="N")
 
 
-def _whole_rows(x_BL: tf.Tensor) -> tf.Tensor:
-    """Annotated as not split by L: of parts, every step would ask the neighbors for theirs."""
+def _annotate_unsplit(x_BL: tf.Tensor) -> tf.Tensor:
+    """Keeps L unsplit; otherwise every step of the running maximum would need communication."""
     return annotate(x_BL, "BL", unsplit="L")
 
 
 def rotate(x_BLND: tf.Tensor, positions_BL: tf.Tensor, fraction: float, base: float) -> tf.Tensor:
-    """Returns [B,L,N,D]: the first `fraction` of D turned, in pairs, by positions * base^(-2i/D).
+    """Returns x [B,L,N,D] with the first `fraction` of D rotated.
 
-    Pair i is dimension i of the first and of the second half of those that are turned; D in the
-    exponent counts the latter only. Angles, sines and cosines are float32.
+    With r rotated dimensions, dimensions i and r/2 + i are a pair, rotated by the angle
+    position * base^(-2i/r). Angles, sines and cosines are computed in float32.
+
+    Args:
+      x_BLND: queries or keys.
+      positions_BL: int positions, [B,L] or [1,L].
+      fraction: share of D that is rotated.
+      base: base of the wavelengths.
     """
-    turned = round(fraction * x_BLND.shape[-1])
-    exponents = tf.range(turned // 2, dtype=tf.float32) * (2.0 / turned)
+    rotated = round(fraction * x_BLND.shape[-1])
+    exponents = tf.range(rotated // 2, dtype=tf.float32) * (2.0 / rotated)
     timescales = tf.pow(tf.constant(base, tf.float32), exponents)
     angles = tf.cast(positions_BL, tf.float32)[:, :, None, None] / timescales
     sine, cosine = tf.cast(tf.sin(angles), x_BLND.dtype), tf.cast(tf.cos(angles), x_BLND.dtype)
-    half = turned // 2
-    first, second, rest = tf.split(x_BLND, [half, half, x_BLND.shape[-1] - turned], axis=-1)
+    half = rotated // 2
+    first, second, rest = tf.split(x_BLND, [half, half, x_BLND.shape[-1] - rotated], axis=-1)
     return tf.concat(
         [first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1
     )

@@ -1,8 +1,10 @@
-"""A softmax over keys that come one part after another, and the product of its weights with values.
+"""Softmax over keys that arrive in blocks, and its product with the values.
 
-Rabe and Staats 2021, arXiv 2112.05682; the sums under way and the gradient from a query's largest
-logit and its sum are those of Dao et al. 2022, arXiv 2205.14135, sections 3.1 and B.4. Letters are
-the caller's: logits have those of queries, then that of keys.
+Rabe and Staats 2021, arXiv 2112.05682. The running sums, and the gradient from each query's largest
+logit and sum, are those of Dao et al. 2022, arXiv 2205.14135, sections 3.1 and B.4.
+
+The functions work for any layout in which logits have the letters of the queries and then that of
+the keys.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from lingvo_gshard.sharding import annotate, einsum
 class RunningSums(NamedTuple):
     """Float32 sums over the keys so far.
 
-    mixed: of exponentials times values, in the layout of queries. largest, total: each query's
-    largest logit and the sum of exponentials, with a last dimension of 1.
+    Attributes:
+      mixed: sum of exponentials times values, in the layout of the queries.
+      largest: largest logit of each query, with a last dimension of 1.
+      total: sum of the exponentials of each query, with a last dimension of 1.
     """
 
     mixed: tf.Tensor
@@ -27,51 +31,68 @@ class RunningSums(NamedTuple):
     total: tf.Tensor
 
     def result(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns the values' mean, weighted by the softmax."""
+        """Returns the mean of the values, weighted by the softmax."""
         return tf.cast(self.mixed / self.total, dtype)
 
     def statistics(self, d_mixed: tf.Tensor, mixed: tf.Tensor) -> SoftmaxStatistics:
-        """Returns what the gradient needs; d_mixed: that of the result, which is `mixed`."""
+        """Returns what the gradient needs of these sums.
+
+        Args:
+          d_mixed: gradient of the result.
+          mixed: the result.
+        """
         product = tf.cast(d_mixed, tf.float32) * tf.cast(mixed, tf.float32)
-        return SoftmaxStatistics(
-            self.largest, 1.0 / self.total, tf.reduce_sum(product, -1, keepdims=True)
-        )
+        weighted_gradient = tf.reduce_sum(product, -1, keepdims=True)
+        return SoftmaxStatistics(self.largest, 1.0 / self.total, weighted_gradient)
 
 
 class SoftmaxStatistics(NamedTuple):
-    """What the gradient needs of a softmax over all keys, float32.
+    """Float32 statistics of a softmax over all keys, one for each query.
 
-    largest, inverse: each query's largest logit, and 1 / its sum of exponentials. of_sum: the sum
-    over keys of weights times their gradients, taken over D.
+    Attributes:
+      largest: largest logit.
+      inverse_total: 1 / the sum of the exponentials.
+      weighted_gradient: sum over the keys of each weight times its gradient. It is computed as a
+        sum over D.
     """
 
     largest: tf.Tensor
-    inverse: tf.Tensor
-    of_sum: tf.Tensor
+    inverse_total: tf.Tensor
+    weighted_gradient: tf.Tensor
 
 
 def empty_sums(query: tf.Tensor, layout: str) -> RunningSums:
-    """Returns the sums over no keys; layout: of the query, whose last letter is D."""
-    rows = [*query.shape[:-1], 1]
+    """Returns the sums over no keys.
+
+    Args:
+      query: queries; the last dimension is D.
+      layout: letters of the queries.
+    """
+    shape = [*query.shape[:-1], 1]
     return RunningSums(
         annotate(tf.zeros(query.shape, tf.float32), layout),
-        tf.fill(rows, tf.float32.min),
-        tf.zeros(rows, tf.float32),
+        tf.fill(shape, tf.float32.min),
+        tf.zeros(shape, tf.float32),
     )
 
 
 def add_keys(sums: RunningSums, logits: tf.Tensor, values: tf.Tensor, equation: str) -> RunningSums:
-    """Returns the sums with more keys.
+    """Returns the sums with a block of keys added.
 
-    equation: einsum letters of weights, of values, and of queries, such as "BNLK,BNKD->BNLD".
+    Args:
+      sums: sums over the keys so far.
+      logits: float32 logits of the block.
+      values: values of the block.
+      equation: einsum equation from weights and values to the layout of queries, such as
+        "BNLK,BNKD->BNLD".
     """
     largest = tf.maximum(sums.largest, tf.reduce_max(logits, -1, keepdims=True))
     exponentials = tf.exp(logits - largest)
-    fading = tf.exp(sums.largest - largest)
-    total = sums.total * fading + tf.reduce_sum(exponentials, -1, keepdims=True)
-    more = einsum(equation, tf.cast(exponentials, values.dtype), values)
+    correction = tf.exp(sums.largest - largest)
+    total = sums.total * correction + tf.reduce_sum(exponentials, -1, keepdims=True)
+    block_mixed = einsum(equation, tf.cast(exponentials, values.dtype), values)
     layout = equation.rpartition(">")[2]
-    mixed = annotate(sums.mixed * fading + tf.cast(more, tf.float32), layout)
+    mixed = annotate(sums.mixed * correction + tf.cast(block_mixed, tf.float32), layout)
     return RunningSums(mixed, largest, total)
 
 
@@ -82,11 +103,18 @@ def gradients(
     d_weights: tf.Tensor,
     cap: float,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns some keys' weights, computed once more, and the gradients of products q k.
+    """Returns the weights of a block, recomputed, and the gradients of its products q k.
 
-    capped: logits before any bias; cap: of `soft_cap`. In the type of d_weights.
+    Both have the type of `d_weights`.
+
+    Args:
+      statistics: statistics of the softmax over all keys.
+      logits: float32 logits of the block, with all biases.
+      capped: logits of the block before any bias.
+      d_weights: gradients of the weights.
+      cap: see `soft_cap`.
     """
-    weights = tf.exp(logits - statistics.largest) * statistics.inverse
-    d_logits = weights * (tf.cast(d_weights, tf.float32) - statistics.of_sum)
+    weights = tf.exp(logits - statistics.largest) * statistics.inverse_total
+    d_logits = weights * (tf.cast(d_weights, tf.float32) - statistics.weighted_gradient)
     d_logits = soft_cap_gradient(d_logits, capped, cap)
     return tf.cast(weights, d_weights.dtype), tf.cast(d_logits, d_weights.dtype)

@@ -14,6 +14,8 @@ from lingvo_gshard.layers.attention.heads import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 
+LOCAL_LETTERS = {"b": "buckets of distances"}
+
 
 class SelfAttention(MultiHeadAttention):
     """Attention of a row to itself, bidirectional or causal, over packed rows or step by step."""
@@ -44,9 +46,9 @@ class SelfAttention(MultiHeadAttention):
     def _create_weights(self) -> None:
         super()._create_weights()
         if self.p.relative_buckets:
-            sizes = {"K": self.p.relative_buckets, "N": self.p.num_heads}
+            sizes = {"b": self.p.relative_buckets, "N": self.p.num_heads}
             zeros = initializers.constant(0.0)
-            self.create_variable("relative_bias", "KN", sizes, zeros, unsplit="K")
+            self.create_variable("relative_bias", "bN", sizes, zeros)
 
     def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
         """Returns the mask of packed rows, prepared for all layers with the same Params.
@@ -146,7 +148,7 @@ class SelfAttention(MultiHeadAttention):
         p = self.p
         if not p.relative_buckets:
             return None
-        buckets_LK = relative_bias.buckets_of(
+        buckets_LK = relative_bias.bucket_of(
             mask.distances(queries, keys), p.relative_buckets, p.relative_max_distance, p.is_causal
         )
         return relative_bias.bias_of(theta.relative_bias, buckets_LK)

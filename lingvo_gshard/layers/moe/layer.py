@@ -61,6 +61,17 @@ class MixtureOfExperts(Layer):
         p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
         return p
 
+    @classmethod
+    def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
+        """Returns the Params of this layer in a stack; see `FeedForward.for_stack`."""
+        return params.copy().set(is_causal=is_causal, has_token_ids=has_token_ids)
+
+    @classmethod
+    def vectorization_obstacle(cls, params: Params) -> str:
+        """Returns the option that keeps layers from being computed as one operation, or ''."""
+        is_dropless = params.dispatch == "dropless"
+        return "moe.dispatch='dropless'; choose 'gather' or 'einsum'" if is_dropless else ""
+
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p

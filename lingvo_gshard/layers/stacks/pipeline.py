@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate
@@ -34,7 +34,7 @@ class _MicroBatchInputs(NamedTuple):
     token_ids: tuple[tf.Tensor, ...]
 
 
-class Pipeline(Layer):
+class Pipeline(Execution):
     """`body`, a layer or several that take turns, run `times` times, in stages (letter P).
 
     Computes what the layers one after another would of each micro-batch by itself: experts are
@@ -50,29 +50,61 @@ class Pipeline(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("body", (), "Params of the layers of the body.")
-        p.define("times", 0, "How often the body is run.")
-        p.define("stages", 0, "The size of P.")
-        p.define("micro_batches", 0, "In how many parts the batch passes the stages.")
-        p.define("circulations", 1, "How often each part passes all stages.")
-        p.define("rematerialize", remat_policy.NONE, "Policy of what is computed again.")
+        p.define("stages", 2, "Number of stages, the size of P.")
+        p.define("micro_batches", 0, "Number of micro-batches of a batch; 0: as many as stages.")
+        p.define(
+            "circulations",
+            1,
+            "Number of chunks of layers in a stage: each micro-batch passes all stages that often.",
+        )
         return p
+
+    @classmethod
+    def for_layers(cls, params: Params, layers: Sequence[Params], period: int, path: str) -> Params:
+        """Returns a copy of the Params of a pipeline that runs `layers`; see the base class.
+
+        Raises:
+          ValueError: the options do not fit one another, or a layer cannot run in a pipeline.
+        """
+        result = super().for_layers(params, layers, period, path)
+        result.micro_batches = params.micro_batches or params.stages
+        for name in ("stages", "circulations"):
+            if params.get(name) < 1:
+                raise ValueError(f"{path}.{name}: {params.get(name)}; 1 or more was expected")
+        least = params.stages if params.circulations > 1 else 1
+        if result.micro_batches < least:
+            raise ValueError(
+                f"{path}.micro_batches: {params.micro_batches}; {least} or more were expected with "
+                f"{path}.stages={params.stages} and {path}.circulations={params.circulations}"
+            )
+        chunks = params.stages * params.circulations
+        if result.times % chunks:
+            raise ValueError(
+                f"{path}.stages={params.stages} with {path}.circulations={params.circulations}: "
+                f"{result.times} times {period} layers do not divide into {chunks} chunks"
+            )
+        for layer in result.body:
+            obstacle = layer.cls.vectorization_obstacle(layer)
+            if obstacle:
+                raise ValueError(
+                    f"{path}: a Pipeline computes its stages as one operation, which is not "
+                    f"possible with {obstacle}"
+                )
+        return result
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
         chunks = p.stages * p.circulations
-        if not p.body or chunks < 1 or p.times < 1 or p.times % chunks:
+        if chunks < 1 or p.times % chunks:
             raise ValueError(
                 f"{path}: {p.times} times a body of {len(p.body)} layers, in {p.stages} stages and "
                 f"{p.circulations} circulations"
             )
-        remat_policy.check(p.rematerialize, f"{path}.rematerialize")
-        self.create_children("body", list(p.body))
-        self.schedule = Schedule(p.stages, p.micro_batches, p.circulations)
+        self.schedule = Schedule(p.stages, p.micro_batches or p.stages, p.circulations)
         self._repetition = Repetition(path, len(p.body), p.times)
         times = np.arange(p.times).reshape(p.circulations, p.stages, -1)
-        # Which times through all layers a stage has, in the order in which it runs them.
+        # The times through all layers that each stage runs, in order.
         self._times_PR = times.swapaxes(0, 1).reshape(p.stages, -1)
 
     def variable_specs(self) -> NestedMap:
@@ -120,6 +152,26 @@ class Pipeline(Layer):
         y_BLM = tf.reshape(tf.transpose(y_RBLM, (1, 0, 2, 3)), [-1, *x_BLM.shape[1:]])
         return annotate(y_BLM[:rows], "BLM")
 
+    def check_batch(self, rows: int, path: str) -> None:
+        """Raises ValueError if a batch of `rows` cannot be run; path: of the Params.
+
+        In training the micro-batches must divide the rows. The stages must divide over the devices
+        that they are split over.
+        """
+        count, stages = self.schedule.micro_batches, self.schedule.stages
+        partitioning = current_partitioning()
+        axes = partitioning.split(STAGES)[0] if partitioning else ()
+        parts = partitioning.parts(axes) if partitioning else 1
+        if stages % parts:
+            raise ValueError(
+                f"{path}.stages={stages} does not divide over the {parts} devices along "
+                f"{', '.join(axes)} of --mesh={partitioning.mesh}"
+            )
+        if rows % count and context.current().training:
+            raise ValueError(
+                f"{path}.micro_batches={count} does not divide input.batch_rows, {rows} rows"
+            )
+
     @layer_method
     def _in_stages(
         self, theta: NestedMap, x_RBLM: tf.Tensor, *inputs: tf.Tensor, structure: _MicroBatchInputs
@@ -141,7 +193,7 @@ class Pipeline(Layer):
 
     def _places(self) -> np.ndarray:
         """Where in values [T,P] those of each time and micro-batch are: [times, R, 2]."""
-        used = self.schedule.used()[:, :, None]
+        used = self.schedule.busy_ticks()[:, :, None]
         per_tick = self._times_PR.shape[1] // self.p.circulations
         at = used * per_tick + np.arange(per_tick)[:, None]
         stages = np.broadcast_to(np.arange(self.p.stages)[:, None, None], at.shape)
@@ -185,80 +237,6 @@ def pipelines(layer: Layer) -> Iterator[Pipeline]:
     for child in layer.children.values():
         for one in child if isinstance(child, list) else [child]:
             yield from pipelines(one)
-
-
-def with_stages(loop: Params, stack: Params, path: str) -> Params:
-    """Returns the Params of a Pipeline with what those of a stack, at `path`, say of one.
-
-    Raises ValueError naming the option of the stack that does not fit the rest.
-    """
-    stages, circulations = stack.pipeline_stages, stack.pipeline_circulations
-    micro_batches = _micro_batches(stack)
-    given = f"{path}.pipeline_stages={stages}"
-    if stack.repeat:
-        raise ValueError(
-            f"{path}.repeat and {given}: the layers of a stage are one loop already; choose one"
-        )
-    if circulations < 1:
-        raise ValueError(f"{path}.pipeline_circulations: {circulations}; 1 or more were expected")
-    least = stages if circulations > 1 else 1
-    if micro_batches < least:
-        raise ValueError(
-            f"{path}.pipeline_micro_batches: {micro_batches}; {least} or more were expected, with "
-            f"{given} and {path}.pipeline_circulations={circulations}"
-        )
-    chunks = stages * circulations
-    if loop.times % chunks:
-        raise ValueError(
-            f"{given} with {path}.pipeline_circulations={circulations}: {loop.times} times "
-            f"{len(loop.body)} layers do not divide into {chunks} chunks"
-        )
-    for layer in loop.body:
-        _check_layer(layer, path, given)
-    return loop.set(stages=stages, micro_batches=micro_batches, circulations=circulations)
-
-
-def _check_layer(layer: Params, path: str, given: str) -> None:
-    """Raises ValueError for what is a loop, or is written for one device, within a layer."""
-    dispatch = "dispatch" in layer.feed_forward and layer.feed_forward.dispatch
-    kernel = layer.self_attention.kernel.cls
-    refused = {
-        f"{path}.moe.dispatch='dropless'": (dispatch == "dropless", "'gather' and 'einsum' are"),
-        f"{path}.layer.self_attention.kernel={kernel.__name__}": (
-            not kernel.is_vectorizable,
-            "DenseKernel is",
-        ),
-    }
-    for option, (is_set, instead) in refused.items():
-        if is_set:
-            raise ValueError(
-                f"{option} is not possible with {given}: it cannot be computed for all stages side "
-                f"by side; {instead}"
-            )
-
-
-def check_batch(rows: int, stack: Params, path: str) -> None:
-    """Raises ValueError if rows to be trained on do not divide into a stack's micro-batches.
-
-    And if the stages do not divide over the devices that they are split over.
-    """
-    count, stages = _micro_batches(stack), stack.pipeline_stages
-    partitioning = current_partitioning()
-    axes = partitioning.split(STAGES)[0] if partitioning else ()
-    parts = partitioning.parts(axes) if partitioning else 1
-    if stages % parts:
-        raise ValueError(
-            f"{path}.pipeline_stages={stages} does not divide over the {parts} devices along "
-            f"{', '.join(axes)} of --mesh={partitioning.mesh}"
-        )
-    if rows % count and context.current().training:
-        raise ValueError(
-            f"{path}.pipeline_micro_batches={count} does not divide input.batch_rows, {rows} rows"
-        )
-
-
-def _micro_batches(stack: Params) -> int:
-    return stack.pipeline_micro_batches or stack.pipeline_stages
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""When each stage of a pipeline computes which micro-batch, and how long stages are idle."""
+"""The schedule of a pipeline: which stage computes which micro-batch in which tick."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Of P stages that all compute in every tick, each a tick behind the one before it.
+    """P stages that all compute in every tick, each one tick later than the stage before it.
 
-    With one circulation it is GPipe's forward half (Huang et al. 2018, arXiv 1811.06965, section
-    2.3): micro-batch i is at stage s in tick i + s. With more, a stage has several chunks of layers
-    that are not neighbors, and a micro-batch that has left the last stage enters the first again
-    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    With one circulation this is the forward half of GPipe (Huang et al. 2018, arXiv 1811.06965,
+    section 2.3): stage s computes micro-batch i in tick i + s. With several circulations a stage
+    has several chunks of layers, and a micro-batch that leaves the last stage enters the first one
+    again (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+
+    Attributes:
+      stages: number P of stages.
+      micro_batches: number of micro-batches.
+      circulations: number of times that each micro-batch passes all stages.
     """
 
     stages: int
@@ -24,35 +29,39 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """In how many ticks all micro-batches have passed all stages."""
+        """Number of ticks until all micro-batches have passed all stages."""
         return self.micro_batches * self.circulations + self.stages - 1
 
     @property
     def idle_share(self) -> float:
-        """The share of a stage's ticks in which it computes nothing of use."""
+        """Fraction of the ticks in which a stage has no micro-batch (the bubble)."""
         return (self.stages - 1) / self.ticks
 
     def micro_batch(self, tick: tf.Tensor) -> tf.Tensor:
-        """Returns int32 [P]: which micro-batch each stage has; any where it is idle."""
-        return tf.math.floormod(self._entered(tick), self.micro_batches)
+        """Returns the int32 index [P] of each stage's micro-batch; arbitrary for idle stages."""
+        return tf.math.floormod(self._ticks_since_entry(tick), self.micro_batches)
 
     def circulation(self, tick: tf.Tensor) -> tf.Tensor:
-        """Returns int32 [P]: the how-manieth time that is; any where it is idle."""
-        return self._circulation(self._entered(tick))
+        """Returns the int32 circulation [P] that each stage computes; arbitrary for idle ones."""
+        return self._clip_circulation(self._ticks_since_entry(tick))
 
     def newest_circulation(self, tick: tf.Tensor) -> tf.Tensor:
-        """Returns that of the first stage; other stages have it, or the one before."""
-        return self._circulation(tick)
+        """Returns the circulation of the first stage. Other stages have it or the one before."""
+        return self._clip_circulation(tick)
 
-    def _circulation(self, entered: tf.Tensor) -> tf.Tensor:
-        return tf.clip_by_value(entered // self.micro_batches, 0, self.circulations - 1)
+    def _clip_circulation(self, ticks_since_entry: tf.Tensor) -> tf.Tensor:
+        circulation = ticks_since_entry // self.micro_batches
+        return tf.clip_by_value(circulation, 0, self.circulations - 1)
 
-    def _entered(self, tick: tf.Tensor) -> tf.Tensor:
-        """How many ticks after the first micro-batch that of each stage entered the pipeline."""
+    def _ticks_since_entry(self, tick: tf.Tensor) -> tf.Tensor:
+        """Returns the ticks [P] since the first micro-batch reached each stage; negative before."""
         return tick - tf.range(self.stages)
 
-    def used(self) -> np.ndarray:
-        """Returns ticks [circulations, P, micro_batches]: when each stage computes what."""
-        entered = np.arange(self.circulations * self.micro_batches)
-        entered = entered.reshape(self.circulations, 1, self.micro_batches)
-        return entered + np.arange(self.stages)[None, :, None]
+    def busy_ticks(self) -> np.ndarray:
+        """Returns the tick in which each stage computes each micro-batch.
+
+        The result is int [circulations, P, micro_batches].
+        """
+        entry = np.arange(self.circulations * self.micro_batches)
+        entry = entry.reshape(self.circulations, 1, self.micro_batches)
+        return entry + np.arange(self.stages)[None, :, None]

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.loop import Loop
 from lingvo_gshard.sharding import annotate
 
@@ -21,32 +21,17 @@ from lingvo_gshard.sharding import annotate
 _CARRIED = "BLM"
 
 
-class Repeat(Layer):
+class Repeat(Execution):
     """`body`, a layer or several that take turns, run `times` times over weights of its own.
 
     Computes what the layers one after another would, and is compiled in the same time however many
     they are. A weight of layer `body[1]` is a stack over the letter R of what would be the weights
     of `[1]`, `[3]`, ... Each begins, draws random numbers and reports metrics by that name.
-
-    rematerialize: as in core/autodiff/remat_policy.py, for each time through the body.
     """
-
-    @classmethod
-    def params(cls) -> Params:
-        p = super().params()
-        p.define("body", (), "Params of the layers of the body.")
-        p.define("times", 0, "How often the body is run; the size of R.")
-        p.define("rematerialize", remat_policy.NONE, "Policy of what is computed again.")
-        return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        p = self.p
-        if p.times < 1 or not p.body:
-            raise ValueError(f"{path}: {p.times} times a body of {len(p.body)} layers")
-        remat_policy.check(p.rematerialize, f"{path}.rematerialize")
-        self.create_children("body", list(p.body))
-        self._repetition = Repetition(path, len(p.body), p.times)
+        self._repetition = Repetition(path, len(self.p.body), self.p.times)
 
     def variable_specs(self) -> NestedMap:
         """Returns the body's tree of VariableSpec, each with R before its dimensions."""

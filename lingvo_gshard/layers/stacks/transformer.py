@@ -7,7 +7,6 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
@@ -18,9 +17,7 @@ from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.norm import LayerNorm
-from lingvo_gshard.layers.stacks import pipeline
-from lingvo_gshard.layers.stacks.pipeline import Pipeline
-from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.sharding import annotate
 
 
@@ -66,6 +63,16 @@ class TransformerLayer(Layer):
         if p.has_cross_attention:
             self._sublayer("cross_attention", inherit(p.cross_attention, model_dim=p.model_dim))
         self._sublayer("feed_forward", inherit(p.feed_forward, model_dim=p.model_dim))
+
+    @classmethod
+    def vectorization_obstacle(cls, params: Params) -> str:
+        """Returns the option that keeps layers from being computed as one operation, or ''."""
+        attentions = ["self_attention", "cross_attention"][: 1 + params.has_cross_attention]
+        for name in attentions:
+            kernel = params.get(name).kernel.cls
+            if not kernel.is_vectorizable:
+                return f"{name}.kernel={kernel.__name__}; choose DenseKernel"
+        return params.feed_forward.cls.vectorization_obstacle(params.feed_forward)
 
     def _sublayer(self, name: str, params: Params) -> None:
         p = self.p
@@ -177,23 +184,10 @@ class TransformerStack(Layer):
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
         p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
-        p.define("repeat", False, "Whether the layers are compiled as one loop.")
-        p.define("pipeline_stages", 0, "Stages that the layers are cut into; 0 or 1: no pipeline.")
         p.define(
-            "pipeline_micro_batches",
-            0,
-            "Parts of a batch that pass the stages; 0: pipeline_stages.",
-        )
-        p.define(
-            "pipeline_circulations",
-            1,
-            "How often a part passes all stages, which then have as many chunks of layers each.",
-        )
-        p.define(
-            "rematerialize",
-            remat_policy.NONE,
-            "What of a layer, or of a time through the loop, is computed again in the backward "
-            "pass: a policy of core/autodiff/remat_policy.py.",
+            "execution",
+            Sequential.params(),
+            "Params of how the layers are run: Sequential, Repeat or Pipeline of layers/stacks/.",
         )
         p.define("input_dropout_rate", 0.0, "Share of the stack's input dropped in training.")
         p.define("residual_dropout_rate", 0.0, "Share of each sublayer's output dropped.")
@@ -204,22 +198,21 @@ class TransformerStack(Layer):
         super().__init__(params, path)
         p = self.p
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
-        remat_policy.check(p.rematerialize, f"{path}.rematerialize")
         if not 0 <= p.dense_first <= p.num_layers:
             raise ValueError(
                 f"{path}.dense_first: {p.dense_first} is not in 0 to {path}.num_layers, "
                 f"{p.num_layers}"
             )
+        path = f"{path}.execution"
+        remat_policy.check(p.execution.rematerialize, f"{path}.rematerialize")
         if p.dense_first:
             first = [self._layer_params(has_experts=False) for _ in range(p.dense_first)]
-            self.create_children("first_layers", first)
-        if self._has_pipeline:
-            self.create_child("layers", self._loop_params(Pipeline, "pipeline_stages"))
-        elif p.repeat:
-            self.create_child("layers", self._loop_params(Repeat, "repeat"))
-        else:
-            layers = range(p.num_layers - p.dense_first)
-            self.create_children("layers", [self._layer_params(self._is_moe(i)) for i in layers])
+            execution = Sequential.params().set(rematerialize=p.execution.rematerialize)
+            self.create_child("first_layers", Sequential.for_layers(execution, first, 1, path))
+        layers = [self._layer_params(self._is_moe(i)) for i in range(p.num_layers - p.dense_first)]
+        period = max(p.moe_every, 1)
+        execution = p.execution.cls.for_layers(p.execution, layers, period, path)
+        self.create_child("layers", execution)
         self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
 
     @property
@@ -230,28 +223,6 @@ class TransformerStack(Layer):
     def _is_moe(self, index: int) -> bool:
         """Whether layer `index` behind the first, dense ones has experts."""
         return bool(self.p.moe_every) and (index + 1) % self.p.moe_every == 0
-
-    @property
-    def _has_pipeline(self) -> bool:
-        return self.p.pipeline_stages > 1
-
-    @property
-    def _is_loop(self) -> bool:
-        return self.p.repeat or self._has_pipeline
-
-    def _loop_params(self, kind: type[Layer], option: str) -> Params:
-        """One loop whose body reaches to the first layer with experts."""
-        p = self.p
-        body, repeated = max(p.moe_every, 1), p.num_layers - p.dense_first
-        if repeated % body:
-            raise ValueError(
-                f"{self.path}.{option}: {repeated} layers are no whole number of times "
-                f"{self.path}.moe_every, {body} layers"
-            )
-        layers = tuple(self._layer_params(self._is_moe(i)) for i in range(body))
-        loop = kind.params().set(body=layers, times=repeated // body)
-        loop.set(rematerialize=p.rematerialize)
-        return pipeline.with_stages(loop, p, self.path) if self._has_pipeline else loop
 
     def _layer_params(self, has_experts: bool) -> Params:
         p = self.p
@@ -266,8 +237,9 @@ class TransformerStack(Layer):
         layer.self_attention.is_causal = self.is_causal
         feed_forward = p.moe if has_experts else layer.feed_forward
         layer.feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
-        if "router" in layer.feed_forward:
-            layer.feed_forward.set(is_causal=self.is_causal, has_token_ids=p.has_token_ids)
+        layer.feed_forward = layer.feed_forward.cls.for_stack(
+            layer.feed_forward, self.is_causal, p.has_token_ids
+        )
         layer.has_cross_attention = p.is_decoder
         return layer
 
@@ -287,52 +259,22 @@ class TransformerStack(Layer):
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
-        for layer, layer_theta in self._first_layers(theta):
-            x_BLM = self._run_layer(layer, layer_theta, x_BLM, *shared)
-        if self._has_pipeline:
-            pipeline.check_batch(x_BLM.shape[0], self.p, self.path)
-        if self._is_loop:
-            x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
-        else:
-            for layer, layer_theta in zip(self.layers, theta.layers, strict=True):
-                x_BLM = self._run_layer(layer, layer_theta, x_BLM, *shared)
+        if self.p.dense_first:
+            x_BLM = self.first_layers.fprop(theta.first_layers, x_BLM, *shared)
+        self.layers.check_batch(x_BLM.shape[0], f"{self.path}.execution")
+        x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
         return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
 
-    def _run_layer(
-        self, layer: Layer, layer_theta: NestedMap, x_BLM: tf.Tensor, *shared: object
-    ) -> tf.Tensor:
-        if self.p.rematerialize == remat_policy.NONE:
-            return layer.fprop(layer_theta, x_BLM, *shared)
-        tensors = [x_BLM, *tf.nest.flatten(shared)]
-
-        def run(x_BLM: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
-            here = tf.nest.pack_sequence_as(shared, others[: len(tensors) - 1])
-            weights = layer_theta.pack(others[len(tensors) - 1 :])
-            return layer.fprop(weights, x_BLM, *here)
-
-        return rematerialized(run, self.p.rematerialize, tensors, layer_theta.flatten())
-
     def layers_by_times(self) -> list[tuple[TransformerLayer, int]]:
-        """Returns the layers, each with how often a pass runs it: once, but in a loop."""
-        first = [(layer, 1) for layer in self.first_layers] if self.p.dense_first else []
-        if self._is_loop:
-            return first + [(layer, self.layers.p.times) for layer in self.layers.body]
-        return first + [(layer, 1) for layer in self.layers]
+        """Returns the layers, each with the number of times that a forward pass runs it."""
+        first = self.first_layers.layers_by_times() if self.p.dense_first else []
+        return first + self.layers.layers_by_times()
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns the layers one after another, each with its weights, of a loop or not."""
-        first = self._first_layers(theta)
-        if self._is_loop:
-            return first + self.layers.unrolled(theta.layers)
-        return first + list(zip(self.layers, theta.layers, strict=True))
-
-    @layer_method
-    def _first_layers(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """The dense layers before all others, with their weights."""
-        if not self.p.dense_first:
-            return []
-        return list(zip(self.first_layers, theta.first_layers, strict=True))
+        """Returns all layers with their weights, in the order in which they run."""
+        first = self.first_layers.unrolled(theta.first_layers) if self.p.dense_first else []
+        return first + self.layers.unrolled(theta.layers)
 
     @layer_method
     def init_cache(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -43,12 +44,10 @@ def choices() -> dict[str, Choice]:
     """Returns what is measured: name -> what sets it."""
     return {
         AS_IT_IS: lambda p: None,
-        "a loop": _in_stacks(repeat=True),
-        "a loop, rematerialize products": _in_stacks(repeat=True, rematerialize="products"),
-        "a loop, rematerialize products_but_hidden": _in_stacks(
-            repeat=True, rematerialize="products_but_hidden"
-        ),
-        "a loop, rematerialize full": _in_stacks(repeat=True, rematerialize="full"),
+        "a loop": _loops("none"),
+        "a loop, rematerialize products": _loops("products"),
+        "a loop, rematerialize products_but_hidden": _loops("products_but_hidden"),
+        "a loop, rematerialize full": _loops("full"),
         "2 micro-batches": _in_trainer(micro_batches=2),
         "4 micro-batches": _in_trainer(micro_batches=4),
         "bfloat16": _in_trainer(precision="bfloat16"),
@@ -109,10 +108,12 @@ def _compiled(
     return runtime, case.batch, step.step_seconds(runtime, case.batch)
 
 
-def _in_stacks(**values: object) -> Choice:
+def _loops(policy: str) -> Choice:
+    """Runs all stacks as loops with a rematerialization policy."""
+
     def choose(params: Params) -> None:
         for stack in _stacks(params):
-            stack.set(**values)
+            stack.execution = Repeat.params().set(rematerialize=policy)
 
     return choose
 

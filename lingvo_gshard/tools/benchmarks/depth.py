@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import step as step_bench
 from lingvo_gshard.tools.benchmarks.step import StepCase
@@ -69,7 +71,9 @@ def measure(
 def _case(
     stack: Params, trainer: Params, layers: int, repeat: bool, rows: int, length: int
 ) -> StepCase:
-    params = stack.copy().set(num_layers=layers, repeat=repeat)
+    execution = (Repeat if repeat else Sequential).params()
+    execution.rematerialize = stack.execution.rematerialize
+    params = stack.copy().set(num_layers=layers, execution=execution)
     return step_bench.stack_cases(params, trainer, rows, length)[0]
 
 

@@ -11,6 +11,7 @@ from absl import flags
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step
 
@@ -105,7 +106,7 @@ def stack_params(values: flags.FlagValues) -> Params:
     """Returns the Params of the encoder alone; dropout is the paper's (arXiv 2006.16668)."""
     stack = TransformerStack.params().set(
         num_layers=values.num_layers,
-        rematerialize=values.rematerialize,
+        execution=Sequential.params().set(rematerialize=values.rematerialize),
         model_dim=values.model_dim,
         num_heads=values.num_heads,
         hidden_dim=values.hidden_dim,

@@ -14,6 +14,7 @@ from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from tests.layers.stacks.executions import loop
 from tests.tolerances import assert_close
 
 B, L, K, M = 2, 9, 5, 8
@@ -118,9 +119,9 @@ def stack_pass(block_size: int, **values) -> list[tf.Tensor]:
     "values",
     [
         {},
-        {"repeat": True},
-        {"repeat": True, "rematerialize": "products"},
-        {"repeat": True, "rematerialize": "full", "is_decoder": False},
+        {"execution": loop()},
+        {"execution": loop("products")},
+        {"execution": loop("full"), "is_decoder": False},
     ],
 )
 def test_in_a_stack(values):

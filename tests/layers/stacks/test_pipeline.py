@@ -13,6 +13,7 @@ from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerLayer, TransformerStack
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
+from tests.layers.stacks.executions import pipeline
 from tests.tolerances import assert_close
 
 B, L, K, M = 6, 4, 3, 8
@@ -118,8 +119,15 @@ def assert_same(actual: dict, expected: dict) -> None:
             assert_close(actual[part][name], value, "order")
 
 
-MIXED = {"is_decoder": True, "pipeline_stages": 2, "pipeline_micro_batches": 3}
-DENSE = {"moe_every": 0, "pipeline_stages": 2, "pipeline_circulations": 2}
+MIXED = {"is_decoder": True, "execution": pipeline(2, micro_batches=3)}
+DENSE = {"moe_every": 0, "execution": pipeline(2, circulations=2)}
+
+
+def mixed(**values: object) -> dict:
+    execution = MIXED["execution"].copy().set(**values)
+    return {**MIXED, "execution": execution}
+
+
 HASHED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=HashRouter.params())
 BIASED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=SigmoidRouter.params())
 
@@ -131,7 +139,7 @@ def with_kernel(kernel: Params) -> Params:
 
 
 def without_stages(values: dict) -> dict:
-    return {name: value for name, value in values.items() if not name.startswith("pipeline")}
+    return {name: value for name, value in values.items() if name != "execution"}
 
 
 @pytest.mark.parametrize(
@@ -150,12 +158,12 @@ def test_eager_stages_are_layers_one_by_one(count, values):
 @pytest.mark.parametrize(
     ("jit_compile", "count", "values"),
     [
-        (True, 3, {**DENSE, "pipeline_micro_batches": 3}),
+        (True, 3, {**DENSE, "execution": pipeline(2, circulations=2, micro_batches=3)}),
         (True, 3, MIXED),
-        (True, 3, {**MIXED, "rematerialize": "full"}),
-        (True, 3, {**MIXED, "num_layers": 8, "pipeline_circulations": 2}),
-        (True, 3, {**MIXED, "num_layers": 8, "rematerialize": "products_but_hidden"}),
-        (True, 1, {**MIXED, "pipeline_micro_batches": 1}),
+        (True, 3, mixed(rematerialize="full")),
+        (True, 3, {**mixed(circulations=2), "num_layers": 8}),
+        (True, 3, {**mixed(rematerialize="products_but_hidden"), "num_layers": 8}),
+        (True, 1, mixed(micro_batches=1)),
         (True, 3, {**MIXED, "moe": HASHED, "has_token_ids": True}),
         (True, 3, {**MIXED, "moe": BIASED}),
         (False, 3, MIXED),
@@ -185,7 +193,7 @@ def test_a_micro_batch_passes_all_stages_in_order_and_stages_have_one_at_a_time(
     stages, micro_batches, circulations
 ):
     schedule = Schedule(stages, micro_batches, circulations)
-    used = schedule.used()
+    used = schedule.busy_ticks()
     assert used.shape == (circulations, stages, micro_batches)
     assert used.max() == schedule.ticks - 1
     assert (np.diff(used.reshape(-1, micro_batches), axis=0) > 0).all()
@@ -203,22 +211,22 @@ def test_a_micro_batch_passes_all_stages_in_order_and_stages_have_one_at_a_time(
 
 
 def test_weights_begin_and_follow_one_another_as_those_of_layers_one_by_one():
-    pipeline, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
-    theta, expected = pipeline.init(1), layers.init(1)
-    spec = pipeline.variable_specs().layers.body[0].feed_forward.w_in
+    stages, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
+    theta, expected = stages.init(1), layers.init(1)
+    spec = stages.variable_specs().layers.body[0].feed_forward.w_in
     assert (spec.layout, spec.shape) == ("PRMH", (2, 4, M, 12))
     numbers = [0, 1, 4, 5, 2, 3, 6, 7]
     assert spec.slices == tuple(f"decoder.layers[{i}].feed_forward.w_in" for i in numbers)
-    layers = [weights for _, weights in pipeline.unrolled(theta)]
+    layers = [weights for _, weights in stages.unrolled(theta)]
     tf.nest.map_structure(np.testing.assert_array_equal, layers, expected.layers)
 
 
 def test_rows_that_are_no_whole_micro_batches_are_evaluated_all_the_same():
     values = {"moe_every": 0}
-    pipeline, layers = stack(**values, pipeline_stages=4), stack(**values)
+    stages, layers = stack(**values, execution=pipeline(4)), stack(**values)
     batch = inputs()
     outputs = [
-        layer.fprop(layer.init(1), batch["x"], batch["segments"]) for layer in (pipeline, layers)
+        layer.fprop(layer.init(1), batch["x"], batch["segments"]) for layer in (stages, layers)
     ]
     assert_close(*outputs, "order")
 
@@ -226,7 +234,7 @@ def test_rows_that_are_no_whole_micro_batches_are_evaluated_all_the_same():
 @pytest.mark.slow
 def test_decodes_as_layers_one_by_one():
     results = []
-    for values in ({"pipeline_stages": 2}, {}):
+    for values in ({"execution": pipeline(2)}, {}):
         layer = stack(is_decoder=True, **values)
         theta, batch = layer.init(1), inputs()
         source = Memory(batch["memory"], tf.ones([B, K], tf.int32))
@@ -249,22 +257,30 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_stages():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"pipeline_stages": 3}, "decoder.pipeline_stages=3 .*: 2 times 2 layers .* 3 chunks"),
-        ({"pipeline_stages": 2, "repeat": True}, "decoder.repeat and decoder.pipeline_stages=2"),
-        ({**DENSE, "pipeline_micro_batches": 1}, "decoder.pipeline_micro_batches: 1; 2 or more"),
-        ({**DENSE, "pipeline_circulations": 0}, "decoder.pipeline_circulations: 0; 1 or more"),
-        ({"pipeline_stages": 2, "num_layers": 5}, "decoder.pipeline_stages: 5 layers .*moe_every"),
+        ({"execution": pipeline(3)}, "decoder.execution.stages=3 .*: 2 times 2 layers .* 3 chunks"),
         (
-            {"pipeline_stages": 2, "moe": HASHED.copy().set(dispatch="dropless")},
-            "decoder.moe.dispatch='dropless' .*decoder.pipeline_stages=2.* 'gather' and 'einsum'",
+            {**DENSE, "execution": pipeline(2, circulations=2, micro_batches=1)},
+            "decoder.execution.micro_batches: 1; 2 or more",
         ),
         (
-            {"pipeline_stages": 2, "layer": with_kernel(BlockwiseKernel.params())},
-            "decoder.layer.self_attention.kernel=BlockwiseKernel .*decoder.pipeline_stages=2",
+            {**DENSE, "execution": pipeline(2, circulations=0)},
+            "decoder.execution.circulations: 0; 1 or more",
         ),
         (
-            {"pipeline_stages": 2, "layer": with_kernel(RingKernel.params())},
-            "decoder.layer.self_attention.kernel=RingKernel .*pipeline_stages=2.* DenseKernel",
+            {"execution": pipeline(2), "num_layers": 5},
+            "decoder.execution: Pipeline needs .*moe_every.* 5",
+        ),
+        (
+            {"execution": pipeline(2), "moe": HASHED.copy().set(dispatch="dropless")},
+            "decoder.execution: a Pipeline .*moe.dispatch='dropless'; choose 'gather' or 'einsum'",
+        ),
+        (
+            {"execution": pipeline(2), "layer": with_kernel(BlockwiseKernel.params())},
+            "decoder.execution: .* self_attention.kernel=BlockwiseKernel; choose DenseKernel",
+        ),
+        (
+            {"execution": pipeline(2), "layer": with_kernel(RingKernel.params())},
+            "decoder.execution: .* self_attention.kernel=RingKernel; choose DenseKernel",
         ),
     ],
 )
@@ -274,14 +290,14 @@ def test_what_does_not_fit_is_named(values, message):
 
 
 def test_stages_that_devices_cannot_share_are_named():
-    layer = stack(moe_every=0, pipeline_stages=2)
+    layer = stack(moe_every=0, execution=pipeline(2))
     batch, partitioning = inputs(), Partitioning.make("stage=4", "pipeline")
-    message = "decoder.pipeline_stages=2 .* 4 devices along stage of --mesh=stage=4"
+    message = "decoder.execution.stages=2 .* 4 devices along stage of --mesh=stage=4"
     with use_partitioning(partitioning), pytest.raises(ValueError, match=message):
         layer.fprop(layer.init(1), batch["x"], batch["segments"])
 
 
 def test_rows_that_do_not_divide_are_named_in_training():
-    layer = stack(moe_every=0, pipeline_stages=4)
-    with pytest.raises(ValueError, match="decoder.pipeline_micro_batches=4 .*batch_rows, 6 rows"):
+    layer = stack(moe_every=0, execution=pipeline(4))
+    with pytest.raises(ValueError, match="decoder.execution.micro_batches=4 .*batch_rows, 6 rows"):
         one_pass(layer, inputs(), layer.init(1))

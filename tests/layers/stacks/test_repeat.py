@@ -9,9 +9,9 @@ from lingvo_gshard.core.autodiff.remat_policy import POLICIES
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts, SigmoidRouter
-from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
+from tests.layers.stacks.executions import loop, sequential
 from tests.tolerances import assert_close
 
 # What its tests share is made once, in one process.
@@ -98,10 +98,12 @@ def one_by_one() -> dict:
 
 
 def test_weights_begin_as_those_of_layers_one_by_one():
-    loop, layers = stack(repeat=True), stack()
+    looped, layers = stack(execution=loop()), stack()
     paths = [spec.path for spec in layers.variable_specs().flatten()]
     expected = dict(zip(paths, layers.init(1).flatten(), strict=True))
-    for spec, weight in zip(loop.variable_specs().flatten(), loop.init(1).flatten(), strict=True):
+    for spec, weight in zip(
+        looped.variable_specs().flatten(), looped.init(1).flatten(), strict=True
+    ):
         assert weight.shape == spec.shape
         slices = zip(spec.slices, weight, strict=True) if spec.slices else [(spec.path, weight)]
         for path, value in slices:
@@ -110,35 +112,35 @@ def test_weights_begin_as_those_of_layers_one_by_one():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("repeat", [False, True], ids=["one_by_one", "loop"])
-def test_eager_is_the_same_to_the_bit(one_by_one, repeat, policy):
-    found = run(repeat=repeat, rematerialize=policy)
+@pytest.mark.parametrize("execution", [sequential, loop])
+def test_eager_is_the_same_to_the_bit(one_by_one, execution, policy):
+    found = run(execution=execution(policy))
     tf.nest.map_structure(np.testing.assert_array_equal, found, one_by_one)
 
 
 @pytest.mark.parametrize(
-    ("repeat", "policy"),
+    ("execution", "policy"),
     [
-        pytest.param(True, "none", marks=pytest.mark.slow),
-        (True, "products_but_hidden"),
-        pytest.param(True, "full", marks=pytest.mark.slow),
-        pytest.param(False, "products", marks=pytest.mark.slow),
+        pytest.param(loop, "none", marks=pytest.mark.slow),
+        (loop, "products_but_hidden"),
+        pytest.param(loop, "full", marks=pytest.mark.slow),
+        pytest.param(sequential, "products", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_is_the_same(one_by_one, repeat, policy):
-    assert_same(run(True, repeat=repeat, rematerialize=policy), one_by_one)
+def test_compiled_is_the_same(one_by_one, execution, policy):
+    assert_same(run(True, execution=execution(policy)), one_by_one)
 
 
 @pytest.mark.slow
 def test_a_graph_that_is_not_compiled_is_the_same(one_by_one):
-    assert_same(run(False, repeat=True, rematerialize="products"), one_by_one)
+    assert_same(run(False, execution=loop("products")), one_by_one)
 
 
 @pytest.mark.slow
 def test_decodes_as_layers_one_by_one():
     results = []
-    for repeat in (False, True):
-        layer = stack(repeat=repeat)
+    for execution in (sequential(), loop()):
+        layer = stack(execution=execution)
         theta = layer.init(1)
         x, memory = inputs()
         source = Memory(memory, tf.ones([B, K], tf.int32))
@@ -160,7 +162,7 @@ def compiled_text(**values: object) -> str:
 
 @pytest.mark.slow
 def test_the_program_does_not_grow_with_depth():
-    few, many = (compiled_text(num_layers=n, repeat=True, rematerialize="full") for n in (4, 16))
+    few, many = (compiled_text(num_layers=n, execution=loop("full")) for n in (4, 16))
     # Each layer with experts reports a loss and three metrics of its own.
     assert many.count(" = ") < 1.1 * few.count(" = ")
     assert many.count(" while(") == few.count(" while(")
@@ -168,7 +170,7 @@ def test_the_program_does_not_grow_with_depth():
 
 def optimized_products(policy: str, **values: object) -> int:
     """Products of matrices in one compiled pass."""
-    layer = stack(num_layers=2, rematerialize=policy, **values)
+    layer = stack(num_layers=2, execution=sequential(policy), **values)
     function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
     tensors = (*inputs(), *layer.init(1).flatten())
     ir = function.experimental_get_compiler_ir(*tensors)
@@ -187,17 +189,19 @@ def test_the_compiler_does_not_undo_rematerialization():
 
 
 def test_a_wrong_policy_is_named():
-    with pytest.raises(ValueError, match=r"decoder.rematerialize: .*'ful'.*'full'"):
-        stack(rematerialize="ful")
+    with pytest.raises(ValueError, match=r"decoder.execution.rematerialize: .*'ful'.*'full'"):
+        stack(execution=sequential("ful"))
 
 
 def test_a_number_of_layers_that_the_body_does_not_divide_is_named():
-    with pytest.raises(ValueError, match="decoder.repeat: 5 layers .* decoder.moe_every, 2"):
-        stack(num_layers=5, repeat=True)
+    with pytest.raises(
+        ValueError, match=r"decoder.execution: Repeat needs .* 2 layers \(moe_every\), .* 5"
+    ):
+        stack(num_layers=5, execution=loop())
 
 
 def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
-    layer = stack(repeat=True)
+    layer = stack(execution=loop())
     theta: NestedMap = layer.init(1)
     seen = []
     x, memory = inputs()
@@ -209,7 +213,7 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
 
 @pytest.mark.slow
 def test_gradients_that_are_bfloat16_wait_in_bfloat16():
-    layer = stack(repeat=True, rematerialize="full", moe_every=0)
+    layer = stack(execution=loop("full"), moe_every=0)
 
     def narrow(x: tf.Tensor, memory: tf.Tensor, *weights: tf.Tensor) -> list:
         theta = layer.variable_specs().pack(weights)
@@ -227,8 +231,8 @@ def test_gradients_that_are_bfloat16_wait_in_bfloat16():
     hidden, scales = "[4,16,24]", "[4,16]"
     assert f"bf16{hidden}" in backward
     assert f"f32{scales}" in backward
-    loop = tf.function(narrow, autograph=False)
-    for gradient, one_by_one in zip(loop(*tensors), narrow(*tensors), strict=True):
+    in_graph = tf.function(narrow, autograph=False)
+    for gradient, one_by_one in zip(in_graph(*tensors), narrow(*tensors), strict=True):
         assert gradient.dtype == tf.float32
         assert_close(gradient, one_by_one, "bfloat16")
 
@@ -245,9 +249,8 @@ def test_rules_are_told_of_their_own_layer_alone(policy):
     """As one loop, and as segments one after another, both of which compute some things again."""
     moe = MixtureOfExperts.params().set(model_dim=M, hidden_dim=8, num_experts=4, group_size=8)
     moe.set(router=SigmoidRouter.params())
-    loop = Repeat.params().set(body=(moe,), times=2, rematerialize=policy)
-    loop = loop.instantiate(path="layers")
-    theta, (x, _) = loop.init(1), inputs()
+    repeated = loop(policy).set(body=(moe,), times=2).instantiate(path="layers")
+    theta, (x, _) = repeated.init(1), inputs()
     mask = tf.ones([B, L], tf.int32)
 
     def reported(run) -> list:
@@ -260,7 +263,7 @@ def test_rules_are_told_of_their_own_layer_alone(policy):
 
     def in_segments() -> tf.Tensor:
         y = x
-        for layer, layer_theta in loop.unrolled(theta):
+        for layer, layer_theta in repeated.unrolled(theta):
 
             def body(y, mask, *weights, layer=layer, like=layer_theta):
                 return layer.fprop(like.pack(weights), y, mask)
@@ -269,11 +272,11 @@ def test_rules_are_told_of_their_own_layer_alone(policy):
         return y
 
     expected, y = [], x
-    for layer, layer_theta in loop.unrolled(theta):
+    for layer, layer_theta in repeated.unrolled(theta):
         expected.append(excess_of(y, layer_theta.router.w_gate))
         with context.scope(training=True, seed=SEED):
             y = layer.fprop(layer_theta, y, mask)
     assert np.any(expected[0]) and not np.array_equal(expected[0], expected[1])
-    for run in (lambda: loop.fprop(theta, x, mask), in_segments):
+    for run in (lambda: repeated.fprop(theta, x, mask), in_segments):
         found = tf.function(lambda run=run: reported(run), autograph=False)()
         np.testing.assert_array_equal(found, expected)

@@ -9,6 +9,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
+from tests.layers.stacks.executions import loop
 
 # What a device sends, in shares of the larger of operand and result, along a ring of n devices.
 _SENT = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
@@ -45,7 +46,7 @@ def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) 
     )
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=layers // 2, num_heads=heads, hidden_dim=hidden_dim)
-        stack.set(moe_every=0, repeat=True)
+        stack.set(moe_every=0, execution=loop())
     return trainer(task, dtype)
 
 

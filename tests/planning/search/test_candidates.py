@@ -76,22 +76,25 @@ def test_patterns_are_general_where_they_may_be():
 
 def test_flags_are_those_of_the_tools():
     found = Candidate("data=8", "B->data", (("a.b", "H->none"),), "full")
-    assert found.flags(["task.encoder.rematerialize"]) == [
+    assert found.flags(["task.encoder.execution.rematerialize"]) == [
         "--mesh=data=8",
         "--strategy=B->data",
         "--gin_param=sharding.overrides = {'a.b': 'H->none'}",
-        '--gin_param=task.encoder.rematerialize = "full"',
+        '--gin_param=task.encoder.execution.rematerialize = "full"',
     ]
 
 
 def test_policies_are_set_where_stacks_take_them():
     params = registry.get("gshard_paper.moe_128e_12l")
     names = policy_params(params.leaves())
-    assert sorted(names) == ["task.decoder.rematerialize", "task.encoder.rematerialize"]
+    assert sorted(names) == [
+        "task.decoder.execution.rematerialize",
+        "task.encoder.execution.rematerialize",
+    ]
     flags = Candidate("data=8", "B->data", (("encoder", "H->none"),), "full").flags(names)
     settings = [f.removeprefix("--gin_param=") for f in flags if f.startswith("--gin_param=")]
     applied = gin_binding.apply_gin(params, [], settings)
-    assert applied.task.encoder.rematerialize == "full"
+    assert applied.task.encoder.execution.rematerialize == "full"
     assert applied.sharding.overrides == {"encoder": "H->none"}
 
 

@@ -9,6 +9,7 @@ from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.layers.stacks.executions import loop, sequential
 from tests.runtime import tiny_translation
 
 pytestmark = pytest.mark.xdist_group("test_options_sharded")
@@ -25,8 +26,8 @@ STRATEGIES = [
 ]
 OPTIONS = {
     "accumulation": {"micro_batches": 2},
-    "rematerialization": {"stack_values": {"rematerialize": "products_but_hidden"}},
-    "repeat": {"stack_values": {"repeat": True, "num_layers": 4}},
+    "rematerialization": {"stack_values": {"execution": sequential("products_but_hidden")}},
+    "repeat": {"stack_values": {"execution": loop(), "num_layers": 4}},
     "bfloat16": {"precision": "bfloat16"},
 }
 # Devices round their parts of a sum to the 8 bits of bfloat16.

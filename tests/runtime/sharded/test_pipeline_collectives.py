@@ -11,7 +11,10 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.hlo import summary
 from lingvo_gshard.hlo.reader import operations_of_text
+from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.stacks.pipeline import Pipeline
+from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
@@ -22,7 +25,7 @@ from tests.tolerances import assert_close
 pytestmark = pytest.mark.xdist_group("test_pipeline_collectives")
 
 B, L, M = 16, 8, 16
-STAGES = {"pipeline_stages": 4, "pipeline_micro_batches": 8}
+PIPELINE = {"stages": 4, "micro_batches": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +48,25 @@ class Ran:
 
 
 @functools.cache
-def ran(mesh: str, strategy: str, *options: tuple[str, object]) -> Ran:
-    """A pass through the layers of a stack and back, over a mesh."""
+def ran(mesh: str, strategy: str, stack: tuple, stages: tuple) -> Ran:
+    """A pass through the layers of a stack and back, over a mesh.
+
+    stack: options of the stack. stages: those of a pipeline; () for a loop.
+    """
+    execution = Pipeline.params().set(**dict(stages)) if stages else Repeat.params()
     moe = MixtureOfExperts.params().set(num_experts=4, group_size=L)
     p = TransformerStack.params().set(num_layers=4, model_dim=M, num_heads=2, hidden_dim=32)
     p.set(moe_every=0, moe=moe)
     p.moe.router.set(capacity_factor=4.0, second_expert="all")
-    layer = p.set(**dict(options)).instantiate(path="encoder").layers
+    layer = p.set(execution=execution, **dict(stack)).instantiate(path="encoder").layers
     specs = layer.variable_specs()
 
     def run(theta, x, d):
         theta, x, d = annotate_weights(theta, specs), annotate(x, "BLM"), annotate(d, "BLM")
         with context.scope(training=True, seed=tf.constant([1, 2])), tf.GradientTape() as tape:
             tape.watch((theta, x))
-            y = layer.fprop(theta, x, tf.ones([B, L], tf.int32), tf.zeros([B, 1, L, L]))
+            mask = AttentionMask(tf.ones([B, L], tf.int32), bias_B1LK=tf.zeros([B, 1, L, L]))
+            y = layer.fprop(theta, x, mask)
         d_theta, dx = tape.gradient(y, (theta, x), d)
         return annotate(y, "BLM"), annotate(dx, "BLM"), annotate_weights(d_theta, specs)
 
@@ -75,11 +83,12 @@ def ran(mesh: str, strategy: str, *options: tuple[str, object]) -> Ran:
 
 
 def unpipelined(**options: object) -> Ran:
-    return ran("data=8", "data", ("repeat", True), *options.items())
+    return ran("data=8", "data", tuple(options.items()), ())
 
 
-def pipelined(mesh: str = "stage=4,data=2", strategy: str = "data_pipeline", **options) -> Ran:
-    return ran(mesh, strategy, *{**STAGES, **options}.items())
+def pipelined(circulations: int = 1, **options) -> Ran:
+    stages = {**PIPELINE, "circulations": circulations}
+    return ran("stage=4,data=2", "data_pipeline", tuple(options.items()), tuple(stages.items()))
 
 
 def assert_same(actual: Ran, expected: Ran) -> None:
@@ -117,7 +126,7 @@ def test_what_travels():
 
 @pytest.mark.slow
 def test_circulations_have_smaller_bubbles():
-    found = pipelined(num_layers=8, pipeline_circulations=2)
+    found = pipelined(num_layers=8, circulations=2)
     expected = unpipelined(num_layers=8)
     assert_same(found, expected)
     assert_no_more_than_bubbles(found, expected, useful=16, ticks=19)
@@ -127,10 +136,9 @@ def test_circulations_have_smaller_bubbles():
 
 @pytest.mark.slow
 def test_experts_and_tensors_within_stages():
-    options = {"moe_every": 2}
-    one = ran("data=1", "replicated", ("repeat", True), *options.items())
-    stages = {"pipeline_stages": 2, "pipeline_micro_batches": 4}
-    found = ran("stage=2,data=2,model=2", "expert_pipeline_tensor", *{**options, **stages}.items())
+    options, stages = (("moe_every", 2),), (("stages", 2), ("micro_batches", 4))
+    one = ran("data=1", "replicated", options, ())
+    found = ran("stage=2,data=2,model=2", "expert_pipeline_tensor", options, stages)
     assert_same(found, one)
     experts = [c for c in found.collectives if c.kind == "all-to-all" and "while/" in c.operation]
     assert len([c for c in experts if "gradient_tape" not in c.operation]) == 2

@@ -11,6 +11,7 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.schedules import Constant
 from lingvo_gshard.training.trainer import Trainer
+from tests.layers.stacks.executions import loop, sequential
 from tests.runtime import tiny_translation
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ def make_trainer(precision: str, repeat: bool) -> Trainer:
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=2, num_heads=4, hidden_dim=32, residual_dropout_rate=0.1)
         stack.moe.set(num_experts=8, group_size=tiny_translation.LENGTH)
-        stack.set(repeat=repeat, rematerialize="full" if repeat else "none")
+        stack.execution = loop("full") if repeat else sequential()
     params = Trainer.params().set(
         clip_norm=1.0,
         optimizer=Adam.params(),

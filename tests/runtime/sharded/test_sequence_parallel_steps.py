@@ -21,6 +21,7 @@ from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 
 # What its tests share is made once, in one process.
@@ -37,13 +38,14 @@ def kernels(kernel: Params) -> dict:
 RING = kernels(RingKernel.params())
 IN_BLOCKS = kernels(RingKernel.params().set(block_size=2))
 ONE_DENSE_LAYER = {"num_layers": 1, "moe_every": 0}
-REPEATED = {"repeat": True, "rematerialize": "products"}
+REPEATED = {"execution": loop("products")}
 
 
 @functools.cache
-def trained_locally(values: tuple, trainer_values: tuple) -> tuple:
+def trained_locally(values: tuple, is_looped: bool, trainer_values: tuple) -> tuple:
     """The initial state, and the metrics of each step."""
-    runtime = SingleDeviceRuntime(trainer(values, dict(trainer_values)))
+    execution = REPEATED if is_looped else {}
+    runtime = SingleDeviceRuntime(trainer({**dict(values), **execution}, dict(trainer_values)))
     runtime.init_state()
     state = runtime.state()
     return state, [runtime.train_step(tiny_translation.batch(i)).read() for i in range(STEPS)]
@@ -69,9 +71,10 @@ def trainer(values: dict, trainer_values: dict):
     ],
 )
 def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
-    # All kernels compute the same; Params are no keys of a cache.
-    without_kernels = tuple((name, v) for name, v in values.items() if "kernel" not in name)
-    state, expected = trained_locally(without_kernels, tuple(trainer_values.items()))
+    # Kernels all compute the same; Params cannot be keys of a cache.
+    sizes = tuple((name, v) for name, v in values.items() if not isinstance(v, Params))
+    is_looped = "execution" in values
+    state, expected = trained_locally(sizes, is_looped, tuple(trainer_values.items()))
     partitioning = Partitioning.make(mesh, strategy)
     made = trainer(values, trainer_values)
     runtime = SpmdRuntime(made, partitioning, devices_for(partitioning.mesh.size))

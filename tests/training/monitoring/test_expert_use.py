@@ -10,6 +10,7 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import ExpertChoiceRouter
 from lingvo_gshard.training.checkpoint.store import unflatten
 from lingvo_gshard.training.monitoring import expert_use
+from tests.layers.stacks import executions
 from tests.training.surgery import tiny_stacks
 
 TOKENS = tiny_stacks.ROWS * 7
@@ -116,9 +117,9 @@ def test_nothing_is_computed_for_nobody(monkeypatch):
 
 def test_layers_of_a_loop_go_by_their_own_names():
     plain, loop = (tiny_stacks.sparse() for _ in range(2))
-    for params, repeat in ((plain, False), (loop, True)):
+    for params, execution in ((plain, executions.sequential()), (loop, executions.loop())):
         for stack in (params.encoder, params.decoder):
-            stack.set(num_layers=4, repeat=repeat)
+            stack.set(num_layers=4, execution=execution)
     plain, loop = map(tiny_stacks.trainer, (plain, loop))
     batches = [tiny_stacks.batch()]
     expected, found = (

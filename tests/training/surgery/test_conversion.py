@@ -5,10 +5,12 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.surgery import conversion
+from tests.layers.stacks import executions
 from tests.training.surgery import tiny_stacks
 
 # Four layers as one loop, and in stages of a pipeline that have two chunks of one layer each.
-LOOP, STAGES = {"repeat": True}, {"pipeline_stages": 2, "pipeline_circulations": 2}
+LOOP = {"execution": executions.loop()}
+STAGES = {"execution": executions.pipeline(2, circulations=2)}
 
 
 def trainer(**values):

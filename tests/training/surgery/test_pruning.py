@@ -10,6 +10,7 @@ from lingvo_gshard.training.checkpoint.store import unflatten
 from lingvo_gshard.training.monitoring import expert_use
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.surgery import pruning
+from tests.layers.stacks.executions import loop
 from tests.tolerances import assert_close
 from tests.training.surgery import tiny_stacks
 
@@ -31,7 +32,9 @@ def pruned(keep, **stack):
     return whole, fewer, weights, state, kept
 
 
-@pytest.mark.parametrize("stack", [{}, {"num_layers": 4, "repeat": True}], ids=["layers", "loop"])
+@pytest.mark.parametrize(
+    "stack", [{}, {"num_layers": 4, "execution": loop()}], ids=["layers", "loop"]
+)
 def test_with_all_experts_nothing_changes(stack):
     whole, fewer, weights, state, kept = pruned(1.0, **stack)
     assert all(list(experts) == [0, 1, 2, 3] for experts in kept.values())
@@ -64,7 +67,9 @@ def layer_output(trainer, theta, x):
         return layer.fprop(theta, tf.constant(x), tf.ones(x.shape[:2])).numpy()[0]
 
 
-@pytest.mark.parametrize("stack", [{}, {"num_layers": 4, "repeat": True}], ids=["layers", "loop"])
+@pytest.mark.parametrize(
+    "stack", [{}, {"num_layers": 4, "execution": loop()}], ids=["layers", "loop"]
+)
 def test_weights_and_moments_are_those_of_the_experts_left(stack):
     whole, fewer, weights, state, kept = pruned(0.5, **stack)
     assert fewer.task.encoder.p.moe.num_experts == 2

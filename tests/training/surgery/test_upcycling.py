@@ -9,6 +9,7 @@ from lingvo_gshard.layers.moe.routers import SwitchRouter
 from lingvo_gshard.tasks import LanguageModelTask
 from lingvo_gshard.training.checkpoint.store import unflatten
 from lingvo_gshard.training.surgery import upcycling
+from tests.layers.stacks.executions import loop, sequential
 from tests.tolerances import assert_close
 from tests.training.surgery import tiny_stacks
 
@@ -37,7 +38,7 @@ def both_logits(params, every=0, change=None):
 def four_layers(repeat):
     params = tiny_stacks.dense()
     for stack in (params.encoder, params.decoder):
-        stack.set(num_layers=4, repeat=repeat)
+        stack.set(num_layers=4, execution=loop() if repeat else sequential())
     return params
 
 

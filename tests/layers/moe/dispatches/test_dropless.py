@@ -21,6 +21,7 @@ from lingvo_gshard.layers.moe.routing import Choice, Routing
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
+from tests.layers.stacks.executions import loop
 from tests.tolerances import assert_close
 
 M, H, E = 4, 6, 4
@@ -328,7 +329,7 @@ def test_it_works_in_loops_that_compute_again(policy):
         moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
         params = TransformerStack.params().set(
             model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,
-            repeat=True, rematerialize=policy,
+            execution=loop(policy),
         )  # fmt: skip
         stack = params.instantiate(path="stack")
         results.append(both_ways(stack, stack.init(1), X[:, :9], MASK[:, :9]))

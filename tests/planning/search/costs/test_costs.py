@@ -17,6 +17,7 @@ from lingvo_gshard.planning.search.traced.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
+from tests.layers.stacks.executions import loop
 from tests.planning.search.search_rates import batch, ring_rates, trainer
 
 B, L, M, H, N, V, E, LAYERS = 64, 16, 128, 512, 8, 1024, 8, 4
@@ -32,7 +33,7 @@ def grouped(experts: bool = False):
     )
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=LAYERS, num_heads=N, hidden_dim=H, moe_every=int(experts))
-        stack.set(repeat=True)
+        stack.execution = loop()
         stack.moe.set(num_experts=E, group_size=L)
     return group(trace(trainer(task), batch(B, L)))
 

@@ -10,6 +10,7 @@ from lingvo_gshard.planning.search.groups import group
 from lingvo_gshard.planning.search.traced.graph import Traced
 from lingvo_gshard.planning.search.traced.tracing import trace
 from lingvo_gshard.sharding import annotate, einsum, recording
+from tests.layers.stacks.executions import loop, sequential
 from tests.planning.search.search_rates import batch, trainer
 from tests.runtime import tiny_translation
 
@@ -20,7 +21,8 @@ ROWS, LENGTH = 4, 12
 def model(repeat: bool, moe_every: int = 2):
     task = tiny_translation.trainer().task.p.copy()
     for stack in (task.encoder, task.decoder):
-        stack.set(num_layers=4, moe_every=moe_every, repeat=repeat)
+        stack.set(num_layers=4, moe_every=moe_every)
+        stack.execution = loop() if repeat else sequential()
     return trainer(task)
 
 

@@ -1,0 +1,93 @@
+"""Execution: how the layers of a stack are run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+class Execution(Layer):
+    """Runs layers one after another: `body`, `times` times, each time with weights of its own.
+
+    A subclass decides how this is compiled. All subclasses compute the same function, and a layer
+    has the same initial weights under all of them.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("body", (), "Params of the layers of the body. Set by the stack.")
+        p.define("times", 0, "How often the body is run. Set by the stack.")
+        p.define(
+            "rematerialize",
+            remat_policy.NONE,
+            "Which results the backward pass computes a second time: a policy of "
+            "core/autodiff/remat_policy.py.",
+        )
+        return p
+
+    @classmethod
+    def for_layers(cls, params: Params, layers: Sequence[Params], period: int, path: str) -> Params:
+        """Returns a copy of the Params of an execution that runs `layers`.
+
+        Args:
+          params: Params of this class, as the user set them.
+          layers: Params of all layers, in order.
+          period: the Params of layer i + period equal those of layer i.
+          path: path of `params`, for error messages.
+
+        Raises:
+          ValueError: the layers do not divide into whole periods.
+        """
+        if len(layers) % period:
+            raise ValueError(
+                f"{path}: {cls.__name__} needs a multiple of {period} layers (moe_every), and "
+                f"there are {len(layers)}"
+            )
+        return params.copy().set(body=tuple(layers[:period]), times=len(layers) // period)
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        p = self.p
+        if p.times < 1:
+            raise ValueError(f"{path}.times: {p.times}; 1 or more was expected")
+        remat_policy.check(p.rematerialize, f"{path}.rematerialize")
+        self.create_children("body", list(p.body))
+
+    @layer_method
+    def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
+        """Returns [B,L,M]: x through all layers, each called as `layer.fprop(theta, x, *shared)`.
+
+        Args:
+          theta: weights of all layers.
+          x_BLM: input of the first layer.
+          *shared: nests of tensors that every layer reads.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no fprop")
+
+    @layer_method
+    def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
+        """Returns all layers with their weights, in the order in which they run."""
+        raise NotImplementedError(f"{type(self).__name__} defines no unrolled")
+
+    def layers_by_times(self) -> list[tuple[Layer, int]]:
+        """Returns the layers of the body, each with the number of times that it runs."""
+        return [(layer, self.p.times) for layer in self.body]
+
+    def check_batch(self, rows: int, path: str) -> None:
+        """Raises ValueError if a batch of `rows` cannot be run; path: of the Params."""
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of all layers."""
+        return self.p.times * super().flops(shape)
+
+    def active_parameters(self) -> int:
+        """Returns the weights of all layers that compute one token."""
+        return self.p.times * super().active_parameters()
