@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.models import TranslationModel
 from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
-from lingvo_gshard.layers.stacks.transformer import Memory
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 
 _IMPOSSIBLE = -1e9
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.stacks.transformer import Memory
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 
 
 class StepwiseModel(Protocol):

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.models import TranslationModel
-from lingvo_gshard.layers.stacks.transformer import Memory
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 
 
 def encode_sentences(task: TranslationModel, theta: NestedMap, ids_BK: tf.Tensor) -> Memory:

@@ -19,7 +19,8 @@ from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.sequential import Sequential
-from lingvo_gshard.layers.stacks.transformer import TransformerLayer, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot

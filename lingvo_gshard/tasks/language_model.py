@@ -12,7 +12,8 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
-from lingvo_gshard.layers.stacks.transformer import TransformerStack, inherit
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.tasks.flops import stack_flops
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tasks.token_loss import token_loss

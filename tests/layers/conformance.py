@@ -40,7 +40,8 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
 from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.layers.stacks.transformer import Memory, TransformerLayer, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask

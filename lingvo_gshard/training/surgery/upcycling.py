@@ -16,7 +16,8 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer import TransformerStack, inherit
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.surgery import conversion
 from lingvo_gshard.training.trainer import Trainer

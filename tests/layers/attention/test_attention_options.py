@@ -7,7 +7,8 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import relative_bias, rotary
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
 from tests.tolerances import assert_close

@@ -13,7 +13,8 @@ from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from tests.layers.stacks.executions import loop
 from tests.tolerances import assert_close
 

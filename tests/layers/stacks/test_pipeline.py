@@ -10,7 +10,8 @@ from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, SigmoidRouter
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
-from lingvo_gshard.layers.stacks.transformer import Memory, TransformerLayer, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 from tests.layers.stacks.executions import pipeline

@@ -9,7 +9,8 @@ from lingvo_gshard.core.autodiff.remat_policy import POLICIES
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts, SigmoidRouter
-from lingvo_gshard.layers.stacks.transformer import Memory, TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 from tests.layers.stacks.executions import loop, sequential
 from tests.tolerances import assert_close

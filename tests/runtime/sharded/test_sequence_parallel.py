@@ -16,7 +16,7 @@ from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer import TransformerLayer
+from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.tolerances import assert_close
