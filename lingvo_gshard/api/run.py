@@ -16,9 +16,11 @@ from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import DecodingOptions, RuntimeOptions, SamplingOptions
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.data.input import Input
 from lingvo_gshard.decoding import Sampling, Translator, Writer
-from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
+from lingvo_gshard.tasks import Task
+from lingvo_gshard.tasks.evaluation import Evaluation
+from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.checkpoint.store import IN_WORDS, CheckpointStore, unflatten
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
@@ -66,9 +68,9 @@ class TrainedModel:
     """
 
     step: int
-    task: Layer
+    task: Task
     runtime: Runtime
-    input: Any
+    input: Input
 
 
 class Run:
@@ -123,7 +125,7 @@ class Run:
         return restored.step if restored else self.logdir.last_step
 
     @functools.cached_property
-    def input(self) -> Any:
+    def input(self) -> Input:
         """The run's input. It reads no data before it is used."""
         return self.params.input.instantiate()
 
@@ -201,6 +203,23 @@ class Run:
                 )
         return [text.samples for text in texts]
 
+    @names_arguments
+    def evaluate(
+        self, split: str = "test", show_progress: ShowProgress = no_progress, **options: Any
+    ) -> Evaluation:
+        """Scores the model on a split of its data, as the run's task defines.
+
+        Args:
+          split: "train", "dev" or "test".
+          show_progress: opens progress bars.
+          **options: options of the task's `evaluate`, such as languages=["es"] for translation.
+
+        Raises:
+          ValueError: the split is empty, or an option is wrong.
+        """
+        model = self.model
+        return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+
     def translator(
         self, options: DecodingOptions | None = None, batch_tokens: int = 4096
     ) -> Translator:
@@ -213,12 +232,10 @@ class Run:
         Raises:
           ValueError: the run's task is not translation.
         """
-        self.check_task(TranslationTask)
-        return Translator(
-            self.model.task,
+        self.check_decoder(Translator)
+        return self.model.task.make_decoder(
             self.model.runtime,
-            self.model.input.source_vocabulary,
-            self.model.input.target_vocabulary,
+            self.model.input,
             batch_tokens=batch_tokens,
             **dataclasses.asdict(options or DecodingOptions()),
         )
@@ -233,27 +250,25 @@ class Run:
         Raises:
           ValueError: the run's task is not language modeling.
         """
-        self.check_task(LanguageModelTask)
+        self.check_decoder(Writer)
         options = options or SamplingOptions()
-        return Writer(
-            self.model.task,
+        return self.model.task.make_decoder(
             self.model.runtime,
-            self.model.input.vocabulary,
-            self.params.input.length,
-            options.most_tokens,
-            options.samples,
-            Sampling(options.temperature, options.top_k, options.top_p),
-            options.seed,
-            rows,
+            self.model.input,
+            most_tokens=options.most_tokens,
+            samples=options.samples,
+            sampling=Sampling(options.temperature, options.top_k, options.top_p),
+            seed=options.seed,
+            rows=rows,
         )
 
-    def check_task(self, *tasks: type[Layer]) -> None:
-        """Raises ValueError naming the run's task if it is none of `tasks`."""
-        if not issubclass(self.params.task.cls, tasks):
-            expected = " or ".join(task.__name__ for task in tasks)
+    def check_decoder(self, decoder: type) -> None:
+        """Raises ValueError naming the run's task if it does not decode with a `decoder`."""
+        task: type[Task] = self.params.task.cls
+        if not (task.DECODER and issubclass(task.DECODER, decoder)):
             raise ValueError(
                 f"--logdir={self._given}: the run of {self.params.name} has the task "
-                f"{self.params.task.cls.__name__}; {expected} was expected"
+                f"{task.__name__}, which has no {decoder.__name__}"
             )
 
     def _restore(self, report: Callable[[str], None]) -> TrainedModel:

@@ -1,6 +1,7 @@
 """TranslationInput: from a corpus of sentence pairs to packed batches."""
 
 import functools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +11,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data import vocabulary
 from lingvo_gshard.data.batching import packing
+from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.sources import cleaning, tsv
 from lingvo_gshard.data.sources.row import Row
@@ -103,6 +105,24 @@ class TranslationInput(CorpusInput):
     def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
         return self._trainer.train(self.rows("train"), self.p.temperature)
 
+    def pack_rows(self, rows: Sequence[Row]) -> tuple[Iterator[Batch], int]:
+        """Packs given rows as in training, in their order.
+
+        Returns:
+          The batches, and the number of rows left out because they are longer than a batch's row.
+        """
+        sources = encode([row.source for row in rows], self.source_vocabulary)
+        targets = encode([row.target for row in rows], self.target_vocabulary)
+        kept = self._fitting(sources, targets)
+        batches = packing.batches_in_order(sources, targets, kept, self._shape)
+        return batches, len(rows) - len(kept)
+
+    def _fitting(self, sources: Tokens, targets: Tokens) -> np.ndarray:
+        """The indices of the sentence pairs that fit a row."""
+        fits = sources.lengths <= self.p.source_length
+        fits &= targets.lengths <= self.p.target_length
+        return np.flatnonzero(fits)
+
     def _choose(self, rows: list[Row], split: str) -> list[Row]:
         if not self._languages:
             return rows
@@ -130,9 +150,7 @@ class TranslationInput(CorpusInput):
     def _tokenize(self, rows: list[Row], report: cleaning.CleaningReport) -> Examples:
         sources = encode([row.source for row in rows], self.source_vocabulary)
         targets = encode([row.target for row in rows], self.target_vocabulary)
-        fits = sources.lengths <= self.p.source_length
-        fits &= targets.lengths <= self.p.target_length
-        kept = np.flatnonzero(fits)
+        kept = self._fitting(sources, targets)
         return Examples(
             packing.SentencePairs(sources, targets, self._shape),
             kept,

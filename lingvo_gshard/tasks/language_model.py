@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.decoding.writer import Writer
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
+from lingvo_gshard.tasks.evaluation import text_scores
+from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
+from lingvo_gshard.tasks.evaluation.text_scores import TextScores
 from lingvo_gshard.tasks.flops import stack_flops
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tasks.token_loss import token_loss
@@ -29,6 +36,7 @@ class LanguageModelTask(Task):
 
     ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
     VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
+    DECODER = Writer
 
     @classmethod
     def params(cls) -> Params:
@@ -128,6 +136,22 @@ class LanguageModelTask(Task):
                 theta.decoder, x_B1M, active_B[:, None], step, cache
             )
         return tf.cast(self._softmax(theta, x_B1M)[:, 0], tf.float32), cache
+
+    def make_decoder(
+        self, runtime: WeightsHolder, input_: LanguageModelInput, **options: Any
+    ) -> Writer:
+        """Returns a Writer of the trained model; see there for the options."""
+        return Writer(self, runtime, input_.vocabulary, input_.p.length, **options)
+
+    def evaluate(
+        self,
+        runtime: EvaluationRuntime,
+        input_: LanguageModelInput,
+        split: str,
+        show_progress: ShowProgress = no_progress,
+    ) -> TextScores:
+        """Scores how well the model predicts the text of a split; see the base class."""
+        return text_scores.measure(runtime, input_, split, show_progress)
 
     @layer_method
     def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Input
+from lingvo_gshard.tasks.evaluation.evaluation import (
+    Evaluation,
+    EvaluationRuntime,
+    ShowProgress,
+    no_progress,
+)
+from lingvo_gshard.tasks.evaluation.means import MeanMetrics
 
 # Name of an array of a batch -> its shape and dtype.
 BatchSpecs = Mapping[str, tf.TensorSpec]
@@ -27,10 +36,19 @@ class Task(Layer):
         one of them and sets it as `fprop_dtype`.
       VOCABULARIES: Params that hold the size of a vocabulary -> the input's name for it. The size
         is taken from the input where the Params leave it 0.
+      EVALUATION_OPTIONS: names of the options that `evaluate` takes; gshard-evaluate has a flag of
+        the same name for each.
+      HAS_OUTPUT_ROWS: whether an evaluation has a row of text per example, which gshard-evaluate
+        --output writes.
+      DECODER: the class of what `make_decoder` returns: a `Translator` for gshard-translate, a
+        `Writer` for gshard-generate; None for a task that decodes nothing.
     """
 
     ACTIVATION_DTYPES: ClassVar[tuple[str, ...]] = ("float32",)
     VOCABULARIES: ClassVar[Mapping[str, str]] = {}
+    EVALUATION_OPTIONS: ClassVar[tuple[str, ...]] = ()
+    HAS_OUTPUT_ROWS: ClassVar[bool] = False
+    DECODER: ClassVar[type | None] = None
 
     @classmethod
     def params(cls) -> Params:
@@ -105,3 +123,42 @@ class Task(Layer):
         need no range: they are filled as for packed sentences.
         """
         return {}
+
+    def evaluate(
+        self,
+        runtime: EvaluationRuntime,
+        input_: Input,
+        split: str,
+        show_progress: ShowProgress = no_progress,
+        **options: Any,
+    ) -> Evaluation:
+        """Scores a trained model on a split; the default averages the metrics of `loss`.
+
+        Args:
+          runtime: holds the weights.
+          input_: the input, with the vocabularies that the model was trained with.
+          split: name of the split.
+          show_progress: opens progress bars.
+          **options: those that EVALUATION_OPTIONS names.
+
+        Raises:
+          ValueError: the split is empty, or an option is wrong.
+        """
+        if options:
+            raise ValueError(f"{type(self).__name__} takes no evaluation option {min(options)!r}")
+        del show_progress
+        return MeanMetrics.measure(runtime, input_.evaluation_batches(split))
+
+    def make_decoder(self, runtime: WeightsHolder, input_: Input, **options: Any) -> Any:
+        """Returns the decoder of a trained model, an instance of DECODER.
+
+        Args:
+          runtime: holds the weights.
+          input_: the input, with the vocabularies that the model was trained with.
+          **options: arguments of DECODER.
+
+        Raises:
+          ValueError: the task decodes nothing.
+        """
+        del runtime, input_, options
+        raise ValueError(f"{type(self).__name__} decodes nothing")

@@ -1,17 +1,25 @@
 """Translation with an encoder-decoder Transformer."""
 
+from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, inherit
+from lingvo_gshard.tasks.evaluation import translation_scores
+from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
+from lingvo_gshard.tasks.evaluation.translation_scores import TranslationScores
 from lingvo_gshard.tasks.flops import stack_flops
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tasks.token_loss import token_loss
@@ -28,6 +36,15 @@ class TranslationTask(Task):
     VOCABULARIES = MappingProxyType(
         {"source_vocabulary_size": "source", "target_vocabulary_size": "target"}
     )
+    EVALUATION_OPTIONS = (
+        "languages",
+        "max_rows_per_language",
+        "shuffled",
+        "beam_size",
+        "length_exponent",
+    )
+    HAS_OUTPUT_ROWS = True
+    DECODER = Translator
 
     @classmethod
     def params(cls) -> Params:
@@ -165,6 +182,49 @@ class TranslationTask(Task):
             )
         logits_B1V = self._softmax(theta, x_B1M)
         return tf.cast(logits_B1V[:, 0], tf.float32), cache
+
+    def make_decoder(
+        self, runtime: WeightsHolder, input_: TranslationInput, **options: Any
+    ) -> Translator:
+        """Returns a Translator of the trained model; see there for the options."""
+        vocabularies = input_.source_vocabulary, input_.target_vocabulary
+        return Translator(self, runtime, *vocabularies, **options)
+
+    def evaluate(
+        self,
+        runtime: EvaluationRuntime,
+        input_: TranslationInput,
+        split: str,
+        show_progress: ShowProgress = no_progress,
+        *,
+        languages: Sequence[str] = (),
+        max_rows_per_language: int | None = None,
+        shuffled: bool = True,
+        beam_size: int = 4,
+        length_exponent: float = 1.0,
+    ) -> TranslationScores:
+        """Translates a split and scores the translations; see the base class.
+
+        Args:
+          runtime: holds the weights.
+          input_: the input.
+          split: name of the split.
+          show_progress: opens progress bars.
+          languages: source languages to score; empty: all.
+          max_rows_per_language: scores a fixed random choice of so many rows; None: all.
+          shuffled: whether to score shuffled sources, too.
+          beam_size: hypotheses kept for each sentence; 1 decodes greedily.
+          length_exponent: how strongly beam search favors long translations; 0 disables it.
+        """
+        rows = translation_scores.choose_rows(
+            input_.rows(split), split, languages, max_rows_per_language
+        )
+        translator = self.make_decoder(
+            runtime, input_, beam_size=beam_size, length_exponent=length_exponent
+        )
+        return translation_scores.measure(
+            runtime, input_, translator, rows, shuffled, show_progress
+        )
 
     def _embed(
         self, name: str, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor

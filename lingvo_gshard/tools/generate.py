@@ -30,7 +30,6 @@ from absl import flags
 from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.api.run import load
 from lingvo_gshard.decoding import Text, Writer
-from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
     Lines,
@@ -93,7 +92,7 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
     run = load(required_logdir(values), options=runtime_options(values))
-    run.check_task(LanguageModelTask)
+    run.check_decoder(Writer)
     options = _sampling_options(values)
     lines = Lines(sys.stdin.buffer)
     typed = sys.stdin.isatty()

@@ -21,7 +21,6 @@ from absl import flags
 from lingvo_gshard.api.options import DecodingOptions
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.decoding import Translator
-from lingvo_gshard.tasks import TranslationTask
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
     Lines,
@@ -58,7 +57,7 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
     run = load(required_logdir(values), options=runtime_options(values))
-    run.check_task(TranslationTask)
+    run.check_decoder(Translator)
     lines = Lines(sys.stdin.buffer)
     translators = _Translators(run, decoding_options(values))
     if sys.stdin.isatty():

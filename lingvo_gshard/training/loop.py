@@ -11,18 +11,13 @@ import rich.console
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch, Input
+from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.store import IN_WORDS, Checkpoint, CheckpointStore, unflatten
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.monitoring.expert_balance import ExpertBalance
-from lingvo_gshard.training.monitoring.metrics import (
-    MetricsWriter,
-    NoWriter,
-    Row,
-    WeightedMeans,
-    perplexity,
-)
+from lingvo_gshard.training.monitoring.metrics import MetricsWriter, NoWriter, Row
 from lingvo_gshard.training.monitoring.progress import Progress
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.signals import StopRequest

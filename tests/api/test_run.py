@@ -49,8 +49,12 @@ def test_a_run_is_trained_continued_and_read(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert rows[2]["loss"] == outcome.metrics["loss"] and rows[4]["loss"] == again.metrics["loss"]
     assert run.step == 5 and run.params.trainer.steps == 5
-    with pytest.raises(ArgumentError, match="has the task TinyTask; TranslationTask was expected"):
+    with pytest.raises(ArgumentError, match="has the task TinyTask, which has no Translator"):
         run.translate(["a"])
+    scores = run.evaluate("dev").to_record()
+    assert scores["batches"] == 3 and scores["loss"] == pytest.approx(rows[4]["dev/loss"])
+    with pytest.raises(ArgumentError, match="TinyTask takes no evaluation option 'languages'"):
+        run.evaluate("dev", languages=["de"])
 
 
 def test_a_mesh_trains_alike(tmp_path):
@@ -88,7 +92,7 @@ def test_a_translation_run_translates(trained_logdir):
     assert texts == run.translate(["der Hund", ""], gshard.DecodingOptions(beam_size=1))
     assert len(texts) == 2 and texts[1] == ""
     assert run.step == 20 and "translation.from_files, step 20" in repr(run)
-    with pytest.raises(ArgumentError, match="TranslationTask; LanguageModelTask was expected"):
+    with pytest.raises(ArgumentError, match="TranslationTask, which has no Writer"):
         run.generate(["the"])
     with pytest.raises(ArgumentError, match="a list of strings was expected"):
         run.translate("der Hund")

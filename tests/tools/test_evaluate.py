@@ -7,9 +7,10 @@ import pytest
 import sacrebleu
 
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.tasks.evaluation import perplexity
+from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools import evaluate
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.training.monitoring.metrics import perplexity
 from tests.data import corpora
 
 # What its tests share is made once, in one process.
@@ -77,13 +78,13 @@ def test_a_table_and_what_it_rests_on(trained_logdir, tmp_path, capsys):
 
 def test_rows_are_chosen_by_language():
     rows = [Row(language, f"{language} {n}", "x") for n in range(30) for language in ("fr", "de")]
-    chosen = evaluate.choose_rows(rows, "test", [], 8)
+    chosen = choose_rows(rows, "test", [], 8)
     assert [row.language for row in chosen] == ["de"] * 8 + ["fr"] * 8
-    assert chosen == evaluate.choose_rows(rows, "test", [], 8)
-    assert chosen[8:] == evaluate.choose_rows(rows, "test", ["fr"], 8)
+    assert chosen == choose_rows(rows, "test", [], 8)
+    assert chosen[8:] == choose_rows(rows, "test", ["fr"], 8)
     assert [row for row in rows if row in chosen and row.language == "de"] == chosen[:8]
-    assert len(evaluate.choose_rows(rows, "test", [], None)) == 60
-    assert len(evaluate.choose_rows(rows, "test", ["de"], 99)) == 30
+    assert len(choose_rows(rows, "test", [], None)) == 60
+    assert len(choose_rows(rows, "test", ["de"], 99)) == 30
 
 
 @pytest.mark.parametrize(

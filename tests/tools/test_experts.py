@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.api.run import Run, load
+from lingvo_gshard.tasks.evaluation.translation_scores import measure_likelihood
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.expert_tools import converted, picture
-from lingvo_gshard.tools.runs import perplexity
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
@@ -60,8 +60,8 @@ def metrics_of(logdir):
 
 def expectation(logdir):
     """How well the model expects the test rows, as gshard-evaluate says."""
-    run = load(logdir)
-    return perplexity.measure(run.params, run.model, run.input.rows("test"))
+    model = load(logdir).model
+    return measure_likelihood(model.runtime, model.input, model.input.rows("test"))
 
 
 def arrays_of(logdir):

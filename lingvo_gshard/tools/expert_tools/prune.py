@@ -22,7 +22,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
-from lingvo_gshard.tasks import TranslationTask
+from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools.expert_tools import converted
 from lingvo_gshard.tools.expert_tools.converted import Whole
 from lingvo_gshard.tools.expert_tools.rows import define_row_flags, rows_asked_for, use_by_language
@@ -54,7 +54,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     if values.by not in pruning.CRITERIA:
         raise ValueError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
     run_ = Run(required_logdir(values))
-    run_.check_task(TranslationTask)
+    run_.check_decoder(Translator)
     params = run_.params.copy()
     try:
         params.task = pruning.pruned_task(params.task, values.keep)

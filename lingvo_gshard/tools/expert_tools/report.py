@@ -30,7 +30,7 @@ import rich.table
 from absl import flags
 
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.tasks import TranslationTask
+from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import picture
 from lingvo_gshard.tools.expert_tools.converted import Whole
@@ -54,7 +54,7 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Does what the flags ask for; ValueError for a user's mistake."""
     run_ = Run(required_logdir(values))
-    run_.check_task(TranslationTask)
+    run_.check_decoder(Translator)
     rows = rows_asked_for(values, run_)
     whole = Whole.read(run_, parts=("theta",))
     use = use_by_language(run_, whole.trainer.task, whole.theta, rows, console)

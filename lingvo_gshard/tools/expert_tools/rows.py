@@ -12,12 +12,10 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.corpus_input import encode
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.tasks.evaluation.translation_scores import choose_rows
 from lingvo_gshard.tools.console.progress import Progress
-from lingvo_gshard.tools.evaluate import choose_rows
 from lingvo_gshard.training.monitoring import expert_use
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
@@ -78,11 +76,7 @@ def use_by_language(
 
 def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
     """The rows that fit, packed as in training, without the rows of a batch that stay empty."""
-    p = run.params.input
-    shape = (p.batch_rows, p.source_length, p.target_length)
-    sources = encode([row.source for row in rows], run.input.source_vocabulary)
-    targets = encode([row.target for row in rows], run.input.target_vocabulary)
-    fits = (sources.lengths <= shape[1]) & (targets.lengths <= shape[2])
-    for batch in packing.batches_in_order(sources, targets, np.flatnonzero(fits), shape):
+    batches, _ = run.input.pack_rows(rows)
+    for batch in batches:
         filled = int(np.count_nonzero(batch["target_segments"].any(axis=1)))
         yield {name: values[:filled] for name, values in batch.items()}

@@ -29,7 +29,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.tasks import TranslationTask
+from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools.expert_tools import converted
 from lingvo_gshard.tools.expert_tools.converted import Whole
 from lingvo_gshard.tools.flags.run import required_logdir
@@ -77,7 +77,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     if values.experts < 2:
         raise ValueError(f"--experts={values.experts}; 2 or more were expected")
     run_ = Run(required_logdir(values))
-    run_.check_task(TranslationTask)
+    run_.check_decoder(Translator)
     params = _params(values, run_.params)
     whole = Whole.read(run_)
     sparse = whole.trainer_of(params)

@@ -78,35 +78,6 @@ class NoWriter:
         """Closes nothing."""
 
 
-def perplexity(cross_entropy: float) -> float:
-    """Returns exp(nats per token), infinity where that overflows."""
-    try:
-        return math.exp(cross_entropy)
-    except OverflowError:
-        return math.inf
-
-
-class WeightedMeans:
-    """Averages metrics, name -> (value, weight), over batches."""
-
-    def __init__(self):
-        self._sums: dict[str, list[float]] = {}
-
-    def add(self, metrics: dict[str, tuple[float, float]]) -> None:
-        """Adds one batch."""
-        for name, (value, weight) in metrics.items():
-            total = self._sums.setdefault(name, [0.0, 0.0])
-            total[0] += value * weight
-            total[1] += weight
-
-    def means(self) -> dict[str, float]:
-        """Returns name -> mean; NaN where all weights were zero."""
-        return {
-            name: total / weight if weight else math.nan
-            for name, (total, weight) in self._sums.items()
-        }
-
-
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 

@@ -6,9 +6,8 @@ import math
 import os
 
 import numpy as np
-import pytest
 
-from lingvo_gshard.training.monitoring.metrics import MetricsWriter, WeightedMeans, perplexity
+from lingvo_gshard.training.monitoring.metrics import MetricsWriter
 
 
 def write_rows(path, step, rows, say=print):
@@ -78,17 +77,3 @@ def test_curves_are_tensorboards(tmp_path):
     tags = events.Tags()["tensors"]
     assert set(tags) == {"loss", "encoder.layers[1].moe/load_max_over_mean"}
     assert [event.step for event in events.Tensors("loss")] == [10, 20]
-
-
-def test_weighted_means():
-    means = WeightedMeans()
-    means.add({"loss": (1.0, 3.0), "empty": (0.0, 0.0)})
-    means.add({"loss": (5.0, 1.0), "empty": (0.0, 0.0)})
-    found = means.means()
-    assert found["loss"] == pytest.approx(2.0)
-    assert math.isnan(found["empty"])
-
-
-def test_perplexity_has_no_limit():
-    assert perplexity(0.0) == 1.0
-    assert perplexity(1e4) == math.inf

@@ -1,0 +1,244 @@
+"""Scores of a translation model: chrF and BLEU by language, and the likelihood of references."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.decoding.translator import Translator
+from lingvo_gshard.tasks.evaluation import chrf_bleu
+from lingvo_gshard.tasks.evaluation.chrf_bleu import LanguageScores
+from lingvo_gshard.tasks.evaluation.evaluation import (
+    Evaluation,
+    EvaluationRuntime,
+    ShowProgress,
+    Table,
+    no_progress,
+)
+from lingvo_gshard.tasks.evaluation.means import WeightedMeans, perplexity
+
+_SAMPLES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Likelihood:
+    """How well a model predicts the references, given their sources.
+
+    Attributes:
+      cross_entropy: nats per target token, EOS counted, without label smoothing.
+      perplexity: exp of the cross-entropy.
+      accuracy: share of target tokens that the model finds most likely.
+      tokens: number of target tokens.
+      rows_too_long: rows left out because they are longer than a row of a batch.
+    """
+
+    cross_entropy: float
+    perplexity: float
+    accuracy: float
+    tokens: int
+    rows_too_long: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationScores(Evaluation):
+    """Scores of the translations of some rows.
+
+    Attributes:
+      rows: the rows.
+      translations: the model's translation of each row's source.
+      sources_cut: number of sources that were too long and lost their end.
+      languages: source language -> its scores.
+      likelihood: how well the model predicts the references.
+    """
+
+    rows: Sequence[Row]
+    translations: Sequence[str]
+    sources_cut: int
+    languages: dict[str, LanguageScores]
+    likelihood: Likelihood
+
+    @property
+    def size(self) -> str:
+        return f"{len(self.rows):,} rows"
+
+    def to_record(self) -> dict[str, Any]:
+        """Returns all scores by name, without the translations."""
+        mean, averaged = chrf_bleu.average(self.languages)
+        return {
+            "rows": len(self.rows),
+            "sources_cut": self.sources_cut,
+            **dataclasses.asdict(self.likelihood),
+            "average": mean and dataclasses.asdict(mean),
+            "averaged_languages": averaged,
+            "languages": {
+                name: dataclasses.asdict(scores) for name, scores in self.languages.items()
+            },
+            "signatures": chrf_bleu.signatures(),
+        }
+
+    def table(self) -> Table:
+        """Returns a row for each language, and their average."""
+        with_shuffled = any(scores.shuffled for scores in self.languages.values())
+        shuffled = ("shuffled\nchrF", "shuffled\nBLEU") if with_shuffled else ()
+        columns = ("language", "rows", "chrF", "BLEU", *shuffled, "copied\nchrF", "copied\nBLEU")
+        rows = [(name, *_cells(scores, with_shuffled)) for name, scores in self.languages.items()]
+        mean, _ = chrf_bleu.average(self.languages)
+        return Table(columns, rows, mean and ("average", *_cells(mean, with_shuffled)))
+
+    def notes(self) -> list[str]:
+        """Returns what the average covers, the likelihood, the metrics' versions and samples."""
+        return [*self._average_notes(), *self._likelihood_notes(), *self._sample_notes()]
+
+    def output_rows(self) -> Iterator[Sequence[str]]:
+        """Yields language, source, reference and translation of each row."""
+        for row, translation in zip(self.rows, self.translations, strict=True):
+            yield row.language, row.source, row.target, translation
+
+    def _average_notes(self) -> list[str]:
+        mean, averaged = chrf_bleu.average(self.languages)
+        least = chrf_bleu.LEAST_ROWS
+        if mean is None:
+            return [f"No average: no language has {least} rows or more."]
+        if len(averaged) == len(self.languages):
+            return []
+        return [
+            f"The average is over the {len(averaged)} of {len(self.languages)} languages with "
+            f"{least} rows or more."
+        ]
+
+    def _likelihood_notes(self) -> list[str]:
+        found = self.likelihood
+        notes = [
+            f"cross-entropy {found.cross_entropy:.4f} nats  perplexity {found.perplexity:.2f}  "
+            f"token accuracy {found.accuracy:.4f}  over {found.tokens:,} tokens"
+        ]
+        notes += [f"{name}: sacrebleu {text}" for name, text in chrf_bleu.signatures().items()]
+        if found.rows_too_long:
+            count = found.rows_too_long
+            notes.append(f"{count} rows are too long for the cross-entropy: left out.")
+        if self.sources_cut:
+            notes.append(f"Warning: {self.sources_cut} sources were too long and were cut.")
+        return notes
+
+    def _sample_notes(self) -> list[str]:
+        count = len(self.rows)
+        samples = min(_SAMPLES, count)
+        notes = []
+        for number in range(samples):
+            index = (2 * number + 1) * count // (2 * samples)
+            row = self.rows[index]
+            notes.append(f"\n{row.language:>11}  {row.source}\n  reference  {row.target}")
+            notes.append(f"translation  {self.translations[index]}")
+        return notes
+
+
+def choose_rows(
+    rows: Sequence[Row], split: str, languages: Sequence[str] = (), limit: int | None = None
+) -> list[Row]:
+    """Returns the rows to score.
+
+    Args:
+      rows: all rows of the split.
+      split: name of the split, for messages.
+      languages: source languages to score, in this order; empty: all, sorted.
+      limit: the largest number of rows per language; a fixed random choice of them is taken.
+
+    Raises:
+      ValueError: a language has no row, or the split is empty.
+    """
+    by_language = collections.defaultdict(list)
+    for row in rows:
+        by_language[row.language].append(row)
+    for language in languages:
+        if language not in by_language:
+            hint = names.nearest(language, by_language)
+            raise ValueError(f"--languages: {split} has no rows of {language!r}. {hint}")
+    chosen = []
+    for language in languages or sorted(by_language):
+        members = by_language[language]
+        kept = np.sort(mixing.permutation(len(members), 0)[: limit or len(members)])
+        chosen += [members[index] for index in kept]
+    if not chosen:
+        raise ValueError(f"--split={split}: the run's corpus has no rows in it")
+    return chosen
+
+
+def measure(
+    runtime: EvaluationRuntime,
+    input_: TranslationInput,
+    translator: Translator,
+    rows: Sequence[Row],
+    with_shuffled: bool = True,
+    show_progress: ShowProgress = no_progress,
+) -> TranslationScores:
+    """Translates rows and scores them.
+
+    Args:
+      runtime: holds the weights.
+      input_: packs the rows for the likelihood.
+      translator: translates the rows' sources.
+      rows: what to score.
+      with_shuffled: whether to score shuffled sources, too; see `LanguageScores`.
+      show_progress: opens progress bars.
+    """
+    with show_progress("Cross-entropy", "rows", len(rows)) as progress:
+        likelihood = measure_likelihood(runtime, input_, rows, progress.update)
+    sources = [row.source for row in rows]
+    with show_progress("Translating", "rows", len(rows)) as progress:
+        translations = translator.translate(sources, progress.update)
+    scores = chrf_bleu.score_languages(
+        [row.language for row in rows],
+        sources,
+        [row.target for row in rows],
+        translations.texts,
+        with_shuffled,
+    )
+    return TranslationScores(rows, translations.texts, len(translations.cut), scores, likelihood)
+
+
+def measure_likelihood(
+    runtime: EvaluationRuntime,
+    input_: TranslationInput,
+    rows: Sequence[Row],
+    on_progress: Callable[[int], None] | None = None,
+) -> Likelihood:
+    """Returns how well the model predicts the targets of rows, packed as in training.
+
+    Args:
+      runtime: holds the weights.
+      input_: packs the rows.
+      rows: what to predict.
+      on_progress: called after each batch with the number of rows done.
+    """
+    batches, rows_too_long = input_.pack_rows(rows)
+    means, tokens, done = WeightedMeans(), 0, rows_too_long
+    for batch in batches:
+        means.add(runtime.eval_step(batch))
+        tokens += int(np.count_nonzero(batch["target_segments"]))
+        done += int(batch["target_segments"].max(axis=1).sum())
+        if on_progress:
+            on_progress(done)
+    found = {"cross_entropy": float("nan"), "accuracy": float("nan"), **means.means()}
+    return Likelihood(
+        cross_entropy=found["cross_entropy"],
+        perplexity=perplexity(found["cross_entropy"]),
+        accuracy=found["accuracy"],
+        tokens=tokens,
+        rows_too_long=rows_too_long,
+    )
+
+
+def _cells(scores: LanguageScores, with_shuffled: bool) -> list[str]:
+    cells = [f"{scores.rows:,}"]
+    shuffled = [scores.shuffled] if with_shuffled else []
+    for score in (scores.translated, *shuffled, scores.copied):
+        cells += [f"{score.chrf:.1f}", f"{score.bleu:.1f}"] if score else ["-", "-"]
+    return cells

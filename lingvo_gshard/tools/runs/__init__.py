@@ -1,1 +1,0 @@
-"""Trained runs and what evaluation does with them."""

@@ -1,0 +1,82 @@
+"""gshard-evaluate of a language model."""
+
+import json
+import math
+
+import pytest
+
+from lingvo_gshard.tasks.evaluation import perplexity
+from lingvo_gshard.tools import evaluate, translate
+from lingvo_gshard.tools.console import startup
+
+# What its tests share is made once, in one process.
+pytestmark = pytest.mark.xdist_group("language_model_logdir")
+
+
+@pytest.fixture(scope="module")
+def logdir(language_model_logdir):
+    return language_model_logdir
+
+
+def run_here(capsys, *flags):
+    """Returns (exit code, standard output, standard error) of a run in this process."""
+    name = "gshard-evaluate"
+    code = startup.guarded(name, evaluate.main)([name, *map(str, flags)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_training_learns_and_measures_dev(logdir):
+    rows = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 30
+    assert rows[-1]["cross_entropy"] < 0.9 * rows[0]["cross_entropy"]
+    assert rows[-1]["dev/perplexity"] < 280
+    assert "decoder.layers[0].feed_forward/auxiliary_loss" in rows[-1]
+
+
+def test_evaluation_prints_a_table_and_writes_json(logdir, tmp_path, capsys):
+    flags = [f"--logdir={logdir}", "--split=dev", f"--json={tmp_path}/scores.json"]
+    code, out, err = run_here(capsys, *flags)
+    assert code == 0 and err == ""
+    assert "language_model.from_files, step 30: 10 documents of dev" in out
+    for words in ("bits per byte", "perplexity per word", "perplexity per token", "nats per token"):
+        assert words in out
+    record = json.loads((tmp_path / "scores.json").read_text())
+    assert record["split"] == "dev" and record["step"] == 30 and record["documents"] == 10
+    nats = record["cross_entropy"] * record["tokens"]
+    assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
+    assert record["perplexity_per_word"] == pytest.approx(math.exp(nats / record["words"]))
+    assert record["perplexity"] == perplexity(record["cross_entropy"])
+    # Training measured the same after its last step.
+    last = json.loads((logdir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["cross_entropy"] == pytest.approx(last["dev/cross_entropy"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        (
+            "--languages=de",
+            "--languages does not apply to LanguageModelTask, the task of language_model",
+        ),
+        ("--max_rows_per_language=3", "--max_rows_per_language does not apply to"),
+        ("--noshuffled", "--shuffled does not apply to"),
+        ("--output=x", "--output does not apply to"),
+        ("--beam_size=2", "--beam_size does not apply to"),
+        ("--length_exponent=0", "--length_exponent does not apply to"),
+        ("--split=tset", "--split=tset is unknown. Did you mean 'test'?"),
+    ],
+)
+def test_mistakes_are_one_line(flag, words, logdir, capsys):
+    code, out, err = run_here(capsys, f"--logdir={logdir}", flag)
+    assert code == 1 and out == ""
+    assert err.startswith("gshard-evaluate: error: ") and err.count("\n") == 1
+    assert words in err
+
+
+def test_a_language_model_does_not_translate(logdir, capsys):
+    code = startup.guarded("gshard-translate", translate.main)(
+        ["gshard-translate", f"--logdir={logdir}"]
+    )
+    assert code == 1
+    assert "LanguageModelTask, which has no Translator" in capsys.readouterr().err
