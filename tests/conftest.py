@@ -1,13 +1,11 @@
-"""What all tests share: a quiet TensorFlow, eight devices, and hypothesis without a clock."""
+"""Settings shared by all tests: compiler flags, eight virtual devices, hypothesis without a clock."""
 
 import functools
 import gc
-import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Before jax starts in whatever test is first; TensorFlow does not read them.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+from tests import compiler_settings
+
+compiler_settings.set_environment()
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -20,9 +18,15 @@ hypothesis.settings.load_profile("house")
 _CACHED = type(functools.cache(lambda: None))
 
 
+def pytest_sessionfinish(session):
+    """Prunes the cache of compiled programs, once for all worker processes."""
+    if not hasattr(session.config, "workerinput"):
+        compiler_settings.remove_old_programs()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_outlives_its_module(request):
-    """What modules cache, compiled programs above all, would fill the memory of a whole run."""
+def _clear_caches_of_the_module(request):
+    """Frees what a test module cached: compiled programs would fill the memory of a whole run."""
     yield
     for value in vars(request.module).values():
         if isinstance(value, _CACHED) and value.__module__ == request.module.__name__:
