@@ -46,6 +46,7 @@ TINY = {
         "--group_size=8",
         "--gemm_size=16",
     ],
+    "gshard-evaluate --logdir=runs/quickstart": ["--languages=es", "--beam_size=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
     "gshard-plan --experiment=translation.quickstart": [
         *_SMALL_MODEL,
