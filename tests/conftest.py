@@ -1,4 +1,4 @@
-"""Settings shared by all tests: compiler flags, eight virtual devices, hypothesis without a clock."""
+"""Settings of all tests: compiler flags, eight virtual devices, hypothesis without a clock."""
 
 import functools
 import gc
