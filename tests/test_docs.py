@@ -63,7 +63,7 @@ ELSEWHERE = {
     r"([\w./-]+/)?pip install .*": ".ci/run",
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"tensorboard .*": "tests/training",
-    r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_tools/test_paper.py",
+    r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
     # There is no TPU here; these files run what can be run without one.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import Row
+from lingvo_gshard.planning.plan.plan import Remedy
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.training.experiments import DEFAULT_STRATEGY
 
@@ -45,7 +45,7 @@ def suggest(
     log: Callable[[str], None] = ignore_progress,
     progress: Progress = ignore_progress,
     plan: PlanExperiment = plan_experiment,
-) -> list[Row]:
+) -> list[Remedy]:
     """Returns the changes tried, in order, each with what its plan says.
 
     Each change is made in addition to all changes before it. The search ends at the first plan
@@ -61,7 +61,7 @@ def suggest(
       plan: makes a plan.
     """
     changed = experiment.copy()
-    rows: list[Row] = []
+    rows: list[Remedy] = []
     flags: list[str] = []
     for _, change in zip(range(limit), _changes(changed, options, topology), strict=False):
         flags.append(str(change))
@@ -71,7 +71,7 @@ def suggest(
         if change.strategy:
             options = dataclasses.replace(options, strategy=change.strategy)
         rows.append(_try(changed, topology, options, " ".join(flags), progress, plan))
-        if rows[-1]["fits"]:
+        if rows[-1].fits:
             break
     return rows
 
@@ -83,18 +83,17 @@ def _try(
     flags: str,
     progress: Progress,
     plan: PlanExperiment,
-) -> Row:
-    row = {"change": flags, "fits": False, "peak": None, "seconds_per_step": None}
+) -> Remedy:
     try:
         planned = plan(experiment, topology, options, progress)
     except ValueError as error:
-        return {**row, "reason": str(error)}
-    return {
-        **row,
-        "fits": planned.fits,
-        "peak": planned.bytes_per_device["peak"],
-        "seconds_per_step": planned.seconds_per_step,
-    }
+        return Remedy(change=flags, fits=False, peak=None, seconds_per_step=None, reason=str(error))
+    return Remedy(
+        change=flags,
+        fits=planned.fits,
+        peak=planned.bytes_per_device.peak,
+        seconds_per_step=planned.seconds_per_step,
+    )
 
 
 def _changes(experiment: Params, options: PlanOptions, topology: Topology) -> Iterator[Change]:

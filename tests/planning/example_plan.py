@@ -1,8 +1,12 @@
-"""A plan as gshard-plan writes it, of the paper's MoE(512E, 12L), with sizes that agree."""
+"""A plan of the paper's MoE(512E, 12L), as JSON and as a Plan; all its numbers agree."""
 
 import copy
 import math
 import re
+
+import msgspec
+
+from lingvo_gshard.planning.plan.plan import Plan
 
 TOPOLOGY = "v3:16x16"
 CAPACITY = 16 * 2**30
@@ -32,8 +36,13 @@ _SUBLAYERS = {
 }
 
 
+def as_plan(record: dict) -> Plan:
+    """Returns the plan that a file with this JSON holds."""
+    return msgspec.convert(record, Plan)
+
+
 def example_plan(strategy: str = "expert") -> dict:
-    """Returns a new plan of a 12-layer model on 512 cores, in loops of three."""
+    """Returns the JSON of a new plan of a 12-layer model on 512 cores, in loops of three."""
     mesh = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", MESHES[strategy])}
     tensors = _tensors(RULES[strategy], mesh)
     collectives = _collectives()
@@ -46,7 +55,7 @@ def example_plan(strategy: str = "expert") -> dict:
     again = sum(row["flops"] for row in layers if row["phase"] == "rematerialized")
     total = sum(math.prod(row["shape"]) for row in tensors if row["kind"] == "weights")
     return {
-        "format": 1,
+        "format": 2,
         "name": "gshard_paper.moe_512e_12l",
         "topology": TOPOLOGY,
         "chip": "TPU v3",
@@ -168,7 +177,7 @@ def _tensor(path: str, kind: str, layout: str, rules: dict, mesh: dict) -> dict:
     return {
         "path": path, "kind": kind, "layer": layer, "layout": layout, "shape": sizes,
         "dtype": "float32", "split": "; ".join(split), "bytes": size,
-        "bytes_per_device": size // parts,
+        "bytes_per_device": size // parts, "note": "",
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
             raise ValueError("--topology: far too large")
         return types.SimpleNamespace(
             fits=len(seen) == fitting,
-            bytes_per_device={"peak": 100 - len(seen)},
+            bytes_per_device=types.SimpleNamespace(peak=100 - len(seen)),
             seconds_per_step=float(len(seen)),
         )
 
@@ -46,16 +46,16 @@ def test_changes_are_made_one_on_top_of_the_other():
     rows, seen, said = tried(params)
     assert params.to_text() == before
     assert all(text.startswith("it does not fit; trying --") for text in said)
-    assert [row["fits"] for row in rows] == [False] * len(rows)
-    first = shlex.split(rows[0]["change"])
+    assert [row.fits for row in rows] == [False] * len(rows)
+    first = shlex.split(rows[0].change)
     assert first == [
         '--gin_param=task.encoder.execution.rematerialize = "full"',
         '--gin_param=task.decoder.execution.rematerialize = "full"',
     ]
     assert seen[0][1].task.encoder.execution.rematerialize == "full" and seen[0][0] is None
-    assert rows[1]["change"] == rows[0]["change"] + " --strategy=expert_fsdp"
-    assert rows[1]["reason"] == "--topology: far too large" and rows[1]["peak"] is None
-    assert rows[0]["peak"] == 99 and rows[0]["seconds_per_step"] == 1.0
+    assert rows[1].change == rows[0].change + " --strategy=expert_fsdp"
+    assert rows[1].reason == "--topology: far too large" and rows[1].peak is None
+    assert rows[0].peak == 99 and rows[0].seconds_per_step == 1.0
     batches = [p.input.batch_rows for _, p in seen]
     assert sorted(set(batches), reverse=True) == [33, 16, 8]
     assert seen[-1][1].task.encoder.moe.router.capacity_factor == 0.5
@@ -64,7 +64,7 @@ def test_changes_are_made_one_on_top_of_the_other():
 def test_flags_of_a_row_make_the_same_params():
     rows, seen, _ = tried(quickstart())
     values = plan.define_flags()
-    values([plan.NAME, *shlex.split(rows[-1]["change"])])
+    values([plan.NAME, *shlex.split(rows[-1].change)])
     again = gin_binding.apply_gin(quickstart(), [], values.gin_param)
     assert again.to_text() == seen[-1][1].to_text()
     assert values.strategy == seen[-1][0] == "expert_fsdp"
@@ -74,13 +74,13 @@ def test_flags_of_a_row_make_the_same_params():
 def test_it_stops_where_one_fits_or_enough_were_tried(most, fitting, count):
     rows, _, _ = tried(quickstart(), fitting, most)
     assert len(rows) == count
-    assert any(row["fits"] for row in rows) == (fitting <= most)
+    assert any(row.fits for row in rows) == (fitting <= most)
 
 
 @pytest.mark.parametrize("strategy", ["expert_fsdp", "E->data; H->model"])
 def test_a_strategy_that_splits_weights_or_is_a_table_is_left(strategy):
     rows, _, _ = tried(quickstart(), strategy=strategy)
-    assert not any("--strategy" in row["change"] for row in rows)
+    assert not any("--strategy" in row.change for row in rows)
 
 
 def test_nothing_is_tried_that_is_so_already():
@@ -98,5 +98,5 @@ def test_nothing_is_tried_that_is_so_already():
 
 def test_a_language_model_has_one_stack_to_change():
     rows, _, _ = tried(registry.get("language_model.quickstart"), most=1)
-    change = shlex.split(rows[0]["change"])
+    change = shlex.split(rows[0].change)
     assert change == ['--gin_param=task.decoder.execution.rematerialize = "full"']

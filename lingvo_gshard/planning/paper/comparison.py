@@ -1,7 +1,6 @@
-"""Published figures of the GShard paper beside those of plans: what a comparison is.
+"""Compares published figures of the GShard paper with figures of plans.
 
-Nothing here changes a plan: a comparison takes a number out of plans and puts it beside what was
-published. paper_rows.py has the comparisons.
+A comparison only reads plans; nothing here changes a plan. The comparisons are in rows.py.
 """
 
 from __future__ import annotations
@@ -9,15 +8,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
-Record = Mapping[str, Any]
-Plans = Mapping[str, Record]
+from lingvo_gshard.planning.plan.plan import Plan, Record
+
+Plans = Mapping[str, Plan]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What a plan is made of: an experiment on a topology, with Params by path set otherwise."""
+    """An experiment to plan on a topology.
+
+    Attributes:
+      name: name of the case.
+      experiment: registered name of the experiment.
+      topology: the machine.
+      settings: hyperparameters that differ from the experiment's, by path.
+    """
 
     name: str
     experiment: str
@@ -27,14 +33,20 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the ratio of ours to the published figure may be, and that in words."""
+    """The expected range of the ratio of our figure to the published one.
+
+    Attributes:
+      text: the range in words.
+      low: smallest expected ratio.
+      high: largest expected ratio.
+    """
 
     text: str
     low: float
     high: float
 
-    def hold(self, ratio: float) -> bool:
-        """Whether a ratio is within them."""
+    def contain(self, ratio: float) -> bool:
+        """Returns whether a ratio is in the range."""
         return self.low <= ratio <= self.high
 
 
@@ -49,11 +61,17 @@ AT_MOST_1_3 = Limits("at most 1.3 times", 0.0, 1.3)
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A published figure, and how plans give the same.
+    """A published figure and how to compute the same figure from plans.
 
-    name: quantity and model, such as "weights.moe_512e_12l". what: both in words, with the unit.
-    place: in the paper. cases: names of the plans needed. ours: the number, of those plans' records
-    (Plan.to_json) by case. explanation: what is assumed, and why they differ where they do.
+    Attributes:
+      name: quantity and model, such as "weights.moe_512e_12l".
+      what: quantity and model in words, with the unit.
+      published: the paper's figure.
+      place: where the paper has it.
+      cases: names of the cases whose plans are needed.
+      ours: computes our figure from the plans by name of their case.
+      limits: the expected range of ours / published.
+      explanation: assumptions, and reasons for a difference.
     """
 
     name: str
@@ -66,36 +84,66 @@ class Comparison:
     explanation: str = ""
 
     @property
-    def parts(self) -> tuple[str, str, str]:
-        """What it may be called by: its name, its quantity, and its model."""
+    def selectors(self) -> tuple[str, str, str]:
+        """Returns what selects this comparison: its name, its quantity and its model."""
         quantity, _, model = self.name.partition(".")
         return self.name, quantity, model
 
 
-def compare(comparison: Comparison, plans: Plans) -> dict[str, Any]:
-    """Returns a row: published, ours, their ratio, and whether it is within limits.
+class ComparisonRow(Record, kw_only=True):
+    """The result of a comparison. See `Comparison` for the attributes that it shares.
 
-    Where 0 is published, there is no ratio, and ours must be 0, too.
+    Attributes:
+      limits: the expected range of the ratio, in words.
+      ours: our figure; None if a plan is missing.
+      ratio: ours / published; None if a plan is missing or the published figure is 0.
+      within: whether the ratio is in the expected range; None if a plan is missing.
+    """
+
+    name: str
+    what: str
+    published: float
+    place: str
+    limits: str
+    cases: list[str]
+    explanation: str
+    ours: float | None
+    ratio: float | None
+    within: bool | None
+
+
+def compare(comparison: Comparison, plans: Plans) -> ComparisonRow:
+    """Returns the result of a comparison.
+
+    If the published figure is 0, ours is expected to be 0, too.
     """
     ours = comparison.ours(plans)
     ratio = ours / comparison.published if comparison.published else None
-    within = comparison.limits.hold(ratio) if ratio is not None else not ours
-    return {**_described(comparison), "ours": ours, "ratio": ratio, "within": within}
+    within = comparison.limits.contain(ratio) if ratio is not None else not ours
+    return _row(comparison, comparison.explanation, ours, ratio, within)
 
 
-def not_compared(comparison: Comparison, reason: str) -> dict[str, Any]:
-    """Returns the row of a comparison whose plans could not be made, and why."""
-    row = {**_described(comparison), "ours": None, "ratio": None, "within": None}
-    return {**row, "explanation": reason}
+def not_compared(comparison: Comparison, reason: str) -> ComparisonRow:
+    """Returns the row of a comparison whose plans could not be made, with the reason."""
+    return _row(comparison, reason, None, None, None)
 
 
-def _described(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "name": comparison.name,
-        "what": comparison.what,
-        "published": comparison.published,
-        "place": comparison.place,
-        "limits": comparison.limits.text,
-        "cases": list(comparison.cases),
-        "explanation": comparison.explanation,
-    }
+def _row(
+    comparison: Comparison,
+    explanation: str,
+    ours: float | None,
+    ratio: float | None,
+    within: bool | None,
+) -> ComparisonRow:
+    return ComparisonRow(
+        name=comparison.name,
+        what=comparison.what,
+        published=comparison.published,
+        place=comparison.place,
+        limits=comparison.limits.text,
+        cases=list(comparison.cases),
+        explanation=explanation,
+        ours=ours,
+        ratio=ratio,
+        within=within,
+    )

@@ -6,6 +6,7 @@ those that it has from the same paper (efficiencies.py) are in LEFT_OUT.
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -25,8 +26,8 @@ from lingvo_gshard.planning.paper.comparison import (
     Comparison,
     Limits,
     Plans,
-    Record,
 )
+from lingvo_gshard.planning.plan.plan import Plan
 
 _GIGA = 1e9
 # The paper's core-years are its cores times its days over this.
@@ -44,12 +45,12 @@ def select(chosen: Sequence[str]) -> list[Comparison]:
 
     Raises ValueError naming --paper_rows for one that there is not.
     """
-    known = {part for comparison in COMPARISONS for part in comparison.parts}
+    known = {part for comparison in COMPARISONS for part in comparison.selectors}
     for name in chosen:
         if name not in known:
             raise ValueError(f"--paper_rows: unknown row {name!r}. {names.nearest(name, known)}")
     wanted = set(chosen)
-    return [c for c in COMPARISONS if not wanted or wanted & set(c.parts)]
+    return [c for c in COMPARISONS if not wanted or wanted & set(c.selectors)]
 
 
 def cases_of(comparisons: Sequence[Comparison]) -> list[Case]:
@@ -58,19 +59,19 @@ def cases_of(comparisons: Sequence[Comparison]) -> list[Case]:
     return [case for name, case in CASES.items() if name in needed]
 
 
-def _weights_gb(record: Record) -> float:
-    return record["bytes_per_device"]["weights"] / _GIGA
+def _weights_gb(plan: Plan) -> float:
+    return plan.bytes_per_device.weights / _GIGA
 
 
-def _activations_gb(record: Record) -> float:
-    """Temporaries without the gradients, which are as large as the weights."""
-    sizes = record["bytes_per_device"]
-    return (sizes["activations"] - sizes["weights"]) / _GIGA
+def _activations_gb(plan: Plan) -> float:
+    """Returns the temporaries without the gradients, which are as large as the weights."""
+    sizes = plan.bytes_per_device
+    return (sizes.activations - sizes.weights) / _GIGA
 
 
-def _core_years(record: Record, tokens: float) -> float:
-    seconds = tokens / record["tokens_per_second"]
-    return record["devices"] * seconds / _SECONDS_PER_YEAR
+def _core_years(plan: Plan, tokens: float) -> float:
+    seconds = tokens / plan.tokens_per_second
+    return plan.devices * seconds / _SECONDS_PER_YEAR
 
 
 def _trained_tokens(model: str) -> float:
@@ -79,22 +80,22 @@ def _trained_tokens(model: str) -> float:
     return tokens.get(model) or statistics.mean(tokens.values())
 
 
-def _rematerialized_share(record: Record) -> float:
-    again = sum(row["seconds"] for row in record["layers"] if row["phase"] == "rematerialized")
-    return again / record["seconds_per_step"]
+def _rematerialized_share(plan: Plan) -> float:
+    seconds = sum(row.seconds for row in plan.layers if row.phase == "rematerialized")
+    return seconds / plan.seconds_per_step
 
 
-def _all_to_all_bound(record: Record) -> float:
-    """Seconds for a byte of all all-to-alls over the devices."""
-    rows = [row for row in record["collectives"] if row["kind"] == "all-to-all"]
-    moved = sum(row["bytes"] * row["count"] for row in rows)
-    return sum(row["seconds_bound"] for row in rows) / moved
+def _all_to_all_bound(plan: Plan) -> float:
+    """Returns the lower bound of all all-to-alls, in seconds per byte."""
+    rows = [row for row in plan.collectives if row.kind == "all-to-all"]
+    total_bytes = sum(row.bytes * row.count for row in rows)
+    return sum(row.seconds_bound for row in rows) / total_bytes
 
 
-def _attention_share_of_peak(record: Record) -> float:
-    rows = [row for row in record["layers"] if row["layer"].endswith("attention")]
-    peak = topologies.get(record["topology"]).chip.peak("bfloat16")
-    return sum(row["flops"] for row in rows) / sum(row["seconds"] for row in rows) / peak
+def _attention_share_of_peak(plan: Plan) -> float:
+    rows = [row for row in plan.layers if row.layer.endswith("attention")]
+    peak = topologies.get(plan.topology).chip.peak("bfloat16")
+    return sum(row.flops for row in rows) / sum(row.seconds for row in rows) / peak
 
 
 def _memory() -> list[Comparison]:
@@ -142,7 +143,7 @@ def _peaks() -> list[Comparison]:
             f"{_title(model)}: peak of a core, GB of those that a program may use",
             capacity,
             f"{figures.TABLE_PLACE}: it was trained so",
-            lambda record: record["bytes_per_device"]["peak"] / _GIGA,
+            lambda plan: plan.bytes_per_device.peak / _GIGA,
             AT_MOST,
             explanation=why.PEAKS.get(model, why.PEAK),
         )
@@ -165,7 +166,7 @@ def _speed() -> list[Comparison]:
                     f"{_title(model)}: steps/s, {kind}",
                     row.steps_per_second,
                     figures.TABLE_PLACE,
-                    lambda record, field=field: record[field],
+                    operator.attrgetter(field),
                     limits,
                     explanation=why.STEPS[kind],
                 )
@@ -180,7 +181,7 @@ def _cost() -> list[Comparison]:
             f"{_title(model)}: core-years",
             row.core_years,
             figures.TABLE_PLACE,
-            lambda record, model=model: _core_years(record, _trained_tokens(model)),
+            lambda plan, model=model: _core_years(plan, _trained_tokens(model)),
             WITHIN_30,
             explanation=why.CORE_YEARS.get(model, why.TRAINED_TOKENS),
         )
@@ -211,7 +212,7 @@ def _scaling() -> list[Comparison]:
     large, small = "moe_2048e_36l", f"moe_128e_36l{_EQUAL}"
 
     def growth(field: str, plans: Plans) -> float:
-        return plans[large][field] / plans[small][field]
+        return getattr(plans[large], field) / getattr(plans[small], field)
 
     return [
         Comparison(
@@ -262,7 +263,7 @@ def _compile_time(
         1.0,
         "sections 1 and 3: O(1) in devices",
         cases,
-        lambda plans: plans[more]["compile_seconds"] / plans[less]["compile_seconds"],
+        lambda plans: plans[more].compile_seconds / plans[less].compile_seconds,
         limits,
         explanation,
     )

@@ -1,4 +1,4 @@
-"""The picture of a plan: one HTML file, to look at rather than read, with nothing beside it."""
+"""Draws a plan as a self-contained HTML page: charts, a time line and every tensor on the mesh."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import base64
 import hashlib
 import html
 import importlib.resources
-import json
 import pathlib
 import re
-from typing import Any
+
+import msgspec
 
 from lingvo_gshard.planning.picture import splits
-from lingvo_gshard.planning.plan import file as plan_file
+from lingvo_gshard.planning.plan.plan import Plan
 
-# In this order: each knows only what stands before it.
+# In order: each script uses only those before it.
 _SCRIPTS = (
     "units.js",
     "dom.js",
@@ -27,10 +27,11 @@ _SCRIPTS = (
 )
 
 
-def write(plan: dict[str, Any], path: str | pathlib.Path) -> None:
-    """Writes the picture of a plan, as `Plan.to_json` gives it, to an HTML file.
+def write(plan: Plan, path: str | pathlib.Path) -> None:
+    """Writes the page of a plan to a file.
 
-    Raises ValueError naming the field if it is no plan, and --html if `path` cannot be written.
+    Raises:
+      ValueError: names --html if `path` cannot be written.
     """
     page = to_html(plan)
     try:
@@ -39,10 +40,12 @@ def write(plan: dict[str, Any], path: str | pathlib.Path) -> None:
         raise ValueError(f"--html={path}: cannot be written: {error.strerror}") from error
 
 
-def to_html(plan: dict[str, Any]) -> str:
-    """Returns the picture of a plan as text; ValueError naming the field if it is no plan."""
-    name = str(plan.get("name", "")) if isinstance(plan, dict) else ""
-    plan_file.check(plan, f"plan {name}")
+def to_html(plan: Plan) -> str:
+    """Returns the page of a plan as text.
+
+    Raises:
+      ValueError: if the plan's mesh does not have as many devices as the plan.
+    """
     style, script = _file("style.css"), _script()
     policy = (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
@@ -50,7 +53,7 @@ def to_html(plan: dict[str, Any]) -> str:
     )
     filled = {
         "POLICY": policy,
-        "TITLE": html.escape(f"{plan['name']} on {plan['topology']}"),
+        "TITLE": html.escape(f"{plan.name} on {plan.topology}"),
         "STYLE": style,
         "PLAN": _embedded({"plan": plan, "mesh": splits.describe(plan)}),
         "SCRIPT": script,
@@ -58,9 +61,9 @@ def to_html(plan: dict[str, Any]) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], _file("page.html"))
 
 
-def _embedded(value: Any) -> str:
-    """JSON that may stand in a script element: no text in it can end the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+def _embedded(value: object) -> str:
+    """Returns JSON for a script element, escaped so that no text in it can end the element."""
+    text = msgspec.json.encode(value).decode()
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -72,7 +75,7 @@ def _script() -> str:
 
 
 def _digest(text: str) -> str:
-    """The source by which a content security policy allows this text, and no other, to run."""
+    """Returns the content security policy's source expression that allows exactly this text."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 

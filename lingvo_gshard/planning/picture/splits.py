@@ -1,37 +1,46 @@
-"""How a plan's tensors lie on its mesh, read from the plan's words, for drawing."""
+"""Parses the shardings of a plan's tensors into mesh axes, for drawing."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
-# Two ways to say it: `E->data; H->model` as in strategies, `E over data (8), H over model (2)`.
+from lingvo_gshard.planning.plan.plan import Plan, TensorRow
+
+# Two notations: `E->data; H->model` as in strategies, and `E over data (8), H over model (2)`.
 _ARROW = re.compile(r"[;,+\s]+")
 _OVER = re.compile(r"(\w) over ([\w]+(?: and [\w]+)*) \([\d x]+\)")
-_WHOLE = ("", "whole", "none", "replicated")
+_REPLICATED = ("", "whole", "none", "replicated")
 
 
-def describe(plan: dict[str, Any]) -> dict[str, Any]:
-    """Returns {"axes": [(name, size)], "splits": for each tensor, the axes of each dimension}.
+def describe(plan: Plan) -> dict[str, object]:
+    """Returns the mesh and the sharding of each tensor.
 
-    The first axis of a dimension is the major one. In place of a split that cannot be drawn stands
-    the reason, as text. Raises ValueError naming the mesh if it has not the plan's devices.
+    Returns:
+      "axes": (name, size) of each mesh axis.
+      "splits": for each tensor, the axes of each dimension, major axis first; or, if the sharding
+        cannot be drawn, the reason as text.
+
+    Raises:
+      ValueError: names the mesh if it does not have as many devices as the plan.
     """
-    axes = axes_of(plan["mesh"], plan["devices"])
+    axes = parse_mesh(plan.mesh, plan.devices)
     sizes = dict(axes)
-    return {"axes": axes, "splits": [_dimensions(row, sizes) for row in plan["tensors"]]}
+    return {"axes": axes, "splits": [_dimensions(row, sizes) for row in plan.tensors]}
 
 
-def axes_of(mesh: str, devices: int) -> list[tuple[str, int]]:
-    """Returns (name, size) of the axes in `data=4,model=2`; of no mesh, all devices as one axis."""
+def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
+    """Returns (name, size) of each axis in `data=4,model=2`.
+
+    An empty mesh is one axis of all devices.
+    """
     pairs = [part.partition("=") for part in mesh.split(",") if part.strip()]
     axes = [(name.strip(), int(size)) for name, _, size in pairs if size.strip().isdigit()]
     if len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
         if mesh.strip():
             raise ValueError(
-                f"Plan: mesh {mesh!r} does not have {devices} devices; "
-                "expected axes with their sizes, such as data=4,model=2"
+                f"plan: mesh {mesh!r} does not have {devices} devices; "
+                "expected axes and sizes such as data=4,model=2"
             )
         return [("devices", devices)]
     return axes
@@ -40,9 +49,14 @@ def axes_of(mesh: str, devices: int) -> list[tuple[str, int]]:
 def parse(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
     """Returns the axes that each letter is split over.
 
-    Raises ValueError if neither `E->data; H->model` nor `E over data (8)` can be read in the text.
+    Args:
+      text: a sharding such as `E->data; H->model` or `E over data (8)`.
+      axes: size of each mesh axis.
+
+    Raises:
+      ValueError: if the text is in neither notation or names an unknown axis.
     """
-    if text.strip() in _WHOLE:
+    if text.strip() in _REPLICATED:
         return {}
     if "->" in text:
         return _parse_arrows(text, axes)
@@ -70,7 +84,7 @@ def _parse_arrows(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
         if axis == "none":
             continue
         if axis not in axes:
-            raise ValueError(f"split {text!r} names axis {axis!r}; there are {', '.join(axes)}")
+            raise ValueError(f"split {text!r} names axis {axis!r}; the axes are {', '.join(axes)}")
         for name in current:
             found[name].append(axis)
     if waiting:
@@ -78,14 +92,15 @@ def _parse_arrows(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
     return found
 
 
-def _dimensions(row: dict[str, Any], sizes: dict[str, int]) -> list[list[str]] | str:
-    layout, shape = row.get("layout") or "", row.get("shape") or []
+def _dimensions(row: TensorRow, sizes: dict[str, int]) -> list[list[str]] | str:
+    """Returns the axes of each dimension, or why the sharding cannot be drawn."""
+    layout, shape = row.layout, row.shape
     try:
-        by_letter = parse(row.get("split") or "", sizes)
+        by_letter = parse(row.split, sizes)
     except ValueError as error:
         return str(error)
     if not by_letter:
         return [[] for _ in shape]
     if len(layout) != len(shape) or not set(by_letter) <= set(layout):
-        return f"split {row['split']!r} does not fit layout {layout!r} of {len(shape)} dimensions"
+        return f"split {row.split!r} does not fit layout {layout!r} of {len(shape)} dimensions"
     return [by_letter.get(letter, []) for letter in layout]

@@ -1,32 +1,224 @@
-"""Plan: what a step needs, does and costs on a machine; as data, the same for every report."""
+"""Plan: the memory, communication, arithmetic and time of one step, as data for every report."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import msgspec
 
-Row = dict[str, Any]
+from lingvo_gshard.planning.roofline import Budget
+
+FORMAT = 2
+MEMORY_CLASSES = ("weights", "moments", "activations", "inputs", "program")
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A compiled step, put against the figures of the machine that it was compiled for.
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a plan's file. Its attributes are the names of the JSON's fields."""
 
-    bytes_per_device: weights, moments, activations (and all other temporaries), inputs, program,
-        their peak, and the capacity of the device.
-    parameters: total, and active: those that one token uses. tensors: weights and moments, with
-    layout, split and bytes. largest_temporaries: not all alive at
-        once. collectives: bytes of one call on one device, seconds of all `count` calls.
-    flops: of one device and step: executed by its matrix products; of those useful (for a program
-        other than a training step: all that are not computed again nor dispatch), computed again,
-        moving tokens to experts and back, and padding, the rest.
-    layers: bounds and estimate of each layer's operations, in the order of their first.
-    seconds_per_step, steps_per_second, tokens_per_second and mfu are the estimate; None are the
-        latter of a program that does nothing.
-    tokens_per_step: the target positions of a batch; None where that means nothing.
-    remedies: what was tried where it did not fit.
+
+class MemoryBytes(Record, kw_only=True):
+    """Bytes of one device.
+
+    Attributes:
+      weights: the model's parameters.
+      moments: the optimizer's state.
+      activations: all temporaries, gradients included, and outputs that reuse no input's memory.
+      inputs: the batch and other arguments.
+      program: code.
+      peak: maximum in use at any time.
+      capacity: bytes that a program may use.
     """
 
+    weights: int
+    moments: int
+    activations: int
+    inputs: int
+    program: int
+    peak: int
+    capacity: int
+
+
+class ParameterCounts(Record, kw_only=True):
+    """Number of parameters: all of them, and those that one token uses ("active")."""
+
+    total: int
+    active: int
+
+
+class FlopCounts(Record, kw_only=True):
+    """Floating-point operations of matrix products, of one device in one step.
+
+    Attributes:
+      useful: operations of the model's formulas, forward and backward. In a program that is not a
+        training step: all operations that are neither dispatch nor rematerialization.
+      executed: all operations of the compiled program.
+      rematerialized: forward operations that are recomputed for the backward pass.
+      dispatch: operations that move tokens to experts and back.
+      padding: the remaining executed operations.
+    """
+
+    useful: int
+    executed: int
+    rematerialized: int
+    dispatch: int
+    padding: int
+
+
+class TensorRow(Record, kw_only=True):
+    """How one weight or one optimizer moment is stored.
+
+    Attributes:
+      path: the tensor's path in the training state.
+      layout: one letter for each dimension.
+      shape: size of each dimension.
+      dtype: element type.
+      split: the sharding in words, such as "E over data (8)".
+      bytes: size of the unsharded tensor.
+      bytes_per_device: size of one device's shard.
+      kind: "weights" or "moments".
+      layer: name scope of the layer that owns the tensor.
+      note: dimensions that the strategy would split but that do not divide evenly.
+    """
+
+    path: str
+    layout: str
+    shape: list[int]
+    dtype: str
+    split: str
+    bytes: int
+    bytes_per_device: int
+    kind: str
+    layer: str
+    note: str = ""
+
+
+class TemporaryRow(Record, kw_only=True):
+    """A large array that an operation of the compiled program writes to memory.
+
+    Attributes:
+      name: the HLO instruction's name.
+      layer: name scope of the operation.
+      shape: size of each dimension on one device.
+      dtype: element type.
+      bytes: size on one device, padding included.
+    """
+
+    name: str
+    layer: str
+    shape: list[int]
+    dtype: str
+    bytes: int
+
+
+class CollectiveRow(Record, kw_only=True):
+    """All calls of one collective in a step that agree in everything but their time.
+
+    Attributes:
+      kind: as in HLO, such as "all-to-all".
+      axis: mesh axes of its device groups, separated by commas; "all" if they follow no axes.
+      layer: name scope of the operation.
+      phase: one of `hlo.operation.PHASES`.
+      dtype: element type.
+      bytes: the larger of operand and result of one call on one device.
+      count: calls in a step.
+      seconds_bound: lower bound for all calls together.
+      seconds: estimate for all calls together.
+      share: part of the bound of all collectives.
+    """
+
+    kind: str
+    axis: str
+    layer: str
+    phase: str
+    dtype: str
+    bytes: int
+    count: int
+    seconds_bound: float
+    seconds: float
+    share: float
+
+
+class LayerRow(Record, kw_only=True):
+    """The operations of one layer in one phase of a step, of one device.
+
+    Attributes:
+      layer: name scope of the operations; empty for operations outside of all layers.
+      phase: one of `hlo.operation.PHASES`.
+      times: executions in a step; more than 1 inside a loop.
+      flops: operations of matrix products in all executions.
+      bytes: bytes read and written in all executions.
+      compute_seconds: lower bound for arithmetic.
+      memory_seconds: lower bound for reading and writing memory.
+      communication_seconds: lower bound for collectives.
+      seconds_bound: lower bound for all operations, one after another.
+      seconds: estimate for all operations.
+    """
+
+    layer: str
+    phase: str
+    times: int
+    flops: int
+    bytes: int
+    compute_seconds: float
+    memory_seconds: float
+    communication_seconds: float
+    seconds_bound: float
+    seconds: float
+
+
+class Remedy(Record, kw_only=True, omit_defaults=True):
+    """A change that was tried because the step does not fit.
+
+    Attributes:
+      change: command-line flags of this change and of those tried before it.
+      fits: whether the step fits with them.
+      peak: peak bytes of one device; None if the step could not be planned.
+      seconds_per_step: estimate; None if the step could not be planned.
+      reason: why the step could not be planned.
+    """
+
+    change: str
+    fits: bool
+    peak: int | None
+    seconds_per_step: float | None
+    reason: str = ""
+
+
+class Plan(Record, kw_only=True):
+    """What a compiled step needs, does and costs on a machine.
+
+    Attributes:
+      format: version of the file format.
+      name: the experiment or function.
+      topology: the machine, such as "v3:32x32".
+      chip: name of its chips.
+      devices: number of devices; some chips have two.
+      compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
+      mesh: axes and sizes.
+      strategy: table of letters and axes.
+      strategy_name: name of the strategy.
+      partitioner: "gspmd" or "shardy".
+      fits: whether the step fits in the memory of each device.
+      bytes_per_device: memory of one device by its use.
+      parameters: number of parameters.
+      tensors: weights and moments.
+      largest_temporaries: largest first. They are not all alive at the same time.
+      collectives: most seconds first.
+      flops: arithmetic of one device.
+      layers: in the order of their first operation.
+      seconds_per_step: estimate, without overlap of communication and computation.
+      seconds_per_step_bound: lower bound, with full overlap.
+      steps_per_second: estimate; None for a program without operations.
+      steps_per_second_bound: upper bound; None for a program without operations.
+      tokens_per_step: target positions of a batch; None if the program has no batch.
+      tokens_per_second: estimate.
+      mfu: model FLOPs utilization, estimate.
+      budget: cost of a training; None if no number of tokens was given.
+      remedies: changes that were tried because the step does not fit.
+      compile_seconds: time that the compilation took.
+      versions: version of each package that affects the plan.
+      notes: assumptions and warnings.
+    """
+
+    format: int = FORMAT
     name: str
     topology: str
     chip: str
@@ -37,13 +229,13 @@ class Plan:
     strategy_name: str
     partitioner: str
     fits: bool
-    bytes_per_device: Row
-    parameters: Row
-    tensors: list[Row]
-    largest_temporaries: list[Row]
-    collectives: list[Row]
-    flops: Row
-    layers: list[Row]
+    bytes_per_device: MemoryBytes
+    parameters: ParameterCounts
+    tensors: list[TensorRow]
+    largest_temporaries: list[TemporaryRow]
+    collectives: list[CollectiveRow]
+    flops: FlopCounts
+    layers: list[LayerRow]
     seconds_per_step: float
     seconds_per_step_bound: float
     steps_per_second: float | None
@@ -51,14 +243,12 @@ class Plan:
     tokens_per_step: int | None
     tokens_per_second: float | None
     mfu: float | None
-    budget: Row | None
-    remedies: list[Row]
+    budget: Budget | None
+    remedies: list[Remedy]
     compile_seconds: float
     versions: dict[str, str]
     notes: list[str]
 
-    def to_json(self) -> Row:
-        """Returns it as json.dump takes it; planning/plan/file.py reads it back."""
-        from lingvo_gshard.planning.plan.file import FORMAT
-
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+    def to_json(self) -> str:
+        """Returns the plan as JSON text. `planning.plan.file.load` reads it back."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

@@ -37,6 +37,6 @@ def by_planner(
         )
         if plans is not None:
             plans[candidate] = plan
-        return Compiled(plan.fits, plan.bytes_per_device["peak"], plan.seconds_per_step)
+        return Compiled(plan.fits, plan.bytes_per_device.peak, plan.seconds_per_step)
 
     return compile_candidate

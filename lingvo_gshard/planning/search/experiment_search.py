@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import msgspec
+
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -84,7 +86,7 @@ def search_experiment(
     )
     plan = plans.get(result.best.candidate) if result.best else None
     if plan is not None:
-        plan = dataclasses.replace(plan, name=experiment.name)
+        plan = msgspec.structs.replace(plan, name=experiment.name)
     return ExperimentSearch(result, plan, paths)
 
 

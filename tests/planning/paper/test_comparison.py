@@ -1,5 +1,7 @@
 """The published figures agree with each other, and comparisons take the right numbers of plans."""
 
+from types import SimpleNamespace
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -21,10 +23,15 @@ def comparison(name):
     return found
 
 
+def namespaces(rows):
+    """Returns an object for each row, with the row's fields as attributes."""
+    return [SimpleNamespace(**row) for row in rows]
+
+
 def compared(name, **fields):
     """Returns the row of a comparison of which each plan has these fields."""
     found = comparison(name)
-    return paper.compare(found, dict.fromkeys(found.cases, fields))
+    return paper.compare(found, dict.fromkeys(found.cases, SimpleNamespace(**fields)))
 
 
 def plan_of(model, steps_per_second):
@@ -81,46 +88,47 @@ def test_comparisons_name_cases_that_there_are_and_each_case_is_needed():
 
 
 def test_activations_are_temporaries_without_gradients():
-    sizes = {"weights": 2 * GIGA, "activations": 4.18 * GIGA}
+    sizes = SimpleNamespace(weights=2 * GIGA, activations=4.18 * GIGA)
     row = compared("activations.moe_512e_12l", bytes_per_device=sizes)
-    assert row["ours"] == pytest.approx(2.18)
-    assert row["ratio"] == pytest.approx(1)
-    assert row["within"]
+    assert row.ours == pytest.approx(2.18)
+    assert row.ratio == pytest.approx(1)
+    assert row.within
 
 
 def test_the_published_speed_costs_the_published_core_years():
     for model in ("moe_512e_12l", "moe_512e_36l"):
         published = figures.TABLE[model].steps_per_second
         row = compared(f"core_years.{model}", **plan_of(model, published))
-        assert row["ratio"] == pytest.approx(1, abs=0.02)
+        assert row.ratio == pytest.approx(1, abs=0.02)
 
 
 def test_cost_grows_as_speed_and_cores_do():
     # A quarter of the steps on 16 times the cores, each of four times the tokens.
     plans = {
-        "moe_128e_36l": plan_of("moe_128e_36l", 2.0),
-        "moe_2048e_36l": plan_of("moe_2048e_36l", 2.0),
+        "moe_128e_36l": SimpleNamespace(**plan_of("moe_128e_36l", 2.0)),
+        "moe_2048e_36l": SimpleNamespace(**plan_of("moe_2048e_36l", 2.0)),
     }
     row = paper.compare(comparison("cost_growth.36l"), plans)
-    assert row["ours"] == pytest.approx(4)
-    assert row["within"]
+    assert row.ours == pytest.approx(4)
+    assert row.within
     row = paper.compare(
         comparison("step_growth.36l"),
-        {"moe_2048e_36l": {"seconds_per_step": 3.0}}
-        | {"moe_128e_36l_2048_tokens": {"seconds_per_step": 2.0}},
+        {"moe_2048e_36l": SimpleNamespace(seconds_per_step=3.0)}
+        | {"moe_128e_36l_2048_tokens": SimpleNamespace(seconds_per_step=2.0)},
     )
-    assert row["ours"] == 1.5
-    assert row["within"]
+    assert row.ours == 1.5
+    assert row.within
 
 
 def test_all_to_alls_are_compared_by_their_seconds_for_a_byte():
     def plan(seconds):
         calls = {"kind": "all-to-all", "bytes": 100, "count": 3, "seconds_bound": 3 * seconds}
         other = {"kind": "all-reduce", "bytes": 100, "count": 1, "seconds_bound": 99}
-        return {"collectives": [calls, {**calls, "bytes": 200, "count": 1}, other]}
+        rows = [calls, {**calls, "bytes": 200, "count": 1}, other]
+        return SimpleNamespace(collectives=[SimpleNamespace(**row) for row in rows])
 
     plans = {"moe_2048e_36l": plan(4.0), "moe_128e_36l_2048_tokens": plan(1.0)}
-    assert paper.compare(comparison("all_to_all_growth.36l"), plans)["ours"] == pytest.approx(4)
+    assert paper.compare(comparison("all_to_all_growth.36l"), plans).ours == pytest.approx(4)
 
 
 def test_attention_reaches_the_share_of_its_chips_peak():
@@ -130,28 +138,28 @@ def test_attention_reaches_the_share_of_its_chips_peak():
         {"layer": "decoder/layers/body_0/cross_attention", "flops": peak, "seconds": 3.0},
         {"layer": "encoder/layers/body_0/feed_forward", "flops": peak, "seconds": 9.0},
     ]
-    row = compared("attention_efficiency.moe_512e_36l", topology="v3:16x16", layers=rows)
-    assert row["ours"] == pytest.approx(0.5)
-    assert row["within"]
+    row = compared(
+        "attention_efficiency.moe_512e_36l", topology="v3:16x16", layers=namespaces(rows)
+    )
+    assert row.ours == pytest.approx(0.5)
+    assert row.within
 
 
 def test_where_nothing_is_recomputed_none_may_be():
-    layers = [{"phase": "forward", "seconds": 1.0}]
+    layers = namespaces([{"phase": "forward", "seconds": 1.0}])
     fields = {"seconds_per_step": 2.0, "layers": layers}
     row = compared("rematerialization.moe_512e_12l", **fields)
-    assert (row["ours"], row["ratio"], row["within"]) == (0, None, True)
-    layers.append({"phase": "rematerialized", "seconds": 1.0})
+    assert (row.ours, row.ratio, row.within) == (0, None, True)
+    layers += namespaces([{"phase": "rematerialized", "seconds": 1.0}])
     row = compared("rematerialization.moe_512e_12l", **fields)
-    assert (row["ours"], row["within"]) == (0.5, False)
-    assert compared("rematerialization.moe_512e_36l", **fields)["ratio"] == pytest.approx(
-        0.5 / 0.28
-    )
+    assert (row.ours, row.within) == (0.5, False)
+    assert compared("rematerialization.moe_512e_36l", **fields).ratio == pytest.approx(0.5 / 0.28)
 
 
 @hypothesis.given(st.floats(0.01, 100))
 def test_a_bound_is_on_the_right_side_and_near(speed):
     row = compared("steps_bound.moe_512e_36l", steps_per_second_bound=speed)
-    assert row["within"] == (1.05 <= speed <= 2.5 * 1.05)
+    assert row.within == (1.05 <= speed <= 2.5 * 1.05)
 
 
 def test_rows_by_name_quantity_and_model():
@@ -168,5 +176,5 @@ def test_rows_by_name_quantity_and_model():
 
 def test_a_row_without_plans_says_why():
     row = paper.not_compared(comparison("weights.moe_512e_12l"), "it is too large")
-    assert (row["ours"], row["ratio"], row["within"]) == (None, None, None)
-    assert row["explanation"] == "it is too large"
+    assert (row.ours, row.ratio, row.within) == (None, None, None)
+    assert row.explanation == "it is too large"

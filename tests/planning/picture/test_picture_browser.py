@@ -24,7 +24,7 @@ def page(window, tmp_path):
 
     def open_plan(plan):
         path = tmp_path / "plan.html"
-        picture.write(plan, path)
+        picture.write(example_plan.as_plan(plan), path)
         window.open(path.as_uri())
         return window
 
@@ -210,7 +210,7 @@ def test_a_plan_with_little_in_it_is_drawn_too(page):
 
 def test_dark_and_narrow(tmp_path):
     path = tmp_path / "plan.html"
-    picture.write(example_plan.example_plan("expert_tensor"), path)
+    picture.write(example_plan.as_plan(example_plan.example_plan("expert_tensor")), path)
     with browser.Browser(width=800, dark=True) as opened:
         opened.open(path.as_uri())
         assert (

@@ -49,4 +49,4 @@ def test_without_compilations_the_model_decides(capsys, tmp_path):
     code, out, _ = run(capsys, *flags)
     record = json.loads(found.read_text())
     assert code == 0 and record["plan"] is None and record["best"]["compiled"] is None
-    assert "for comparison, by the model" in out
+    assert "named strategies, by the cost model" in out

@@ -1,12 +1,10 @@
 """gshard-plan --paper, with plans that are made up."""
 
-import dataclasses
 import json
 
 import pytest
 
 from lingvo_gshard.planning.paper import rows as paper_rows
-from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.tools import plan
 from tests.planning import example_plan
 
@@ -20,9 +18,7 @@ def planned(monkeypatch):
         del options
         progress("tracing and lowering")
         calls.append((params, topology))
-        made_up = example_plan.example_plan()
-        fields = {field.name: made_up[field.name] for field in dataclasses.fields(Plan)}
-        return Plan(**fields)
+        return example_plan.as_plan(example_plan.example_plan())
 
     monkeypatch.setattr(plan, "plan_experiment", plan_experiment)
     return calls

@@ -1,0 +1,106 @@
+"""Adds up the timed operations of a compiled step into the rows of a plan."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from lingvo_gshard.planning.plan.plan import CollectiveRow, FlopCounts, LayerRow
+from lingvo_gshard.planning.roofline import TimedOperation
+
+
+def flop_counts(
+    timed: Sequence[TimedOperation], useful_flops: int | None, devices: int
+) -> FlopCounts:
+    """Returns the arithmetic of one device in one step.
+
+    Args:
+      timed: the operations of the step.
+      useful_flops: useful operations of all devices; None if the program is not a training step.
+      devices: number of devices.
+    """
+    counts = collections.Counter()
+    for operation in (t.operation for t in timed):
+        amount = operation.matmul_flops * operation.times
+        counts["executed"] += amount
+        if operation.dispatch:
+            counts["dispatch"] += amount
+        elif operation.phase == "rematerialized":
+            counts["rematerialized"] += amount
+    rest = counts["executed"] - counts["dispatch"] - counts["rematerialized"]
+    useful = rest if useful_flops is None else useful_flops // devices
+    return FlopCounts(
+        useful=useful,
+        executed=counts["executed"],
+        rematerialized=counts["rematerialized"],
+        dispatch=counts["dispatch"],
+        padding=max(rest - useful, 0),
+    )
+
+
+def collective_rows(
+    timed: Sequence[TimedOperation], communication_seconds: float
+) -> list[CollectiveRow]:
+    """Returns a row for each kind, axis, layer, phase, dtype and size; most seconds first.
+
+    Args:
+      timed: the operations of the step.
+      communication_seconds: lower bound of all collectives together.
+    """
+    groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        operation, call = each.operation, each.operation.collective
+        if call is not None:
+            axis = ",".join(call.axes) or "all"
+            key = call.kind, axis, operation.layer, operation.phase, call.dtype, call.bytes
+            groups[key].append(each)
+    rows = [_collective_row(*key, group, communication_seconds) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
+def _collective_row(
+    kind: str,
+    axis: str,
+    layer: str,
+    phase: str,
+    dtype: str,
+    bytes: int,
+    calls: Sequence[TimedOperation],
+    communication_seconds: float,
+) -> CollectiveRow:
+    bound = sum(each.communication_seconds for each in calls)
+    return CollectiveRow(
+        kind=kind,
+        axis=axis,
+        layer=layer,
+        phase=phase,
+        dtype=dtype,
+        bytes=bytes,
+        count=sum(each.operation.times for each in calls),
+        seconds_bound=bound,
+        seconds=sum(each.seconds for each in calls),
+        share=bound / communication_seconds if communication_seconds else 0.0,
+    )
+
+
+def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
+    """Returns a row for each layer, phase and loop count, in the order of its first operation."""
+    groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        operation = each.operation
+        groups[operation.layer, operation.phase, operation.times].append(each)
+    return [
+        LayerRow(
+            layer=layer,
+            phase=phase,
+            times=times,
+            flops=sum(each.operation.matmul_flops * times for each in group),
+            bytes=sum(each.operation.bytes * times for each in group),
+            compute_seconds=sum(each.compute_seconds for each in group),
+            memory_seconds=sum(each.memory_seconds for each in group),
+            communication_seconds=sum(each.communication_seconds for each in group),
+            seconds_bound=sum(each.seconds_bound for each in group),
+            seconds=sum(each.seconds for each in group),
+        )
+        for (layer, phase, times), group in groups.items()
+    ]

@@ -1,0 +1,104 @@
+"""Prints a plan: the verdict first, then memory, communication, arithmetic, time and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import rich.console
+
+from lingvo_gshard.planning.plan.plan import Plan, Remedy
+from lingvo_gshard.planning.roofline import Budget
+from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.plan_reports import memory_tables, time_tables
+from lingvo_gshard.tools.plan_reports.layout import escape, make_table, print_table, say
+
+
+def print_plan(plan: Plan, console: rich.console.Console) -> None:
+    """Prints a plan. Long tables are cut and give the number of hidden rows."""
+    _print_verdict(console, plan)
+    _print_remedies(console, plan.remedies)
+    memory_tables.print_memory(console, plan.bytes_per_device)
+    memory_tables.print_layer_sizes(console, plan.tensors)
+    memory_tables.print_tensors(console, plan.tensors)
+    memory_tables.print_temporaries(console, plan.largest_temporaries)
+    time_tables.print_collectives(console, plan.collectives)
+    time_tables.print_arithmetic(console, plan.flops)
+    time_tables.print_layer_times(console, plan.layers)
+    _print_totals(console, plan)
+    _print_budget(console, plan.budget)
+    versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
+    seconds = units.in_seconds(plan.compile_seconds)
+    say(console, f"\nCompiled in {seconds}; partitioner {plan.partitioner}; {versions}")
+    for note in plan.notes:
+        say(console, f"Note: {note}")
+
+
+def _print_verdict(console: rich.console.Console, plan: Plan) -> None:
+    memory = plan.bytes_per_device
+    room = memory.capacity - memory.peak
+    margin = f"{units.in_bytes(abs(room))} {'to spare' if room >= 0 else 'too much'}"
+    say(
+        console,
+        f"{'It fits' if plan.fits else 'It does not fit'}: peak {units.in_bytes(memory.peak)} of "
+        f"{units.in_bytes(memory.capacity)} per device "
+        f"({units.in_share(memory.peak / (memory.capacity or 1))}), {margin}.",
+        style="bold green" if plan.fits else "bold red",
+    )
+    say(
+        console,
+        f"{plan.name} on {plan.topology} ({plan.devices:,} devices, {plan.chip}), mesh "
+        f"{plan.mesh or 'none'}, strategy {plan.strategy_name or 'none'}",
+    )
+    if plan.strategy:
+        say(console, f"  {plan.strategy}")
+    if plan.compiler == "cpu":
+        chip = "" if plan.topology.startswith("cpu:") else ", not this chip"
+        say(console, f"Compiled for CPU devices{chip}: memory and communication are an estimate.")
+    say(
+        console,
+        f"{units.digits(plan.steps_per_second)} steps/s (estimate), at most "
+        f"{units.digits(plan.steps_per_second_bound)} (bound); "
+        f"{units.in_large(plan.tokens_per_second)} tokens/s; MFU {units.in_share(plan.mfu)}",
+    )
+
+
+def _print_remedies(console: rich.console.Console, remedies: Sequence[Remedy]) -> None:
+    if not remedies:
+        return
+    table = make_table("changes tried", right=("fits", "peak", "step"))
+    for row in remedies:
+        table.add_row(
+            escape(row.change + (f"\n  {row.reason}" if row.reason else "")),
+            "yes" if row.fits else "no",
+            units.in_bytes(row.peak),
+            units.in_seconds(row.seconds_per_step),
+        )
+    print_table(console, table)
+
+
+def _print_totals(console: rich.console.Console, plan: Plan) -> None:
+    say(
+        console,
+        f"\nA step of {units.in_count(plan.tokens_per_step)} tokens takes "
+        f"{units.in_seconds(plan.seconds_per_step)} (estimate), at least "
+        f"{units.in_seconds(plan.seconds_per_step_bound)} (bound, with communication fully "
+        "overlapped).",
+    )
+    say(
+        console,
+        f"The model has {units.in_large(plan.parameters.total)} parameters, "
+        f"{units.in_large(plan.parameters.active)} of them active per token.",
+    )
+
+
+def _print_budget(console: rich.console.Console, budget: Budget | None) -> None:
+    if budget is None:
+        return
+    costs = [f"{units.in_large(budget.chip_hours)} chip-hours"]
+    if budget.kilowatt_hours is not None:
+        costs.append(f"{units.in_large(budget.kilowatt_hours)} kWh")
+    if budget.price is not None:
+        costs.append(f"{units.in_large(budget.price)} {budget.currency}")
+    say(console, f"{units.in_large(budget.tokens)} tokens cost {', '.join(costs)}.")
+    for source in budget.sources:
+        say(console, f"  {source}")

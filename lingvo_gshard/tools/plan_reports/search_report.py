@@ -1,0 +1,77 @@
+"""gshard-plan --search: the flags and the report of a search."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+import rich.box
+import rich.console
+import rich.table
+from absl import flags
+
+from lingvo_gshard.planning.search import results
+from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
+from lingvo_gshard.tools.console.units import in_bytes, in_seconds
+
+_MAX_CANDIDATES = 8
+_LONGEST_PROBLEM = 40
+
+
+def define_search_flags(values: flags.FlagValues) -> None:
+    """Adds the flags of the search."""
+    flags.DEFINE_boolean(
+        "search",
+        False,
+        "Searches for the fastest mesh, strategy and rematerialization policy that fit, instead of "
+        "planning those of the experiment.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "search_compilations",
+        4,
+        "Number of candidates that --search compiles before it decides, the best by the cost model "
+        "first. 0 decides by the cost model alone.",
+        0,
+        flag_values=values,
+    )
+
+
+def check_flags(values: flags.FlagValues) -> None:
+    """Raises ValueError naming a flag that sets what the search is to find."""
+    for flag in ("mesh", "strategy"):
+        if values[flag].present:
+            raise ValueError(f"--{flag} and --search: the search finds the {flag} itself")
+
+
+def print_search(search: ExperimentSearch, console: rich.console.Console) -> None:
+    """Prints the Pareto front of time and memory, named strategies, and the best flags."""
+    result = search.result
+    compiled = [row for row in result.rows if row.compiled or row.problem]
+    shown = [*result.front, *(row for row in compiled if row not in result.front)]
+    _print_rows(console, "fastest for its memory", shown[:_MAX_CANDIDATES])
+    _print_rows(console, "named strategies, by the cost model", result.yardsticks)
+    if result.best is None:
+        console.print("No candidate fits: use more devices or a smaller batch.")
+        return
+    console.print("Use:", markup=False, highlight=False)
+    for flag in search.flags(result.best):
+        console.print(f"  {shlex.quote(flag)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_rows(console: rich.console.Console, title: str, rows: Iterable[results.Row]) -> None:
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in (title, "rematerialize", "model", "", "compiled", ""):
+        table.add_column(column, justify="left" if column in (title, "rematerialize") else "right")
+    for row in rows:
+        candidate = row.candidate
+        what = f"{row.name or candidate.strategy}\n  {candidate.mesh}"
+        if candidate.overrides:
+            what += f"; {len(candidate.overrides)} overrides"
+        compiled = [row.problem.splitlines()[0][:_LONGEST_PROBLEM] if row.problem else "", ""]
+        if row.compiled:
+            fits = "" if row.compiled.fits else ", does not fit"
+            compiled = [in_seconds(row.compiled.seconds), in_bytes(row.compiled.peak) + fits]
+        by_model = [in_seconds(row.cost.seconds), in_bytes(row.cost.peak)]
+        table.add_row(what, candidate.rematerialize, *by_model, *compiled)
+    console.print(table)

@@ -1,1 +1,0 @@
-"""What gshard-plan prints."""
