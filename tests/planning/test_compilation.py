@@ -160,10 +160,10 @@ def test_a_tpu_that_is_not_there():
     pytest.importorskip("libtpu")
     plan = plan_of_feed_forward("v3:2x2", 2**14)
     assert plan.fits and plan.compiler == "tpu" and plan.devices == 8
-    assert plan.bytes_per_device["weights"] == 2 * 4 * 4096 * 2**14
-    assert plan.bytes_per_device["capacity"] == int(15.48 * GIB)
+    assert plan.bytes_per_device.weights == 2 * 4 * 4096 * 2**14
+    assert plan.bytes_per_device.capacity == int(15.48 * GIB)
     # The loss itself is not asked for.
-    assert plan.flops["executed"] == 4 * 2 * 8 * 4096 * 2**14
+    assert plan.flops.executed == 4 * 2 * 8 * 4096 * 2**14
     assert plan.notes == []
 
 
@@ -172,7 +172,7 @@ def test_a_step_that_does_not_fit_a_tpu():
     pytest.importorskip("libtpu")
     plan = plan_of_feed_forward("v3:1x1", 2**20)
     assert not plan.fits and plan.compiler == "tpu"
-    assert plan.bytes_per_device["weights"] == 32 * GIB
+    assert plan.bytes_per_device.weights == 32 * GIB
     sizes = dict(plan.bytes_per_device)
     peak, capacity = sizes.pop("peak"), sizes.pop("capacity")
     assert capacity < 32 * GIB <= peak == sum(sizes.values()) < 80 * GIB
