@@ -3,6 +3,7 @@
 import sys
 
 import jax
+import msgspec
 import pytest
 import tensorflow as tf
 
@@ -173,7 +174,7 @@ def test_a_step_that_does_not_fit_a_tpu():
     plan = plan_of_feed_forward("v3:1x1", 2**20)
     assert not plan.fits and plan.compiler == "tpu"
     assert plan.bytes_per_device.weights == 32 * GIB
-    sizes = dict(plan.bytes_per_device)
+    sizes = msgspec.structs.asdict(plan.bytes_per_device)
     peak, capacity = sizes.pop("peak"), sizes.pop("capacity")
     assert capacity < 32 * GIB <= peak == sum(sizes.values()) < 80 * GIB
     assert any("v3's compiler said: RESOURCE_EXHAUSTED" in note for note in plan.notes)

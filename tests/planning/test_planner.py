@@ -271,7 +271,7 @@ def state_bytes(kind: str, parts: dict[str, int]) -> int:
         ),
     ],
 )
-def test_weights_and_slots_are_their_share(mesh, strategy, parts):
+def test_weights_and_moments_are_their_share(mesh, strategy, parts):
     plan = step_plan(mesh, strategy)
     for name, kind in (("weights", "theta"), ("moments", "moments")):
         assert getattr(plan.bytes_per_device, name) == state_bytes(kind, parts)
