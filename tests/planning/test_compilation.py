@@ -182,5 +182,5 @@ def test_a_step_that_does_not_fit_a_tpu():
 
 def test_a_step_too_large_for_any_tpu():
     pytest.importorskip("libtpu")
-    with pytest.raises(ValueError, match=r"--topology=v3:1x1: .* Not even TPU7x has as much"):
+    with pytest.raises(ValueError, match=r"^topology=v3:1x1: .* Not even TPU7x has as much"):
         plan_of_feed_forward("v3:1x1", 2**24)
