@@ -1,6 +1,6 @@
 """One bazel test for each test file of a folder, run by pytest."""
 
-def room_tests(deps = (), data = ()):
+def room_tests(deps = (), data = (), room = None):
     """Defines `helpers` from the folder's other files, and a test for each test_*.py.
 
     Every test may import the room of the package that the folder is named for, and what it knows.
@@ -8,6 +8,7 @@ def room_tests(deps = (), data = ()):
     Args:
       deps: labels of what the tests import beyond that, such as the helpers of another folder.
       data: labels of other files they read.
+      room: label of the room, if the folder is not named for it.
     """
     folder = native.package_name()
     tests = native.glob(["**/test_*.py"])
@@ -25,5 +26,5 @@ def room_tests(deps = (), data = ()):
             data = ["//:pyproject.toml"] + list(data),
             main = "//tests:pytest_main.py",
             timeout = "long",
-            deps = [":helpers", "//lingvo_gshard" + folder[len("tests"):]] + list(deps),
+            deps = [":helpers", room or "//lingvo_gshard" + folder[len("tests"):]] + list(deps),
         )

@@ -174,6 +174,20 @@ def test_letters_of_layouts_are_in_the_table_or_declared_by_their_file():
     assert not shared, shared
 
 
+def _reads(tree: ast.Module, name: str) -> bool:
+    return any(name in (getattr(n, "id", ""), getattr(n, "attr", "")) for n in ast.walk(tree))
+
+
+def test_ambient_state_is_defined_in_one_place():
+    core = ROOT / PACKAGE / "core" / "scopes.py"
+    holding = {path for path in _sources(PACKAGE) if _reads(_tree(path), "ContextVar")}
+    assert holding == {core}, holding
+    scoping = {
+        str(p.relative_to(ROOT / PACKAGE)) for p in _sources(PACKAGE) if _reads(_tree(p), "Scope")
+    }
+    assert scoping <= {"core/scopes.py", "core/context.py", "sharding/scope.py"}, scoping
+
+
 def test_files_and_functions_keep_the_measure():
     overgrown = []
     for path in _sources(PACKAGE, "tests"):

@@ -1,44 +1,72 @@
-"""Context: what holds for one forward pass, and what layers leave behind in it.
+"""Context: the state of one forward pass that layers share without passing it as arguments.
 
-A layer is a pure function of its weights and inputs. Whether it trains, which random numbers it may
-use, and the auxiliary losses and metrics it reports travel here instead of through every call.
+A layer is a pure function of its weights and inputs. The context carries everything else: whether
+the pass trains, the key of its random numbers, which layer is computing, and the auxiliary losses
+and metrics that layers report.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.repetition import Iteration
+from lingvo_gshard.core.scopes import Scope
+
+if TYPE_CHECKING:
+    from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 
 Metric = tuple[tf.Tensor, tf.Tensor]
+OutputObserver = Callable[[str, tf.Tensor], None]
 
 
 @dataclasses.dataclass
 class Context:
-    """One forward pass: its mode and random key, and the losses and metrics collected in it.
+    """The state of one forward pass.
 
-    iteration: where layers are one loop, which of them it is.
-    token_ids: int32 [B,L], which tokens are computed; None where nobody says.
+    Attributes:
+      training: Whether the pass trains. Dropout and load balancing depend on it.
+      seed: int32 [2] key of the pass's random numbers, or None if layers must not draw any.
+      on_output: Called with (layer path, output) for every output that layers observe.
+      losses: Auxiliary losses by name, scalars to add to the training loss.
+      metrics: (value, weight) by name.
+      layer_path: Path of the layer that is computing, empty at the root.
+      iteration: Position in a compiled loop over layers, or None outside of such loops.
+      token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
+      group_order: int [G] number of each MoE token group, if groups are stored in another order.
+      is_recomputing: Whether the backward pass computes the layers once more (remat).
+      saved_products: Where the remat unit under way saves and restores matrix products.
     """
 
     training: bool = False
     seed: tf.Tensor | None = None
+    on_output: OutputObserver | None = None
     losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
-    on_output: Callable[[str, tf.Tensor], None] | None = None
+    layer_path: str = ""
     iteration: Iteration | None = None
     token_ids: tf.Tensor | None = None
+    group_order: np.ndarray | None = None
+    is_recomputing: bool = False
+    saved_products: SavedProducts | None = None
 
     def random_seed(self, path: str) -> tf.Tensor:
-        """Returns an int32 [2] key that depends on the pass's seed and on `path` alone.
+        """Returns a key that depends only on the pass's seed and on `path`.
 
-        It is for random_numbers' hashed functions.
+        Args:
+          path: Path of the layer, followed by the purpose of the random numbers.
+
+        Returns:
+          An int32 [2] key for the hashed functions of core/random_numbers.py.
+
+        Raises:
+          ValueError: The pass has no seed.
         """
         if self.seed is None:
             raise ValueError(f"{path} needs random numbers, but context.scope was given no seed")
@@ -50,101 +78,86 @@ class Context:
         self.losses[_unused(path, self.losses)] = tf.cast(value, tf.float32)
 
     def add_metric(self, path: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
-        """Reports a scalar; over steps it is averaged by `weight`.
+        """Reports a scalar metric.
 
-        Layers that are one loop report vectors, by a name that `repetition.unstacked` makes many.
+        A compiled loop over layers reports a vector with one entry per iteration, under a name that
+        `repetition.unstacked` expands.
+
+        Args:
+          path: Name of the metric. A number is appended if the name is taken.
+          value: float scalar.
+          weight: Weight of the value in averages over steps.
         """
         pair = (tf.cast(value, tf.float32), tf.cast(weight, tf.float32))
         self.metrics[_unused(path, self.metrics)] = pair
 
     def observe(self, path: str, output: tf.Tensor) -> None:
-        """Shows a layer's output to whoever asked to see outputs in forward order."""
+        """Passes a layer's output to `on_output`, if the pass has one."""
         if self.on_output is not None:
             self.on_output(self.iteration.path(path) if self.iteration else path, output)
 
     def part(self, iteration: Iteration | None = None) -> Context:
-        """Returns a context like this one that collects what a part of the pass leaves behind."""
+        """Returns a copy that collects the losses and metrics of a part of the pass.
+
+        Args:
+          iteration: Position of the part in a compiled loop over layers, if it is in one.
+        """
         return dataclasses.replace(self, losses={}, metrics={}, iteration=iteration)
 
 
-_current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
+_scope: Scope[Context | None] = Scope("context", None)
 
 
 def current() -> Context:
-    """Returns the context of the pass under way; outside of any, one that evaluates."""
-    return _current.get() or Context()
+    """Returns the context of the pass under way, or an evaluation context outside of any pass."""
+    return _scope.get() or Context()
+
+
+def layer_path() -> str:
+    """Returns the path of the layer that is computing, empty at the root and outside of layers."""
+    return current().layer_path
 
 
 @contextlib.contextmanager
 def scope(
     training: bool = False,
     seed: tf.Tensor | None = None,
-    on_output: Callable[[str, tf.Tensor], None] | None = None,
+    on_output: OutputObserver | None = None,
 ) -> Iterator[Context]:
     """Opens the context of one forward pass.
 
-    seed: int32 [2]; needed where a layer draws random numbers (dropout, random routing).
-    on_output: called with (layer path, output) for the outputs that layers observe.
+    Args:
+      training: Whether the pass trains.
+      seed: int32 [2] key. Layers that draw random numbers (dropout, random routing) need it.
+      on_output: Called with (layer path, output) for every output that layers observe.
+
+    Yields:
+      The context, which collects the losses and metrics of the pass.
     """
-    with use(Context(training, seed, on_output=on_output)) as context:
+    with use(Context(training, seed, on_output)) as context:
         yield context
 
 
-@contextlib.contextmanager
-def use(context: Context) -> Iterator[Context]:
-    """Makes a context that of the pass under way."""
-    token = _current.set(context)
-    try:
-        yield context
-    finally:
-        _current.reset(token)
+def use(context: Context) -> contextlib.AbstractContextManager[Context]:
+    """Makes `context` the current one inside a `with` block."""
+    return _scope.use(context)
 
 
-_layer_path: contextvars.ContextVar[str] = contextvars.ContextVar("layer_path", default="")
+def override(**fields: Any) -> contextlib.AbstractContextManager[Context]:
+    """Changes fields of the current context inside a `with` block.
+
+    Losses and metrics that are reported inside go to the current context.
+    """
+    return use(dataclasses.replace(current(), **fields))
 
 
-def layer_path() -> str:
-    """Returns the path of the layer that is computing; empty at the root and outside of any."""
-    return _layer_path.get()
-
-
-@contextlib.contextmanager
-def layer(path: str) -> Iterator[None]:
-    """Says that the layer of that path is computing."""
-    token = _layer_path.set(path)
-    try:
-        yield
-    finally:
-        _layer_path.reset(token)
-
-
-@contextlib.contextmanager
-def tokens(ids_BL: tf.Tensor) -> Iterator[None]:
-    """Says which tokens, by their int32 ids, layers compute."""
-    with use(dataclasses.replace(current(), token_ids=ids_BL)):
-        yield
-
-
-_recomputing: contextvars.ContextVar[bool] = contextvars.ContextVar("recomputing", default=False)
-
-
-def recomputing() -> bool:
-    """Whether what layers compute was computed before, and not kept."""
-    return _recomputing.get()
-
-
-@contextlib.contextmanager
-def recomputation() -> Iterator[None]:
-    """Says that layers compute again what they have computed before."""
-    token = _recomputing.set(True)
-    try:
-        yield
-    finally:
-        _recomputing.reset(token)
+def tokens(ids_BL: tf.Tensor) -> contextlib.AbstractContextManager[Context]:
+    """Sets the int32 ids of the tokens that layers compute inside a `with` block."""
+    return override(token_ids=ids_BL)
 
 
 def _unused(path: str, taken: dict) -> str:
-    """The path, numbered when one layer reports more than once in a pass."""
+    """Returns the path, with a number if the layer has reported under it in this pass."""
     if path not in taken:
         return path
     return next(f"{path}_{i}" for i in range(1, len(taken) + 2) if f"{path}_{i}" not in taken)

@@ -77,7 +77,7 @@ def layer_method(method: Method) -> Method:
 
     @functools.wraps(method)
     def run(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with context.layer(self.path), _name_scope(self.path):
+        with context.override(layer_path=self.path), _name_scope(self.path):
             return method(self, *args, **kwargs)
 
     setattr(run, _IS_LAYER_METHOD, True)
@@ -106,8 +106,8 @@ class Layer(Configurable):
             overridden = getattr(super(cls, cls), name, None)
             if hasattr(overridden, _IS_LAYER_METHOD) and not hasattr(value, _IS_LAYER_METHOD):
                 raise TypeError(
-                    f"{cls.__name__}.{name} overrides a @layer_method and is none: without the "
-                    "decorator its operations would not carry the layer's path"
+                    f"{cls.__name__}.{name} overrides a @layer_method and lacks the decorator. "
+                    "Its operations would not carry the layer's path."
                 )
 
     @classmethod
@@ -295,7 +295,7 @@ def scope_name(path: str) -> str:
 def _name_scope(path: str) -> Iterator[None]:
     """The absolute name scope of a layer's path; no other one for the root or where it is open."""
     name = scope_name(path)
-    if name and context.recomputing():
+    if name and context.current().is_recomputing:
         name = f"{RECOMPUTED}/{name}"
     if not name or f"{tf.get_current_name_scope()}/".startswith(f"{name}/"):
         yield

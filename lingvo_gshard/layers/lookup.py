@@ -2,9 +2,8 @@
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding.partitioning import parts_of
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
@@ -33,7 +32,4 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 def _has_split_positions(ids: tf.Tensor) -> bool:
     """Returns whether L of ids [B,L] is split. TensorFlow's gradient would merge B and L."""
-    current = current_partitioning()
-    if current is None or ids.shape.rank != 2:
-        return False
-    return current.parts(current.split("BL", path=context.layer_path())[1]) > 1
+    return ids.shape.rank == 2 and parts_of("BL")[1] > 1

@@ -1,4 +1,4 @@
-"""annotate: says by letters which dimensions a tensor has, and so how it may be split."""
+"""annotate: declares the dimensions of a tensor by letters, which determine how it is split."""
 
 from __future__ import annotations
 
@@ -20,19 +20,28 @@ def annotate(
     unsplit: str = "",
     reserved: str = "",
 ) -> tf.Tensor:
-    """Returns the tensor, marked as split over the mesh as the partitioning in use splits `layout`.
+    """Annotates a tensor with the split of its layout under the current partitioning.
 
-    What no rule splits is marked as whole: a layout is an exact statement. Without a partitioning
-    (`use_partitioning`), on a mesh of one device, and outside a graph it is the identity.
+    The annotation is exact: XLA keeps dimensions that no rule splits whole on every device. Without
+    a partitioning (see `use_partitioning`), on a mesh of one device, and in eager mode this is the
+    identity.
 
-    kind: 'activations', 'weights' or 'moments': whose table of letters holds.
-    unsplit: letters that stay whole in this tensor.
-    reserved: letters that the tensor lacks but tensors it is used with have; no dimension of it may
-        take their axes.
-    Raises ValueError, naming the layer that is computing, if the layout has an unknown letter or
-    another rank than the tensor.
+    Args:
+      tensor: The tensor.
+      layout: One letter for each dimension.
+      kind: "activations", "weights" or "moments" (of the optimizer). Selects the strategy's table.
+      unsplit: Letters that are not split in this tensor.
+      reserved: Letters that this tensor lacks but that tensors combined with it have. Their mesh
+        axes are not used here.
+
+    Returns:
+      The annotated tensor.
+
+    Raises:
+      ValueError: The layout has an unknown letter or another rank than the tensor. The message
+        names the layer that is computing.
     """
-    # A batch may be of NumPy arrays where nothing is compiled.
+    # In eager mode a batch may consist of NumPy arrays.
     tensor = tf.convert_to_tensor(tensor)
     result = _annotate(tensor, layout, kind, context.layer_path(), unsplit, reserved)
     if not reserved:
@@ -41,19 +50,35 @@ def annotate(
 
 
 def annotate_like(tensor: tf.Tensor, spec: VariableSpec, kind: str = "weights") -> tf.Tensor:
-    """Returns the tensor, marked as the weight of that spec is, or with kind 'moments' as the
-    moment.
+    """Annotates a weight, a gradient or an optimizer moment with the split of a weight.
 
-    For weights, gradients and optimizer moments. Raises ValueError as `annotate` does.
+    Args:
+      tensor: A tensor with the layout of the weight.
+      spec: The weight.
+      kind: "weights" or "moments" (of the optimizer).
+
+    Returns:
+      The annotated tensor.
+
+    Raises:
+      ValueError: The ranks differ.
     """
     return _annotate(tensor, spec.layout, kind, spec.path, spec.unsplit)
 
 
 def annotate_weights(theta: NestedMap, specs: NestedMap, kind: str = "weights") -> NestedMap:
-    """Returns a tree of weights, gradients or moments, each marked as `annotate_like` does.
+    """Annotates a tree of weights, gradients or optimizer moments.
 
-    specs: as of `layer.variable_specs()`. With the weights of a layer so marked, a runtime keeps
-    each in parts where its letters say so. Raises ValueError as `annotate` does.
+    Args:
+      theta: The tree of tensors.
+      specs: The weights, as `layer.variable_specs()` returns them.
+      kind: "weights" or "moments" (of the optimizer).
+
+    Returns:
+      The tree of annotated tensors.
+
+    Raises:
+      ValueError: The trees differ, or a tensor and its spec differ in rank.
     """
     pairs = zip(theta.flatten(), specs.flatten(), strict=True)
     return theta.pack(annotate_like(weight, spec, kind) for weight, spec in pairs)
@@ -70,7 +95,8 @@ def _annotate(
     if current is None or current.mesh.size == 1:
         return tensor
     if tf.executing_eagerly():
-        logging.log_first_n(logging.WARNING, "Nothing is split: annotations need a tf.function", 1)
+        message = "Annotations have no effect in eager mode. Use a tf.function to split tensors."
+        logging.log_first_n(logging.WARNING, message, 1)
         return tensor
     split = current.split(layout, kind, path, unsplit, reserved)
     return xla.tile(tensor, split, current.mesh)

@@ -19,7 +19,6 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.rotation import rotated
 from lingvo_gshard.sharding.strategies import Split
 
 Axes = str | tuple[str, ...]
@@ -90,6 +89,22 @@ def rotate(part: tf.Tensor, axis: str, shift: int = 1) -> tf.Tensor:
     if mesh is None or not shift % mesh.axis_size(axis):
         return part
     return _rotate(part, axes, shift % mesh.axis_size(axis), mesh)
+
+
+def rotated(x: tf.Tensor, dimension: int, shift: int = 1) -> tf.Tensor:
+    """Returns a tensor whose slices along one dimension are moved on cyclically.
+
+    If the dimension is split over devices, one slice each, XLA compiles this into one
+    collective-permute. It does not do so for tf.roll or a gather. Needs no manual region.
+
+    Args:
+      x: The tensor.
+      dimension: The dimension to rotate.
+      shift: The slice at i moves to i + shift, modulo the size.
+    """
+    before = (slice(None),) * dimension
+    last, rest = x[(*before, slice(-shift, None))], x[(*before, slice(None, -shift))]
+    return tf.concat([last, rest], dimension)
 
 
 def axis_index(axis: str) -> tf.Tensor:

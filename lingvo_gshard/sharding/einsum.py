@@ -1,34 +1,41 @@
-"""einsum over letters: the result's letters are its annotation."""
+"""einsum whose result is annotated with the letters of the equation."""
 
 import math
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding.partitioning import parts_of
 
 
 def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
-    """Returns tf.einsum(equation, *operands), annotated with the letters right of the arrow.
+    """Computes tf.einsum(equation, *operands) and annotates the result with its letters.
 
-    Raises ValueError if a letter is unknown, has two sizes, or stands right of the arrow only, and
-    if an operand's rank differs from its letters.
+    In a remat unit, the result of a matrix product may be a saved one instead (see
+    core/autodiff/remat_policy.py).
+
+    Args:
+      equation: Layouts of the operands, "->", and the layout of the result: "BLM,MH->BLH".
+      *operands: One tensor for each layout left of the arrow.
+
+    Raises:
+      ValueError: A letter is unknown, has two sizes or stands right of the arrow only, or the rank
+        of an operand differs from its layout.
     """
     inputs, arrow, output = equation.partition("->")
     layouts = inputs.split(",")
     operands = tuple(map(tf.convert_to_tensor, operands))
     _check(equation, layouts, arrow, output, operands)
     if _is_product(layouts, output):
-        kept = remat_policy.kept()
-        known = kept.take(*layouts, output) if kept else None
+        saved = context.current().saved_products
+        known = saved.restore(*layouts, output) if saved else None
         result = annotate(_product(*layouts, output, *operands, known), output)
-        if kept:
-            kept.add(*layouts, output, result)
+        if saved:
+            saved.save(*layouts, output, result)
     else:
         result = annotate(tf.einsum(equation, *operands), output)
     recording.add(equation, operands, result)
@@ -52,11 +59,11 @@ def _check(
                 )
     for letter in output:
         if letter not in "".join(layouts):
-            raise ValueError(f"einsum {equation!r}: {letter!r} stands in no operand")
+            raise ValueError(f"einsum {equation!r}: {letter!r} is in no operand")
 
 
 def _is_product(layouts: list[str], output: str) -> bool:
-    """Whether it is one matrix product: every letter stands in two of the three tensors."""
+    """Whether this is a matrix product: every letter is in at least two of the three tensors."""
     if len(layouts) != 2:
         return False
     letters = set("".join(layouts) + output)
@@ -66,9 +73,15 @@ def _is_product(layouts: list[str], output: str) -> bool:
 def _product(
     left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor, known: tf.Tensor | None
 ) -> tf.Tensor:
-    """The einsum of two operands; products in its gradients do not transpose the larger operand.
+    """Returns the einsum of two operands, with gradients that avoid transposing large operands.
 
-    known: the result, where it need not be computed, only differentiated.
+    Args:
+      left: Layout of `x`.
+      right: Layout of `y`.
+      output: Layout of the result.
+      x: The first operand.
+      y: The second operand.
+      known: The result, if it was saved and needs no computation.
     """
 
     @custom_gradient
@@ -83,42 +96,48 @@ def _product(
 
 
 def _contract(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """einsum that has no operand copied by XLA where it can be helped.
+    """Returns the einsum of two operands without a transposed copy of either, if possible.
 
-    In the gradient of a weight both operands begin with the contracted dimensions. XLA's product of
-    matrices reads them in place, but of tensors with several such dimensions it first transposes
-    one operand into a copy; so they are merged into one.
+    In the gradient of a weight both operands begin with the contracted dimensions. XLA contracts
+    one leading dimension in place. With several it first transposes an operand into a copy, so this
+    function merges them into one dimension.
     """
     batch = "".join(letter for letter in left if letter in right and letter in output)
     contracted = "".join(letter for letter in left if letter in right and letter not in output)
     start = batch + contracted
-    in_front = left.startswith(start) and right.startswith(start)
-    if len(contracted) < 2 or not in_front or _are_split(left, contracted[1:]):
+    is_leading = left.startswith(start) and right.startswith(start)
+    if len(contracted) < 2 or not is_leading or _are_split(left, contracted[1:]):
         return tf.einsum(f"{left},{right}->{output}", x, y)
-    left_kept, right_kept = left[len(start) :], right[len(start) :]
+    left_rest, right_rest = left[len(start) :], right[len(start) :]
     first, second = (_as_matrices(t, len(batch), len(contracted)) for t in (x, y))
-    if output.endswith(left_kept):
-        left_kept, right_kept, first, second = right_kept, left_kept, second, first
+    if output.endswith(left_rest):
+        left_rest, right_rest, first, second = right_rest, left_rest, second, first
     sizes = dict(zip(left + right, (*x.shape, *y.shape), strict=True))
     result = tf.linalg.matmul(first, second, transpose_a=True)
-    shape = [sizes[letter] for letter in batch + left_kept + right_kept]
+    shape = [sizes[letter] for letter in batch + left_rest + right_rest]
     result = tf.reshape(result, shape)
-    if batch + left_kept + right_kept != output:
-        result = tf.einsum(f"{batch}{left_kept}{right_kept}->{output}", result)
+    if batch + left_rest + right_rest != output:
+        result = tf.einsum(f"{batch}{left_rest}{right_rest}->{output}", result)
     return result
 
 
 def _are_split(layout: str, letters: str) -> bool:
-    """Whether any of these dimensions is: a merged one whose minor part is split is in no order."""
-    current = current_partitioning()
-    if current is None:
-        return False
-    split = dict(zip(layout, current.split(layout, path=context.layer_path()), strict=True))
-    return any(current.parts(split[letter]) > 1 for letter in letters)
+    """Whether any of these dimensions is split.
+
+    A split dimension cannot become the minor part of a merged one: its shards would interleave.
+    """
+    parts = dict(zip(layout, parts_of(layout), strict=True))
+    return any(parts[letter] > 1 for letter in letters)
 
 
 def _as_matrices(x: tf.Tensor, batch: int, contracted: int) -> tf.Tensor:
-    """Merges the contracted dimensions after the first `batch` ones, and all that follow them."""
+    """Reshapes to [*batch, contracted, rest]: merges the contracted and the remaining dimensions.
+
+    Args:
+      x: The operand.
+      batch: Number of leading batch dimensions.
+      contracted: Number of contracted dimensions after them.
+    """
     shape = x.shape.as_list()
     merged = math.prod(shape[batch : batch + contracted])
     return tf.reshape(x, [*shape[:batch], merged, math.prod(shape[batch + contracted :])])

@@ -23,20 +23,15 @@ operations for.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding import scope, xla
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning, use_partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
-
-_region: contextvars.ContextVar[Partitioning | None] = contextvars.ContextVar(
-    "manual_region", default=None
-)
 
 
 def manual(
@@ -124,21 +119,19 @@ def mesh_in_use() -> Mesh | None:
 
 
 def _region_in_use() -> Partitioning | None:
-    region = _region.get() or current_partitioning()
+    now = scope.current()
+    region = now.manual_partitioning or now.partitioning
     if region is None or region.mesh.size == 1 or tf.executing_eagerly():
         return None
     return region
 
 
-@contextlib.contextmanager
-def _inside() -> Iterator[None]:
-    """Within it, annotations do nothing, and collectives know the mesh."""
-    token = _region.set(_region.get() or current_partitioning())
-    try:
-        with use_partitioning(None):
-            yield
-    finally:
-        _region.reset(token)
+def _inside() -> contextlib.AbstractContextManager[scope.Sharding]:
+    """Switches annotations off inside a `with` block and tells collectives the mesh."""
+    now = scope.current()
+    return scope.override(
+        partitioning=None, manual_partitioning=now.manual_partitioning or now.partitioning
+    )
 
 
 @contextlib.contextmanager

@@ -1,18 +1,20 @@
-"""Partitioning: what is split, and where, decided in one place."""
+"""Partitioning: decides how every tensor is split over the mesh."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import tensorflow as tf
+
+from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.letters import POSITIONS, check_layout
-from lingvo_gshard.sharding import strategies
+from lingvo_gshard.sharding import scope, strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split, Strategy
 
@@ -21,27 +23,37 @@ _OVERRIDES = "sharding.overrides"
 
 @dataclasses.dataclass(frozen=True)
 class Partitioning:
-    """A mesh, a strategy on it, and the layers in which some letters are split otherwise.
+    """A mesh, a strategy on it, and other strategies for some layers.
 
-    overrides: (pattern, letters) pairs. A pattern is the path of a layer or weight, such as
-        `task.encoder.layers[1].feed_forward`, with "*" for any text and "?" for any character; it
-        holds for all that is below as well. Of several that match the last one has a letter.
-    taken: axes that no letter of a layout may claim; see `behind`.
+    Attributes:
+      mesh: The devices.
+      strategy: Which mesh axes split each letter.
+      overrides: (pattern, strategy) pairs, for layers with rules of their own. A pattern is the
+        path of a layer or weight, such as `task.encoder.layers[1].feed_forward`, with the wildcards
+        "*" and "?". It includes everything below that path. If several patterns with a rule for a
+        letter match, the last one wins.
+      reserved_axes: Axes that no letter may claim, see `within_stack`.
     """
 
     mesh: Mesh
     strategy: Strategy
     overrides: tuple[tuple[str, Strategy], ...] = ()
-    taken: tuple[str, ...] = ()
+    reserved_axes: tuple[str, ...] = ()
 
     @classmethod
     def make(
         cls, mesh: Mesh | str, strategy: str, overrides: Mapping[str, str] | None = None
     ) -> Partitioning:
-        """Returns a partitioning from text: `data=4,model=2`, `expert_tensor`, pattern -> table.
+        """Returns the partitioning that texts describe.
 
-        An override's table is written as in strategies.py: `H->model`, `weights: H->none`.
-        Raises ValueError, naming the flag or the pattern, for what is unknown in any of them.
+        Args:
+          mesh: A mesh, or its text, such as "data=4,model=2".
+          strategy: Text of a strategy, such as "expert_tensor", see strategies.py.
+          overrides: Pattern -> table, such as {"*.feed_forward": "weights: H->none"}.
+
+        Raises:
+          ValueError: A mesh, strategy or table cannot be read. The message names the flag or the
+            pattern.
         """
         mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
         tables = []
@@ -54,7 +66,7 @@ class Partitioning:
 
     @property
     def unused_axes(self) -> tuple[str, ...]:
-        """Axes of more than one device over which nothing is split: those devices do the same."""
+        """Axes of more than one device that split nothing: their devices repeat the same work."""
         used = self.strategy.axes.union(*(table.axes for _, table in self.overrides))
         return tuple(name for name, size in self.mesh.axes if size > 1 and name not in used)
 
@@ -66,12 +78,21 @@ class Partitioning:
         unsplit: str = "",
         reserved: str = "",
     ) -> Split:
-        """Returns each dimension's axes; the first letter to claim an axis has it, L and K last.
+        """Returns the mesh axes that split each dimension of a tensor.
 
-        kind: 'activations', 'weights' or 'moments'. path: of the layer or weight, for overrides.
-        unsplit: letters that stay whole in this tensor. reserved: letters that the tensor lacks but
-        tensors it is used with have; no dimension of it may take their axes.
-        Raises ValueError for an unknown letter.
+        A mesh axis can split one dimension of a tensor only. The first letter to claim an axis gets
+        it. Positions (L and K) claim theirs after all other letters.
+
+        Args:
+          layout: Letters of the tensor.
+          kind: "activations", "weights" or "moments" (of the optimizer).
+          path: Path of the layer or weight, which determines the overrides that apply.
+          unsplit: Letters that are not split in this tensor.
+          reserved: Letters that this tensor lacks but that tensors combined with it have. Their
+            axes are not used here.
+
+        Raises:
+          ValueError: A letter is unknown or repeated, or there is no such kind.
         """
         check_layout(layout + reserved, None)
         rules = dict(self.strategy.table(kind))
@@ -79,30 +100,40 @@ class Partitioning:
             if matches_path(pattern, path):
                 rules.update(override.table(kind))
         split: dict[str, tuple[str, ...]] = {}
-        claimed = set(self.taken)
+        claimed = set(self.reserved_axes)
         for letter in sorted(layout + reserved, key=lambda letter: letter in POSITIONS):
             wanted = () if letter in unsplit else rules.get(letter, ())
             split[letter] = tuple(axis for axis in wanted if axis not in claimed)
             claimed.update(split[letter])
         return tuple(split[letter] for letter in layout)
 
-    def behind(self, letter: str) -> Partitioning:
-        """Returns the partitioning of slices of stacks along `letter`, whose axes are taken."""
-        return dataclasses.replace(self, taken=self.split(letter)[0])
+    def within_stack(self, letter: str) -> Partitioning:
+        """Returns the partitioning of slices along a stacked dimension.
+
+        The axes that split the stack are reserved, so that no dimension of a slice uses them.
+
+        Args:
+          letter: The stacked dimension, for example "P" for pipeline stages.
+        """
+        return dataclasses.replace(self, reserved_axes=self.split(letter)[0])
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split of a weight or, with kind 'moments', of an optimizer moment."""
+        """Returns the split of a weight, or of its optimizer moments with kind "moments"."""
         return self.split(spec.layout, kind, spec.path, spec.unsplit)
 
     def parts(self, axes: Iterable[str]) -> int:
-        """Returns into how many parts a dimension is cut that is split over `axes`."""
+        """Returns the number of parts of a dimension that is split over `axes`."""
         return math.prod(self.mesh.axis_size(axis) for axis in axes)
 
     def storage_split(self, shape: Sequence[int], split: Split) -> Split:
-        """Returns the split in which an array is kept between steps.
+        """Returns the split in which an array is stored between steps.
 
-        jax holds arrays in equal parts only: a dimension that does not divide is kept whole, and
-        split, with padding, while it is computed with.
+        jax stores arrays in equal parts only. A dimension that does not divide evenly is stored
+        unsplit. During the step XLA splits it with padding.
+
+        Args:
+          shape: Shape of the array.
+          split: The split during the step.
         """
         return tuple(
             axes if size % self.parts(axes) == 0 else ()
@@ -110,11 +141,18 @@ class Partitioning:
         )
 
     def spec_storage_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
-        """Returns the split in which a weight or an optimizer moment is kept between steps."""
+        """Returns the split in which a weight or an optimizer moment is stored between steps."""
         return self.storage_split(spec.shape, self.spec_split(spec, kind))
 
     def check_overrides(self, paths: Iterable[str]) -> None:
-        """Raises ValueError naming an override that matches no path of these layers or weights."""
+        """Checks that every override matches a layer or weight.
+
+        Args:
+          paths: Paths of all layers and weights.
+
+        Raises:
+          ValueError: An override matches none. The message names it and the nearest path.
+        """
         paths = list(paths)
         for pattern, _ in self.overrides:
             if not any(matches_path(pattern, path) for path in paths):
@@ -125,35 +163,60 @@ class Partitioning:
 
 
 def matches_path(pattern: str, path: str) -> bool:
-    """Returns whether a pattern is a layer's or weight's path, or that of a layer around it.
+    """Returns whether a pattern matches a path or the path of a layer that contains it.
 
-    A path begins below the task: `encoder.layers[1]` is `task.encoder.layers[1]` among the Params.
+    Args:
+      pattern: A path with the wildcards "*" and "?". It may begin with "task.", as Params paths do.
+      path: Path of a layer or weight, relative to the task, such as `encoder.layers[1]`.
     """
     pattern = pattern.replace("[", "[[]")
     steps = ["task", *filter(None, path.partition("/")[0].split("."))]
-    around = [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
+    prefixes = [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
     return any(
         fnmatch.fnmatchcase(name, pattern)
         or fnmatch.fnmatchcase(name.removeprefix("task."), pattern)
-        for name in around
+        for name in prefixes
     )
 
 
-_current: contextvars.ContextVar[Partitioning | None] = contextvars.ContextVar(
-    "partitioning", default=None
-)
-
-
 def current_partitioning() -> Partitioning | None:
-    """Returns the partitioning that annotations follow, or None where there is none."""
-    return _current.get()
+    """Returns the partitioning that annotations follow, or None if they have no effect."""
+    return scope.current().partitioning
 
 
-@contextlib.contextmanager
-def use_partitioning(partitioning: Partitioning | None) -> Iterator[Partitioning | None]:
-    """Makes annotations follow a partitioning, or none, while a function is traced."""
-    token = _current.set(partitioning)
-    try:
-        yield partitioning
-    finally:
-        _current.reset(token)
+def use_partitioning(
+    partitioning: Partitioning | None,
+) -> contextlib.AbstractContextManager[scope.Sharding]:
+    """Makes annotations inside a `with` block follow a partitioning; None switches them off."""
+    return scope.override(partitioning=partitioning)
+
+
+def axes_of(layout: str) -> Split:
+    """Returns the mesh axes that split each dimension of an activation.
+
+    The layer that is computing determines which overrides apply. Axes of one device are left out.
+
+    Args:
+      layout: Letters of the activation.
+
+    Returns:
+      For each letter the axes, major first. All are empty if nothing is partitioned or TensorFlow
+      executes eagerly.
+    """
+    partitioning = current_partitioning()
+    if partitioning is None or tf.executing_eagerly():
+        return ((),) * len(layout)
+    return tuple(
+        tuple(axis for axis in axes if partitioning.mesh.axis_size(axis) > 1)
+        for axes in partitioning.split(layout, path=context.layer_path())
+    )
+
+
+def parts_of(layout: str) -> tuple[int, ...]:
+    """Returns the number of parts that each dimension of an activation is split into.
+
+    Args:
+      layout: Letters of the activation.
+    """
+    partitioning = current_partitioning()
+    return tuple(partitioning.parts(a) if partitioning else 1 for a in axes_of(layout))

@@ -8,13 +8,13 @@ with recording.record() as recorded:
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Iterator
 
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.sharding import scope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,38 +44,31 @@ class Recorded:
     loops: list[tuple[tf.Tensor, tf.Graph]] = dataclasses.field(default_factory=list)
 
 
-_recorded: contextvars.ContextVar[Recorded | None] = contextvars.ContextVar(
-    "recorded", default=None
-)
-
-
 @contextlib.contextmanager
 def record() -> Iterator[Recorded]:
     """Collects what is traced within it."""
     recorded = Recorded()
-    token = _recorded.set(recorded)
-    try:
+    with scope.override(recorded=recorded):
         yield recorded
-    finally:
-        _recorded.reset(token)
 
 
 def add(
     equation: str, operands: tuple[tf.Tensor, ...], result: tf.Tensor, is_annotation: bool = False
 ) -> None:
     """Records one einsum or annotation, where somebody records."""
-    recorded = _recorded.get()
-    if recorded is None or context.recomputing():
+    recorded = scope.current().recorded
+    now = context.current()
+    if recorded is None or now.is_recomputing:
         return
-    iteration = context.current().iteration
+    iteration = now.iteration
     is_loop = iteration is not None and not isinstance(iteration.index, int)
     times = iteration.repetition.times if is_loop else 1
-    path = context.layer_path()
-    recorded.events.append(Event(equation, operands, result, path, times, is_annotation))
+    event = Event(equation, operands, result, now.layer_path, times, is_annotation)
+    recorded.events.append(event)
 
 
 def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
     """Records what a loop returns, where somebody records, and the graph its body was traced in."""
-    recorded = _recorded.get()
+    recorded = scope.current().recorded
     if recorded is not None:
         recorded.loops.append((result, body))

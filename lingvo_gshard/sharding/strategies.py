@@ -1,13 +1,15 @@
-"""Strategies: named tables from letters to mesh axes.
+"""Strategies: tables that map the letters of dimensions to mesh axes.
 
-    expert_tensor                                   a base, or several joined by "_"
-    B,G,E->data; H,N,V->model                       a table written out
-    activations: B,G->data,fsdp | weights: M->fsdp  for activations and weights apart
+A strategy is given as text, in one of these forms:
 
-A written table has sections between "|", each for the kind that it names or, unnamed, for all
-kinds. A section has rules between ";": letters, "->", and one axis or more, the first the major
-one. "none" in place of axes leaves a letter whole. Optimizer moments are split as their weights are
-where no rule of their own says otherwise.
+    expert_tensor                                   base strategies, joined by "_"
+    B,G,E->data; H,N,V->model                       a table
+    activations: B,G->data,fsdp | weights: M->fsdp  a table with a section for each kind of tensor
+
+The sections of a table are separated by "|". A section holds for the kind of tensor that it names,
+or for all kinds if it names none. The rules of a section are separated by ";". A rule lists letters
+and the mesh axes to split them over, major first. The axis "none" means not split. Optimizer
+moments follow the rules of their weights unless the section "moments" has a rule for the letter.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 
-# A tensor's split: for each dimension the mesh axes it is split over, the first the major one.
+# For each dimension of a tensor the mesh axes that split it, major first. () means not split.
 Split = tuple[tuple[str, ...], ...]
 Table = dict[str, tuple[str, ...]]
 
 KINDS = ("activations", "weights", "moments")
 
-_BASES = {
+_bases = {
     "replicated": "",
     "data": "activations: B,G->data",
     "expert": "activations: B,G->data | E->data",
@@ -38,18 +40,25 @@ _BASES = {
 }
 
 _BATCH_AXES = ("fsdp", "data")
-# Of axes that one letter is split over the first is the major one. `data` is minor to what else
-# splits groups: then they hand over to experts, which take `data` from them, by an all-to-all
-# alone, where in the other order XLA permutes all parts before and after. So is `model` to what
-# else splits positions, which it gathers.
-# `stage` is minor to all: every stage reads all rows that its devices along `data` have, which are
-# then rows side by side.
-_MAJOR_FIRST = ("context", *_BATCH_AXES, "model", "stage")
+# The order of axes that split the same letter, major first. Other axes precede these.
+# - `data` is minor to all axes that split token groups. Experts take over `data` from groups. In
+#   this order that is one all-to-all; otherwise XLA adds a permutation before and after it.
+# - `model` is minor to all axes that split positions, for the same reason: it gathers positions.
+# - `stage` is minor to all axes. Every stage reads all rows of its devices along `data`, and in
+#   this order those rows are adjacent.
+_AXIS_ORDER = ("context", *_BATCH_AXES, "model", "stage")
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """What each letter is split over, in activations, weights and optimizer moments."""
+    """The mesh axes that split each letter.
+
+    Attributes:
+      name: Text of the strategy, for messages.
+      activations: Axes by letter, for activations.
+      weights: Axes by letter, for weights and their gradients.
+      moments: Axes by letter, for optimizer moments.
+    """
 
     name: str
     activations: Table
@@ -57,66 +66,106 @@ class Strategy:
     moments: Table
 
     def table(self, kind: str) -> Table:
-        """Returns one kind's table; ValueError if there is no such kind."""
+        """Returns the table of one kind of tensor.
+
+        Args:
+          kind: "activations", "weights" or "moments".
+
+        Raises:
+          ValueError: There is no such kind.
+        """
         if kind not in KINDS:
             raise ValueError(f"Unknown kind of tensor {kind!r}. {names.nearest(kind, KINDS)}")
         return getattr(self, kind)
 
     @property
     def axes(self) -> frozenset[str]:
-        """All axes that something is split over."""
+        """The axes that split any letter of any kind of tensor."""
         tables = (self.activations, self.weights, self.moments)
         return frozenset(axis for table in tables for axes in table.values() for axis in axes)
 
     def to_text(self) -> str:
-        """Returns the strategy as a written table, which `get` reads back."""
+        """Returns the strategy as the text of a table, which `get` can read."""
         return " | ".join(f"{kind}: {_table_text(self.table(kind))}" for kind in KINDS)
 
 
 def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
-    """Returns the strategy of a name, or of a table written out, on a mesh.
+    """Returns the strategy that a text describes.
 
-    The bases are replicated, data, expert, tensor, fsdp, zero1, sequence, context and pipeline; a
-    hybrid splits whatever any of its bases splits, in whatever order they are named. If the mesh
-    has an axis `fsdp`, then fsdp and zero1 split weights and moments over that in place of `data`,
-    and the batch over both.
+    Base strategies that are joined by "_" split every letter over all axes that any of them splits
+    it over. Their order does not matter. On a mesh with an axis `fsdp`, the strategies fsdp and
+    zero1 split weights and moments over `fsdp`, and the batch over both `fsdp` and `data`.
 
-    Raises ValueError, naming `where` and --mesh, for an unknown base, letter, kind or axis.
+    Args:
+      text: Base strategies or a table, as described at the top of this module.
+      mesh: The mesh whose axes the strategy uses.
+      where: Flag or Params path that gives the text, for messages.
+
+    Raises:
+      ValueError: A base strategy, letter, kind or axis is unknown.
     """
     given = f"{where}={text}"
     if "->" in text:
         return _from_table(" ".join(text.split()), text, mesh, given)
     bases = [name.strip() for name in text.split("_")]
     for base in bases:
-        if base not in _BASES:
+        if base not in _bases:
             raise ValueError(
-                f"{given}: unknown strategy {base!r}. {names.nearest(base, _BASES)} "
-                "Several can be joined by '_', or a table be written out: 'B,G->data; H->model'."
+                f"{given}: unknown strategy {base!r}. {names.nearest(base, _bases)} "
+                "Join several by '_', or write a table such as 'B,G->data; H->model'."
             )
     parts = [_from_table(base, _base_table(base, mesh), mesh, given) for base in bases]
     return Strategy(
-        "_".join(base for base in _BASES if base in bases),
-        *(_union(part.table(kind) for part in parts) for kind in KINDS),
+        "_".join(base for base in _bases if base in bases),
+        *(_union((part.table(kind) for part in parts), mesh) for kind in KINDS),
     )
 
 
 def base_names() -> tuple[str, ...]:
-    """Returns the names that hybrids are made of."""
-    return tuple(_BASES)
+    """Returns the names of the base strategies."""
+    return tuple(_bases)
+
+
+def register(name: str, table: str) -> None:
+    """Adds a base strategy.
+
+    Its table may use mesh axes of any name. An axis that this module does not know is major to the
+    known ones where a letter is split over several; such axes among themselves keep the mesh's
+    order.
+
+    Args:
+      name: Letters and digits.
+      table: Text of a table, as described at the top of this module.
+
+    Raises:
+      ValueError: The name is taken or has other characters, or the text is not a table.
+    """
+    if name in _bases:
+        raise ValueError(f"strategies.register: {name!r} is already a strategy")
+    if not name.isalnum():
+        raise ValueError(f"strategies.register: {name!r} is not made of letters and digits alone")
+    if "->" not in table:
+        raise ValueError(f"strategies.register({name!r}): {table!r} has no rule such as H->model")
+    _bases[name] = table
 
 
 def _base_table(base: str, mesh: Mesh) -> str:
     batch = [axis for axis in _BATCH_AXES if axis in mesh.names] or ["data"]
-    return _BASES[base].format(batch=",".join(batch), state=batch[0])
+    return _bases[base].format(batch=",".join(batch), state=batch[0])
 
 
-def _union(tables: Iterable[Table]) -> Table:
-    """Every letter over all axes that any table splits it over."""
+def _union(tables: Iterable[Table], mesh: Mesh) -> Table:
+    """Splits every letter over all axes that any table splits it over."""
     merged: dict[str, set[str]] = {}
     for table in tables:
         for letter, axes in table.items():
             merged.setdefault(letter, set()).update(axes)
-    return {letter: tuple(sorted(merged[letter], key=_MAJOR_FIRST.index)) for letter in merged}
+
+    def rank(axis: str) -> tuple[int, int]:
+        known = _AXIS_ORDER.index(axis) if axis in _AXIS_ORDER else -1
+        return known, mesh.names.index(axis)
+
+    return {letter: tuple(sorted(axes, key=rank)) for letter, axes in merged.items()}
 
 
 def _from_table(name: str, text: str, mesh: Mesh, given: str) -> Strategy:
@@ -147,7 +196,7 @@ def _parse_rules(rules: str, mesh: Mesh, given: str) -> Table:
         for letter in (letter.strip() for letter in left.split(",")):
             if letter not in LETTERS:
                 hint = names.nearest(letter, LETTERS)
-                raise ValueError(f"{given}: {letter!r} is no letter of a dimension. {hint}")
+                raise ValueError(f"{given}: {letter!r} is not the letter of a dimension. {hint}")
             if letter in table:
                 raise ValueError(f"{given}: two rules for letter {letter!r}")
             table[letter] = axes

@@ -50,7 +50,7 @@ def vectorize(
         shapes[:] = [result.shape for result in results]
         return list(results)
 
-    with _converters(letter), use_partitioning(partitioning and partitioning.behind(letter)):
+    with _converters(letter), use_partitioning(partitioning and partitioning.within_stack(letter)):
         try:
             results = control_flow_ops.pfor(one, count, fallback_to_while_loop=False)
         except ValueError as error:
@@ -100,7 +100,7 @@ def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
             f"{context.layer_path()}: {operation.op.name} is annotated with devices, not with axes "
             "of the mesh, which cannot be said of all stages of a pipeline at once"
         )
-    return pfor.wrap(xla.tile(stack, (partitioning.taken, *split), partitioning.mesh), True)
+    return pfor.wrap(xla.tile(stack, (partitioning.reserved_axes, *split), partitioning.mesh), True)
 
 
 def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:

@@ -32,6 +32,13 @@ def test_a_second_report_is_numbered():
     assert list(ctx.metrics) == ["a/metric", "a/metric_1", "a/metric_2"]
 
 
+def test_an_override_collects_in_the_context_around_it():
+    with context.scope(training=True) as ctx, context.override(layer_path="a") as inner:
+        assert inner.training and context.layer_path() == "a"
+        inner.add_loss("a/loss", tf.constant(1.0))
+    assert list(ctx.losses) == ["a/loss"] and ctx.layer_path == context.layer_path() == ""
+
+
 def test_reports_are_float32():
     with context.scope() as ctx:
         ctx.add_loss("a", tf.constant(1.5, tf.bfloat16))

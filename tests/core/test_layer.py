@@ -247,6 +247,32 @@ def test_the_path_that_computes_is_known_and_then_left():
     assert (context.layer_path(), tf.get_current_name_scope()) == ("", "")
 
 
+class WithAnyArguments(Dense):
+    """Methods whose arguments have names of their own."""
+
+    @layer_method
+    def attend(self, parameters, *, queries):
+        return self.where(queries)
+
+    @layer_method
+    def where(self, x):
+        return context.layer_path(), tf.get_current_name_scope()
+
+
+def test_decorated_methods_carry_the_scope_whatever_their_arguments_are_called():
+    layer = WithAnyArguments(WithAnyArguments.params(), path="a.b")
+    assert layer.attend(None, queries=None) == layer.where(None) == ("a.b", "a/b")
+
+
+def test_an_override_without_the_decorator_is_refused():
+    message = r"Undecorated\.attend overrides a @layer_method and lacks the decorator"
+    with pytest.raises(TypeError, match=message):
+
+        class Undecorated(WithAnyArguments):
+            def attend(self, parameters, *, queries):
+                return parameters
+
+
 def test_paths_that_are_no_names_of_scopes():
     for path, name in (("my layer.é", "my_layer/_"), ("_own.x[3][1]", "own/x_3_1")):
         dense = Dense(Dense.params(), path=path)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.core.autodiff.remat_policy import Kept
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.letters import LETTERS
 from lingvo_gshard.sharding import einsum
 from tests.tolerances import assert_close
@@ -112,7 +112,7 @@ def test_it_compiles_and_keeps_bfloat16():
         ("BLM,MH->BLH", [(1, 1), (1, 1)], "'BLM' has 3 letters for a tensor of rank 2"),
         ("BLM,MH->BLH", [(1, 1, 1)], "takes 2 operands, not 1"),
         ("BBM,MH->BH", [(1, 1, 1), (1, 1)], "'BBM' repeats the letter 'B'"),
-        ("BLM,MH->BLV", [(1, 1, 1), (1, 1)], "'V' .* in no operand"),
+        ("BLM,MH->BLV", [(1, 1, 1), (1, 1)], "'V' is in no operand"),
         ("BLM,MH", [(1, 1, 1), (1, 1)], "no '->'"),
         ("BLM,MH->BLH", [(1, 1, 2), (3, 1)], "'M' has sizes 2 and 3"),
     ],
@@ -122,12 +122,12 @@ def test_mistakes_are_named(equation, shapes, message):
         einsum(equation, *(tf.ones(shape) for shape in shapes))
 
 
-def test_takes_what_a_segment_kept():
+def test_a_saved_product_is_restored():
     x, w = tf.random.stateless_normal([2, 3, 4], [1, 2]), tf.ones([4, 5])
-    kept = Kept("products")
-    with kept.recorded():
+    saved = SavedProducts("products")
+    with saved.saving():
         first = einsum("BLM,MH->BLH", x, w)
-    (result,) = kept.results
-    with kept.replayed([result + 1]):
+    (result,) = saved.results
+    with saved.restoring([result + 1]):
         again = einsum("BLM,MH->BLH", x, w)
     tf.debugging.assert_equal(again, first + 1)

@@ -3,7 +3,9 @@
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+import tensorflow as tf
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.letters import LETTERS
@@ -12,7 +14,9 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.sharding.partitioning import (
     Partitioning,
     Split,
+    axes_of,
     current_partitioning,
+    parts_of,
     use_partitioning,
 )
 from lingvo_gshard.sharding.strategies import Strategy
@@ -205,6 +209,29 @@ def test_letters_beside_a_tensor_claim_axes_as_if_they_were_in_it():
         partitioning.split("BL", reserved="B")
 
 
+def test_axes_of_an_activation_are_those_of_the_layer_that_computes():
+    overrides = {"task.head": "L->model"}
+    partitioning = Partitioning.make("data=4,model=2,one=1", "B->data,one; L->none", overrides)
+    seen = []
+
+    @tf.function(autograph=False)
+    def traced():
+        seen.append((axes_of("BL"), parts_of("BL")))
+        with use_partitioning(partitioning):
+            seen.append((axes_of("BL"), parts_of("BL")))
+            with context.override(layer_path="head"):
+                seen.append((axes_of("BLM"), parts_of("BLM")))
+
+    traced()
+    assert seen == [
+        (((), ()), (1, 1)),
+        ((("data",), ()), (4, 1)),
+        ((("data",), ("model",), ()), (4, 2, 1)),
+    ]
+    with use_partitioning(partitioning):
+        assert axes_of("BL") == ((), ())
+
+
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))
 def test_storage_is_whole_where_it_does_not_divide(shape):
     partitioning = Partitioning.make("data=4,fsdp=2,model=3", "replicated")
@@ -312,8 +339,8 @@ def test_unknown_letters_and_kinds_are_refused():
 def test_the_partitioning_in_use():
     partitioning = Partitioning.make("data=2", "data")
     assert current_partitioning() is None
-    with use_partitioning(partitioning) as used:
-        assert used is partitioning and current_partitioning() is partitioning
+    with use_partitioning(partitioning):
+        assert current_partitioning() is partitioning
         with use_partitioning(None):
             assert current_partitioning() is None
         assert current_partitioning() is partitioning

@@ -225,7 +225,7 @@ def test_sizes_in_words(size, words):
         (["--mesh=data=8", "--experiment=translation.quikstart"], f"Did you mean '{EXPERIMENT}'?"),
         (["--mesh=data"], "--mesh=data: 'data'; expected axes with their sizes"),
         (["--mesh=data=8", "--strategy=expret"], "Did you mean 'expert'?"),
-        (["--mesh=data=8", "--strategy=Q->data"], "'Q' is no letter of a dimension"),
+        (["--mesh=data=8", "--strategy=Q->data"], "'Q' is not the letter of a dimension"),
         (["--mesh=data=8", "--partitioner=shardi"], "Did you mean 'shardy'?"),
         (["--mesh=data=8", "--function=train"], "Did you mean 'train_step'?"),
         (["--mesh=data=8", "--gin_param=task.modle_dim = 3"], "Did you mean 'task.model_dim'?"),

@@ -1,4 +1,4 @@
-"""A barrier that XLA does not look behind."""
+"""Optimization barriers: XLA does not move or merge computations across them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ except ImportError as error:
 
 
 def optimization_barrier(*groups: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Returns the groups of tensors as they are, but XLA computes nothing across.
+    """Returns groups of tensors unchanged, behind one optimization barrier.
 
-    It does not see that what follows was computed before, and begins nothing that follows before
-    all of them are there. Defined by StableHLO, https://openxla.org/stablehlo/spec.
+    XLA does not merge computations after the barrier with equal ones before it. It starts nothing
+    that reads a result of the barrier until all tensors of all groups are computed. Semantics:
+    optimization_barrier in https://openxla.org/stablehlo/spec.
     """
     tensors = [tensor for group in groups for tensor in group]
     passed = iter(gen_xla_ops.xla_optimization_barrier(tensors))

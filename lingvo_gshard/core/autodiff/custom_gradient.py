@@ -1,4 +1,4 @@
-"""Gradients written out by hand, under the name of their layer."""
+"""Hand-written gradients that carry the path of their layer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ try:
     from tensorflow.python.framework.ops import gradient_registry
 except ImportError as error:
     raise ImportError(
-        f"TensorFlow {tf.__version__} no longer has its private {error.name}'s gradient_registry. "
+        f"TensorFlow {tf.__version__} no longer has the private gradient_registry of {error.name}. "
         "lingvo_gshard/core/autodiff/custom_gradient.py is the one file that needs it."
     ) from error
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
-    """tf.custom_gradient whose gradient is named for the layer that called the function.
+    """Decorates a function like tf.custom_gradient, and names its gradient after the layer.
 
-    TensorFlow computes such a gradient when the tape is asked, outside of all layers. Here it has
-    the layer's path for `context.layer_path()`, and `gradient_tape/` and the name scope of the
-    call for its own, as the gradients of TensorFlow's operations have.
+    TensorFlow computes such a gradient when the tape is asked for it, outside of all layers. This
+    decorator gives the gradient the layer path of the call. The operations of the gradient are
+    named `gradient_tape/<name scope of the call>/...`, as TensorFlow names those of its own ops.
+
+    Args:
+      function: Returns a result and a function from the result's gradients to the arguments'.
     """
 
     @functools.wraps(function)
@@ -33,27 +36,28 @@ def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
         path, scope = context.layer_path(), tf.get_current_name_scope()
         result, gradient = function(*args)
 
-        def within_layer(*upstream: tf.Tensor) -> Any:
+        def named_gradient(*upstream: tf.Tensor) -> Any:
             name = f"gradient_tape/{scope}/" if scope else "gradient_tape/"
-            with context.layer(path), tf.name_scope(name):
+            with context.override(layer_path=path), tf.name_scope(name):
                 return gradient(*upstream)
 
-        return result, within_layer
+        return result, named_gradient
 
     return tf.custom_gradient(named)
 
 
 @contextlib.contextmanager
-def forgotten() -> Iterator[None]:
-    """Within it, functions are traced whose graphs nobody will differentiate afterwards.
+def forgetting_gradients() -> Iterator[None]:
+    """Forgets, at the end of a `with` block, the custom gradients of functions traced inside.
 
-    TensorFlow keeps the gradient of each call of a tf.custom_gradient function in a graph, and
-    with it the graph, for as long as the process lives: 100 MiB of a small Transformer's step.
+    Use it for graphs that are never differentiated afterwards. TensorFlow keeps the gradient of
+    every tf.custom_gradient call in a graph, and with it the graph, as long as the process lives.
+    For the step of a small Transformer that is 100 MiB.
     """
-    kept = gradient_registry._registry
-    before = set(kept)
+    registered = gradient_registry._registry
+    before = set(registered)
     try:
         yield
     finally:
-        for name in set(kept) - before:
-            del kept[name]
+        for name in set(registered) - before:
+            del registered[name]

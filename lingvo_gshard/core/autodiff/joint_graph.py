@@ -1,7 +1,9 @@
-"""A function and its gradient as one graph, of which one part runs before and one later.
+"""JointGraph: a function and its gradient traced as one graph, split into forward and backward.
 
-TensorFlow's own gradient of a loop keeps every tensor that it reads, copies of the weights among
-them. Here a minimum cut of the graph says what is kept; the rest is computed again.
+TensorFlow's gradient of a loop saves every tensor that it reads, including copies of the weights.
+JointGraph saves the tensors that a minimum cut of the graph chooses, and recomputes the others in
+the backward pass. PyTorch does the same for compiled functions:
+https://pytorch.org/functorch/stable/notebooks/aot_autograd_optimizations.html
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core.autodiff import graph_parts, minimum_cut
-from lingvo_gshard.core.autodiff.save_costs import Costs
+from lingvo_gshard.core.autodiff import minimum_cut, subgraph
+from lingvo_gshard.core.autodiff.remat_costs import RematCosts
 from lingvo_gshard.core.layer import RECOMPUTED
 
 Tensors = Sequence[tf.Tensor]
@@ -21,96 +23,126 @@ Gradients = list[tf.Tensor | None]
 
 @dataclasses.dataclass(frozen=True)
 class JointGraph:
-    """A traced function, and how its gradients are computed from upstream ones.
+    """A traced function and its gradient.
 
-    passing: inputs that are not there later. staying: those that are. gradients: of the inputs, the
-    passing ones first; None for those that no output depends on. captured: pairs of a tensor around
-    the function and the one in the graph. kept: what the later part reads of the first.
+    All tensors but the outer ones of `captured` belong to the traced graph.
+
+    Attributes:
+      forward_inputs: Inputs that are available in the forward pass only, such as activations.
+      shared_inputs: Inputs that are available in both passes, such as weights.
+      outputs: The function's outputs.
+      output_gradients: Placeholders for the gradients of the outputs.
+      gradients: Gradients of the forward inputs, then of the shared inputs. None for an input that
+        no output depends on.
+      captured: (outer, inner) pairs of the tensors that the function takes from around it.
+      saved: Tensors that the forward pass saves for the backward pass.
     """
 
-    passing: Tensors
-    staying: Tensors
+    forward_inputs: Tensors
+    shared_inputs: Tensors
     outputs: Tensors
-    upstream: Tensors
+    output_gradients: Tensors
     gradients: Gradients
     captured: Sequence[tuple[tf.Tensor, tf.Tensor]]
-    kept: Tensors
+    saved: Tensors
 
     @classmethod
     def trace(
         cls,
         function: Callable[..., Tensors],
-        passing: Sequence[tf.TensorSpec],
-        staying: Sequence[tf.TensorSpec],
-        costs_of: Callable[[Sequence[tf.Operation]], Costs],
-        as_wanted: Callable[[Gradients], Gradients],
+        forward_specs: Sequence[tf.TensorSpec],
+        shared_specs: Sequence[tf.TensorSpec],
+        make_costs: Callable[[Sequence[tf.Operation]], RematCosts],
+        finish_gradients: Callable[[Gradients], Gradients] = list,
     ) -> JointGraph:
-        """Traces a function of tensors of these specs.
+        """Traces a function and chooses the tensors to save.
 
-        costs_of: called, after tracing, with the operations of the inputs that pass. as_wanted:
-        makes of the gradients what is to be returned.
+        Args:
+          function: Takes the forward inputs, then the shared inputs.
+          forward_specs: Specs of the inputs that are available in the forward pass only.
+          shared_specs: Specs of the inputs that are available in both passes.
+          make_costs: Called with the operations of the forward inputs, after the function was
+            traced. Returns the costs of saving and recomputing.
+          finish_gradients: Maps the gradients to those that the graph returns, for example to
+            annotate them.
         """
         traced = []
 
-        def both(*inputs: tf.Tensor) -> None:
+        def forward_and_backward(*inputs: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
                 tape.watch([x for x in inputs if x.dtype.is_floating])
                 outputs = function(*inputs)
             upstream = [tf.raw_ops.Placeholder(dtype=y.dtype, shape=y.shape) for y in outputs]
             found = tape.gradient(outputs, inputs, output_gradients=upstream)
             dense = [None if g is None else tf.convert_to_tensor(g) for g in found]
-            traced.append((inputs, outputs, upstream, as_wanted(dense)))
+            traced.append((inputs, outputs, upstream, finish_gradients(dense)))
 
-        concrete = tf.function(both, autograph=False).get_concrete_function(*passing, *staying)
+        concrete = tf.function(forward_and_backward, autograph=False).get_concrete_function(
+            *forward_specs, *shared_specs
+        )
         graph, (inputs, outputs, upstream, gradients) = concrete.graph, traced[-1]
-        gone = [x.op for x in inputs[: len(passing)]]
-        costs = costs_of(gone)
-        needed = graph_parts.needed_for(g for g in gradients if g is not None)
-        kept = minimum_cut.kept_tensors(
+        forward_inputs = inputs[: len(forward_specs)]
+        input_operations = [x.op for x in forward_inputs]
+        costs = make_costs(input_operations)
+        needed = subgraph.ancestors(g for g in gradients if g is not None)
+        saved = minimum_cut.tensors_to_save(
             [operation for operation in graph.get_operations() if operation in needed],
-            gone,
-            graph_parts.depending_on(upstream),
-            costs.keeping,
-            costs.again,
+            input_operations,
+            subgraph.dependents(upstream),
+            costs.save_cost,
+            costs.recompute_cost,
         )
-        return cls(
-            inputs[: len(passing)],
-            inputs[len(passing) :],
-            outputs,
-            upstream,
-            gradients,
-            graph.captures,
-            kept,
-        )
+        shared_inputs = inputs[len(forward_specs) :]
+        captured = graph.captures
+        return cls(forward_inputs, shared_inputs, outputs, upstream, gradients, captured, saved)
 
     @property
     def graph(self) -> tf.Graph:
         """The graph in which the function was traced."""
         return self.outputs[0].graph
 
-    def forward(self, passing: Tensors, staying: Tensors) -> tuple[list[tf.Tensor], Tensors]:
-        """Returns the outputs, and what is kept."""
-        known = self._there(staying) | _by_name(self.passing, passing)
-        results = graph_parts.compute([*self.outputs, *self.kept], known)
+    def forward(self, forward_inputs: Tensors, shared: Tensors) -> tuple[list[tf.Tensor], Tensors]:
+        """Runs the forward pass in the current graph.
+
+        Args:
+          forward_inputs: Values of the forward inputs.
+          shared: Values of the shared inputs.
+
+        Returns:
+          The outputs, and the tensors to save.
+        """
+        known = self._known_in_both(shared) | _by_name(self.forward_inputs, forward_inputs)
+        results = subgraph.copy([*self.outputs, *self.saved], known)
         return results[: len(self.outputs)], results[len(self.outputs) :]
 
-    def backward(self, staying: Tensors, kept: Tensors, upstream: Tensors) -> Gradients:
-        """Returns the gradients of the inputs."""
-        known = self._there(staying) | _by_name(self.kept, kept)
-        known |= _by_name(self.upstream, upstream)
-        later = graph_parts.depending_on(self.upstream)
+    def backward(self, shared: Tensors, saved: Tensors, output_gradients: Tensors) -> Gradients:
+        """Runs the backward pass in the current graph.
+
+        Operations of the forward pass that it repeats are named `rematerialized/...`.
+
+        Args:
+          shared: Values of the shared inputs.
+          saved: Values of the saved tensors, as `forward` returned them.
+          output_gradients: Gradients of the outputs.
+
+        Returns:
+          The gradients of the forward inputs, then of the shared inputs.
+        """
+        known = self._known_in_both(shared) | _by_name(self.saved, saved)
+        known |= _by_name(self.output_gradients, output_gradients)
+        backward_only = subgraph.dependents(self.output_gradients)
         results = iter(
-            graph_parts.compute(
+            subgraph.copy(
                 [gradient for gradient in self.gradients if gradient is not None],
                 known,
-                lambda operation: "" if operation in later else f"{RECOMPUTED}/",
+                lambda operation: "" if operation in backward_only else f"{RECOMPUTED}/",
             )
         )
         return [None if gradient is None else next(results) for gradient in self.gradients]
 
-    def _there(self, staying: Tensors) -> dict[str, tf.Tensor]:
-        captured = {inside.name: outside for outside, inside in self.captured}
-        return captured | _by_name(self.staying, staying)
+    def _known_in_both(self, shared: Tensors) -> dict[str, tf.Tensor]:
+        captured = {inner.name: outer for outer, inner in self.captured}
+        return captured | _by_name(self.shared_inputs, shared)
 
 
 def _by_name(tensors: Tensors, values: Tensors) -> dict[str, tf.Tensor]:

@@ -1,8 +1,9 @@
-"""What of a graph to keep for later, so that the rest can be computed again: a minimum cut.
+"""Chooses which tensors the forward pass saves for the backward pass, by a minimum cut.
 
-Tensors that something later reads are kept, or computed again from others that are. What that costs
-in all is least where the graph, as a network of flows, is narrowest
-(https://en.wikipedia.org/wiki/Max-flow_min-cut_theorem).
+The backward pass needs some tensors of the forward pass. Each is either saved or recomputed from
+other saved tensors. The choice of least total cost is a minimum cut of the graph, read as a flow
+network (https://en.wikipedia.org/wiki/Max-flow_min-cut_theorem). PyTorch's partitioner of joint
+graphs does the same.
 """
 
 from __future__ import annotations
@@ -13,59 +14,72 @@ import numpy as np
 import tensorflow as tf
 from scipy.sparse import csgraph, csr_array
 
-# scipy's flows are int32: the dearest edge, and one that no cut goes through.
-_DEAREST, _UNCUT = 2**17, 2**30
+# scipy's capacities are int32. Costs are scaled so that the largest finite one is _MAX_COST.
+_MAX_COST, _INFINITE = 2**17, 2**30
 _SOURCE, _SINK = 0, 1
 
 
-def kept_tensors(
+def tensors_to_save(
     operations: Sequence[tf.Operation],
     inputs: Collection[tf.Operation],
-    later: Collection[tf.Operation],
-    cost: Callable[[tf.Tensor], float],
-    cost_again: Callable[[tf.Operation], float | None],
+    backward: Collection[tf.Operation],
+    save_cost: Callable[[tf.Tensor], float],
+    recompute_cost: Callable[[tf.Operation], float | None],
 ) -> list[tf.Tensor]:
-    """Returns the tensors to keep.
+    """Returns the tensors to save, at the least total cost of saving and recomputing.
 
-    operations: all that takes part, each after those that it reads. inputs: whose results are there
-    before and not later. later: what can only be computed later. cost: of keeping a tensor.
-    cost_again: of computing an operation later, too; None where that must not be.
+    Args:
+      operations: All operations of the forward and backward pass, in topological order.
+      inputs: Operations whose results are available in the forward pass only.
+      backward: Operations that can run in the backward pass only.
+      save_cost: Returns the cost of saving a tensor.
+      recompute_cost: Returns the cost of running an operation once more in the backward pass, or
+        None to forbid it.
     """
     nodes = {operation: node for node, operation in enumerate(operations, 2)}
     edges: list[tuple[int, int, float]] = []
     tensors: dict[int, tf.Tensor] = {}
     for operation, node in nodes.items():
-        if operation in later:
+        if operation in backward:
             edges.append((node, _SINK, np.inf))
         else:
-            again = None if operation in inputs else cost_again(operation)
-            edges.append((_SOURCE, node, np.inf if again is None else again))
-    read_by: dict[int, tuple[tf.Tensor, list[int]]] = {}
+            cost = None if operation in inputs else recompute_cost(operation)
+            edges.append((_SOURCE, node, np.inf if cost is None else cost))
+    readers_of: dict[int, tuple[tf.Tensor, list[int]]] = {}
     for operation, node in nodes.items():
         for tensor in operation.inputs:
-            read_by.setdefault(id(tensor), (tensor, []))[1].append(node)
-    for tensor, readers in read_by.values():
-        if tensor.op not in nodes or tensor.op in later:
+            readers_of.setdefault(id(tensor), (tensor, []))[1].append(node)
+    for tensor, readers in readers_of.values():
+        if tensor.op not in nodes or tensor.op in backward:
             continue
         node = len(nodes) + 2 + len(tensors)
         tensors[node] = tensor
-        edges.append((nodes[tensor.op], node, cost(tensor)))
+        edges.append((nodes[tensor.op], node, save_cost(tensor)))
         edges.extend((node, reader, np.inf) for reader in set(readers))
-    before = _side_of_source(edges, len(nodes) + 2 + len(tensors))
-    return [t for node, t in tensors.items() if before[nodes[t.op]] and not before[node]]
+    in_forward = _source_side(edges, len(nodes) + 2 + len(tensors))
+    return [
+        tensor
+        for node, tensor in tensors.items()
+        if in_forward[nodes[tensor.op]] and not in_forward[node]
+    ]
 
 
-def _side_of_source(edges: list[tuple[int, int, float]], nodes: int) -> np.ndarray:
-    """Which nodes are on the source's side of the minimum cut that is nearest to it."""
+def _source_side(edges: list[tuple[int, int, float]], nodes: int) -> np.ndarray:
+    """Returns a bool [nodes]: the source's side of the minimum cut that is nearest to the source.
+
+    Args:
+      edges: (tail, head, capacity) triples.
+      nodes: The number of nodes.
+    """
     tails, heads, costs = (np.array(column) for column in zip(*edges, strict=True))
     finite = costs[np.isfinite(costs)]
-    scale = _DEAREST / max(finite.max(initial=0.0), 1.0)
-    capacities = np.where(np.isfinite(costs), np.ceil(costs * scale), _UNCUT).astype(np.int32)
+    scale = _MAX_COST / max(finite.max(initial=0.0), 1.0)
+    capacities = np.where(np.isfinite(costs), np.ceil(costs * scale), _INFINITE).astype(np.int32)
     network = csr_array((capacities, (tails, heads)), shape=(nodes, nodes))
     network.eliminate_zeros()
     flow = csgraph.maximum_flow(network, _SOURCE, _SINK).flow
-    left = (network - flow) > 0
-    reached = csgraph.breadth_first_order(left, _SOURCE, return_predecessors=False)
-    before = np.zeros(nodes, bool)
-    before[reached] = True
-    return before
+    residual = (network - flow) > 0
+    reached = csgraph.breadth_first_order(residual, _SOURCE, return_predecessors=False)
+    is_reached = np.zeros(nodes, bool)
+    is_reached[reached] = True
+    return is_reached

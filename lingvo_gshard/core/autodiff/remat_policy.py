@@ -1,42 +1,50 @@
-"""Rematerialization policies: what of a forward pass is kept, and what is computed again.
+"""Rematerialization (remat) policies: which products of a forward pass the backward pass reuses.
 
-A policy names the matrix products whose results are kept; the rest between a segment's input and
-its output is computed again in the backward pass (Chen et al. 2016, arXiv 1604.06174).
+A policy names the matrix products whose results are saved. The backward pass recomputes everything
+else between the inputs and the output of a remat unit (Chen et al. 2016, arXiv 1604.06174).
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from lingvo_gshard.core import letters
+from lingvo_gshard.core import context, letters
 from lingvo_gshard.core.config import names
 
-Keeps = Callable[[str, str, str], bool]
+# Returns whether to save the product of layouts (left, right, output).
+SavePolicy = Callable[[str, str, str], bool]
 
 NONE = "none"
 
 
-def _is_with_weight(left: str, right: str, output: str) -> bool:
-    """Whether one operand is a weight: no dimension of both is a batch's."""
+def _has_weight_operand(left: str, right: str, output: str) -> bool:
+    """Whether one operand is a weight: the product is not batched, except over experts."""
     return not (set(left) & set(right) & set(output)) - set(letters.WEIGHT_BATCH)
 
 
-POLICIES: dict[str, Keeps] = {
+POLICIES: dict[str, SavePolicy] = {
     NONE: lambda left, right, output: True,
     "full": lambda left, right, output: False,
-    "products": _is_with_weight,
+    "products": _has_weight_operand,
     "products_but_hidden": lambda left, right, output: (
-        _is_with_weight(left, right, output) and not set(letters.HIDDEN) & set(output)
+        _has_weight_operand(left, right, output) and not set(letters.HIDDEN) & set(output)
     ),
 }
 
 
 def check(policy: str, where: str) -> None:
-    """Raises ValueError naming `where`, a Params path, if there is no such policy."""
+    """Checks that a policy exists.
+
+    Args:
+      policy: Name of the policy.
+      where: Params path that sets it, for the message.
+
+    Raises:
+      ValueError: There is no such policy.
+    """
     if policy not in POLICIES:
         raise ValueError(
             f"{where}: unknown rematerialization policy {policy!r}. "
@@ -44,51 +52,42 @@ def check(policy: str, where: str) -> None:
         )
 
 
-class Kept:
-    """The products of one segment that a policy keeps: layouts and results, in order."""
+class SavedProducts:
+    """The matrix products of one remat unit that a policy saves.
+
+    Attributes:
+      layouts: Layouts of the saved results, in the order of computation.
+      results: The saved results, in the order of computation.
+    """
 
     def __init__(self, policy: str):
-        self._keeps = POLICIES[policy]
+        self._is_saved = POLICIES[policy]
         self.layouts: list[str] = []
         self.results: list[tf.Tensor] = []
-        self._replayed: Iterator[tf.Tensor] | None = None
+        self._restored: Iterator[tf.Tensor] | None = None
 
-    def take(self, left: str, right: str, output: str) -> tf.Tensor | None:
-        """Returns the kept result of the product that is now to be computed, if there is one."""
-        if self._replayed is None or not self._keeps(left, right, output):
-            return None
-        return next(self._replayed)
-
-    def add(self, left: str, right: str, output: str, result: tf.Tensor) -> None:
-        """Keeps a product's result if the policy says so."""
-        if self._replayed is None and self._keeps(left, right, output):
+    def save(self, left: str, right: str, output: str, result: tf.Tensor) -> None:
+        """Saves the result of a product, if the policy says so and products are being saved."""
+        if self._restored is None and self._is_saved(left, right, output):
             self.layouts.append(output)
             self.results.append(result)
 
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Within it, products are computed, and kept here."""
-        token = _kept.set(self)
-        try:
-            yield
-        finally:
-            _kept.reset(token)
+    def restore(self, left: str, right: str, output: str) -> tf.Tensor | None:
+        """Returns the saved result of the next product, or None if it must be computed."""
+        if self._restored is None or not self._is_saved(left, right, output):
+            return None
+        return next(self._restored)
+
+    def saving(self) -> contextlib.AbstractContextManager:
+        """Saves the products that are computed inside a `with` block."""
+        return context.override(saved_products=self)
 
     @contextlib.contextmanager
-    def replayed(self, results: list[tf.Tensor]) -> Iterator[None]:
-        """Within it, products that were kept have these results, in the order of recording."""
-        self._replayed = iter(results)
-        token = _kept.set(self)
+    def restoring(self, results: list[tf.Tensor]) -> Iterator[None]:
+        """Replaces products inside a `with` block by results that were saved before, in order."""
+        self._restored = iter(results)
         try:
-            yield
+            with context.override(saved_products=self):
+                yield
         finally:
-            _kept.reset(token)
-            self._replayed = None
-
-
-_kept: contextvars.ContextVar[Kept | None] = contextvars.ContextVar("kept", default=None)
-
-
-def kept() -> Kept | None:
-    """Returns where the products of the segment under way are kept, or None outside of any."""
-    return _kept.get()
+            self._restored = None

@@ -1,4 +1,4 @@
-"""Segment: a part of a forward pass that can be computed again to find its gradient."""
+"""RematUnit: a part of the forward pass that the backward pass recomputes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.autodiff.remat_policy import Kept
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.repetition import Iteration, Repetition
 
 Function = Callable[..., tf.Tensor]
@@ -18,7 +18,13 @@ Function = Callable[..., tf.Tensor]
 
 @dataclasses.dataclass
 class Reports:
-    """What layers left behind in the context: names of losses and metrics, and their values."""
+    """The losses and metrics that layers reported in a part of the forward pass.
+
+    Attributes:
+      losses: Names of the losses.
+      metrics: Names of the metrics.
+      values: Values of the losses, values of the metrics, then weights of the metrics.
+    """
 
     losses: list[str]
     metrics: list[str]
@@ -26,18 +32,23 @@ class Reports:
 
     @classmethod
     def of(cls, collected: context.Context) -> Reports:
-        """Returns what a context has collected; values: losses, then metrics, then weights."""
+        """Returns the losses and metrics that a context has collected."""
         metrics = list(collected.metrics.values())
         values = [*collected.losses.values(), *(v for v, _ in metrics), *(w for _, w in metrics)]
         return cls(list(collected.losses), list(collected.metrics), values)
 
     def stacked(self, repetition: Repetition) -> Reports:
-        """Returns these, of a repetition's body, with names for the values of all times."""
+        """Returns the same reports under names for the stacked values of all iterations."""
         rename = repetition.stacked
         return Reports(list(map(rename, self.losses)), list(map(rename, self.metrics)))
 
     def add_to(self, target: context.Context, values: Sequence[tf.Tensor]) -> None:
-        """Reports values of these names to a context, and of losses that are stacked the sum."""
+        """Adds values to a context under the names of these reports.
+
+        Args:
+          target: The context that receives them.
+          values: Ordered as in `self.values`. The entries of a stacked loss are summed.
+        """
         losses, metrics = len(self.losses), len(self.metrics)
         for name, value in zip(self.losses, values[:losses], strict=True):
             target.add_loss(name, tf.reduce_sum(value))
@@ -48,51 +59,66 @@ class Reports:
             target.add_metric(name, value, weight)
 
 
-class Segment:
-    """A function of tensors and of the context it was made in.
+class RematUnit:
+    """A function of tensors that runs in the forward pass and again in the backward pass.
 
-    What it computes the second time has the same random numbers as the first, and name scopes that
-    begin with `rematerialized/`.
+    Both runs use the context in which the unit was made, so that they draw the same random numbers.
+    Name scopes of the second run begin with `rematerialized/`.
+
+    Args:
+      function: Maps tensors to one tensor.
+      policy: Remat policy that selects the products to save, see remat_policy.py.
     """
 
     def __init__(self, function: Function, policy: str):
         self.policy, self._function = policy, function
-        self._context, self._path = context.current(), context.layer_path()
+        self._context = context.current()
 
     def forward(
         self, tensors: Sequence[tf.Tensor], iteration: Iteration | None = None
-    ) -> tuple[tf.Tensor, Reports, Kept]:
-        """Returns the function's output, what layers reported in it, and the products kept."""
-        kept = Kept(self.policy)
-        with context.use(self._context.part(iteration)) as part, kept.recorded():
+    ) -> tuple[tf.Tensor, Reports, SavedProducts]:
+        """Runs the function.
+
+        Args:
+          tensors: The function's arguments.
+          iteration: Position in a compiled loop over layers, if the unit is its body.
+
+        Returns:
+          The output, what layers reported, and the products that the policy saves.
+        """
+        saved = SavedProducts(self.policy)
+        with context.use(self._context.part(iteration)) as part, saved.saving():
             output = self._function(*tensors)
-        return output, Reports.of(part), kept
+        return output, Reports.of(part), saved
 
     def gradients(
         self,
         tensors: Sequence[tf.Tensor],
-        kept: Sequence[tf.Tensor],
+        saved: Sequence[tf.Tensor],
         upstream: Sequence[tf.Tensor],
         iteration: Iteration | None = None,
-        hidden: int = 0,
+        barrier_count: int = 0,
     ) -> list[tf.Tensor | None]:
-        """Returns the gradients of the tensors; None for those that nothing depends on.
+        """Recomputes the function and returns the gradients of its arguments.
 
-        kept: results of the products that `forward` kept. upstream: gradients of the output and of
-        the reports' values. hidden: how many tensors are put behind a barrier, without which XLA
-        would see in one program the same computed twice, and keep the first result.
+        Args:
+          tensors: The function's arguments.
+          saved: Results of the products that `forward` saved.
+          upstream: Gradients of the output and of the reports' values.
+          iteration: Position in a compiled loop over layers, if the unit is its body.
+          barrier_count: Number of leading arguments that pass through an optimization barrier.
+            Without it XLA would see the same computation twice and keep the first result.
+
+        Returns:
+          One gradient for each argument; None for an argument that no output depends on.
         """
-        if hidden:
-            shown, upstream = optimization_barrier(tensors[:hidden], upstream)
-            tensors = [*shown, *tensors[hidden:]]
+        if barrier_count:
+            passed, upstream = optimization_barrier(tensors[:barrier_count], upstream)
+            tensors = [*passed, *tensors[barrier_count:]]
         with tf.GradientTape() as tape:
             tape.watch([t for t in tensors if t.dtype.is_floating])
-            with (
-                context.use(self._context.part(iteration)) as part,
-                context.layer(self._path),
-                context.recomputation(),
-                Kept(self.policy).replayed(kept),
-            ):
+            part = dataclasses.replace(self._context.part(iteration), is_recomputing=True)
+            with context.use(part), SavedProducts(self.policy).restoring(list(saved)):
                 output = self._function(*tensors)
             outputs = [output, *Reports.of(part).values]
         return tape.gradient(outputs, list(tensors), output_gradients=list(upstream))
@@ -101,19 +127,26 @@ class Segment:
 def rematerialized(
     function: Function, policy: str, activations: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns function(*activations, *weights), of which a policy says what is computed again."""
-    segment = Segment(function, policy)
+    """Returns function(*activations, *weights), recomputed in the backward pass.
+
+    Args:
+      function: Maps tensors to one tensor.
+      policy: Remat policy that selects the products to save, see remat_policy.py.
+      activations: Leading arguments of the function.
+      weights: The other arguments.
+    """
+    unit = RematUnit(function, policy)
     reports: list[Reports] = []
 
     @custom_gradient
     def compute(*tensors: tf.Tensor):
-        output, left_behind, kept = segment.forward(tensors)
-        reports[:] = [left_behind]
+        output, collected, saved = unit.forward(tensors)
+        reports[:] = [collected]
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
-            return segment.gradients(tensors, kept.results, upstream, hidden=len(activations))
+            return unit.gradients(tensors, saved.results, upstream, barrier_count=len(activations))
 
-        return (output, *left_behind.values), gradient
+        return (output, *collected.values), gradient
 
     output, *values = compute(*activations, *weights)
     reports[0].add_to(context.current(), values)

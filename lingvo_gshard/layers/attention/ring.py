@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.ring_pass import PARTS, RingPass, annotate_segments
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.partitioning import current_partitioning
+from lingvo_gshard.sharding.partitioning import parts_of
 
 LOCAL_LETTERS = {"s": "positions of queries within a part of a row"}
 
@@ -104,10 +103,7 @@ class RingKernel(AttentionKernel):
 
 
 def _number_of_parts() -> int:
-    current = current_partitioning()
-    if current is None or tf.executing_eagerly():
-        return 1
-    return current.parts(current.split("BNLD", path=context.layer_path())[PARTS])
+    return parts_of("BNLD")[PARTS]
 
 
 def _split(x: tf.Tensor, parts: int, dimension: int) -> tf.Tensor:

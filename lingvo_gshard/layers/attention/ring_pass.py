@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context
 from lingvo_gshard.layers.attention import running_softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.layers.attention.running_softmax import RunningSums, SoftmaxStatistics
 from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.sharding.partitioning import current_partitioning
-from lingvo_gshard.sharding.rotation import rotated
+from lingvo_gshard.sharding.collectives import rotated
+from lingvo_gshard.sharding.partitioning import parts_of
 
 LOCAL_LETTERS = {"s": "positions of queries within a part of a row"}
 
@@ -263,10 +262,7 @@ def annotate_segments(x: tf.Tensor, layout: str) -> tf.Tensor:
 
 def _head_shards() -> int:
     """Returns the number of shards that N is split into."""
-    current = current_partitioning()
-    if current is None or tf.executing_eagerly():
-        return 1
-    return current.parts(current.split("BNLD", path=context.layer_path())[1])
+    return parts_of("BNLD")[1]
 
 
 def _repeat_heads(x: tf.Tensor, times: int) -> tf.Tensor:

@@ -8,17 +8,14 @@ groups are put in another order, in which each device's stand side by side.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning
-from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,26 +69,22 @@ class Groups:
     def _split(self, x: tf.Tensor, letters: tuple[str, ...]) -> tf.Tensor:
         """Annotated as rows are split, and L as pieces are; the identity where no L is split."""
         current = current_partitioning()
-        if current is None or tf.executing_eagerly() or not _axes(current, "BLM")[1]:
+        rows, positions, _ = axes_of("BLM")
+        if current is None or not positions:
             return x
-        pieces = _shared(current) if self.pieces > 1 else ()
-        axes = {"B": _axes(current, "BLM")[0], "L": pieces, "": ()}
+        pieces = _shared() if self.pieces > 1 else ()
+        axes = {"B": rows, "L": pieces, "": ()}
         split = [axes[letter] for letter in letters]
         return xla.tile(x, (*split, *((),) * (x.shape.rank - len(split))), current.mesh)
 
     def cross_parts(self) -> bool:
         """Whether L and G are split over devices that must gather rows to make groups of them."""
         current = current_partitioning()
-        return current is not None and current.parts(_shared(current)) > self.pieces
+        return current is not None and current.parts(_shared()) > self.pieces
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it, what is drawn for groups does not depend on their order."""
-        token = _order.set(self._numbers() if self.pieces > 1 else None)
-        try:
-            yield
-        finally:
-            _order.reset(token)
+    def in_use(self) -> contextlib.AbstractContextManager:
+        """Makes random numbers of groups independent of their order, inside a `with` block."""
+        return context.override(group_order=self._numbers() if self.pieces > 1 else None)
 
     def _numbers(self) -> np.ndarray:
         """The number [G] that each group would have were there one piece."""
@@ -99,12 +92,9 @@ class Groups:
         return by_row.transpose(1, 0, 2).reshape(-1)
 
 
-_order: contextvars.ContextVar[np.ndarray | None] = contextvars.ContextVar("order", default=None)
-
-
 def drawn(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
     """Returns float32 numbers uniform in (0, 1) for [G,S,...], a group's the same in any order."""
-    return random_numbers.hashed_uniform(shape, key, _order.get())
+    return random_numbers.hashed_uniform(shape, key, context.current().group_order)
 
 
 def _count_pieces(rows: int, length: int, size: int) -> int:
@@ -112,25 +102,17 @@ def _count_pieces(rows: int, length: int, size: int) -> int:
     current = current_partitioning()
     if current is None or tf.executing_eagerly():
         return 1
-    pieces = current.parts(_shared(current))
-    of_rows, of_groups = _axes(current, "BLM")[0], _axes(current, "GSM")[0]
-    is_local = of_groups == (*_shared(current), *of_rows)
+    pieces = current.parts(_shared())
+    of_rows, of_groups = axes_of("BLM")[0], axes_of("GSM")[0]
+    is_local = of_groups == (*_shared(), *of_rows)
     is_even = rows % current.parts(of_rows) == 0 and length % (pieces * size) == 0
     return pieces if is_local and is_even else 1
 
 
-def _axes(current: Partitioning, layout: str) -> Split:
-    """Each dimension's axes of more than one device."""
-    return tuple(
-        tuple(axis for axis in axes if current.mesh.axis_size(axis) > 1)
-        for axes in current.split(layout, path=context.layer_path())
-    )
-
-
-def _shared(current: Partitioning) -> tuple[str, ...]:
+def _shared() -> tuple[str, ...]:
     """The axes that split both L and G."""
-    groups = _axes(current, "GSM")[0]
-    return tuple(axis for axis in _axes(current, "BLM")[1] if axis in groups)
+    groups = axes_of("GSM")[0]
+    return tuple(axis for axis in axes_of("BLM")[1] if axis in groups)
 
 
 def _first_two_swapped(x: tf.Tensor) -> tf.Tensor:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence, Set
 
 import tensorflow as tf
 
-from lingvo_gshard.core import context
 from lingvo_gshard.sharding import annotate, xla
-from lingvo_gshard.sharding.partitioning import Partitioning, current_partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 
@@ -53,9 +52,9 @@ def by_axis(option: str) -> Route:
     Raises ValueError naming the option and --mesh where G and E share fewer than two axes.
     """
     current = current_partitioning()
-    if current is None or current.mesh.size == 1:
+    if current is None or current.mesh.size == 1 or tf.executing_eagerly():
         return direct
-    groups, experts = (_axes(current, letter) for letter in "GE")
+    (groups,), (experts,) = axes_of("G"), axes_of("E")
     shared = [axis for axis in experts if axis in groups]
     if len(shared) < 2:
         raise ValueError(
@@ -65,12 +64,6 @@ def by_axis(option: str) -> Route:
             "--strategy='activations: B,G->host,data | E->host,data'"
         )
     return lambda x, way: _in_steps(x, way, current, shared[::-1])
-
-
-def _axes(current: Partitioning, letter: str) -> tuple[str, ...]:
-    """The axes of more than one device that a letter is split over where it comes first."""
-    (axes,) = current.split(letter, path=context.layer_path())
-    return tuple(axis for axis in axes if current.mesh.axis_size(axis) > 1)
 
 
 def _in_words(axes: Sequence[str]) -> str:
@@ -84,10 +77,10 @@ def _in_steps(x: tf.Tensor, way: Way, current: Partitioning, order: Sequence[str
     one for what is left, so that a step takes an axis from one dimension to another.
     """
     source, target = way.layouts(x.shape.rank)
-    first, second = (_axes(current, letter) for letter in way.source)
+    (first,), (second,) = map(axes_of, way.source)
     sizes = x.shape[:2].as_list()
     x = _cut(x, first, second, current)
-    rest = current.split(source, path=context.layer_path())[2:]
+    rest = axes_of(source)[2:]
     held = set(first)
     for axis in (None, *order):
         held.discard(axis)

@@ -16,9 +16,9 @@ from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.joint_graph import JointGraph
-from lingvo_gshard.core.autodiff.remat_policy import Kept
-from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
-from lingvo_gshard.core.autodiff.save_costs import Costs, OfMemory, OfTime
+from lingvo_gshard.core.autodiff.remat_costs import MemoryCosts, RematCosts, TimeCosts
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.sharding import annotate, annotate_like, recording
@@ -51,7 +51,7 @@ class Loop:
     carried: the layout of x. weights: of one time through the segment, without R.
     """
 
-    segment: Segment
+    unit: RematUnit
     repetition: Repetition
     carried: str
     weights: Sequence[VariableSpec]
@@ -77,18 +77,18 @@ class Loop:
         return Outcome(x, traced.reports, values)
 
     def _trace(self, tensors: Tensors) -> _Traced:
-        seen: list[tuple[Reports, Kept]] = []
+        seen: list[tuple[Reports, SavedProducts]] = []
 
         def once(*tensors_and_r: tf.Tensor) -> Tensors:
             *tensors, r = tensors_and_r
-            output, reports, kept = self.segment.forward(tensors, Iteration(self.repetition, r))
+            output, reports, kept = self.unit.forward(tensors, Iteration(self.repetition, r))
             seen.append((reports, kept))
             return [output, *reports.values]
 
-        def costs_of(passing: Collection[tf.Operation]) -> Costs:
-            if self.segment.policy == remat_policy.NONE:
-                return OfTime(passing)
-            return OfMemory(passing, seen[-1][1].results)
+        def costs_of(passing: Collection[tf.Operation]) -> RematCosts:
+            if self.unit.policy == remat_policy.NONE:
+                return TimeCosts(passing)
+            return MemoryCosts(passing, seen[-1][1].results)
 
         fixed = self._fixed(tensors)
         alike, sliced = tensors[1 : 1 + fixed], tensors[1 + fixed :]
@@ -97,8 +97,8 @@ class Loop:
         joint = JointGraph.trace(once, [spec_of(tensors[0])], staying, costs_of, self._with_marks)
         reports, products = seen[-1]
         layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
-        layouts[id(joint.passing[0])] = self.carried
-        return _Traced(joint, reports, [layouts.get(id(x)) for x in joint.kept])
+        layouts[id(joint.forward_inputs[0])] = self.carried
+        return _Traced(joint, reports, [layouts.get(id(x)) for x in joint.saved])
 
     def _with_marks(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """The gradients with those of the weights marked, and narrow where they can be."""
@@ -119,7 +119,7 @@ class Loop:
             return r + 1, output, stacks
 
         reported = joint.outputs[1:]
-        stacks = [self._stack_of(x) for x in (*reported, *joint.kept)]
+        stacks = [self._stack_of(x) for x in (*reported, *joint.saved)]
         _, output, stacks = self._while(body, (tf.constant(0), tensors[0], stacks))
         recording.add_loop(output, joint.graph)
         stacked = [stack.stack() for stack in stacks]
@@ -134,7 +134,7 @@ class Loop:
     ) -> list[tf.Tensor | None]:
         """Returns the gradients of the loop's tensors; None for those that nothing depends on."""
         fixed = self._fixed(tensors)
-        if self.repetition.times == 1 and self.segment.policy != remat_policy.NONE:
+        if self.repetition.times == 1 and self.unit.policy != remat_policy.NONE:
             # XLA makes such a loop a part of the program around it, in which what is computed again
             # was computed before.
             tensors, kept, (dx,) = optimization_barrier(tensors, kept, [dx])

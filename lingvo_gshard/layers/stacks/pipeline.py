@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
-from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
+from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
@@ -184,8 +184,8 @@ class Pipeline(Execution):
             layers = zip(self.body, weights.body, strict=True)
             return _run(layers, x_BLM, tf.nest.pack_sequence_as(structure, here), number)
 
-        segment = Segment(body, self.p.rematerialize)
-        loop = PipelineLoop(segment, self.schedule, self._repetition, specs.flatten())
+        unit = RematUnit(body, self.p.rematerialize)
+        loop = PipelineLoop(unit, self.schedule, self._repetition, specs.flatten())
         y_RBLM, reports, values = loop.run(x_RBLM, inputs, theta.flatten())
         places = self._places()
         self._report(reports, [tf.gather_nd(value, places) for value in values])
@@ -270,7 +270,7 @@ def _cut(tensor: tf.Tensor, count: int) -> tf.Tensor:
     They are with all stages: rows that were split over those, too, are put together first.
     """
     partitioning = current_partitioning()
-    with use_partitioning(partitioning and partitioning.behind(STAGES)):
+    with use_partitioning(partitioning and partitioning.within_stack(STAGES)):
         tensor = _by_rows(tensor, "B")
         rows, *shape = tensor.shape
         by_part = tf.reshape(tensor, [rows // count, count, *shape])

@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
+from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.layers.stacks.pipeline_operands import OfLayer, OfMicroBatch
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
-from lingvo_gshard.sharding.rotation import rotated
 from lingvo_gshard.sharding.vectorize import vectorize
 
 Tensors = Sequence[tf.Tensor]
@@ -56,7 +56,7 @@ class PipelineLoop:
     a micro-batch and the weights of one time through it, whose specs are `weights`.
     """
 
-    segment: Segment
+    unit: RematUnit
     schedule: Schedule
     repetition: Repetition
     weights: Sequence[VariableSpec]
@@ -98,7 +98,7 @@ class PipelineLoop:
 
     def gradients(self, *arguments: object) -> list[tf.Tensor | None]:
         """Returns the segment's gradients: of x and of the operands."""
-        found = self.segment.gradients(*arguments)
+        found = self.unit.gradients(*arguments)
         del found[-1 - len(self.weights)]
         return found
 
@@ -109,7 +109,7 @@ class PipelineLoop:
         def once(x: tf.Tensor, *operands: tf.Tensor) -> list[tf.Tensor | None]:
             arguments = self.arguments(x, tf.constant(0), operands)
             iteration = Iteration(self.repetition, tf.constant(0))
-            output, reports, kept = self.segment.forward(arguments, iteration)
+            output, reports, kept = self.unit.forward(arguments, iteration)
             specs = [[spec_of(y) for y in found] for found in (reports.values, kept.results)]
             traced.append((reports, *specs, kept.layouts))
             upstream = [tf.ones_like(y) for y in (output, *reports.values)]
@@ -118,7 +118,7 @@ class PipelineLoop:
         others = len(tensors) - len(self.weights)
         slices = [t[0] for t in tensors[:others]] + [t[0, 0] for t in tensors[others:]]
         partitioning = current_partitioning()
-        with use_partitioning(partitioning and partitioning.behind(STAGES)):
+        with use_partitioning(partitioning and partitioning.within_stack(STAGES)):
             found = _results_of(once, *map(spec_of, slices))
         return _Traced(*traced[-1], list(found))
 
@@ -227,7 +227,7 @@ class _Pass:
         def stage(time: tf.Tensor, micro_batch: tf.Tensor, x: tf.Tensor, *operands: tf.Tensor):
             arguments = loop.arguments(x, micro_batch, operands)
             iteration = Iteration(loop.repetition, time)
-            output, reports, kept = loop.segment.forward(arguments, iteration)
+            output, reports, kept = loop.unit.forward(arguments, iteration)
             return [output, *reports.values, *kept.results]
 
         return vectorize(STAGES, stage, *self._indices(t, r), x, *self._read(t, r))

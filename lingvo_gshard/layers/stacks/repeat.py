@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.autodiff.remat_unit import Reports, Segment
+from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
@@ -77,8 +77,8 @@ class Repeat(Execution):
                 x_BLM = layer.fprop(layer_theta, x_BLM, *here)
             return annotate(x_BLM, _CARRIED)
 
-        segment = Segment(body, self.p.rematerialize)
-        loop = Loop(segment, self._repetition, _CARRIED, specs.flatten())
+        unit = RematUnit(body, self.p.rematerialize)
+        loop = Loop(unit, self._repetition, _CARRIED, specs.flatten())
         outcome = loop.run(x_BLM, *flat, *theta.flatten())
         outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
         return outcome.output

@@ -51,7 +51,11 @@ def lower(
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
-    with use_partitioning(partitioning), tf.device("/device:CPU:0"), custom_gradient.forgotten():
+    with (
+        use_partitioning(partitioning),
+        tf.device("/device:CPU:0"),
+        custom_gradient.forgetting_gradients(),
+    ):
         concrete = traced.get_concrete_function(*specs)
         outputs = [_output(name, *output) for output in described]
         constants = captured_constants(name, concrete)

@@ -1,11 +1,11 @@
-"""A function and its gradient in two parts, beside TensorFlow's own gradient."""
+"""JointGraph against TensorFlow's own gradient."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.autodiff.joint_graph import JointGraph
-from lingvo_gshard.core.autodiff.save_costs import OfMemory, OfTime
+from lingvo_gshard.core.autodiff.remat_costs import MemoryCosts, TimeCosts
 
 B, M, H = 4, 8, 16
 X, W_IN, W_OUT = ([B, M], [M, H], [H, M])
@@ -13,7 +13,7 @@ SHIFT = tf.constant(0.5)
 
 
 def network(x: tf.Tensor, w_in: tf.Tensor, w_out: tf.Tensor) -> list[tf.Tensor]:
-    """Two products with what is cheap between; a second output has no gradient but for w_in."""
+    """Two products with cheap operations between; the second output depends only on w_in."""
     shared = tf.cast(tf.cast(w_in, tf.bfloat16), tf.float32)
     hidden = tf.nn.relu(tf.exp(x - SHIFT) @ shared)
     return [x + tf.tanh(hidden @ w_out), tf.reduce_sum(w_in)]
@@ -24,9 +24,9 @@ def tensors() -> list[tf.Tensor]:
     return [tf.constant(rng.normal(size=s) / 4, tf.float32) for s in (X, W_IN, W_OUT)]
 
 
-def joint(costs_of=OfTime, function=network, shapes=(X, W_IN, W_OUT)) -> JointGraph:
+def joint(make_costs=TimeCosts, function=network, shapes=(X, W_IN, W_OUT)) -> JointGraph:
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-    return JointGraph.trace(function, specs[:1], specs[1:], costs_of, list)
+    return JointGraph.trace(function, specs[:1], specs[1:], make_costs)
 
 
 def by_tape(upstream: list[tf.Tensor]) -> tuple[list, list]:
@@ -38,16 +38,16 @@ def by_tape(upstream: list[tf.Tensor]) -> tuple[list, list]:
 
 
 @pytest.mark.parametrize(
-    "costs_of", [OfTime, lambda passing: OfMemory(passing, [])], ids=["time", "memory"]
+    "make_costs", [TimeCosts, lambda inputs: MemoryCosts(inputs, [])], ids=["time", "memory"]
 )
-def test_it_is_the_tapes_gradient(costs_of):
-    traced = joint(costs_of)
+def test_gradients_equal_the_tapes(make_costs):
+    traced = joint(make_costs)
     upstream = [tf.random.normal(X, seed=1), tf.constant(2.0)]
 
     @tf.function(autograph=False, jit_compile=True)
     def two_parts(x, *weights):
-        outputs, kept = traced.forward([x], weights)
-        return outputs, traced.backward(weights, kept, upstream)
+        outputs, saved = traced.forward([x], weights)
+        return outputs, traced.backward(weights, saved, upstream)
 
     expected = by_tape(upstream)
     for actual, parts in zip(two_parts(*tensors()), expected, strict=True):
@@ -55,41 +55,44 @@ def test_it_is_the_tapes_gradient(costs_of):
             np.testing.assert_allclose(value, part, rtol=1e-5, atol=1e-6)
 
 
-def test_time_is_saved_by_keeping_products_and_memory_by_keeping_what_passes():
-    kept = joint().kept
-    assert {tensor.op.type for tensor in kept} == {"Exp", "Relu", "Tanh"}
-    assert all(tensor.shape[0] == B for tensor in kept)
-    only = joint(lambda passing: OfMemory(passing, []))
-    assert [tensor.shape.as_list() for tensor in only.kept] == [X]
+def test_time_costs_save_products_and_memory_costs_save_inputs():
+    saved = joint().saved
+    assert {tensor.op.type for tensor in saved} == {"Exp", "Relu", "Tanh"}
+    assert all(tensor.shape[0] == B for tensor in saved)
+    only = joint(lambda inputs: MemoryCosts(inputs, []))
+    assert [tensor.shape.as_list() for tensor in only.saved] == [X]
 
 
-def test_what_may_be_kept_is_not_computed_again():
+def test_chosen_products_are_not_recomputed():
     products = []
 
     def function(x, w):
         products[:] = [x @ w]
         return [tf.exp(products[0])]
 
-    traced = joint(lambda passing: OfMemory(passing, products), function, (X, W_IN))
-    assert {id(tensor) for tensor in traced.kept} == {id(traced.passing[0]), id(products[0])}
+    traced = joint(lambda inputs: MemoryCosts(inputs, products), function, (X, W_IN))
+    assert {id(tensor) for tensor in traced.saved} == {
+        id(traced.forward_inputs[0]),
+        id(products[0]),
+    }
 
 
 def test_an_input_without_a_gradient():
     def function(x, w, unused):
         return [x * tf.stop_gradient(tf.reduce_sum(w) + unused)]
 
-    traced = joint(OfTime, function, (X, W_IN, []))
+    traced = joint(TimeCosts, function, (X, W_IN, []))
     assert [gradient is None for gradient in traced.gradients] == [False, True, True]
     found = tf.function(
         lambda: traced.backward(tensors()[1:2] + [SHIFT], [], [tf.ones(X)]), autograph=False
     )
-    assert not traced.kept
+    assert not traced.saved
     total = np.sum(tensors()[1]) + 0.5
     np.testing.assert_allclose(found()[0], np.full(X, total), rtol=1e-5)
 
 
-def test_what_is_computed_again_is_named_so():
-    traced = joint(lambda passing: OfMemory(passing, []))
+def test_recomputed_operations_are_named():
+    traced = joint(lambda inputs: MemoryCosts(inputs, []))
 
     @tf.function(autograph=False)
     def later(x, *weights):
@@ -101,28 +104,28 @@ def test_what_is_computed_again_is_named_so():
     assert len(again) == 2 and len(products - again) == 4
 
 
-def test_a_part_is_made_in_the_same_order_each_time():
+def test_the_order_of_operations_is_deterministic():
     names = []
     for _ in range(2):
         traced = joint()
         later = tf.function(traced.backward, autograph=False).get_concrete_function(
-            tensors()[1:], [tf.zeros(x.shape) for x in traced.kept], [tf.ones(X), tf.constant(1.0)]
+            tensors()[1:], [tf.zeros(x.shape) for x in traced.saved], [tf.ones(X), tf.constant(1.0)]
         )
         names.append([operation.name for operation in later.graph.get_operations()])
     assert names[0] == names[1]
 
 
-def test_loops_within_are_computed_again_with_what_they_keep():
+def test_inner_loops_are_recomputed_with_their_saved_tensors():
     def function(x, w):
         return [tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.sin(y * w)), (0, x))[1]]
 
-    traced = joint(OfTime, function, (X, []))
+    traced = joint(TimeCosts, function, (X, []))
     inputs = [tensors()[0], tf.constant(0.7)]
 
     @tf.function(autograph=False)
     def two_parts(x, w):
-        (output,), kept = traced.forward([x], [w])
-        return output, traced.backward([w], kept, [tf.ones(X)])
+        (output,), saved = traced.forward([x], [w])
+        return output, traced.backward([w], saved, [tf.ones(X)])
 
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -131,4 +134,4 @@ def test_loops_within_are_computed_again_with_what_they_keep():
     np.testing.assert_allclose(output, expected[0], rtol=1e-6)
     for actual, value in zip(gradients, tape.gradient(expected, inputs), strict=True):
         np.testing.assert_allclose(actual, value, rtol=1e-5)
-    assert all(tensor.dtype != tf.variant for tensor in traced.kept)
+    assert all(tensor.dtype != tf.variant for tensor in traced.saved)

@@ -1,4 +1,4 @@
-"""What is kept for later, beside the best of all choices that there are."""
+"""The minimum cut against an exhaustive search of all choices."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.core.autodiff.minimum_cut import kept_tensors
+from lingvo_gshard.core.autodiff.minimum_cut import tensors_to_save
 
 
 class Case:
@@ -63,7 +63,7 @@ NUMBERS = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=3), min_siz
 def test_nothing_is_cheaper(reads, later, keeping, again):
     case = Case(reads, later, keeping, again)
     source = case.operations[0]
-    found = kept_tensors(case.operations, [source], case.later, case.keeping, case.again)
+    found = tensors_to_save(case.operations, [source], case.later, case.keeping, case.again)
     kept = {tensor.op for tensor in found}
     assert len(kept) == len(found) and not kept & case.later
     before = [operation for operation in case.operations if operation not in case.later]
@@ -77,5 +77,7 @@ def test_nothing_is_cheaper(reads, later, keeping, again):
 
 def test_very_dear_tensors_are_told_apart():
     case = Case([[0], [1], [2]], 2, [10**12, 3 * 10**12, 10**13, 1], [0, 0, 0])
-    found = kept_tensors(case.operations, case.operations[:1], case.later, case.keeping, case.again)
+    found = tensors_to_save(
+        case.operations, case.operations[:1], case.later, case.keeping, case.again
+    )
     assert [tensor.op for tensor in found] == case.operations[:1]

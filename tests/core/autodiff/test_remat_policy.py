@@ -1,17 +1,18 @@
-"""Policies of rematerialization, and the products of a segment: kept once, given back in order."""
+"""Remat policies, and saving and restoring the products of a remat unit."""
 
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.core.autodiff.remat_policy import Kept
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 
 WITH_WEIGHT = [("BLM", "MH", "BLH"), ("BLM", "MND", "BLND"), ("EGCM", "EMH", "EGCH")]
 BETWEEN_ACTIVATIONS = [("BLND", "BKND", "BNLK"), ("BNLK", "BKND", "BLND"), ("GSEC", "GSM", "EGCM")]
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept"),
+    ("policy", "saved"),
     [
         ("none", [*WITH_WEIGHT, *BETWEEN_ACTIVATIONS]),
         ("full", []),
@@ -19,10 +20,10 @@ BETWEEN_ACTIVATIONS = [("BLND", "BKND", "BNLK"), ("BNLK", "BKND", "BLND"), ("GSE
         ("products_but_hidden", [WITH_WEIGHT[1]]),
     ],
 )
-def test_what_a_policy_keeps(policy, kept):
-    keeps = remat_policy.POLICIES[policy]
+def test_a_policy_selects_products(policy, saved):
+    is_saved = remat_policy.POLICIES[policy]
     products = [*WITH_WEIGHT, *BETWEEN_ACTIVATIONS]
-    assert [product for product in products if keeps(*product)] == kept
+    assert [product for product in products if is_saved(*product)] == saved
 
 
 def test_every_policy_is_a_choice_and_others_are_named():
@@ -32,30 +33,30 @@ def test_every_policy_is_a_choice_and_others_are_named():
         remat_policy.check("ful", "task.x")
 
 
-def test_products_are_recorded_and_replayed_in_order():
-    kept = Kept("products")
-    assert remat_policy.kept() is None
-    with kept.recorded():
-        assert remat_policy.kept() is kept
+def test_products_are_saved_and_restored_in_order():
+    saved = SavedProducts("products")
+    assert context.current().saved_products is None
+    with saved.saving():
+        assert context.current().saved_products is saved
         for value, product in enumerate([WITH_WEIGHT[0], BETWEEN_ACTIVATIONS[0], WITH_WEIGHT[1]]):
-            assert kept.take(*product) is None
-            kept.add(*product, tf.constant(value))
-    assert remat_policy.kept() is None
-    assert kept.layouts == ["BLH", "BLND"] and kept.results == [0, 2]
-    with kept.replayed([tf.constant(10), tf.constant(12)]):
-        assert remat_policy.kept() is kept
-        assert kept.take(*WITH_WEIGHT[0]) == 10
-        assert kept.take(*BETWEEN_ACTIVATIONS[0]) is None
-        kept.add(*BETWEEN_ACTIVATIONS[0], tf.constant(11))
-        assert kept.take(*WITH_WEIGHT[1]) == 12
-    assert remat_policy.kept() is None and kept.results == [0, 2]
-    assert kept.take(*WITH_WEIGHT[0]) is None
+            assert saved.restore(*product) is None
+            saved.save(*product, tf.constant(value))
+    assert context.current().saved_products is None
+    assert saved.layouts == ["BLH", "BLND"] and saved.results == [0, 2]
+    with saved.restoring([tf.constant(10), tf.constant(12)]):
+        assert context.current().saved_products is saved
+        assert saved.restore(*WITH_WEIGHT[0]) == 10
+        assert saved.restore(*BETWEEN_ACTIVATIONS[0]) is None
+        saved.save(*BETWEEN_ACTIVATIONS[0], tf.constant(11))
+        assert saved.restore(*WITH_WEIGHT[1]) == 12
+    assert context.current().saved_products is None and saved.results == [0, 2]
+    assert saved.restore(*WITH_WEIGHT[0]) is None
 
 
-def test_an_error_ends_recording():
-    kept = Kept("products")
-    for within in (kept.recorded, lambda: kept.replayed([])):
+def test_an_error_ends_saving():
+    saved = SavedProducts("products")
+    for within in (saved.saving, lambda: saved.restoring([])):
         with pytest.raises(KeyError), within():
             raise KeyError
-        assert remat_policy.kept() is None
-    assert kept.take(*WITH_WEIGHT[0]) is None
+        assert context.current().saved_products is None
+    assert saved.restore(*WITH_WEIGHT[0]) is None

@@ -121,7 +121,7 @@ def test_it_goes_on_with_another_runtime(sharded_run, capsys):
             ["--mesh=data=4,model=2", "--strategy=B->dta,modle"],
             "needs axis 'dta' and 'modle', which --mesh=data=4,model=2 lacks. Did you mean 'data'?",
         ),
-        (["--mesh=data=8", "--strategy=B,Q->data"], "'Q' is no letter of a dimension"),
+        (["--mesh=data=8", "--strategy=B,Q->data"], "'Q' is not the letter of a dimension"),
         (["--mesh=data=8", "--strategy=wieghts: M->data"], "Did you mean 'weights'?"),
         (["--runtime=spdm"], "--runtime=spdm is unknown. Did you mean 'spmd'?"),
         (["--mesh=data=8", "--partitioner=shard"], "--partitioner=shard is unknown. Did you mean"),

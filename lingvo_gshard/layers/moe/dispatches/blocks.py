@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from lingvo_gshard.core import context, dynamic_slice, random_numbers
-from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
-from lingvo_gshard.core.autodiff.remat_policy import Kept
+from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import use_partitioning
@@ -105,9 +104,9 @@ class Blocks:
         """
         leaves = [tf.cast(w, rows_RM.dtype) for w in tf.nest.flatten(self.theta)]
         specs = self._trace(rows_RM, leaves)
-        outer = remat_policy.kept()
+        outer = context.current().saved_products
         layouts = [_OUTPUT, *[_HIDDEN] * len(specs)]
-        known = [outer.take(*layout) for layout in layouts] if outer else [None]
+        known = [outer.restore(*layout) for layout in layouts] if outer else [None]
 
         @custom_gradient
         def compute(rows: tf.Tensor, *leaves: tf.Tensor):
@@ -117,7 +116,7 @@ class Blocks:
                 y, *kept = self._forward(rows, leaves, [tf.zeros_like(rows), *hidden])
             if outer:
                 for layout, result in zip(layouts, [y, *kept], strict=True):
-                    outer.add(*layout, result)
+                    outer.save(*layout, result)
             return tf.identity(y), lambda d_y: self._backward(rows, leaves, kept, d_y)
 
         return compute(rows_RM, *leaves)
@@ -126,15 +125,17 @@ class Blocks:
         """What is kept of a whole block, seen aside: shapes and types."""
         specs: list[tf.TensorSpec] = []
 
+        # Marked as recomputing, so that nothing is recorded twice.
+        aside = dataclasses.replace(self, context=Context(is_recomputing=True))
+
         def once(rows: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
-            y, *kept = dataclasses.replace(self, context=Context())._compute(weights, rows, None)
+            y, *kept = aside._compute(weights, rows, None)
             specs[:] = [tf.TensorSpec(x.shape, x.dtype) for x in kept]
             return y
 
         shapes = [[self.sizes.whole, *rows.shape[1:]], *(w.shape[1:] for w in leaves)]
         arguments = [tf.TensorSpec(shape, rows.dtype) for shape in shapes]
-        with context.recomputation():
-            tf.function(once, autograph=False).get_concrete_function(*arguments)
+        tf.function(once, autograph=False).get_concrete_function(*arguments)
         return specs
 
     def _forward(self, rows: tf.Tensor, leaves: Tensors, buffers: list) -> list[tf.Tensor]:
@@ -232,10 +233,10 @@ class Blocks:
         self, weights: Tensors, block: tf.Tensor, start: tf.Tensor | None
     ) -> list[tf.Tensor]:
         """Returns the output of the block that begins at row `start`, and what is kept of it."""
-        kept = Kept(_POLICY)
-        with self._block_at(start), kept.recorded():
+        saved = SavedProducts(_POLICY)
+        with self._block_at(start), saved.saving():
             output = self.network(self._packed(weights), block)
-        return [output, *kept.results[:-1]]
+        return [output, *saved.results[:-1]]
 
     def _gradients(
         self,
@@ -250,8 +251,8 @@ class Blocks:
         with (
             tf.GradientTape() as tape,
             self._block_at(start),
-            context.recomputation(),
-            Kept(_POLICY).replayed([*kept, unused]),
+            context.override(is_recomputing=True),
+            SavedProducts(_POLICY).restoring([*kept, unused]),
         ):
             tape.watch([block, *weights])
             output = self.network(self._packed(weights), block)

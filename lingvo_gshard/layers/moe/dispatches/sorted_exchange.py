@@ -76,7 +76,10 @@ class SortedExchange:
             x_TM = tf.reshape(x_GSM, [tokens, x_GSM.shape[-1]])
             by_choice = [expert_KGS.shape[0], tokens]
             routed = [tf.reshape(x, by_choice) for x in (expert_KGS, gate_KGS)]
-            with context.use(Context(now.training, self._device_seed(seed))):
+            part = dataclasses.replace(
+                now.part(), seed=self._device_seed(seed), on_output=None, token_ids=None
+            )
+            with context.use(part):
                 y_TM, over = self._on_device(
                     x_TM, *routed, tf.nest.pack_sequence_as(theta, weights), nowhere
                 )

@@ -1,10 +1,10 @@
-"""Parts of a graph, computed in another one."""
+"""Finding and copying subgraphs."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.core.autodiff import graph_parts
+from lingvo_gshard.core.autodiff import subgraph
 
 
 def traced(function, *specs: tf.TensorSpec) -> tf.Graph:
@@ -14,7 +14,7 @@ def traced(function, *specs: tf.TensorSpec) -> tf.Graph:
 VECTOR = tf.TensorSpec([3], tf.float32)
 
 
-def test_what_depends_on_a_tensor():
+def test_dependents_of_a_tensor():
     def function(x, y):
         tf.exp(x, name="a")
         both = tf.add(x, y, name="b")
@@ -22,13 +22,13 @@ def test_what_depends_on_a_tensor():
 
     graph = traced(function, VECTOR, VECTOR)
     y = graph.inputs[1]
-    names = {operation.name for operation in graph_parts.depending_on([y])}
+    names = {operation.name for operation in subgraph.dependents([y])}
     assert {"b", "shape", "c"} <= names and "a" not in names
-    but_shapes = graph_parts.depending_on([y], but_for=["Shape"])
+    but_shapes = subgraph.dependents([y], ignoring=["Shape"])
     assert {operation.name for operation in but_shapes} == {y.op.name, "b"}
 
 
-def test_a_part_is_computed_from_what_is_known():
+def test_a_copy_starts_from_known_values():
     found = []
 
     def function(x, y):
@@ -37,12 +37,12 @@ def test_a_part_is_computed_from_what_is_known():
 
     graph = traced(function, VECTOR, VECTOR)
     product, exponential, y = found
-    assert graph_parts.needed_for([exponential], {product.name}) == {exponential.op}
+    assert subgraph.ancestors([exponential], {product.name}) == {exponential.op}
 
     @tf.function(autograph=False)
     def again(value, other):
         known = {product.name: value, y.name: other}
-        return graph_parts.compute([exponential, y, product], known, lambda operation: "again/")
+        return subgraph.copy([exponential, y, product], known, lambda operation: "again/")
 
     value, other = tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0])
     results = again(value, other)
@@ -52,11 +52,13 @@ def test_a_part_is_computed_from_what_is_known():
     operations = again.get_concrete_function(value, other).graph.get_operations()
     assert f"again/{exponential.op.name}" in {operation.name for operation in operations}
     assert not any(operation.type == "Mul" for operation in operations)
-    with pytest.raises(ValueError, match=f"{graph.inputs[0].op.name}: there is no value"):
-        graph_parts.compute([product], {y.name: other})
+    with pytest.raises(
+        ValueError, match=f"{graph.inputs[0].op.name}: this placeholder has no known value"
+    ):
+        subgraph.copy([product], {y.name: other})
 
 
-def test_functions_come_along():
+def test_functions_are_copied():
     found = []
 
     def function(x):
@@ -66,6 +68,6 @@ def test_functions_come_along():
 
     @tf.function(autograph=False, jit_compile=True)
     def again(x):
-        return graph_parts.compute(found, {graph.inputs[0].name: x})[0]
+        return subgraph.copy(found, {graph.inputs[0].name: x})[0]
 
     np.testing.assert_array_equal(again(tf.ones([3])), [8.0, 8.0, 8.0])

@@ -1,0 +1,110 @@
+"""Subgraphs of a traced graph: finding dependents and ancestors, and copying into another graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+
+def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> set[tf.Operation]:
+    """Returns the operations that depend on given tensors, including those that produce them.
+
+    Args:
+      tensors: Tensors of one graph.
+      ignoring: Operation types that count as independent of their inputs.
+    """
+    found: set[tf.Operation] = set()
+    pending = [tensor.op for tensor in tensors]
+    while pending:
+        operation = pending.pop()
+        if operation not in found and operation.type not in ignoring:
+            found.add(operation)
+            pending.extend(reader for y in operation.outputs for reader in y.consumers())
+    return found
+
+
+def ancestors(targets: Iterable[tf.Tensor], known: Collection[str] = ()) -> set[tf.Operation]:
+    """Returns the operations that must run to compute the targets.
+
+    Args:
+      targets: Tensors of one graph.
+      known: Names of tensors whose values need not be computed.
+    """
+    found: set[tf.Operation] = set()
+    pending = list(targets)
+    while pending:
+        tensor = pending.pop()
+        if tensor.name not in known and tensor.op not in found:
+            found.add(tensor.op)
+            pending.extend(tensor.op.inputs)
+    return found
+
+
+def copy(
+    targets: Sequence[tf.Tensor],
+    known: Mapping[str, tf.Tensor],
+    scope_of: Callable[[tf.Operation], str] = lambda operation: "",
+) -> list[tf.Tensor]:
+    """Computes tensors of another graph in the current graph.
+
+    Copies the operations that the targets need, in the order of their graph.
+
+    Args:
+      targets: Tensors of the other graph.
+      known: Values in the current graph, by the tensors' names in the other graph.
+      scope_of: Returns a prefix for the name of an operation's copy.
+
+    Returns:
+      The targets' values in the current graph.
+
+    Raises:
+      ValueError: A target depends on a placeholder that has no known value.
+    """
+    if not targets:
+        return []
+    graph, needed = targets[0].graph, ancestors(targets, known)
+    # The order must be deterministic: all processes of a run must build the same program.
+    operations = [operation for operation in graph.get_operations() if operation in needed]
+    names = {operation.name: scope_of(operation) + operation.name for operation in operations}
+    copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
+    for operation in operations:
+        _check(operation)
+        node = copied.node.add()
+        node.CopyFrom(operation.node_def)
+        node.name = names[operation.name]
+        node.attr.pop("_class", None)
+        # Drops control inputs: none of these operations has side effects.
+        node.input[:] = [_renamed(i, names) for i in node.input if not i.startswith("^")]
+    if any(_has_functions(operation) for operation in operations):
+        copied.library.CopyFrom(graph.as_graph_def().library)
+    computed = [tensor for tensor in targets if tensor.name not in known]
+    read = {tensor.name for operation in operations for tensor in operation.inputs}
+    results = iter(
+        tf.graph_util.import_graph_def(
+            copied,
+            # tf.identity captures values that are defined outside of the current graph.
+            input_map={name: tf.identity(x) for name, x in known.items() if name in read},
+            return_elements=[names[t.op.name] + f":{t.value_index}" for t in computed],
+            name="",
+        )
+    )
+    values = [known[t.name] if t.name in known else next(results) for t in targets]
+    for tensor, value in zip(targets, values, strict=True):
+        value.set_shape(tensor.shape)
+    return values
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    operation, colon, index = name.partition(":")
+    return names.get(operation, operation) + colon + index
+
+
+def _check(operation: tf.Operation) -> None:
+    if operation.type == "Placeholder":
+        raise ValueError(f"{operation.name}: this placeholder has no known value")
+
+
+def _has_functions(operation: tf.Operation) -> bool:
+    attributes = operation.node_def.attr.values()
+    return any(a.HasField("func") or a.list.func for a in attributes)

@@ -1,0 +1,41 @@
+"""Scope: a value that holds for everything called inside a `with` block.
+
+This is the one module that defines ambient state. There are two scopes: the forward pass under way
+(core/context.py) and how its tensors are sharded (sharding/scope.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Scope(Generic[Value]):
+    """A value of one type, separate for every thread.
+
+    Args:
+      name: Name for debugging.
+      default: The value outside of every `use` block.
+    """
+
+    def __init__(self, name: str, default: Value):
+        self._variable: contextvars.ContextVar[Value] = contextvars.ContextVar(
+            name, default=default
+        )
+
+    def get(self) -> Value:
+        """Returns the value of the innermost `use` block."""
+        return self._variable.get()
+
+    @contextlib.contextmanager
+    def use(self, value: Value) -> Iterator[Value]:
+        """Sets the value inside a `with` block."""
+        token = self._variable.set(value)
+        try:
+            yield value
+        finally:
+            self._variable.reset(token)
