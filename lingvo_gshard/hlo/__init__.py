@@ -1,1 +1,29 @@
-"""One reader of compiled programs: operations, loops, FLOPs, traffic, collectives."""
+"""The one reader of compiled programs: operations, loops, FLOPs, memory traffic, collectives."""
+
+from lingvo_gshard.hlo.full_replications import FullReplication
+from lingvo_gshard.hlo.module import Module, read_module
+from lingvo_gshard.hlo.operations import (
+    PHASES,
+    Collective,
+    CollectiveCall,
+    Operation,
+    collective_calls,
+    count_by_kind,
+    count_per_step,
+)
+from lingvo_gshard.hlo.reader import OperationList, read_operations
+
+__all__ = [
+    "PHASES",
+    "Collective",
+    "CollectiveCall",
+    "FullReplication",
+    "Module",
+    "Operation",
+    "OperationList",
+    "collective_calls",
+    "count_by_kind",
+    "count_per_step",
+    "read_module",
+    "read_operations",
+]

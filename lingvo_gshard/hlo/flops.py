@@ -1,7 +1,7 @@
-"""Floating-point operations of HLO instructions; a multiply-add is two.
+"""Counts the floating-point operations of HLO instructions. A multiply-add counts as two.
 
-TPU compilers make convolutions of matrix products, also of batched ones: then the batch is a window
-over a dilated base, in which most taps meet the zeros between the data. Those do not count.
+TPU compilers write matrix products as convolutions. A batched product becomes a window over a
+dilated base, where most taps meet the zeros between the data. Those taps do not count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 import re
 
 import numpy as np
+from tensorflow.compiler.xla import xla_data_pb2
 
-from lingvo_gshard.hlo.text import Instruction
+from lingvo_gshard.hlo.module import Instruction
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
@@ -21,22 +22,27 @@ _ELEMENTWISE = frozenset(
     round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign
     sine sqrt stochastic-convert subtract tan tanh xor""".split()
 )
-_PASSES = {"default": 1, "high": 3, "highest": 6}
-_ALGORITHM_PASSES = re.compile(r"_x(\d)$")
+_PASSES = {
+    xla_data_pb2.PrecisionConfig.DEFAULT: 1,
+    xla_data_pb2.PrecisionConfig.HIGH: 3,
+    xla_data_pb2.PrecisionConfig.HIGHEST: 6,
+}
+_ALGORITHM_PASSES = re.compile(r"_X(\d)$")
+# The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
 
 
 def is_matmul(instruction: Instruction) -> bool:
-    """Whether it is a matrix product, or a convolution."""
+    """Returns whether an instruction is a matrix product or a convolution."""
     return instruction.opcode in ("dot", "convolution") or _is_library_matmul(instruction)
 
 
 def matmul_flops(instruction: Instruction) -> int:
-    """Returns the operations of a matrix product or convolution; 0 of anything else."""
+    """Returns the FLOPs of a matrix product or convolution, 0 for any other instruction."""
     if instruction.opcode == "dot":
         left = instruction.operands[0].shape.dimensions
-        summed = _integers(instruction.attributes.get("lhs_contracting_dims", ""))
-        return 2 * instruction.shape.size * math.prod(left[index] for index in summed)
+        contracted = instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions
+        return 2 * instruction.shape.size * math.prod(left[index] for index in contracted)
     if instruction.opcode == "convolution":
         return _convolution_flops(instruction)
     if _is_library_matmul(instruction):
@@ -45,22 +51,22 @@ def matmul_flops(instruction: Instruction) -> int:
 
 
 def passes(instruction: Instruction) -> int:
-    """Returns how often the matrix unit of a TPU runs for this product, by its precision.
+    """Returns the number of passes that a TPU's matrix unit makes for a product.
 
-    float32 is 1 pass of bfloat16 by default, 3 at high and 6 at highest precision, as in
+    A float32 product takes 1 bfloat16 pass at default precision, 3 at high and 6 at highest, as in
     https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision.
     """
-    algorithm = _ALGORITHM_PASSES.search(instruction.attributes.get("algorithm", ""))
+    config = instruction.proto.precision_config
+    algorithm = _ALGORITHM_PASSES.search(config.Algorithm.Name(config.algorithm))
     if algorithm:
         return int(algorithm[1])
     if instruction.operands[0].shape.dtype not in ("f32", "f64"):
         return 1
-    words = instruction.attributes.get("operand_precision", "").strip("{}").split(",")
-    return max(_PASSES.get(word.strip(), 1) for word in words)
+    return max((_PASSES.get(each, 1) for each in config.operand_precision), default=1)
 
 
 def other_flops(instruction: Instruction, count: int) -> int:
-    """Returns the operations for `count` elements of an elementwise operation or a reduction."""
+    """Returns the FLOPs for `count` result elements of an elementwise operation or a reduction."""
     opcode = instruction.opcode
     if opcode in _ELEMENTWISE:
         return count
@@ -69,53 +75,44 @@ def other_flops(instruction: Instruction, count: int) -> int:
         inputs = instruction.operands[: len(instruction.operands) // 2]
         return round(sum(operand.shape.size for operand in inputs) * share)
     if opcode == "reduce-window":
-        sizes = _window(instruction)["size"]
-        return count * math.prod(int(size) for size in sizes.split("x"))
+        return count * math.prod(each.size for each in instruction.proto.window.dimensions)
     return 0
 
 
 def _convolution_flops(instruction: Instruction) -> int:
     left, right = (operand.shape.dimensions for operand in instruction.operands[:2])
     out = instruction.shape.dimensions
-    labels = re.split(r"_|->", instruction.attributes["dim_labels"])
-    left_at, right_at, out_at = ({label: i for i, label in enumerate(part)} for part in labels)
-    window = _window(instruction)
+    proto = instruction.proto
+    numbers = proto.convolution_dimension_numbers
+    spatial = zip(
+        numbers.input_spatial_dimensions,
+        numbers.kernel_spatial_dimensions,
+        numbers.output_spatial_dimensions,
+        proto.window.dimensions,
+        strict=True,
+    )
     taps = 1
-    spatial = [label for label in labels[0] if label.isdigit()]
-    for index, label in enumerate(sorted(spatial, key=int)):
+    for left_at, right_at, out_at, window in spatial:
         taps *= _taps(
-            left[left_at[label]],
-            right[right_at[label]],
-            out[out_at[label]],
-            **_of_dimension(window, index),
+            left[left_at],
+            right[right_at],
+            out[out_at],
+            stride=window.stride,
+            low=window.padding_low,
+            left_dilation=window.base_dilation,
+            right_dilation=window.window_dilation,
         )
-    batches = int(instruction.attributes.get("batch_group_count", 1))
-    return 2 * taps * right[right_at["i"]] * right[right_at["o"]] * left[left_at["b"]] // batches
-
-
-def _window(instruction: Instruction) -> dict[str, str]:
-    text = instruction.attributes.get("window", "").strip("{}")
-    return dict(part.split("=", 1) for part in text.split())
-
-
-def _of_dimension(window: dict[str, str], index: int) -> dict[str, int]:
-    def number(key: str) -> int:
-        return int(window[key].split("x")[index]) if key in window else 1
-
-    low = int(window["pad"].split("x")[index].split("_")[0]) if "pad" in window else 0
-    return {
-        "stride": number("stride"),
-        "low": low,
-        "left_dilation": number("lhs_dilate"),
-        "right_dilation": number("rhs_dilate"),
-    }
+    features = right[numbers.kernel_input_feature_dimension]
+    features *= right[numbers.kernel_output_feature_dimension]
+    batch = left[numbers.input_batch_dimension]
+    return 2 * taps * features * batch // max(proto.batch_group_count, 1)
 
 
 @functools.lru_cache(maxsize=2**12)
 def _taps(
     base: int, window: int, out: int, stride: int, low: int, left_dilation: int, right_dilation: int
 ) -> int:
-    """Pairs of an output position and a tap that meets data, along one dimension."""
+    """Returns the pairs of an output position and a tap that meets data, along one dimension."""
     dilated = (base - 1) * left_dilation + 1 if base else 0
     rows = max(1, _LARGEST_TABLE // max(window, 1))
     taps = np.arange(window, dtype=np.int64)[None] * right_dilation - low
@@ -128,17 +125,15 @@ def _taps(
 
 
 def _is_library_matmul(instruction: Instruction) -> bool:
-    target = instruction.attributes.get("custom_call_target", "").lower()
-    return instruction.opcode == "custom-call" and ("matmul" in target or "gemm" in target)
+    if instruction.opcode != "custom-call":
+        return False
+    target = instruction.proto.custom_call_target.lower()
+    return "matmul" in target or "gemm" in target
 
 
 def _library_flops(instruction: Instruction) -> int:
-    """Of a product [..., M, K] x [..., K, N] -> [..., M, N], whichever of the two is transposed."""
+    """FLOPs of [..., M, K] x [..., K, N] -> [..., M, N]; either operand may be transposed."""
     left, right = (operand.shape for operand in instruction.operands[:2])
     out = instruction.shape.arrays[0]
     batch = math.prod(out.dimensions[:-2]) or 1
     return 2 * out.size * math.isqrt(left.size * right.size // (out.size * batch or 1))
-
-
-def _integers(text: str) -> list[int]:
-    return [int(number) for number in text.strip("{}").split(",") if number.strip()]

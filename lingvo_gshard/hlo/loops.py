@@ -1,4 +1,4 @@
-"""How often a loop runs: as its compiler says, or else by going through its counters."""
+"""Trip counts of loops: as the compiler states them, or else by evaluating the loop's counters."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import re
 
 import numpy as np
 
-from lingvo_gshard.hlo.text import Computation, Instruction
+from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.hlo.values import Value, Values, is_small
 
-# So many iterations are gone through one by one; further ones are inferred.
+# This many iterations are evaluated one by one. Later ones are extrapolated.
 STEPS = 256
+# Results of a loop with a known trip count are evaluated one by one for this many iterations.
+_RESULT_STEPS = 16 * STEPS
+# A loop that would run longer counts as unknown.
 MOST_ITERATIONS = 2**40
 
-_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 def values_of_entry(entry: Computation) -> Values:
-    """Returns what can be known of the program's integers; of its inputs nothing."""
+    """Returns the values of a program's entry computation. Its inputs are unknown."""
 
     def while_value(instruction: Instruction, values: Values) -> Value:
         loop = Loop(instruction, values)
@@ -28,40 +31,44 @@ def values_of_entry(entry: Computation) -> Values:
 
 
 class Loop:
-    """A while instruction within values: its iterations, and what its state is."""
+    """A while instruction, with the values of the computation that contains it.
+
+    Attributes:
+        body: The computation of one iteration.
+    """
 
     def __init__(self, instruction: Instruction, values: Values):
-        (self._condition,) = instruction.called("condition")
-        (self.body,) = instruction.called("body")
+        self.body, self._condition = instruction.called
         self._values = values
         self._initial = values.of(instruction.operands[0])
         self._is_tuple = instruction.shape.elements is not None
-        self._known = _KNOWN.search(instruction.backend_config)
+        self._stated = _TRIP_COUNT.search(instruction.backend_config)
 
     @functools.cached_property
     def trip_count(self) -> int | None:
-        """How often the body runs; None if it cannot be known."""
-        return int(self._known[1]) if self._known else self._count()
+        """The number of iterations; None if it depends on unknown values."""
+        return int(self._stated[1]) if self._stated else self._count()
 
     @functools.cached_property
     def _counters(self) -> set[int]:
-        """The elements of the state on which the condition depends."""
+        """The elements of the state that the condition depends on."""
         return self._dependencies(_elements_used(self._condition.root))
 
     def first_iteration(self) -> Values:
-        """What the body's instructions return the first time."""
+        """Returns the values of the body's instructions in the first iteration."""
         return self._values.within(self.body, [self._initial])
 
     def returned(self, index: int) -> Value:
-        """An element of what the loop returns; element 0 where that is one array."""
-        if self._next(index) is None:
+        """Returns an element of the loop's result; element 0 is the result if it is one array."""
+        made_by = self._next(index)
+        if made_by is None:
             return None
-        if _is_passed_on(self._next(index), index):
+        if _is_passed_on(made_by, index):
             return self._initial(index) if callable(self._initial) else self._initial
-        if self.trip_count is None or not is_small(self._next(index).shape):
+        if self.trip_count is None or not is_small(made_by.shape):
             return None
         needed = self._dependencies({index})
-        if self.trip_count <= STEPS * 16:
+        if self.trip_count <= _RESULT_STEPS:
             state = self._start(needed)
             for _ in range(self.trip_count):
                 state = self._step(state, needed)
@@ -78,7 +85,7 @@ class Loop:
         return self._search()
 
     def _search(self) -> int | None:
-        """The first iteration that is not run, of counters that move by constant steps."""
+        """Finds the trip count by bisection, if all counters move by constant steps."""
         start = self._start(self._counters)
 
         def goes_on(iteration: int) -> bool | None:
@@ -95,7 +102,7 @@ class Loop:
         return high if goes_on(low) and goes_on(high) is False else None
 
     def _extrapolated(self, start: dict, needed: set[int], iterations: int) -> dict[int, Value]:
-        """The state after so many iterations, if scalars change by the same step in each."""
+        """The state after some iterations, if each changes its elements by the same step."""
         second = self._step(start, needed)
         third = self._step(second, needed)
         return {i: _extrapolated(start[i], second[i], third[i], iterations) for i in needed}
@@ -103,14 +110,15 @@ class Loop:
     def _start(self, needed: set[int]) -> dict[int, Value]:
         if not self._is_tuple:
             return {0: self._initial}
-        known = self._initial if callable(self._initial) else lambda index: None
-        return {index: known(index) for index in needed}
+        initial = self._initial if callable(self._initial) else lambda index: None
+        return {index: initial(index) for index in needed}
 
     def _step(self, state: dict, needed: set[int]) -> dict[int, Value]:
         values = self._values.within(self.body, [self._argument(state)])
         return {i: values.of(self._next(i)) for i in needed if self._next(i) is not None}
 
     def _goes_on(self, state: dict) -> bool | None:
+        """Whether the loop runs another iteration from a state; None if that is unknown."""
         answer = self._values.within(self._condition, [self._argument(state)]).root()
         return bool(answer) if isinstance(answer, np.ndarray) else None
 
@@ -118,53 +126,47 @@ class Loop:
         return state.get if self._is_tuple else state.get(0)
 
     def _next(self, index: int) -> Instruction | None:
-        """The instruction that makes the next iteration's element."""
+        """The instruction that computes an element of the next iteration's state."""
         root = self.body.root
         if not self._is_tuple:
             return root
         return root.operands[index] if root.opcode == "tuple" else None
 
     def _dependencies(self, elements: set[int]) -> set[int]:
-        """These elements of the state and all from which they are computed."""
+        """These elements of the state and all elements that they are computed from."""
         found: set[int] = set()
-        waiting = list(elements)
-        while waiting:
-            index = waiting.pop()
+        pending = list(elements)
+        while pending:
+            index = pending.pop()
             if index not in found and self._next(index) is not None:
                 found.add(index)
-                waiting += _elements_used(self._next(index))
+                pending += _elements_used(self._next(index))
         return found
 
 
 def _elements_used(instruction: Instruction) -> set[int]:
-    """Which elements of its computation's parameter a value is computed from."""
-    found, seen, waiting = set(), set(), [instruction]
-    while waiting:
-        current = waiting.pop()
-        if current.name in seen:
+    """The elements of its computation's parameter that a value is computed from."""
+    found, seen, pending = set(), set(), [instruction]
+    while pending:
+        current = pending.pop()
+        if current in seen:
             continue
-        seen.add(current.name)
+        seen.add(current)
         if current.opcode == "parameter":
             found.add(0)
         elif current.opcode == "get-tuple-element":
             source = current.operands[0]
             if source.opcode == "parameter":
-                found.add(int(current.attributes["index"]))
+                found.add(current.proto.tuple_index)
             else:
-                waiting.append(source)
-        elif current.opcode == "tuple" or _may_be_known(current):
-            waiting += current.operands
+                pending.append(source)
+        elif current.shape.elements is not None or is_small(current.shape):
+            pending += current.operands
     return found
 
 
-def _may_be_known(instruction: Instruction) -> bool:
-    """Whether it may be known: a small array of integers, or a tuple."""
-    shape = instruction.shape
-    return shape.elements is not None or is_small(shape)
-
-
 def _is_passed_on(instruction: Instruction, index: int) -> bool:
-    """Whether an element of the next state is that of the last one."""
+    """Whether an iteration leaves an element of the state as it is."""
     while instruction.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         instruction = instruction.operands[0]
     if instruction.opcode == "parameter":
@@ -172,12 +174,12 @@ def _is_passed_on(instruction: Instruction, index: int) -> bool:
     return (
         instruction.opcode == "get-tuple-element"
         and instruction.operands[0].opcode == "parameter"
-        and int(instruction.attributes["index"]) == index
+        and instruction.proto.tuple_index == index
     )
 
 
 def _extrapolated(first: Value, second: Value, third: Value, iterations: int) -> Value:
-    """What follows on `first` after so many equal steps; None if steps differ or it overflows."""
+    """The value after some equal steps from `first`; None if steps differ or it overflows."""
     if not all(isinstance(value, np.ndarray) for value in (first, second, third)):
         return None
     if first.dtype == np.bool_:

@@ -1,134 +1,175 @@
-"""Which devices a collective joins, and along which axes of the mesh that is."""
+"""The devices that a collective joins, and the mesh axes along which they lie."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-import re
+from collections.abc import Sequence
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, unknown_fields
+from google.protobuf.message import Message
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
 
 from lingvo_gshard.sharding.mesh import Mesh
 
-_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(r"@?mesh[\[<](?P<axes>[^\]>]*)[\]>](?P<order>[^{]*)\{(?P<joined>[^}]*)\}")
-_AXIS = re.compile(r"([\w.\-]+)'?=(\d+)")
-_PART_OF_AXIS = re.compile(r"([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
-_ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?\)?\s*$")
-_BRACES = re.compile(r"\{([\d,\s]*)\}")
+Groups = tuple[tuple[int, ...], ...]
+
+# MeshProto.iota of newer compilers, which TensorFlow's classes keep among the unknown fields.
+_MESH_IOTA_FIELD = 3
 
 
-def parse_groups(text: str, devices: int) -> list[tuple[int, ...]]:
-    """Returns the groups; `{}` is one of all devices.
+def replica_groups(instruction: hlo_pb2.HloInstructionProto) -> Groups:
+    """Returns the groups of devices of a collective; empty if all devices form one group.
 
-    text: `{{0,1},{2,3}}`, or `[2,4]<=[4,2]T(1,0)`, or `mesh['a'=2,'b'=4] {'b'}`, of which the mesh
-    may be followed by the order of its devices, and an axis by a part of it: `'b':(1)2`.
+    XLA writes them as lists, as a reshaped and transposed iota, or as axes of a mesh of its own.
 
-    Raises ValueError if the text is none of these.
+    Args:
+        instruction: A collective other than a collective-permute.
+
+    Raises:
+        ValueError: If the groups are in a form that the installed TensorFlow does not know.
     """
-    iota = _IOTA.fullmatch(text.strip())
-    if iota:
-        shape, sizes, order = (_integers(part or "") for part in iota.groups())
-        ids = np.arange(math.prod(sizes)).reshape(sizes)
-        groups = ids.transpose(order or range(len(sizes))).reshape(shape)
-        return [tuple(group) for group in groups.reshape(shape[0], -1).tolist()]
-    mesh = _MESH.fullmatch(text.strip())
-    if mesh:
-        return _groups_of_mesh(mesh["axes"], mesh["order"], mesh["joined"])
-    if not text.startswith("{"):
-        raise ValueError(f"HLO text: {text!r} are no replica groups")
-    groups = [_integers(group) for group in _BRACES.findall(text[1:-1])]
-    return [group for group in groups if group] or [tuple(range(devices))]
+    lists = instruction.collective_device_list
+    if instruction.HasField("mesh_axes_replica_group_list"):
+        form = instruction.mesh_axes_replica_group_list
+    elif instruction.HasField("iota_collective_device_list"):
+        form = instruction.iota_collective_device_list
+    elif lists.HasField("iota_replica_group_list"):
+        form = lists.iota_replica_group_list
+    else:
+        listed = lists.replica_groups or instruction.replica_groups
+        is_given = listed or instruction.HasField("collective_device_list")
+        if not is_given and len(unknown_fields.UnknownFieldSet(instruction)):
+            raise ValueError(
+                f"{instruction.name}: its replica groups are in a form that the installed "
+                "TensorFlow does not know; install a newer tensorflow"
+            )
+        return tuple(tuple(group.replica_ids) for group in listed if group.replica_ids)
+    # Programs for thousands of devices repeat the same groups in hundreds of collectives.
+    return _computed_groups(type(form), form.SerializeToString())
 
 
-def _groups_of_mesh(axes: str, order: str, joined: str) -> list[tuple[int, ...]]:
-    """Groups along axes, or parts of axes, of a mesh that XLA names itself.
-
-    A part `(before)size` of an axis is the middle one of its sizes before, size and the rest.
-    """
-    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
-    parts = [
-        (name, int(before or 1), int(before or 1) * int(size or sizes[name]))
-        for name, before, size in _PART_OF_AXIS.findall(joined)
-    ]
-    spans, dimensions = [], []
-    for name, size in sizes.items():
-        cuts = {1, size, *(cut for part in parts if part[0] == name for cut in part[1:])}
-        for low, high in itertools.pairwise(sorted(cuts)):
-            spans.append((name, low, high))
-            dimensions.append(high // low)
-    chosen = [
-        index
-        for part in parts
-        for index, (name, low, high) in enumerate(spans)
-        if name == part[0] and low >= part[1] and high <= part[2]
-    ]
-    rest = [index for index in range(len(spans)) if index not in chosen]
-    ids = _device_order(order, math.prod(sizes.values())).reshape(dimensions)
-    group = math.prod(dimensions[index] for index in chosen)
-    return [tuple(g) for g in ids.transpose([*rest, *chosen]).reshape(-1, group).tolist()]
-
-
-def _device_order(text: str, devices: int) -> np.ndarray:
-    """The ids of a mesh's devices: as they come, or `device_ids=([4,2]T(1,0))`, or a list."""
-    iota = _ORDER.search(text)
-    if iota:
-        sizes, order = (_integers(part or "") for part in iota.groups())
-        ids = np.arange(devices).reshape(sizes)
-        return ids.transpose(order or range(len(sizes))).reshape(-1)
-    listed = re.findall(r"\d+", text)
-    return np.array([int(number) for number in listed]) if listed else np.arange(devices)
-
-
-def axes_of_groups(text: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
-    """Returns the axes over which groups reach, in the mesh's order, and a group's size.
-
-    No axes if a group is one device, or if the groups are not those of any axes.
-    """
-    return _axes_of_groups(text, mesh)
+def source_target_pairs(instruction: hlo_pb2.HloInstructionProto) -> Groups:
+    """Returns the pairs (source, target) of devices of a collective-permute."""
+    return tuple((pair.source, pair.target) for pair in instruction.source_target_pairs)
 
 
 @functools.lru_cache(maxsize=2**12)
-def _axes_of_groups(text: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
-    groups = parse_groups(text, mesh.size)
+def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[tuple[str, ...], int]:
+    """Returns the mesh axes along which groups lie, in the mesh's order, and a group's size.
+
+    There are no axes if each group is a single device, or if the groups do not follow axes.
+    """
+    groups = groups or (tuple(range(mesh.size)),)
     size = max(len(group) for group in groups)
     return _groups_of_axes(mesh).get(_canonical(groups), ()), size
 
 
-def axes_of_pairs(text: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
-    """Returns the axes along which `{{0,1},{1,2}}` sends, and how many devices they join.
+@functools.lru_cache(maxsize=2**12)
+def axes_of_pairs(pairs: Groups, mesh: Mesh) -> tuple[tuple[str, ...], int]:
+    """Returns the mesh axes along which pairs of devices send, and the devices that they join.
 
-    That is the axes in whose positions any pair differs; no axes if an id is not of the mesh.
+    These are the axes on which the positions of any pair differ; none if an id is not of the mesh.
     """
-    pairs = [_integers(pair) for pair in _BRACES.findall(text[1:-1])]
-    pairs = np.array([pair for pair in pairs if len(pair) == 2], np.int64).reshape(-1, 2)
-    if not pairs.size or pairs.max() >= mesh.size:
+    ids = np.array(pairs, np.int64).reshape(-1, 2)
+    if not ids.size or ids.max() >= mesh.size:
         return (), 1
-    sources, targets = (np.array(np.unravel_index(pairs[:, i], mesh.shape)) for i in (0, 1))
+    sources, targets = (np.array(np.unravel_index(ids[:, i], mesh.shape)) for i in (0, 1))
     differs = (sources != targets).any(axis=1)
-    axes = tuple(name for name, moved in zip(mesh.names, differs, strict=True) if moved)
+    axes = tuple(name for name, moves in zip(mesh.names, differs, strict=True) if moves)
     return axes, math.prod(mesh.axis_size(name) for name in axes)
+
+
+@functools.lru_cache(maxsize=2**12)
+def _computed_groups(form: type[Message], serialized: bytes) -> Groups:
+    message = form.FromString(serialized)
+    if isinstance(message, xla_data_pb2.MeshAxesReplicaGroupListProto):
+        return _groups_of_xla_mesh(message)
+    ids = _transposed_iota(message.iota_reshape_dims, message.iota_transpose_perm)
+    groups = ids.reshape(message.num_replica_groups, message.num_devices_per_group)
+    return tuple(map(tuple, groups.tolist()))
+
+
+def _groups_of_xla_mesh(message: xla_data_pb2.MeshAxesReplicaGroupListProto) -> Groups:
+    """Groups along axes, or along parts of axes, of a mesh that XLA names itself.
+
+    A part (pre_size, size) of an axis is the middle one of its factors pre_size, size and the rest.
+    """
+    sizes = [axis.size for axis in message.mesh.axes]
+    parts = []
+    for axis in message.axes:
+        part, size = axis.sub_axis_info, sizes[axis.mesh_axis_index]
+        before, length = (part.pre_size, part.size) if part.size else (1, size)
+        parts.append((axis.mesh_axis_index, before, before * length))
+    spans, dimensions = [], []
+    for index, size in enumerate(sizes):
+        cuts = {1, size, *(cut for part in parts if part[0] == index for cut in part[1:])}
+        for low, high in itertools.pairwise(sorted(cuts)):
+            spans.append((index, low, high))
+            dimensions.append(high // low)
+    chosen = [
+        position
+        for axis, begin, end in parts
+        for position, (index, low, high) in enumerate(spans)
+        if index == axis and low >= begin and high <= end
+    ]
+    others = [position for position in range(len(spans)) if position not in chosen]
+    ids = _device_order(message.mesh).reshape(dimensions)
+    group = math.prod(dimensions[position] for position in chosen)
+    return tuple(map(tuple, ids.transpose([*others, *chosen]).reshape(-1, group).tolist()))
+
+
+def _device_order(mesh: xla_data_pb2.MeshProto) -> np.ndarray:
+    """The device ids in the order of a mesh's positions."""
+    for field in unknown_fields.UnknownFieldSet(mesh):
+        if field.field_number == _MESH_IOTA_FIELD:
+            iota = _iota_message().FromString(field.data)
+            return _transposed_iota(iota.dims, iota.permutation).reshape(-1)
+    if mesh.device_ids:
+        return np.array(mesh.device_ids)
+    return np.arange(math.prod(axis.size for axis in mesh.axes))
+
+
+def _transposed_iota(dims: Sequence[int], permutation: Sequence[int]) -> np.ndarray:
+    ids = np.arange(math.prod(dims)).reshape(tuple(dims))
+    return ids.transpose(tuple(permutation) or None)
+
+
+@functools.cache
+def _iota_message() -> type[Message]:
+    """The message of MeshProto.iota: dimensions and a permutation of them."""
+    field_type = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="lingvo_gshard/iota.proto", syntax="proto3")
+    message = file.message_type.add(name="LingvoGshardIota")
+    for number, name in enumerate(("dims", "permutation"), 1):
+        message.field.add(
+            name=name,
+            number=number,
+            type=field_type.TYPE_INT64,
+            label=field_type.LABEL_REPEATED,
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(message.name))
 
 
 @functools.lru_cache(maxsize=64)
 def _groups_of_axes(mesh: Mesh) -> dict[frozenset, tuple[str, ...]]:
-    """The groups that axes of more than one device form -> those axes."""
+    """For each set of axes with several devices, the groups that it forms -> the axes."""
     found = {}
     wide = [index for index, size in enumerate(mesh.shape) if size > 1]
     for count in range(1, len(wide) + 1):
         for axes in itertools.combinations(wide, count):
-            rest = [index for index in range(len(mesh.shape)) if index not in axes]
+            others = [index for index in range(len(mesh.shape)) if index not in axes]
             size = math.prod(mesh.shape[index] for index in axes)
-            groups = mesh.ids.transpose([*rest, *axes]).reshape(-1, size).tolist()
+            groups = mesh.ids.transpose([*others, *axes]).reshape(-1, size).tolist()
             found[_canonical(groups)] = tuple(mesh.names[index] for index in axes)
     return found
 
 
-def _canonical(groups: list) -> frozenset:
-    """Equal for equal groups in whatever order; groups of one device are left out."""
+def _canonical(groups: Sequence[Sequence[int]]) -> frozenset:
+    """The groups without their order and without single devices, to compare them."""
     return frozenset(frozenset(group) for group in groups if len(group) > 1)
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number.strip())

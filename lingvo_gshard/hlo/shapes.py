@@ -1,4 +1,4 @@
-"""Shapes in HLO text: element type, dimensions, layout with its tiles, memory space."""
+"""Shapes of HLO values: element type, dimensions, layout with its tiles, memory space."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import functools
 import math
 import re
 
-_BITS = re.compile(r"\d+")
-_ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dimensions>[^\]]*)\](?:\{(?P<layout>[^}]*)\})?")
-_TILE = re.compile(r"\(([\d,*]*)\)")
-_SPACE = re.compile(r"S\((\d+)\)")
-_COMMENT = re.compile(r"/\*.*?\*/")
+from tensorflow.compiler.xla import xla_data_pb2
 
-# Short names of HLO whose NumPy names are longer.
-_NAMES = {"pred": "bool", "bf16": "bfloat16", "f": "float", "s": "int", "u": "uint", "c": "complex"}
+# HLO's short names of element types -> the beginning of NumPy's.
+_NUMPY_NAMES = {
+    "pred": "bool",
+    "bf16": "bfloat16",
+    "f": "float",
+    "s": "int",
+    "u": "uint",
+    "c": "complex",
+}
+_FIRST_NUMBER = re.compile(r"\d+")
+# XLA writes the dimension `*` of a tile, which is combined with the next one, as this number.
+_COMBINED = -(2**63)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An array's type, or that of a tuple where `elements` is not None.
+    """The shape of an array, or of a tuple if `elements` is not None.
 
-    layout: dimensions from minor to major; None where the text gives none.
-    tile: the first tile, of the most minor dimensions, major before minor.
-    space: the memory it lies in; 0 is the device's main memory.
+    Attributes:
+        dtype: HLO's name of the element type, such as "f32"; "tuple" for a tuple.
+        dimensions: Sizes, major first as the program states them.
+        layout: Dimension numbers from minor to major; None if the program does not fix them.
+        tile: Sizes of the first tile, over the most minor dimensions, major first.
+        space: The memory that holds the array; 0 is the device's main memory.
+        elements: Shapes of a tuple's elements.
     """
 
     dtype: str
@@ -35,26 +45,26 @@ class Shape:
 
     @functools.cached_property
     def arrays(self) -> tuple[Shape, ...]:
-        """The arrays in it, of nested tuples too."""
+        """All arrays of the shape, those of nested tuples included."""
         if self.elements is None:
             return (self,)
         return tuple(array for element in self.elements for array in element.arrays)
 
     @functools.cached_property
     def size(self) -> int:
-        """The number of elements; of a tuple, of all its arrays."""
+        """The number of elements; of a tuple, the sum over its arrays."""
         if self.elements is None:
             return math.prod(self.dimensions)
         return sum(array.size for array in self.arrays)
 
     @functools.cached_property
     def bytes(self) -> int:
-        """What its elements take, without padding."""
+        """The bytes of all elements, without padding."""
         return sum(-(-array.size * element_bits(array.dtype) // 8) for array in self.arrays)
 
     @functools.cached_property
     def padding(self) -> float:
-        """How many times its elements the array takes in memory, its dimensions filled to tiles."""
+        """The array's size in memory, where tiles pad its dimensions, over its own size."""
         if not self.tile or not self.size or not self.dimensions:
             return 1.0
         order = self.layout or tuple(reversed(range(len(self.dimensions))))
@@ -65,71 +75,42 @@ class Shape:
         return factor
 
 
+def shape_from_proto(proto: xla_data_pb2.ShapeProto) -> Shape:
+    """Returns the shape that a proto describes."""
+    return _shape_from_bytes(proto.SerializeToString())
+
+
+@functools.lru_cache(maxsize=2**16)
+def _shape_from_bytes(serialized: bytes) -> Shape:
+    # A program repeats its shapes, tuples of hundreds of arrays among them.
+    proto = xla_data_pb2.ShapeProto.FromString(serialized)
+    if proto.element_type == xla_data_pb2.TUPLE:
+        return Shape("tuple", elements=tuple(map(shape_from_proto, proto.tuple_shapes)))
+    layout = proto.layout
+    tile = layout.tiles[0].dimensions if layout.tiles else ()
+    return Shape(
+        dtype=xla_data_pb2.PrimitiveType.Name(proto.element_type).lower(),
+        dimensions=tuple(max(size, 0) for size in proto.dimensions),
+        layout=tuple(layout.minor_to_major) if proto.HasField("layout") else None,
+        tile=tuple(1 if size == _COMBINED else size for size in tile),
+        space=layout.memory_space,
+    )
+
+
 def element_bits(dtype: str) -> int:
-    """Returns the bits of an element; 0 of a token."""
+    """Returns the bits of one element; 0 for a token."""
     if dtype == "pred":
         return 8
-    bits = _BITS.search(dtype)
+    bits = _FIRST_NUMBER.search(dtype)
     return int(bits[0]) if bits else 0
 
 
 def numpy_name(dtype: str) -> str:
-    """Returns what NumPy calls a type: float32 for f32, bfloat16 for bf16, float8_e4m3fn."""
-    if dtype in _NAMES:
-        return _NAMES[dtype]
+    """Returns NumPy's name of a type: "float32" for "f32", "bfloat16" for "bf16"."""
+    if dtype in _NUMPY_NAMES:
+        return _NUMPY_NAMES[dtype]
     match = re.fullmatch(r"([fsuc])(\d+)(\w*)", dtype)
     if not match:
         return dtype
     letter, bits, rest = match.groups()
-    return f"{_NAMES[letter]}{bits}" + (f"_{rest}" if rest else "")
-
-
-@functools.lru_cache(maxsize=2**16)
-def parse_shape(text: str) -> Shape:
-    """Returns the shape written as `f32[8,128]{1,0:T(8,128)S(1)}` or `(f32[], (s32[2], u8[]))`.
-
-    Raises ValueError if it is neither.
-    """
-    text = _COMMENT.sub("", text).strip()
-    if text.startswith("("):
-        return Shape("tuple", elements=tuple(parse_shape(part) for part in split(text[1:-1])))
-    match = _ARRAY.match(text)
-    if not match:
-        raise ValueError(f"HLO text: {text!r} is no shape")
-    sizes = match["dimensions"].replace("<=", "").replace("?", "0")
-    dimensions = tuple(int(size) for size in sizes.split(",") if size)
-    layout, _, rest = (match["layout"] or "").partition(":")
-    order = tuple(int(index) for index in layout.split(",") if index)
-    space = _SPACE.search(rest)
-    return Shape(
-        match["dtype"],
-        dimensions,
-        order if match["layout"] is not None else None,
-        _tile(rest),
-        int(space[1]) if space else 0,
-    )
-
-
-def split(text: str) -> list[str]:
-    """Returns the parts between commas that stand in no brackets and no quotes."""
-    parts, depth, start = [], 0, 0
-    for match in _MARK.finditer(text):
-        mark = match[0]
-        if mark in "([{":
-            depth += 1
-        elif mark in ")]}":
-            depth -= 1
-        elif mark == "," and not depth:
-            parts.append(text[start : match.start()].strip())
-            start = match.end()
-    last = text[start:].strip()
-    return [*parts, last] if last else parts
-
-
-_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[(\[{}\]),]')
-
-
-def _tile(text: str) -> tuple[int, ...]:
-    """The first tile of a layout; a dimension `*` is taken with the next, and counts as 1."""
-    tile = _TILE.search(text.split("T", 1)[1]) if text.startswith("T") else None
-    return tuple(1 if n == "*" else int(n) for n in tile[1].split(",") if n) if tile else ()
+    return f"{_NUMPY_NAMES[letter]}{bits}" + (f"_{rest}" if rest else "")

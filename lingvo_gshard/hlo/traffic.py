@@ -1,17 +1,16 @@
-"""Bytes that an instruction of HLO reads from and writes to a device's main memory.
+"""Counts the bytes that an HLO instruction reads from and writes to a device's main memory.
 
-A fusion is one instruction: what is computed within it is in no memory. What lies in another memory
-(of a TPU, S(1) is its vector memory) takes no traffic. Arrays count as they lie there, filled up to
-tiles.
+A fusion counts as one instruction, since the values within it are not in memory. Arrays in another
+memory cause no traffic; on a TPU, memory space 1 is the vector memory. Arrays count with the
+padding of their tiles.
 """
 
 from __future__ import annotations
 
 from lingvo_gshard.hlo import demand
-from lingvo_gshard.hlo.collectives import base_opcode, result
+from lingvo_gshard.hlo.collectives import KINDS
+from lingvo_gshard.hlo.module import Instruction
 from lingvo_gshard.hlo.shapes import Shape, element_bits
-from lingvo_gshard.hlo.summary import KINDS
-from lingvo_gshard.hlo.text import Instruction
 
 FREE = frozenset(
     """parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id
@@ -21,22 +20,23 @@ _FREE_TARGETS = ("AllocateBuffer", "Sharding", "SPMDFullToShardShape", "SPMDShar
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether it does nothing when the program runs, or others are counted in its place."""
+    """Returns whether an instruction executes nothing itself.
+
+    What a loop, conditional or call executes is counted by the instructions that it calls.
+    """
     opcode = instruction.opcode
     if opcode.endswith(("-done", "-update")):
         return True
-    return opcode in FREE or instruction.attributes.get("custom_call_target", "").strip('"') in (
-        _FREE_TARGETS
-    )
+    return opcode in FREE or instruction.proto.custom_call_target in _FREE_TARGETS
 
 
 def memory_bytes(instruction: Instruction) -> int:
-    """Returns what one execution reads and writes."""
+    """Returns the bytes that one execution reads and writes."""
     if is_free(instruction):
         return 0
     if instruction.opcode == "fusion":
-        (called,) = instruction.called("calls")
-        if demand.ASYNC_DONE in called.root.rest:
+        (called,) = instruction.called
+        if called.root.proto.custom_call_target == demand.ASYNC_DONE:
             return 0
     return _read(instruction) + _written(instruction)
 
@@ -44,39 +44,38 @@ def memory_bytes(instruction: Instruction) -> int:
 def _read(instruction: Instruction) -> int:
     operands = instruction.operands
     if instruction.opcode.endswith("-start"):
-        is_whole = base_opcode(instruction) in (*KINDS, "async", "fusion", "custom-call", "call")
-        made = result(instruction).size
-        amounts = [o.shape.size if is_whole else min(o.shape.size, made) for o in operands]
+        reads_all = instruction.base_opcode in (*KINDS, "async", "fusion", "custom-call", "call")
+        made = instruction.result.size
+        amounts = [o.shape.size if reads_all else min(o.shape.size, made) for o in operands]
     else:
         amounts = demand.operand_demand(instruction, instruction.shape.size)
-    used: dict[str, int] = {}
+    used: dict[Instruction, int] = {}
     for operand, amount in zip(operands, amounts, strict=False):
-        used[operand.name] = max(used.get(operand.name, 0), amount)
-    shapes = {operand.name: operand.shape for operand in operands}
-    return sum(_bytes(shapes[name], amount) for name, amount in used.items())
+        used[operand] = max(used.get(operand, 0), amount)
+    return sum(_bytes(operand.shape, amount) for operand, amount in used.items())
 
 
 def _written(instruction: Instruction) -> int:
-    shape = result(instruction)
+    shape = instruction.result
     if instruction.opcode != "fusion":
         return _bytes(shape, demand.written(instruction))
-    (called,) = instruction.called("calls")
-    if demand.ASYNC_START in called.root.rest:
+    (called,) = instruction.called
+    if called.root.proto.custom_call_target == demand.ASYNC_START:
         return _bytes(shape.elements[1], shape.elements[1].size)
     if called.root.opcode != "tuple":
         return _bytes(shape, demand.written(called.root))
     return sum(
-        _bytes(part, demand.written_of_tuple(made))
+        _bytes(part, demand.written_tuple_element(made))
         for part, made in zip(shape.elements, called.root.operands, strict=True)
     )
 
 
 def _bytes(shape: Shape, elements: int) -> int:
-    """What so many of its elements take in main memory."""
+    """The bytes in main memory of a share of a shape, given by its number of elements."""
     share = elements / max(shape.size, 1)
-    whole = sum(
+    total = sum(
         array.size * element_bits(array.dtype) / 8 * array.padding
         for array in shape.arrays
         if array.space == 0
     )
-    return round(whole * share)
+    return round(total * share)

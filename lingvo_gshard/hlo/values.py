@@ -1,20 +1,22 @@
-"""Integers that a program computes and that can be known beforehand: counters of loops, and bounds.
+"""Evaluates the integers of a program that are known at compile time, such as loop counters.
 
-Compilers do not always say how often a loop runs, and a gradient's loop runs as often as a counter
-says that the forward one returned. So small arrays of integers are computed, lazily, as the program
-would; what depends on an input, or is no such array, is unknown: None.
+Compilers do not always state how often a loop runs, and the loop of a gradient runs as often as a
+counter says that the forward loop returned. So small arrays of integers are evaluated, lazily, as
+the program would compute them. A value that depends on an input, or is no small array of integers,
+is unknown: None.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
+from tensorflow.compiler.xla import xla_data_pb2
 
+from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.hlo.shapes import Shape
-from lingvo_gshard.hlo.text import Computation, Instruction
 
+# Larger arrays are not evaluated.
 LARGEST_ARRAY = 2**12
 
 _TYPES = {
@@ -39,23 +41,24 @@ _BINARY = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
 }
-_SAME = ("bitcast", "reshape", "copy", "copy-start", "copy-done", "optimization-barrier")
-_NUMBER = re.compile(r"true|false|-?\d+")
+_IDENTITY = ("bitcast", "reshape", "copy", "copy-start", "copy-done", "optimization-barrier")
 
-# An array, a tuple as a function of the element's index, or None.
+# An array, a tuple as a function from an element's index to its value, or None.
 Value = np.ndarray | Callable[[int], "Value"] | None
 
 
 def is_small(shape: Shape) -> bool:
-    """Whether an array of this shape would be computed."""
+    """Returns whether an array of this shape is evaluated."""
     return shape.dtype in _TYPES and shape.size <= LARGEST_ARRAY
 
 
 class Values:
-    """What the instructions of a computation return, given its arguments.
+    """The values of a computation's instructions, for given arguments.
 
-    arguments: one value for each parameter. while_value: (instruction, values) -> what a loop
-    returns.
+    Args:
+        computation: The computation to evaluate.
+        arguments: One value for each parameter.
+        while_value: Returns the value of a loop, given the loop and the values around it.
     """
 
     def __init__(
@@ -67,52 +70,53 @@ class Values:
         self.computation = computation
         self._arguments = arguments
         self._while_value = while_value
-        self._known: dict[str, Value] = {}
+        self._known: dict[Instruction, Value] = {}
 
     def root(self) -> Value:
-        """What the computation returns."""
+        """Returns the computation's result."""
         return self.of(self.computation.root)
 
     def of(self, instruction: Instruction) -> Value:
-        """What one instruction returns."""
-        waiting = [instruction]
-        while waiting:
-            last = waiting[-1]
-            before = () if last.name in self._known else _computed_before(last)
-            unknown = [operand for operand in before if operand.name not in self._known]
-            waiting += unknown
+        """Returns the value of one instruction."""
+        # A stack in place of recursion, because chains of operations can be long.
+        pending = [instruction]
+        while pending:
+            last = pending[-1]
+            needed = () if last in self._known else _evaluated_first(last)
+            unknown = [operand for operand in needed if operand not in self._known]
+            pending += unknown
             if not unknown:
-                waiting.pop()
-                if last.name not in self._known:
-                    self._known[last.name] = self._compute(last)
-        return self._known[instruction.name]
+                pending.pop()
+                if last not in self._known:
+                    self._known[last] = self._compute(last)
+        return self._known[instruction]
 
     def within(self, called: Computation, arguments: list[Value]) -> Values:
-        """Values of a computation that this one calls."""
+        """Returns the values of a computation that this one calls."""
         return Values(called, arguments, self._while_value)
 
     def _compute(self, instruction: Instruction) -> Value:
-        opcode = instruction.opcode
+        opcode, proto = instruction.opcode, instruction.proto
         if opcode == "parameter":
-            number = int(instruction.literal)
+            number = proto.parameter_number
             return self._arguments[number] if number < len(self._arguments) else None
         if opcode == "tuple":
             return lambda index: self.of(instruction.operands[index])
         if opcode == "get-tuple-element":
             source = self.of(instruction.operands[0])
-            return source(int(instruction.attributes["index"])) if callable(source) else None
-        if opcode in _SAME and instruction.shape.elements is not None:
+            return source(proto.tuple_index) if callable(source) else None
+        if opcode in _IDENTITY and instruction.shape.elements is not None:
             return self.of(instruction.operands[0])
         if opcode in ("fusion", "call"):
-            (called,) = instruction.called("calls", "to_apply")
-            arguments = [_later(self, operand) for operand in instruction.operands]
+            (called,) = instruction.called
+            arguments = [_deferred(self, operand) for operand in instruction.operands]
             return _LazyValues(self, called, arguments).root()
         if opcode == "while":
             return self._while_value(instruction, self)
-        if instruction.shape.elements is not None or not is_small(instruction.shape):
+        if not is_small(instruction.shape):
             return None
         if opcode == "constant":
-            return _constant(instruction)
+            return _constant(proto.literal, instruction.shape)
         operands = [self.of(operand) for operand in instruction.operands]
         if any(value is None or callable(value) for value in operands):
             return None
@@ -123,50 +127,44 @@ class Values:
 
 
 class _LazyValues(Values):
-    """Values whose arguments are computed when a parameter is asked for."""
+    """Values whose arguments are evaluated when a parameter is asked for."""
 
     def __init__(self, caller: Values, computation: Computation, arguments: list[Callable]):
         super().__init__(computation, [], caller._while_value)
-        self._later = arguments
+        self._deferred = arguments
 
     def _compute(self, instruction: Instruction) -> Value:
         if instruction.opcode == "parameter":
-            return self._later[int(instruction.literal)]()
+            return self._deferred[instruction.proto.parameter_number]()
         return super()._compute(instruction)
 
 
-def _computed_before(instruction: Instruction) -> list[Instruction]:
-    """The operands to compute first, so that long chains of operations are no deep recursion."""
-    if instruction.shape.elements is not None or not is_small(instruction.shape):
+def _evaluated_first(instruction: Instruction) -> list[Instruction]:
+    """The operands to evaluate before an instruction."""
+    if not is_small(instruction.shape):
         return []
     return [operand for operand in instruction.operands if is_small(operand.shape)]
 
 
-def _later(values: Values, instruction: Instruction) -> Callable[[], Value]:
+def _deferred(values: Values, instruction: Instruction) -> Callable[[], Value]:
     return lambda: values.of(instruction)
 
 
-def _constant(instruction: Instruction) -> Value:
-    if "..." in instruction.literal:
-        return None
-    numbers = [
-        text == "true" if text in ("true", "false") else int(text)
-        for text in _NUMBER.findall(instruction.literal)
-    ]
-    if len(numbers) != instruction.shape.size:
-        return None
-    dtype = _TYPES[instruction.shape.dtype]
-    return np.array(numbers).astype(dtype).reshape(instruction.shape.dimensions)
+def _constant(literal: xla_data_pb2.LiteralProto, shape: Shape) -> Value:
+    dtype = np.dtype(_TYPES[shape.dtype])
+    stored = getattr(literal, f"{shape.dtype}s")
+    array = np.frombuffer(stored, dtype) if isinstance(stored, bytes) else np.array(stored, dtype)
+    return array.reshape(shape.dimensions) if array.size == shape.size else None
 
 
 def _result(instruction: Instruction, operands: list[np.ndarray]) -> Value:
-    """What an elementwise or slicing operation returns for these operands."""
-    opcode, dimensions = instruction.opcode, instruction.shape.dimensions
+    """The result of an elementwise or slicing operation."""
+    opcode, dimensions, proto = instruction.opcode, instruction.shape.dimensions, instruction.proto
     if opcode in _BINARY:
         return _BINARY[opcode](*operands)
     if opcode == "compare":
-        return _COMPARE[instruction.attributes["direction"]](*operands)
-    if opcode in _SAME:
+        return _COMPARE[proto.comparison_direction](*operands)
+    if opcode in _IDENTITY:
         return operands[0].reshape(dimensions)
     if opcode == "convert":
         return operands[0]
@@ -182,35 +180,29 @@ def _result(instruction: Instruction, operands: list[np.ndarray]) -> Value:
     if opcode == "broadcast":
         return _broadcast(instruction, operands[0])
     if opcode == "slice":
-        return operands[0][_slices(instruction.attributes["slice"])]
+        return operands[0][tuple(slice(s.start, s.limit, s.stride) for s in proto.slice_dimensions)]
     if opcode == "dynamic-slice":
-        return operands[0][_at(operands[0].shape, dimensions, operands[1:])]
+        return operands[0][_dynamic_slices(operands[0].shape, dimensions, operands[1:])]
     if opcode == "dynamic-update-slice":
         result = operands[0].copy()
-        result[_at(result.shape, operands[1].shape, operands[2:])] = operands[1]
+        result[_dynamic_slices(result.shape, operands[1].shape, operands[2:])] = operands[1]
         return result
-    if opcode == "custom-call" and "AllocateBuffer" in instruction.rest:
+    if opcode == "custom-call" and proto.custom_call_target == "AllocateBuffer":
         return np.zeros(dimensions)
     return None
 
 
 def _broadcast(instruction: Instruction, operand: np.ndarray) -> np.ndarray:
     shape = [1] * len(instruction.shape.dimensions)
-    indices = instruction.attributes["dimensions"].strip("{}").split(",")
-    for index, size in zip(filter(None, indices), operand.shape, strict=True):
-        shape[int(index)] = size
+    for index, size in zip(instruction.proto.dimensions, operand.shape, strict=True):
+        shape[index] = size
     return np.broadcast_to(operand.reshape(shape), instruction.shape.dimensions)
 
 
-def _slices(text: str) -> tuple[slice, ...]:
-    parts = re.findall(r"\[([\d:]+)\]", text)
-    return tuple(slice(*(int(number) for number in part.split(":"))) for part in parts)
-
-
-def _at(whole: tuple, part: tuple, starts: list[np.ndarray]) -> tuple[slice, ...]:
-    """Where a dynamic slice lies; a start too far on is moved back, as XLA does."""
-    found = []
+def _dynamic_slices(whole: tuple, part: tuple, starts: list[np.ndarray]) -> tuple[slice, ...]:
+    """The position of a dynamic slice. XLA moves a start back if the slice would not fit."""
+    slices = []
     for size, length, start in zip(whole, part, starts, strict=True):
         begin = min(max(int(start), 0), size - length)
-        found.append(slice(begin, begin + length))
-    return tuple(found)
+        slices.append(slice(begin, begin + length))
+    return tuple(slices)

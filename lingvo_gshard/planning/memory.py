@@ -1,50 +1,61 @@
-"""Bytes of one device by what they are for, and the largest results that a program makes."""
+"""Memory of one device by class, and the largest arrays that a program computes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lingvo_gshard.hlo import names as hlo_names
+from lingvo_gshard.hlo.module import Instruction, Module
 from lingvo_gshard.hlo.shapes import Shape, numpy_name
-from lingvo_gshard.hlo.text import Instruction, Module
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 
 WEIGHTS, MOMENTS, INPUTS = "weights", "moments", "inputs"
+# `largest_temporaries` returns this many arrays.
 _LISTED = 20
-# What makes no array of its own, or one that is a part of the program.
+# Opcodes whose results are views of other arrays, or belong to the program.
 _VIEWS = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 _VIEWS += ("while", "conditional", "call")
 
 
-def by_class(
+def bytes_by_class(
     program: Program, classes: Sequence[str], memory: dict[str, int], module: Module
 ) -> dict[str, int]:
-    """Returns bytes of one device: weights, moments, inputs, activations, program and their peak.
+    """Returns the bytes of weights, moments, inputs, activations and program, and their peak.
 
-    classes: of each input. memory: as the compiler gives it. Inputs take what they take in the
-    compiler's layout, their padding included; activations are all temporaries, gradients among
-    them, and outputs that took over no input's memory.
+    Inputs count with the padding of the compiler's layout. Activations are all temporaries,
+    gradients included, and the outputs that do not reuse an input's memory.
+
+    Args:
+        program: The program.
+        classes: The class of each of its inputs: WEIGHTS, MOMENTS or INPUTS.
+        memory: Bytes per device, as runtime.program.memory_bytes returns them.
+        module: The compiled program of one device.
     """
     sizes = _input_bytes(program, module)
     found = {
-        kind: sum(size for size, of in zip(sizes, classes, strict=True) if of == kind)
-        for kind in (WEIGHTS, MOMENTS, INPUTS)
+        name: sum(size for size, each in zip(sizes, classes, strict=True) if each == name)
+        for name in (WEIGHTS, MOMENTS, INPUTS)
     }
-    # What the compiler counts beyond the arrays: their alignment.
+    # Beyond the arrays, the compiler counts their alignment.
     found[INPUTS] += max(memory["arguments"] - sum(sizes), 0)
     found["activations"] = memory["temporaries"] + memory["outputs"]
     found["program"] = memory["code"]
     return {**found, "peak": memory["peak"]}
 
 
-def largest_results(module: Module, layers: frozenset[str] | None) -> list[dict]:
-    """Returns the largest arrays that operations make in memory: name, layer, shape, type, bytes.
+def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[dict]:
+    """Returns the largest arrays that operations compute, which need not be live at the same time.
 
-    Not all of them are there at the same time.
+    Args:
+        module: The compiled program of one device.
+        layers: Name scopes of all layers; None to guess an operation's layer from its name.
+
+    Returns:
+        A row for each array: name of the operation, layer, shape, dtype and bytes.
     """
     rows = {}
-    for computation in module.computations.values():
-        if computation.is_fused:
+    for computation in module.computations:
+        if computation.is_embedded:
             continue
         for instruction in computation.instructions:
             if instruction.opcode in _VIEWS:
@@ -58,10 +69,10 @@ def largest_results(module: Module, layers: frozenset[str] | None) -> list[dict]
 
 
 def _row(instruction: Instruction, shape: Shape, layers: frozenset[str] | None) -> dict:
-    name = hlo_names.operation_name(instruction.operation_name)
+    name = hlo_names.operation_name(instruction.op_name)
     return {
         "name": instruction.name,
-        "layer": hlo_names.split_operation_name(name, layers)[0],
+        "layer": hlo_names.layer_and_phase(name, layers)[0],
         "shape": shape.dimensions,
         "dtype": numpy_name(shape.dtype),
         "bytes": int(shape.bytes * shape.padding),
@@ -69,7 +80,7 @@ def _row(instruction: Instruction, shape: Shape, layers: frozenset[str] | None) 
 
 
 def _input_bytes(program: Program, module: Module) -> list[int]:
-    """Bytes of each input on one device, as laid out where the compiled program says how."""
+    """The bytes of each input on one device, with padding if the compiler kept all inputs."""
     parameters = module.entry.parameters
     if len(parameters) != len(program.inputs):
         return [bytes_of(array, program.mesh) for array in program.inputs]

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lingvo_gshard
-from lingvo_gshard.hlo import reader as hlo_operations
-from lingvo_gshard.hlo import text as hlo_text
-from lingvo_gshard.hlo.reader import OperationList
+from lingvo_gshard import hlo
 from lingvo_gshard.planning import (
     compilation,
     memory,
@@ -17,7 +15,7 @@ from lingvo_gshard.planning import (
     planned_program,
     roofline,
 )
-from lingvo_gshard.planning.compilation import Compiled
+from lingvo_gshard.planning.compilation import CompiledProgram
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan, TemporaryRow
@@ -121,11 +119,11 @@ def plan_program(
     program = planned.program
     compiled = compilation.compile_for(program, topology, progress)
     progress("reading the compiled program")
-    module = hlo_text.parse_module(compiled.text)
-    found = hlo_operations.operations_of_text(compiled.text, program.mesh, planned.layers)
+    module = compiled.module
+    found = hlo.read_operations(module, program.mesh, planned.layers)
     timed = roofline.time_operations(found.operations, topology, program.mesh)
     step = roofline.step_time(timed)
-    sizes = memory.by_class(program, planned.classes, compiled.memory, module)
+    sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     return Plan(
         name=planned.name,
@@ -142,7 +140,7 @@ def plan_program(
         parameters=planned.parameters,
         tensors=list(planned.tensors),
         largest_temporaries=[
-            TemporaryRow(**row) for row in memory.largest_results(module, planned.layers)
+            TemporaryRow(**row) for row in memory.largest_temporaries(module, planned.layers)
         ],
         collectives=operation_rows.collective_rows(timed, step.communication_seconds),
         flops=flops,
@@ -162,7 +160,7 @@ def plan_program(
     )
 
 
-def _fits(compiled: Compiled, peak: int, topology: Topology) -> bool:
+def _fits(compiled: CompiledProgram, peak: int, topology: Topology) -> bool:
     """Returns the TPU compiler's own verdict, elsewhere whether the peak is within capacity."""
     if topology.compiler == "tpu":
         return not compiled.refused
@@ -192,17 +190,17 @@ def _versions() -> dict[str, str]:
 
 
 def _notes(
-    compiled: Compiled, found: OperationList, partitioning: Partitioning, topology: Topology
+    compiled: CompiledProgram,
+    found: hlo.OperationList,
+    partitioning: Partitioning,
+    topology: Topology,
 ) -> list[str]:
-    gathered = [
-        f"{row.operation} is replicated on every device: from {row.before} to {row.after}"
-        for row in compiled.made_whole
-    ]
+    replicated = [str(replication) for replication in compiled.full_replications]
     unused = [
         f"strategy {partitioning.strategy.name} shards nothing over axis {axis}"
         for axis in partitioning.unused_axes
     ]
-    notes = [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *gathered]
+    notes = [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *replicated]
     peak = compiled.memory["peak"]
     if peak > topology.chip.usable_bytes and _fits(compiled, peak, topology):
         notes.append(

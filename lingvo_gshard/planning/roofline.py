@@ -1,7 +1,8 @@
-"""Seconds of a compiled step's operations: a bound from specifications, and an estimate.
+"""Roofline model of a compiled step: the time of each operation, as a bound and as an estimate.
 
-The bound takes the published peak rates, the estimate the share of them that was measured
-(efficiencies.py). Within an operation, arithmetic, memory and links work at the same time.
+The bound assumes the published peak rates. The estimate multiplies them by measured efficiencies
+(machines/efficiencies.py). Within an operation, arithmetic, memory and links work in parallel, so
+the slowest of them determines the time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.hlo.operation import Operation
+from lingvo_gshard.hlo.operations import Operation
 from lingvo_gshard.planning.machines import efficiencies, interconnect
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.mesh import Mesh
@@ -17,10 +18,15 @@ from lingvo_gshard.sharding.mesh import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class TimedOperation:
-    """Seconds of all executions of an operation in a step.
+    """The time of all executions of an operation in one step.
 
-    compute_seconds, memory_seconds, communication_seconds: bounds of its parts.
-    seconds_bound: the longest of them. seconds: the estimate.
+    Attributes:
+        operation: The operation.
+        compute_seconds: Lower bound on its arithmetic.
+        memory_seconds: Lower bound on its memory traffic.
+        communication_seconds: Lower bound on its communication.
+        seconds_bound: The largest of the three bounds.
+        seconds: The estimate.
     """
 
     operation: Operation
@@ -33,12 +39,15 @@ class TimedOperation:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step.
+    """The time of a step.
 
-    compute_seconds, memory_seconds, communication_seconds: sums of the operations' bounds.
-    seconds_bound: operations run one after another, and all collectives beside the others.
-    seconds: the estimate; collectives, too, run one after another, none of them beside another
-        operation.
+    Attributes:
+        compute_seconds: Sum of the operations' compute bounds.
+        memory_seconds: Sum of the operations' memory bounds.
+        communication_seconds: Sum of the operations' communication bounds.
+        seconds_bound: Lower bound on the step. All communication overlaps with the other
+            operations, which run one after the other.
+        seconds: The estimate. All operations run one after the other, collectives included.
     """
 
     compute_seconds: float
@@ -50,9 +59,15 @@ class StepTime:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a number of tokens takes; price and energy are None where none is published.
+    """The cost of training on a number of tokens.
 
-    kilowatt_hours: of the chips alone. sources: of the power and the price.
+    Attributes:
+        tokens: Number of tokens.
+        chip_hours: Hours of all chips together.
+        kilowatt_hours: Energy of the chips alone; None if their power is not published.
+        price: In `currency`; None if no price is published.
+        currency: ISO code; None if no price is published.
+        sources: Where the power and the price are published.
     """
 
     tokens: float
@@ -66,13 +81,17 @@ class Budget:
 def time_operations(
     operations: Iterable[Operation], topology: Topology, mesh: Mesh
 ) -> list[TimedOperation]:
-    """Returns seconds of each operation, in order; ValueError if the mesh has another size."""
+    """Returns the time of each operation, in order.
+
+    Raises:
+        ValueError: If the mesh has another number of devices than the topology.
+    """
     mesh.check_devices(topology.devices)
     return [_timed(operation, topology, mesh) for operation in operations]
 
 
 def step_time(timed: Sequence[TimedOperation]) -> StepTime:
-    """Returns seconds of the step that operations make up."""
+    """Returns the time of the step that consists of these operations."""
     communication = sum(operation.communication_seconds for operation in timed)
     others = sum(
         max(operation.compute_seconds, operation.memory_seconds)
@@ -89,7 +108,7 @@ def step_time(timed: Sequence[TimedOperation]) -> StepTime:
 
 
 def budget(tokens: float, seconds_per_token: float, topology: Topology) -> Budget:
-    """Returns what training on a number of tokens takes, all chips of a topology together."""
+    """Returns the cost of training on a number of tokens on all chips of a topology."""
     chip = topology.chip
     hours = tokens * seconds_per_token * topology.chips / 3600
     return Budget(
@@ -105,10 +124,15 @@ def budget(tokens: float, seconds_per_token: float, topology: Topology) -> Budge
 
 
 def utilization(useful_flops: float, seconds: float, topology: Topology) -> float:
-    """Returns the model's FLOPs over those of the peak in the same time ("MFU"), of one device.
+    """Returns the model FLOPs utilization (MFU) of one device.
 
-    The peak is that of bfloat16, of a CPU that of float32 (Chowdhery et al. 2022, PaLM, appendix
-    B, https://arxiv.org/abs/2204.02311).
+    It is relative to the peak in bfloat16, or in float32 on a CPU (Chowdhery et al. 2022, PaLM,
+    appendix B, https://arxiv.org/abs/2204.02311).
+
+    Args:
+        useful_flops: FLOPs of the model on one device, without recomputation and dispatch.
+        seconds: The time that they take.
+        topology: The topology that they run on.
     """
     peak = topology.chip.peak("float32" if topology.kind == "cpu" else "bfloat16")
     return useful_flops / (seconds * peak)

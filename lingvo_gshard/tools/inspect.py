@@ -1,36 +1,40 @@
-"""Shows how a strategy splits an experiment over a mesh, and what its step then does.
+"""Shows how a strategy splits an experiment over a mesh, and how its step compiles.
+
+This command lists each weight with its layout, shape, split, and its bytes in total and per device:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor
 
-lists every weight: its letters, its shape, what it is split over, its bytes in all and on each
-device. --slots lists the optimizer's moments as well; their totals are always there. Below stand
-what every device holds whole although the strategy splits a letter of it, and axes over which
-nothing is split. No device is needed for this, so the mesh may be as large as you like:
+--slots lists the optimizer's moments as well; their totals are always shown. Two warnings follow
+the list: weights that every device holds in full although the strategy splits one of their
+dimensions, and mesh axes over which nothing is split. No device is needed, so the mesh may be as
+large as you like:
 
     gshard-inspect --experiment=translation.hundred_languages --mesh=data=16,model=8 \\
         --strategy=expert_tensor --slots --json=split.json
 
---compile lowers the real training step and has XLA partition and compile it for the mesh, on CPU
-devices made virtually. It shows the memory that the step takes on each device, its collectives by
-layer, kind, count and bytes, and each tensor that the partitioner had to make whole to change its
-layout. Nothing is run:
+--compile lowers the training step and has XLA partition and compile it for the mesh, on virtual CPU
+devices. It shows the step's memory per device, its collectives by layer, phase and kind, and each
+tensor that the partitioner has to replicate in full to reshard it. Nothing is executed:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert --compile
 
---program saves the lowered step as one file that runs where only jax is installed; --function says
-which function of the trainer is meant, here and by --compile:
+Collectives are counted twice: "in program", where one in a loop counts once, and "per step", where
+it counts in each iteration. Bytes are those of one device's operand or result, whichever is larger.
+
+--program saves the lowered step to one file that runs where only jax is installed. --function
+chooses the function of the trainer that --compile and --program take:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert \\
         --function=init_state --program=init_state.zip
 
-No corpus is read: vocabularies are taken to be as large as the experiment asks for. The bytes of a
-collective are those of its result on one device; one in a loop counts once. The JSON holds all of
-it; --json alone prints it, and the tables then go to standard error.
+No corpus is read: vocabularies have the size that the experiment asks for. --json=FILE writes
+everything as JSON; --json alone prints it, and sends the tables to standard error.
 """
 
 from __future__ import annotations
 
+import msgspec
 import rich.console
 from absl import flags
 
@@ -51,25 +55,23 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_experiment_flags(values)
     runtime.define_partitioning_flags(values)
-    flags.DEFINE_boolean(
-        "slots", False, "Lists the optimizer's moments beside the weights.", flag_values=values
-    )
+    flags.DEFINE_boolean("slots", False, "Also lists the optimizer's moments.", flag_values=values)
     flags.DEFINE_boolean(
         "compile",
         False,
-        "Compiles the function for the mesh and shows its memory and collectives.",
+        "Compiles the function for the mesh; shows its memory and collectives.",
         flag_values=values,
     )
     flags.DEFINE_string(
         "function",
         inspection.FUNCTIONS[0],
-        f"What --compile compiles and --program saves: {', '.join(inspection.FUNCTIONS)}.",
+        f"The function to compile or save: {', '.join(inspection.FUNCTIONS)}.",
         flag_values=values,
     )
     flags.DEFINE_string(
         "program",
         None,
-        "File to save the lowered function in, to be run under jax alone.",
+        "File to save the lowered function to, which runs where only jax is installed.",
         flag_values=values,
     )
     output.define_json_flag(values)
@@ -77,7 +79,17 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    """Runs the command.
+
+    Args:
+        argv: The command line, the command's name first.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: For a mistake of the user.
+    """
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     check_choices(values.partitioner, values.device_order)
@@ -92,14 +104,14 @@ def main(argv: list[str]) -> int:
     trainer = experiments.make_trainer(params)
     experiments.check_overrides(partitioning, trainer)
     console = output.make_console(values.json)
-    split = inspection.split(trainer, partitioning)
-    tables.print_split(console, params.name, partitioning, split, values.slots)
+    sharding = inspection.state_sharding(trainer, partitioning)
+    tables.print_sharding(console, params.name, partitioning, sharding, values.slots)
     pipelines = inspection.pipelines(trainer)
     tables.print_pipelines(console, pipelines)
-    inspection.check_replicated(split, values.max_replicated_mb)
+    inspection.check_replicated(sharding, values.max_replicated_mb)
     record = {
         "experiment": params.name,
-        **inspection.split_record(partitioning, split, values.slots),
+        **inspection.sharding_record(partitioning, sharding, values.slots),
     }
     record["pipelines"] = pipelines
     if values.compile or values.program:
@@ -109,9 +121,9 @@ def main(argv: list[str]) -> int:
         if values.program:
             _save(program, values.program, console)
         if values.compile:
-            step = inspection.compile_program(program, trainer.task)
-            tables.print_compiled(console, step)
-            record["compiled"] = inspection.compiled_record(step)
+            compiled = inspection.compile_program(program, trainer.task)
+            tables.print_compiled(console, compiled)
+            record["compiled"] = msgspec.to_builtins(compiled)
     output.write_json(values.json, record)
     return 0
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lingvo_gshard.hlo.operation import CollectiveCall
-from lingvo_gshard.hlo.reader import operations_of_text
+from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.sharding.mesh import Mesh
+from tests.hlo.parsing import operations_of_text
 
 MESH = Mesh.parse("data=4,model=2")
 MODEL = "replica_groups=[4,2]<=[8]"
@@ -22,7 +22,7 @@ SUM = """%sum (x: f32[], y: f32[]) -> f32[] {
 def calls(body, computations=""):
     """The collectives of an entry computation with this body, with how many operations it has."""
     lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
-    found = operations_of_text(f"{SUM}{computations}ENTRY %main () -> f32[] {{\n{lines}}}\n", MESH)
+    found = operations_of_text(f"{SUM}{computations}ENTRY %main {{\n{lines}}}\n", MESH)
     return [o.collective for o in found.operations if o.collective]
 
 
@@ -31,24 +31,24 @@ def calls(body, computations=""):
     [
         (
             f"all-reduce(%p), {MODEL}, to_apply=%sum",
-            CollectiveCall("all-reduce", ("model",), 2, "float32", 256),
+            Collective("all-reduce", ("model",), 2, "float32", 256),
         ),
         (
             f"all-to-all(%p), channel_id=1, {DATA}, dimensions={{0}}",
-            CollectiveCall("all-to-all", ("data",), 4, "float32", 256),
+            Collective("all-to-all", ("data",), 4, "float32", 256),
         ),
         (
             "collective-broadcast(%p), replica_groups={{0,1,2,3,4,5,6,7}}",
-            CollectiveCall("collective-broadcast", ("data", "model"), 8, "float32", 256),
+            Collective("collective-broadcast", ("data", "model"), 8, "float32", 256),
         ),
         (
             "collective-permute(%p), source_target_pairs={{0,2},{2,4},{4,6},{6,0}}",
-            CollectiveCall("collective-permute", ("data",), 4, "float32", 256),
+            Collective("collective-permute", ("data",), 4, "float32", 256),
         ),
         (
             "all-reduce(%p), replica_groups=mesh['a'=4,'b'=2], device_ids=([8]) {'b'}, "
             "to_apply=%sum",
-            CollectiveCall("all-reduce", ("model",), 2, "float32", 256),
+            Collective("all-reduce", ("model",), 2, "float32", 256),
         ),
     ],
 )
@@ -62,8 +62,8 @@ def test_the_larger_of_operand_and_result_counts():
         ROOT %g = bf16[8,8]{{1,0}} all-gather(%p), {DATA}, dimensions={{0}}"""
     scatter = f"""%p = bf16[8,8]{{1,0}} parameter(0)
         ROOT %s = bf16[2,8]{{1,0}} reduce-scatter(%p), {DATA}, dimensions={{0}}, to_apply=%sum"""
-    assert calls(gather) == [CollectiveCall("all-gather", ("data",), 4, "bfloat16", 128)]
-    assert calls(scatter) == [CollectiveCall("reduce-scatter", ("data",), 4, "bfloat16", 128)]
+    assert calls(gather) == [Collective("all-gather", ("data",), 4, "bfloat16", 128)]
+    assert calls(scatter) == [Collective("reduce-scatter", ("data",), 4, "bfloat16", 128)]
 
 
 def test_combined_arrays_are_summed():
@@ -71,7 +71,7 @@ def test_combined_arrays_are_summed():
         %q = bf16[64]{{0}} parameter(1)
         ROOT %c = (f32[8]{{0}}, /*index=1*/bf16[64]{{0}}) all-reduce(%p, %q), {MODEL}, to_apply=%sum
     """
-    assert calls(body) == [CollectiveCall("all-reduce", ("model",), 2, "bfloat16", 32 + 128)]
+    assert calls(body) == [Collective("all-reduce", ("model",), 2, "bfloat16", 32 + 128)]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_is_started_and_done_counts_once(start, kind, size):
     body = f"""%p = f32[8]{{0}} parameter(0)
         %s = {start}
         ROOT %d = f32[8]{{0}} {done}-done(%s)"""
-    assert calls(body, wrapped) == [CollectiveCall(kind, ("model",), 2, "float32", size)]
+    assert calls(body, wrapped) == [Collective(kind, ("model",), 2, "float32", size)]
 
 
 def test_a_sum_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter():
@@ -132,7 +132,7 @@ def test_a_sum_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter():
         ROOT %f = (f32[4,4]{1,0}, f32[1]{0}) fusion(%p, %q), kind=kCustom, calls=%all-reduce-scatter
     """
     (call,) = calls(body, fused)
-    assert call == CollectiveCall("reduce-scatter", ("model",), 2, "float32", 8 * 4 * 4 + 8)
+    assert call == Collective("reduce-scatter", ("model",), 2, "float32", 8 * 4 * 4 + 8)
 
 
 def test_what_goes_on_beside_other_fusions_counts_where_it_starts():
@@ -175,7 +175,7 @@ calls=%middle
 }}
 """
     found = {o.name: o for o in operations_of_text(text, MESH).operations}
-    expected = CollectiveCall("all-gather", ("model",), 2, "float32", 256)
+    expected = Collective("all-gather", ("model",), 2, "float32", 256)
     assert [o.collective for o in found.values()] == [expected, None, None]
     assert found["m"].matmul_flops == 2 * 8**3
     # The product reads one operand and writes its result; what is only passed on is not touched.

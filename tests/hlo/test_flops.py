@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.hlo import flops as hlo_flops
-from lingvo_gshard.hlo.text import parse_module
+from lingvo_gshard.hlo.module import Module
+from tests.hlo.parsing import parse_module
 
 
 def instructions(function, *arguments):
-    text = jax.jit(function).lower(*arguments).as_text(dialect="hlo")
-    module = parse_module(text)
-    return [i for c in module.computations.values() for i in c.instructions]
+    program = jax.jit(function).lower(*arguments).compiler_ir(dialect="hlo")
+    module = Module.from_bytes(program.as_serialized_hlo_module_proto())
+    return [i for c in module.computations for i in c.instructions]
 
 
 def flops(function, *arguments):

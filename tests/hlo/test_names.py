@@ -4,9 +4,9 @@ import pytest
 
 from lingvo_gshard.hlo.names import (
     is_dispatch,
+    is_uninformative,
+    layer_and_phase,
     operation_name,
-    says_nothing,
-    split_operation_name,
 )
 
 LAYERS = frozenset(
@@ -49,7 +49,7 @@ FEED_FORWARD = "encoder/layers_0/feed_forward"
     ],
 )
 def test_layer_and_phase(name, layer, phase):
-    assert split_operation_name(name, LAYERS) == (layer, phase)
+    assert layer_and_phase(name, LAYERS) == (layer, phase)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_layer_and_phase(name, layer, phase):
     ],
 )
 def test_layers_that_are_not_known_are_what_is_left_of_the_name(name, layer, phase):
-    assert split_operation_name(name) == (layer, phase)
+    assert layer_and_phase(name) == (layer, phase)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_dispatch_and_combine_are_told_by_their_scopes():
     assert not is_dispatch("moe/dispatch")
 
 
-def test_names_that_say_nothing():
+def test_uninformative_names():
     for name in ("", "while", "while/TensorListPushBack_3", "args[2]", "gradient_tape/while/AddN"):
-        assert says_nothing(name)
-    assert not says_nothing("while/moe/AddN")
-    assert not says_nothing("add_3")
+        assert is_uninformative(name)
+    assert not is_uninformative("while/moe/AddN")
+    assert not is_uninformative("add_3")

@@ -1,7 +1,7 @@
 """Layers of instructions whose names were lost or say nothing."""
 
-from lingvo_gshard.hlo.reader import operations_of_text
 from lingvo_gshard.sharding.mesh import Mesh
+from tests.hlo.parsing import operations_of_text
 
 LAYERS = ["encoder", "encoder/layers/body_0", "encoder/layers/body_0/feed_forward", "softmax"]
 FEED_FORWARD = "encoder/layers/body_0/feed_forward"
@@ -10,7 +10,7 @@ FEED_FORWARD = "encoder/layers/body_0/feed_forward"
 def places(body, computations=""):
     """Name -> (layer, phase)."""
     lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
-    text = f"{computations}ENTRY %main () -> f32[] {{\n{lines}}}\n"
+    text = f"{computations}ENTRY %main {{\n{lines}}}\n"
     found = operations_of_text(text, Mesh.parse("data=2"), LAYERS)
     return {o.name: (o.layer, o.phase) for o in found.operations}
 
@@ -37,7 +37,7 @@ metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
 def test_a_nameless_product_moves_tokens_if_all_around_it_does():
     """Else it is an expert's, whose product stands between dispatch and combine."""
     product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
-    text = f"""ENTRY %main () -> f32[8,8] {{
+    text = f"""ENTRY %main {{
   %p = f32[8,8]{{1,0}} parameter(0)
   %m = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="{FEED_FORWARD}/dispatch/one_hot"}}
   %x = f32[8,8]{{1,0}} dot(%m, %p), {product}
@@ -107,7 +107,7 @@ def test_the_loop_into_which_a_nameless_copy_goes_tells_its_layer():
 
 %condition (s: (f32[8,8], f32[8,8])) -> pred[] {{
   %s = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) parameter(0)
-  ROOT %c = pred[] constant(false)
+  ROOT %never = pred[] constant(false)
 }}
 
 """
@@ -122,15 +122,23 @@ def test_the_loop_into_which_a_nameless_copy_goes_tells_its_layer():
     assert found == {"c": (FEED_FORWARD, "forward")}
 
 
+SUM = """%sum {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+
+"""
+
 COMBINED = """%p = f32[8,8]{{1,0}} parameter(0)
     %q = f32[{rows},8]{{1,0}} parameter(1)
     %r = (f32[8,8]{{1,0}}, f32[{rows},8]{{1,0}}) all-reduce(%p, %q), replica_groups={{{{0,1}}}}, \
-metadata={{op_name="jit(f)/gradient_tape/encoder/({names})"}}
+to_apply=%sum, metadata={{op_name="jit(f)/gradient_tape/encoder/({names})"}}
     ROOT %s = f32[8,8]{{1,0}} get-tuple-element(%r), index=0"""
 
 
 def test_a_combined_collective_is_of_the_layer_of_most_bytes_or_of_what_all_share():
     names = "layers/body_0/feed_forward/MatMul:layers/body_0/add/Sum"
-    small, large = (places(COMBINED.format(rows=rows, names=names)) for rows in (2, 8))
+    small, large = (places(COMBINED.format(rows=rows, names=names), SUM) for rows in (2, 8))
     assert small == {"r": (FEED_FORWARD, "backward")}
     assert large == {"r": ("encoder/layers/body_0", "backward")}

@@ -4,8 +4,8 @@ import collections
 
 import pytest
 
-from lingvo_gshard.hlo.reader import operations_of_text
 from lingvo_gshard.sharding.mesh import Mesh
+from tests.hlo.parsing import operations_of_text
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, compiled, operations
 
 D = M // N

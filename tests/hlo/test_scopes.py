@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.hlo.operation import Operation
-from lingvo_gshard.hlo.reader import read_operations
+from lingvo_gshard.hlo import Operation, read_module, read_operations
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.mesh import Mesh
@@ -49,7 +48,9 @@ def operations(repeat: bool) -> list[Operation]:
     program, _ = train_program(trainer, Partitioning.make(MESH, "expert"), "gspmd", batch)
     compiled = program.lower(topologies.get(f"cpu:{Mesh.parse(MESH).size}").compile_devices())
     scopes = [scope_name(path) for path in trainer.task.layer_paths()]
-    found = read_operations(compiled.compile(), Mesh.parse(MESH), [*scopes, LOSS_SCOPE])
+    found = read_operations(
+        read_module(compiled.compile()), Mesh.parse(MESH), [*scopes, LOSS_SCOPE]
+    )
     assert found.notes == []
     return found.operations
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer, scope_name
-from lingvo_gshard.hlo.reader import OperationList, read_operations
+from lingvo_gshard.hlo import OperationList, read_module, read_operations
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -89,4 +89,4 @@ def operations(kind: str, mesh: str, *arguments, **options) -> OperationList:
     """What one device executes."""
     program = compiled(kind, mesh, *arguments, **options)
     scopes = [scope_name(path) for path in layer_of(kind).layer_paths()]
-    return read_operations(program, Mesh.parse(mesh), scopes)
+    return read_operations(read_module(program), Mesh.parse(mesh), scopes)

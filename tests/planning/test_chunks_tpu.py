@@ -3,9 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core import context
-from lingvo_gshard.hlo import reader as hlo_operations
-from lingvo_gshard.hlo import text as hlo_text
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import partition
@@ -20,7 +19,7 @@ B, L, M, H, E = 8, 512, 512, 2048, 8
 ASYNCHRONOUS = {"xla_tpu_enable_async_all_to_all": "true"}
 
 
-def compiled(chunks: int, topology: str) -> str:
+def compiled(chunks: int, topology: str) -> hlo.Module:
     """The scheduled program of a layer's output and gradients, in bfloat16."""
     params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
     params.exchange.set(chunks=chunks)
@@ -39,23 +38,23 @@ def compiled(chunks: int, topology: str) -> str:
     x = tf.TensorSpec((B, L, M), tf.bfloat16)
     program = partition(run, MESH, "expert").lower(theta, x, x)
     devices = topologies.get(topology).compile_devices()
-    return program.lower(devices).compile(compiler_options=ASYNCHRONOUS).as_text()
+    return hlo.read_module(program.lower(devices).compile(compiler_options=ASYNCHRONOUS))
 
 
-def computed_beside(text: str) -> set[tuple[str, str]]:
+def computed_beside(module: hlo.Module) -> set[tuple[str, str]]:
     """Phases of all-to-alls, each with that of experts' products between its start and its done."""
-    assert "is_scheduled=true" in text
+    assert module.is_scheduled
     layers = frozenset({"moe", "moe/router", "moe/experts"})
-    operations = hlo_operations.operations_of_text(text, Mesh.parse(MESH), layers).operations
+    operations = hlo.read_operations(module, Mesh.parse(MESH), layers).operations
     by_name = {operation.name: operation for operation in operations}
     under_way: set[str] = set()
     found = set()
-    for instruction in hlo_text.parse_module(text).entry.instructions:
+    for instruction in module.entry.instructions:
         operation = by_name.get(instruction.name)
-        if instruction.opcode == "all-to-all-start":
+        if instruction.opcode == "async-start" and instruction.base_opcode == "all-to-all":
             under_way.add(instruction.name)
-        elif instruction.opcode == "all-to-all-done":
-            under_way -= set(instruction.operand_names)
+        elif instruction.opcode == "async-done":
+            under_way -= {operand.name for operand in instruction.operands}
         elif operation and operation.matmul_flops and operation.layer == "moe/experts":
             found |= {(by_name[start].phase, operation.phase) for start in under_way}
     return found

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.hlo import text as hlo_text
 from lingvo_gshard.planning import compilation, memory
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
+from tests.hlo.parsing import parse_module
 
 ROWS, WIDTH, HIDDEN = 64, 24, 40
 CLASSES = (memory.INPUTS, memory.WEIGHTS, memory.MOMENTS)
@@ -35,8 +35,7 @@ def compiled(topology: str, donate=()):
 
 def sizes_of(topology: str, donate=()):
     program, found = compiled(topology, donate)
-    module = hlo_text.parse_module(found.text)
-    return memory.by_class(program, CLASSES, found.memory, module), found.memory
+    return memory.bytes_by_class(program, CLASSES, found.memory, found.module), found.memory
 
 
 @pytest.mark.parametrize("donate", [(), (1, 2)])
@@ -65,16 +64,15 @@ def test_classes_on_a_tpu_are_as_padded_there():
 def test_inputs_of_a_program_without_as_many_parameters():
     """A compiler may leave some out; then they count as they are split."""
     program, found = compiled("cpu:8")
-    module = hlo_text.parse_module(found.text)
     more = dataclasses.replace(program, inputs=(*program.inputs, program.inputs[0]))
     classes = (*CLASSES, memory.INPUTS)
-    sizes = memory.by_class(more, classes, found.memory, module)
+    sizes = memory.bytes_by_class(more, classes, found.memory, found.module)
     assert sizes["weights"] == 4 * WIDTH * HIDDEN // 2
 
 
 def test_largest_results():
     _, found = compiled("cpu:8")
-    rows = memory.largest_results(hlo_text.parse_module(found.text), None)
+    rows = memory.largest_temporaries(found.module, None)
     sizes = [row["bytes"] for row in rows]
     assert sizes == sorted(sizes, reverse=True) and len(rows) <= 20
     hidden = [ROWS // 4, HIDDEN // 2]
@@ -94,7 +92,7 @@ def test_constants_and_views_are_no_temporaries():
         "}\n"
     )
     layers = frozenset({"encoder/layers_0"})
-    assert memory.largest_results(hlo_text.parse_module(text), layers) == [
+    assert memory.largest_temporaries(parse_module(text), layers) == [
         {
             "name": "s",
             "layer": "encoder/layers_0",

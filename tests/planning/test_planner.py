@@ -219,7 +219,7 @@ def test_a_plan_on_gpus_is_labeled_an_estimate():
 @pytest.mark.parametrize(
     ("topology", "settings", "words"),
     [
-        ("cpu:8", {"mesh": "data=4"}, "mesh=data=4 is of 4 devices, but topology=cpu:8 has 8"),
+        ("cpu:8", {"mesh": "data=4"}, "mesh=data=4 has 4 devices, but topology=cpu:8 has 8"),
         ("v9:2x2", {}, "unknown kind of chip 'v9'"),
         ("cpu:8", {"strategy": "expret"}, "Did you mean 'expert'?"),
         ("cpu:8", {"partitioner": "shardi"}, "Did you mean 'shardy'?"),

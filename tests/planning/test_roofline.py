@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from lingvo_gshard.hlo.operation import CollectiveCall, Operation
+from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning import roofline
 from lingvo_gshard.planning.machines import efficiencies, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
 TOPOLOGY = topologies.get("v3:4x4")
 MESH = Mesh((("data", 32),))
-CALL = CollectiveCall("all-to-all", ("data",), 32, "float32", 8 * 2**20)
+CALL = Collective("all-to-all", ("data",), 32, "float32", 8 * 2**20)
 MATMUL = Operation("m", "fusion", "layer", "forward", 3, 10**12, 10**6, "float32", bytes=10**6)
 COPY = Operation("c", "copy", "layer", "forward", 2, bytes=45 * 10**7)
 EXCHANGE = Operation(

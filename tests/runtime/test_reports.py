@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.layer import Layer, layer_method
-from lingvo_gshard.hlo import summary
+from lingvo_gshard.hlo import full_replications
+from lingvo_gshard.hlo.full_replications import FullReplication
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.program import PARTITIONERS
@@ -34,7 +35,7 @@ def awkward(x):
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
     executable = partition(awkward, CUBE, partitioner=partitioner).compile(np.zeros((8, 8), "f4"))
-    (found,) = executable.rematerializations()
+    (found,) = executable.full_replications()
     assert found.operation == "encoder/layers_0/awkward/XlaSharding"
     # Devices [rows, columns, copies]: columns over 2, and then rows over 4.
     assert found.before.startswith("{devices=[1,2,4]") and found.after.startswith(
@@ -42,12 +43,12 @@ def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
     )
     warning = reports.compiled(executable)[1]
     assert warning == (
-        "Warning: encoder/layers_0/awkward/XlaSharding is made whole on every device: from "
-        f"{found.before} to {found.after}"
+        "Warning: encoder/layers_0/awkward/XlaSharding is replicated in full on every device to "
+        f"reshard it from {found.before} to {found.after}"
     )
     # What is reported is not shown a second time, in XLA's words.
     shown = capfd.readouterr().err
-    assert summary.REMATERIALizED not in shown and "GSPMD" not in shown
+    assert full_replications.WARNING_TEXT not in shown and "GSPMD" not in shown
 
 
 def test_what_is_cut_well_has_no_warnings():
@@ -67,24 +68,35 @@ def test_collectives_are_counted_by_kind():
     assert lines[0].endswith("collectives: 1 all-reduce, 1 all-to-all") and len(lines) == 1
 
 
+def test_collectives_in_loops_are_counted_per_step_too():
+    def function(x):
+        def shuffle(x):
+            return annotate(annotate(tf.sin(x), "MB"), "BM")
+
+        _, y = tf.while_loop(lambda i, _: i < 5, lambda i, x: (i + 1, shuffle(x)), (0, x))
+        return y
+
+    lines = reports.compiled(partition(function, "data=8", "data").compile(np.ones((8, 8), "f4")))
+    assert lines[0].endswith("collectives: 2 all-to-all (10 per step)")
+
+
 def test_axes_over_which_nothing_is_split_are_named():
     partitioning = Partitioning.make("data=2,spare=4,one=1", "expert")
     assert reports.unused_axes(partitioning) == [
-        "Warning: strategy expert splits nothing over axis spare: its 4 devices all compute the "
-        "same"
+        "Warning: strategy expert splits nothing over axis spare: its 4 devices all do the "
+        "same work"
     ]
     assert reports.unused_axes(Partitioning.make("data=2,model=4", "expert_tensor")) == []
 
 
 def test_of_many_warnings_some_are_shown(monkeypatch):
-    rows = [summary.Rematerialization(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
+    rows = [FullReplication(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
     executable = partition(lambda x: x, "data=8").compile(np.zeros(8, "f4"))
-    monkeypatch.setattr(type(executable), "rematerializations", lambda self: rows)
+    monkeypatch.setattr(type(executable), "full_replications", lambda self: rows)
     lines = reports.compiled(executable)
     assert len(lines) == 7
-    assert (
-        lines[5].startswith("Warning: layer_4/op is") and lines[6] == "and 2 more such operations"
-    )
+    assert lines[5].startswith("Warning: layer_4/op is")
+    assert lines[6] == "and 2 more tensors that are replicated to reshard them"
 
 
 def test_what_is_not_split_is_said_from_a_size_on():

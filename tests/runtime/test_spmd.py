@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import Translator
-from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
@@ -92,7 +92,7 @@ def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitione
         runtime.state().flatten_items(), local.state().flatten(), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5, err_msg=path)
-    assert runtime.executable().rematerializations() == []
+    assert runtime.executable().full_replications() == []
     batch = tiny_translation.batch(STEPS, vocabulary)
     found, wanted = runtime.eval_step(batch), local.eval_step(batch)
     assert found.keys() == wanted.keys()
@@ -125,9 +125,9 @@ def test_experts_stay_where_they_are_through_steps():
 def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
     """Two layers of experts, each with an all-to-all there and back, forward and backward."""
     runtime, _ = trained(*FAST[0])
-    counts = summary.count_by_kind(runtime.executable().collectives())
+    counts = hlo.count_by_kind(runtime.executable().collectives())
     assert counts["all-to-all"] == 8 and counts.keys() == {"all-to-all", "all-reduce"}
-    moved = [c.operation for c in runtime.executable().collectives() if c.kind == "all-to-all"]
+    moved = [c.op_name for c in runtime.executable().collectives() if c.kind == "all-to-all"]
     assert all("feed_forward" in operation for operation in moved), moved
 
 
@@ -253,7 +253,7 @@ def test_a_state_may_be_taken_over_by_another_runtime_of_the_same_layout(trainer
     other = make(trainer, "data_tensor", "data=4,model=2")
     other.load_state(runtime.state())
     assert other.train_step(tiny.make_batch(1, 0)).read()["loss"] > 0
-    with pytest.raises(ValueError, match="train_step: the memory of .* was taken over by an ear"):
+    with pytest.raises(ValueError, match="train_step: the memory of .* was donated to an ear"):
         runtime.train_step(tiny.make_batch(1, 0))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gshard.hlo import summary
+from lingvo_gshard import hlo
 from lingvo_gshard.runtime.partition import partition
 
 PARTITIONERS = ("gspmd", "shardy")
@@ -31,4 +31,4 @@ def run(
     partitioned = partition(function, mesh, strategy, partitioner=partitioner)
     results = tf.nest.flatten(partitioned(*arguments))
     found = partitioned.compile(*arguments).collectives()
-    return Ran([np.asarray(x) for x in results], summary.count_by_kind(found))
+    return Ran([np.asarray(x) for x in results], hlo.count_by_kind(found))

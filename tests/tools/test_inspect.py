@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.config import gin_binding, registry
-from lingvo_gshard.hlo.summary import Collective
+from lingvo_gshard.hlo import CollectiveCall
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.inspection import inspection, tables
-from lingvo_gshard.tools.inspection.inspection import CollectiveRow
+from lingvo_gshard.tools.inspection.inspection import NO_SINGLE_LAYER, CollectiveRow
 from lingvo_gshard.training import experiments
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
@@ -71,7 +71,7 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
     assert record["moments_bytes_per_device"] == 2 * held and "moments" not in record
     assert "E over data (4), H over model (2)" in out
     assert "weights: 34 arrays, 53.6 KiB; each device holds" in out
-    (whole,) = record["held_whole"]
+    (whole,) = record["replicated"]
     assert whole["path"] == "encoder.layers[0].feed_forward.router.w_gate"
     assert whole["reason"] == "the layer keeps E whole" and whole["reason"] in out
     assert record["unused_axes"] == [] and "Warning" not in out
@@ -93,7 +93,7 @@ def test_what_is_not_split_is_said(capsys):
     assert code == 0
     assert "Warning: nothing is split over axis 'data': its 2 devices do the same" in out
     assert "whole (N of 4 does not divide by 3: kept whole)" in out
-    assert "V of 64 does not divide by 3" in out.split("held whole")[1]
+    assert "V of 64 does not divide by 3" in out.split("replicated")[1]
     code, out, err = run_here(
         capsys, "--mesh=model=3", "--strategy=tensor", "--max_replicated_mb=0.01"
     )
@@ -117,19 +117,19 @@ def test_an_override_and_a_written_table(capsys):
 def test_collectives_by_layer_and_memory(compiled):
     found = json.loads((compiled / "step.json").read_text())["compiled"]
     rows = found["collectives"]
-    counts = {(row["layer"], row["pass"], row["kind"]): row["count"] for row in rows}
+    counts = {(row["layer"], row["phase"], row["kind"]): row["count_per_step"] for row in rows}
     moe = "encoder.layers[0].feed_forward"
-    for pass_ in ("forward", "backward"):
-        assert counts.pop((moe, pass_, "all-to-all")) == 2
+    for phase in ("forward", "backward"):
+        assert counts.pop((moe, phase, "all-to-all")) == 2
     assert {kind for _, _, kind in counts} == {"all-reduce"}
     for row in rows:
-        assert row["bytes"] > 0
+        assert row["bytes_per_step"] > 0 and row["count_in_program"] == row["count_per_step"]
         if row["kind"] == "all-to-all":
             # Two tensors of [E,G,C,M] float32 on each of 8 devices: E=8, G=16, C=4, M=16.
-            assert row["bytes"] == 2 * 4 * 8 * 16 * 4 * 16 // 8
+            assert row["bytes_per_step"] == 2 * 4 * 8 * 16 * 4 * 16 // 8
     memory = found["memory_per_device"]
     assert memory["peak"] > memory["arguments"] > 0 < memory["temporaries"]
-    assert found["rematerializations"] == [] and found["function"] == "train_step"
+    assert found["full_replications"] == [] and found["function"] == "train_step"
 
 
 def test_saved_programs_are_those_of_the_runtime(compiled):
@@ -159,49 +159,54 @@ def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_collectives_find_their_layer():
-    paths = ["", "encoder", "encoder.layers[1]", "encoder.layers[10]", "encoder.layers[1].moe"]
-
-    def row(operation, kind="all-reduce", size=4):
-        return inspection.by_layer([Collective(kind, size, operation)], paths)[0]
-
-    inside = "encoder/layers_1/moe/Einsum"
-    assert row(inside) == CollectiveRow("encoder.layers[1].moe", "forward", "all-reduce", 1, 4)
-    assert row(f"gradient_tape/{inside}").pass_ == "backward"
-    assert row("while/body/encoder/layers_10/add").layer == "encoder.layers[10]"
-    assert row(f"({inside}:gradient_tape/encoder/layers_1/x:{inside})").layer == "encoder.layers[1]"
-    assert row(f"({inside}:encoder/layers_10/x)").layer == "encoder"
-    assert row(f"({inside}:Sum_3)") == CollectiveRow(
-        "several layers", "forward", "all-reduce", 1, 4
-    )
-    update = row("optimizer/encoder/layers_1/moe/w_in/Mean")
-    assert (update.layer, update.pass_) == ("encoder.layers[1].moe", "optimizer")
-    assert row("(optimizer/Sum:optimizer/encoder/w/Sum)").pass_ == "optimizer"
-    assert row("(optimizer/Sum:gradient_tape/encoder/w/Sum)").pass_ == "backward"
-    assert row("optimizer/Sum") == CollectiveRow(
-        "outside of layers", "optimizer", "all-reduce", 1, 4
-    )
-    for name in ("AddN", "", "(Sum:Sum_1)", "decoder/encoder_2/x"):
-        assert row(name) == CollectiveRow("outside of layers", "", "all-reduce", 1, 4)
+def call(layer: str, phase: str, kind: str, size: int, times: int = 1) -> CollectiveCall:
+    return CollectiveCall(kind, ("data",), 8, "float32", size, "name", layer, phase, times)
 
 
-def test_collectives_are_summed_in_order():
-    found = [
-        Collective("all-reduce", 1, "Sum"),
-        Collective("all-gather", 2, "gradient_tape/a/x"),
-        Collective("all-gather", 3, "b/x"),
-        Collective("all-to-all", 5, "a/x"),
-        Collective("all-gather", 7, "b/y"),
+def test_collectives_are_summed_by_phase_layer_and_kind():
+    calls = [
+        call("", "other", "all-reduce", 1),
+        call("a", "backward", "all-gather", 2),
+        call("b/layers_10", "forward", "all-gather", 3, times=4),
+        call("a", "rematerialized", "all-to-all", 5),
+        call("b/layers_10", "forward", "all-gather", 7),
+        call("a", "forward", "all-to-all", 8),
     ]
-    rows = inspection.by_layer(found, ["", "a", "b"])
-    assert [(r.layer, r.pass_, r.kind, r.count, r.bytes) for r in rows] == [
-        ("a", "forward", "all-to-all", 1, 5),
-        ("b", "forward", "all-gather", 2, 10),
-        ("a", "backward", "all-gather", 1, 2),
-        ("outside of layers", "", "all-reduce", 1, 1),
+    rows = inspection.collective_rows(calls, ["", "a", "b.layers[10]"])
+    assert rows == [
+        CollectiveRow("a", "forward", "all-to-all", 1, 1, 8),
+        CollectiveRow("b.layers[10]", "forward", "all-gather", 2, 5, 19),
+        CollectiveRow("a", "rematerialized", "all-to-all", 1, 1, 5),
+        CollectiveRow("a", "backward", "all-gather", 1, 1, 2),
+        CollectiveRow(NO_SINGLE_LAYER, "other", "all-reduce", 1, 1, 1),
     ]
-    totals = inspection.total_by_kind(rows)
-    assert totals == {"all-gather": (3, 12), "all-reduce": (1, 1), "all-to-all": (1, 5)}
+    assert inspection.total_by_kind(rows) == [
+        CollectiveRow("", "", "all-gather", 3, 6, 21),
+        CollectiveRow("", "", "all-reduce", 1, 1, 1),
+        CollectiveRow("", "", "all-to-all", 2, 2, 13),
+    ]
+
+
+def test_collectives_of_recomputed_layers_are_not_reported_as_forward(capsys):
+    """The layers of the loop run twice: in the forward pass, and again for the gradient."""
+    options = {
+        "num_layers": 2,
+        "moe_every": 1,
+        "execution": "@lingvo_gshard.layers.stacks.repeat.Repeat",
+        "execution.rematerialize": "'full'",
+    }
+    flags = [f"--gin_param=task.encoder.{name} = {value}" for name, value in options.items()]
+    code, out, _ = run_here(
+        capsys, *flags, "--mesh=data=8", "--strategy=expert", "--compile", "--json"
+    )
+    assert code == 0
+    rows = json.loads(out)["compiled"]["collectives"]
+    counts = {
+        row["phase"]: (row["count_in_program"], row["count_per_step"])
+        for row in rows
+        if row["kind"] == "all-to-all"
+    }
+    assert counts == {"forward": (2, 4), "rematerialized": (2, 4), "backward": (2, 4)}
 
 
 @pytest.mark.parametrize(
@@ -214,8 +219,8 @@ def test_collectives_are_summed_in_order():
         (2**40 * 2500, "2,500.0 TiB"),
     ],
 )
-def test_sizes_in_words(size, words):
-    assert tables.size_in_words(size) == words
+def test_format_bytes(size, words):
+    assert tables.format_bytes(size) == words
 
 
 @pytest.mark.parametrize(
@@ -273,4 +278,4 @@ def test_pipelines_are_listed_with_their_bubbles(capsys):
     code, out, _ = run_here(capsys, *flags, "--mesh=stage=4", "--strategy=pipeline")
     assert code == 0
     assert "encoder.layers: a pipeline of 4 stages, 8 micro-batches and 1 circulations" in out
-    assert "takes 11 ticks, in 27.3% of which a stage is idle" in out
+    assert "takes 11 ticks. Its stages are idle 27.3% of the time." in out

@@ -72,7 +72,7 @@ def test_json_alone_is_all_of_standard_output(capsys):
     code, out, err = run_here(capsys, *TINY, "--topology=gpu:h100:1x8", "--json")
     record = json.loads(out)
     assert code == 0 and record["compiler"] == "cpu"
-    assert any("stands in for the GPU's" in note for note in record["notes"])
+    assert any("in place of GPUs" in note for note in record["notes"])
     assert "It fits: peak" in err and "Compiled for CPU devices, not this chip" in err
     assert "compiling for gpu:h100:1x8" in err and "tokens cost" not in err
 
@@ -199,8 +199,8 @@ def test_a_tpu_on_which_split_weights_fit(capsys, tmp_path):
     assert code == 0 and not record["fits"] and out.startswith("It does not fit: peak 16.3 GiB of")
     assert [row["change"] for row in record["remedies"]] == ["--strategy=expert_fsdp"]
     assert record["remedies"][0]["fits"] and record["remedies"][0]["peak"] < 13 * 2**30
-    assert any("TPU v3's compiler said" in note for note in record["notes"])
-    assert "it does not fit: compiling for tpu7x:1x1x1, which has more memory" in err
+    assert any("The compiler for TPU v3 reported" in note for note in record["notes"])
+    assert "the program does not fit: compiling for tpu7x:1x1x1, which has more memory" in err
 
 
 TOPOLOGY = "--topology=cpu:8"
@@ -215,7 +215,7 @@ TOPOLOGY = "--topology=cpu:8"
         ([*TINY, "--topology=gpu:h1000:1x8"], "Did you mean 'h100'?"),
         ([*TINY, "--topology=v3:32x33"], "a pod of TPU v3 has 1,024 chips"),
         ([*TINY, "--topology=v3:3x3"], "a host has 2x2 chips"),
-        ([*TINY, TOPOLOGY, "--mesh=data=4"], "--mesh=data=4 is of 4 devices, but --topology=cpu:8"),
+        ([*TINY, TOPOLOGY, "--mesh=data=4"], "--mesh=data=4 has 4 devices, but --topology=cpu:8"),
         ([*TINY, TOPOLOGY, "--strategy=expret"], "Did you mean 'expert'?"),
         ([*TINY, TOPOLOGY, "--partitioner=shardi"], "Did you mean 'shardy'?"),
         ([*TINY, TOPOLOGY, "--device_order=topolgy"], "Did you mean 'topology'?"),

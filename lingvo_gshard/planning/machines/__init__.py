@@ -1,1 +1,1 @@
-"""Machines by name: chips, topologies, interconnects and their compilers."""
+"""The machines that steps are planned for: chips, topologies, interconnects, compilers."""

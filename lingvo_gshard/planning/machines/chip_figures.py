@@ -1,6 +1,7 @@
-"""The figures of chips, each with where it is published: field -> (figure, source).
+"""Published figures of chips, with their sources.
 
-Figures that are published per chip are divided by the chip's partitions here.
+FIGURES maps a chip's key to its fields, and each field of `chips.Chip` to (figure, source). Figures
+that are published per chip are divided by the chip's number of partitions.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _V5E = _CLOUD.format("TPU v5e", "v5e")
 _V5P = _CLOUD.format("TPU v5p", "v5p")
 _V6E = _CLOUD.format("TPU v6e", "v6e")
 _V7X = _CLOUD.format("TPU7x (Ironwood)", "tpu7x")
-_LIBTPU = "what libtpu 0.0.42.1 names as available when a program needs more"
+_LIBTPU = "the available memory that libtpu 0.0.42.1 reports when a program needs more"
 _DESIGN = (
     "Norrie et al., The Design Process for Google's Training Chips: TPUv2 and TPUv3, IEEE Micro"
-    " 41(2), 2021, https://doi.org/10.1109/MM.2021.3058217: 1,024 lanes, two vector operations a"
-    " cycle, times the clock"
+    " 41(2), 2021, https://doi.org/10.1109/MM.2021.3058217: 1,024 lanes times two vector operations"
+    " per cycle times the clock rate"
 )
 _SCALING = (
     "Austin et al., How to Scale Your Model, part 2, https://jax-ml.github.io/scaling-book/tpus"
@@ -37,7 +38,7 @@ _H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/dat
 _B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
 _DENSE = ", without sparsity; float32 as TF32"
 _PREALLOCATED = (
-    "75% of the memory, what JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise,"
+    "75% of the memory, which JAX preallocates unless XLA_PYTHON_CLIENT_MEM_FRACTION is set,"
     " https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
 )
 _EC2 = (
@@ -45,7 +46,7 @@ _EC2 = (
 )
 _EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
 _NO_SOURCE = "not published"
-_SWITCH = "an NVSwitch joins the GPUs of a host: no torus"
+_SWITCH = "an NVSwitch connects the GPUs of a host: no torus"
 
 GIB = 2**30
 
@@ -58,38 +59,38 @@ FIGURES = {
     "v2": {
         "name": ("TPU v2", _V2),
         "kind": ("tpu", _V2),
-        "partitions": (2, _V2 + ": two cores a chip, each with its own memory"),
+        "partitions": (2, _V2 + ": two cores per chip, each with its own memory"),
         "peak_flops": ({"bf16": 46e12 / 2, "f32": 46e12 / 2}, _V2 + _ONE_PASS),
         "vector_flops": (2 * 1024 * 700e6, _DESIGN),
         "memory_bytes": (8 * GIB, _V2),
         "usable_bytes": (7.48 * GIB, _LIBTPU),
         "memory_bandwidth": (700e9 / 2, _V2),
         "links": (4, _V2),
-        "link_bandwidth": (496e9 / 8, _V2 + ": 496 Gbit/s a link and direction"),
+        "link_bandwidth": (496e9 / 8, _V2 + ": 496 Gbit/s per link and direction"),
         "torus_dimensions": (2, _V2),
         "host_chips": (4, _V2),
         "pod_shape": ((16, 16), _V2),
         "network_bandwidth": (None, _NO_SOURCE),
         "watts": (280, _V2 + ": thermal design power"),
-        "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, on demand, of 4"),
+        "price": (_price(1.125, "us-central1", "2022-08"), _PRICING + ": v2-8, divided by 4"),
     },
     "v3": {
         "name": ("TPU v3", _V3),
         "kind": ("tpu", _V3),
-        "partitions": (2, _V3 + ": two cores a chip, each with its own memory"),
+        "partitions": (2, _V3 + ": two cores per chip, each with its own memory"),
         "peak_flops": ({"bf16": 123e12 / 2, "f32": 123e12 / 2}, _V3 + _ONE_PASS),
         "vector_flops": (2 * 1024 * 940e6, _DESIGN),
         "memory_bytes": (16 * GIB, _V3),
         "usable_bytes": (15.48 * GIB, _LIBTPU),
         "memory_bandwidth": (900e9 / 2, _V3),
         "links": (4, _V2),
-        "link_bandwidth": (656e9 / 8, _V2 + ": 656 Gbit/s a link and direction"),
+        "link_bandwidth": (656e9 / 8, _V2 + ": 656 Gbit/s per link and direction"),
         "torus_dimensions": (2, _V3),
         "host_chips": (4, _V3),
         "pod_shape": ((32, 32), _V3),
         "network_bandwidth": (None, _NO_SOURCE),
         "watts": (220, _V3 + ": mean of the measured power"),
-        "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, on demand, of 4"),
+        "price": (_price(2.0, "us-central1", "2022-08"), _PRICING + ": v3-8, divided by 4"),
     },
     "v4": {
         "name": ("TPU v4", _V4),
@@ -116,14 +117,14 @@ FIGURES = {
     "v5e": {
         "name": ("TPU v5e", _V5E),
         "kind": ("tpu", _V5E),
-        "partitions": (1, _V5E + ": one core a chip"),
+        "partitions": (1, _V5E + ": one core per chip"),
         "peak_flops": ({"bf16": 197e12, "f32": 197e12, "int8": 393e12}, _V5E + _ONE_PASS),
         "vector_flops": (None, _NO_SOURCE),
         "memory_bytes": (16 * GIB, _V5E),
         "usable_bytes": (15.75 * GIB, _LIBTPU),
         "memory_bandwidth": (819e9, _V5E),
         "links": (4, _V5E),
-        "link_bandwidth": (50e9, _V5E + ": 400 GB/s of 4 links, both directions"),
+        "link_bandwidth": (50e9, _V5E + ": 400 GB/s over 4 links, both directions"),
         "torus_dimensions": (2, _V5E),
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V5E),
@@ -144,7 +145,7 @@ FIGURES = {
         "usable_bytes": (95.74 * GIB, _LIBTPU),
         "memory_bandwidth": (2765e9, _V5P),
         "links": (6, _V5P),
-        "link_bandwidth": (100e9, _V5P + ": 1200 GB/s of 6 links, both directions"),
+        "link_bandwidth": (100e9, _V5P + ": 1200 GB/s over 6 links, both directions"),
         "torus_dimensions": (3, _V5P),
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 20, 28), _SCALING),
@@ -155,7 +156,7 @@ FIGURES = {
     "v6e": {
         "name": ("TPU v6e", _V6E),
         "kind": ("tpu", _V6E),
-        "partitions": (1, _V6E + ": one core a chip"),
+        "partitions": (1, _V6E + ": one core per chip"),
         "peak_flops": (
             {"bf16": 918e12, "f32": 918e12, "int8": 1836e12, "fp8": 918e12},
             _V6E + _ONE_PASS + "; fp8: " + _V7X,
@@ -165,7 +166,7 @@ FIGURES = {
         "usable_bytes": (31.25 * GIB, _LIBTPU),
         "memory_bandwidth": (1638e9, _V6E),
         "links": (4, _V6E),
-        "link_bandwidth": (100e9, _V6E + ": 800 GB/s of 4 links, both directions"),
+        "link_bandwidth": (100e9, _V6E + ": 800 GB/s over 4 links, both directions"),
         "torus_dimensions": (2, _V6E),
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V6E),
@@ -176,7 +177,7 @@ FIGURES = {
     "tpu7x": {
         "name": ("TPU7x", _V7X),
         "kind": ("tpu", _V7X),
-        "partitions": (2, _V7X + ": two cores a chip, which libtpu lists apart"),
+        "partitions": (2, _V7X + ": two cores per chip, which libtpu lists as two devices"),
         "peak_flops": (
             {"bf16": 2307e12 / 2, "f32": 2307e12 / 2, "fp8": 4614e12 / 2},
             _V7X + _ONE_PASS,
@@ -186,7 +187,7 @@ FIGURES = {
         "usable_bytes": (94.75 * GIB, _LIBTPU),
         "memory_bandwidth": (7380e9 / 2, _V7X),
         "links": (6, _V7X),
-        "link_bandwidth": (100e9, _V7X + ": 1200 GB/s of 6 links, both directions"),
+        "link_bandwidth": (100e9, _V7X + ": 1200 GB/s over 6 links, both directions"),
         "torus_dimensions": (3, _V7X),
         "host_chips": (4, _V7X),
         "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
@@ -207,7 +208,19 @@ def _gpu(
     watts: float,
     price: tuple[dict | None, str],
 ) -> dict:
-    """Figures of a GPU. tera: bf16, TF32, int8, fp8, float32 rates; memory: bytes, bytes/s."""
+    """Returns the figures of a GPU.
+
+    Args:
+        name: The product name.
+        datasheet: The source of most figures.
+        tera: Peak TFLOP/s in bf16, TF32, int8, fp8 (None if there is no such unit), and in float32
+            without tensor cores.
+        memory: Bytes, and bytes per second.
+        network: Bytes per second to other hosts in one direction, with its source.
+        nvlink: Bytes per second of NVLink in both directions together.
+        watts: Thermal design power.
+        price: The list price or None, with its source.
+    """
     bf16, tf32, int8, fp8, vector = tera
     peak = {"bf16": bf16 * 1e12, "f32": tf32 * 1e12, "int8": int8 * 1e12}
     if fp8 is not None:
@@ -222,7 +235,7 @@ def _gpu(
         "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
         "memory_bandwidth": (memory[1], datasheet),
         "links": (1, _SWITCH),
-        "link_bandwidth": (nvlink / 2, datasheet + ": NVLink, half of what both directions take"),
+        "link_bandwidth": (nvlink / 2, datasheet + ": NVLink, half of the rate of both directions"),
         "torus_dimensions": (0, _SWITCH),
         "host_chips": (8, datasheet),
         "pod_shape": ((), _SWITCH),
@@ -232,7 +245,7 @@ def _gpu(
     }
 
 
-_DGX = "NVIDIA DGX {0} datasheet: a network adapter of {1} Gbit/s for each GPU"
+_DGX = "NVIDIA DGX {0} datasheet: one network adapter of {1} Gbit/s per GPU"
 
 FIGURES |= {
     "a100-40gb": _gpu(
@@ -291,23 +304,23 @@ FIGURES |= {
         "partitions": (1, "a partition is one core"),
         "peak_flops": (
             {"bf16": 64 * 3.55e9, "f32": 32 * 3.55e9, "int8": 128 * 3.55e9},
-            _EPYC + ": 3.55 GHz on all cores, two 256-bit multiply-adds a cycle",
+            _EPYC + ": 3.55 GHz on all cores, two 256-bit multiply-adds per cycle",
         ),
         "vector_flops": (32 * 3.55e9, _EPYC),
         "memory_bytes": (
             8 * GIB,
-            "8 GiB a core, as c3d-standard has, https://cloud.google.com/compute/docs/"
+            "8 GiB per core, as in c3d-standard machines, https://cloud.google.com/compute/docs/"
             "general-purpose-machines#c3d_series",
         ),
-        "usable_bytes": (8 * GIB, "the CPU compiler sets no limit of its own"),
-        "memory_bandwidth": (460.8e9 / 96, _EPYC + ": 460.8 GB/s of a socket, for 96 cores"),
+        "usable_bytes": (8 * GIB, "the CPU compiler has no limit of its own"),
+        "memory_bandwidth": (460.8e9 / 96, _EPYC + ": 460.8 GB/s per socket, divided by 96 cores"),
         "links": (0, "cores share memory"),
         "link_bandwidth": (0.0, "cores share memory"),
         "torus_dimensions": (0, "cores share memory"),
         "host_chips": (96, _EPYC),
         "pod_shape": ((), "cores share memory"),
-        "network_bandwidth": (None, "a cpu topology is one machine"),
-        "watts": (360 / 96, _EPYC + ": default TDP of a socket, for 96 cores"),
-        "price": (None, "a core is not let by itself"),
+        "network_bandwidth": (None, "a CPU topology is a single machine"),
+        "watts": (360 / 96, _EPYC + ": default TDP of a socket, divided by 96 cores"),
+        "price": (None, "single cores are not for rent"),
     },
 }

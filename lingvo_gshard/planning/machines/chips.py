@@ -1,4 +1,4 @@
-"""What one chip can do, by its maker's published figures; every figure has its source."""
+"""Chips with their published performance figures, each with its source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from lingvo_gshard.core.config import names
 from lingvo_gshard.planning.machines import chip_figures
 
-# How types, by their names in HLO and in NumPy, fall under those that peak rates are published for.
+# Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
 _RATES = {
     "bf16": ("bf16", "bfloat16", "f16", "float16"),
     "f32": ("f32", "float32", "f64", "float64"),
@@ -18,7 +18,15 @@ _RATES = {
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """A list price of one chip for one hour, without discounts."""
+    """The list price of one chip for one hour, without discounts.
+
+    Attributes:
+        amount: The price, in `currency`.
+        currency: ISO code, such as "USD".
+        region: The provider's region that the price holds in.
+        date: Year and month of the price, such as "2022-08".
+        source: Where it is published.
+    """
 
     amount: float
     currency: str
@@ -29,23 +37,33 @@ class Price:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chip:
-    """A chip's published figures; rates, memory and bandwidth are those of one partition.
+    """The published figures of a chip.
 
-    A partition is what XLA calls a device: a TPU core where the chip has two that are apart, a
-    whole chip otherwise.
+    XLA compiles for partitions, which it calls devices. A TPU chip with two separate cores has two
+    partitions; every other chip is one. Memory and rates are those of one partition.
 
-    key: as in a topology's name, such as "v3". kind: "tpu", "gpu" or "cpu".
-    partitions: per chip.
-    peak_flops: of the matrix unit, FLOP/s by type ("bf16", "f32", "int8", "fp8") at one pass.
-    vector_flops: of elementwise operations, FLOP/s; None where nothing is published.
-    memory_bytes: of the specification. usable_bytes: what a compiled program may use of it.
-    memory_bandwidth: bytes/s.
-    links: of one chip to others; link_bandwidth: bytes/s of one link in one direction.
-    torus_dimensions: of the links; 0 where a switch joins the chips of a host.
-    host_chips: chips of one host. pod_shape: the largest torus, in chips; () if there is none.
-    network_bandwidth: bytes/s of one partition to other hosts, one direction; None: not published.
-    watts: of one chip. price: of one chip and hour.
-    sources: by the name of a field, where its figure is published.
+    Attributes:
+        key: The chip's name within a topology's name, such as "v3".
+        name: The product name.
+        kind: "tpu", "gpu" or "cpu".
+        partitions: Number of partitions of one chip.
+        peak_flops: Peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8"), in one
+            pass.
+        vector_flops: Peak FLOP/s of elementwise operations; None if it is not published.
+        memory_bytes: Memory of one partition, as specified.
+        usable_bytes: The part of the memory that a compiled program may use.
+        memory_bandwidth: Bytes per second.
+        links: Number of links of one chip to other chips.
+        link_bandwidth: Bytes per second of one link in one direction.
+        torus_dimensions: Dimensions of the torus that the links form; 0 if a switch connects the
+            chips of a host.
+        host_chips: Number of chips of one host.
+        pod_shape: Shape of the largest torus, in chips; () if there is no torus.
+        network_bandwidth: Bytes per second from one partition to other hosts in one direction;
+            None if it is not published.
+        watts: Power of one chip; None if it is not published.
+        price: List price of one chip; None if it is not published.
+        sources: Where each figure is published, by the name of its field.
     """
 
     key: str
@@ -68,27 +86,34 @@ class Chip:
     sources: Mapping[str, str]
 
     def peak(self, dtype: str, passes: int = 1) -> float:
-        """Returns FLOP/s of one partition's matrix products of a type, named as HLO or NumPy does.
+        """Returns the peak FLOP/s of one partition for matrix products.
 
-        passes: how often a TPU's matrix unit runs for one product of float32 (1, 3 or 6); a GPU
-        has float32 units for what TF32 is too coarse for, and a CPU always computes in float32.
+        Args:
+            dtype: Type of the operands, by its name in HLO or NumPy.
+            passes: Passes of a TPU's matrix unit for one float32 product: 1, 3 or 6. A GPU computes
+                products of more than one pass in its float32 units, a CPU computes all in float32.
         """
         rate = _rate(dtype)
         if self.kind == "gpu" and rate == "f32" and passes > 1 and self.vector_flops:
             return self.vector_flops
-        # What the chip has no rate for is computed in bfloat16.
+        # Types without a rate of their own are computed in bfloat16.
         peak = self.peak_flops.get(rate, self.peak_flops["bf16"])
         return peak / (passes if self.kind == "tpu" else 1)
 
 
 def _rate(dtype: str) -> str:
+    """The type whose peak rate products of a type reach."""
     if dtype.startswith(("f8", "float8")):
         return "fp8"
     return next((rate for rate, types in _RATES.items() if dtype in types), "f32")
 
 
 def get(key: str) -> Chip:
-    """Returns a chip; ValueError naming --topology, with the nearest name, if it is unknown."""
+    """Returns the chip of a key, such as "v3".
+
+    Raises:
+        ValueError: If there is none; names --topology and the nearest key.
+    """
     if key not in CHIPS:
         raise ValueError(f"--topology: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
     return CHIPS[key]

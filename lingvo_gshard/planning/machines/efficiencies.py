@@ -1,7 +1,7 @@
-"""How near to their bounds operations come, from published measurements of single operations.
+"""Efficiencies of operations relative to their bounds, from published microbenchmarks.
 
-None comes from the speed of a model's training. What nothing is published for is taken from the
-nearest thing that was measured, and says so.
+No efficiency is fitted to the speed of a training run. Where nothing is published for a chip or an
+operation, the most similar measurement is used, and its source says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.hlo.operation import CollectiveCall
+from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.planning.machines import interconnect, topologies
 from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.sharding.mesh import Mesh
@@ -32,7 +32,12 @@ _VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigat
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """The share of a bound's rate that was measured, and where."""
+    """A measured rate as a share of its bound.
+
+    Attributes:
+        value: The share, between 0 and 1.
+        source: Where the measurement is published.
+    """
 
     value: float
     source: str
@@ -40,9 +45,15 @@ class Efficiency:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCollective:
-    """Seconds that one collective over all devices of a topology took.
+    """The measured time of one collective over the devices of a topology.
 
-    bytes: of the larger of one device's operand and result.
+    Attributes:
+        topology: Name of the topology.
+        kind: HLO's opcode of the collective.
+        devices: Number of devices of a group.
+        bytes: Size of one device's operand or result, whichever is larger.
+        seconds: The measured time.
+        source: Where the measurement is published.
     """
 
     topology: str
@@ -54,8 +65,8 @@ class MeasuredCollective:
 
     @functools.cached_property
     def efficiency(self) -> float:
-        """The bound's seconds over those measured."""
-        call = CollectiveCall(self.kind, ("all",), self.devices, "float32", 1)
+        """The bound on the time, over the measured time."""
+        call = Collective(self.kind, ("all",), self.devices, "float32", 1)
         topology = topologies.get(self.topology)
         mesh = Mesh((("rest", topology.devices // self.devices), ("all", self.devices)))
         bound = self.bytes * interconnect.seconds_bound(call, topology, mesh)
@@ -87,8 +98,8 @@ _FIGURE_9_GROWN = tuple(
     if point.kind == "all-to-all" and point.devices == 128
 )
 
-# Results of [4, rows, 8, 128] float32 and the GB/s at which three quarters of them arrived, over
-# four chips in a square.
+# All-gathers over four chips in a square, with results [4, rows, 8, 128] in float32: rows -> GB/s
+# received. Each chip receives three quarters of the result.
 _IRONWOOD_ALL_GATHER = {64: 71.77, 256: 129.19, 1024: 161.90, 4096: 174.77, 16384: 178.77}
 IRONWOOD = tuple(
     MeasuredCollective(
@@ -102,9 +113,9 @@ IRONWOOD = tuple(
     for rows, rate in _IRONWOOD_ALL_GATHER.items()
 )
 
-# Bus bandwidth of an all-reduce by its bytes; that of the other kinds is taken to be the same.
+# Bus bandwidth of an all-reduce by its bytes. The other collectives are assumed to reach the same.
 _H100_BUS = {58e6: 150e9, 10e9: 370e9}
-# Of nccl-tests: what a device sends for a byte of its buffer, of n devices (n - 1) / n times this.
+# As in nccl-tests: each of n devices sends this factor times (n - 1) / n bytes per byte of buffer.
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 H100 = tuple(
     MeasuredCollective(
@@ -115,7 +126,8 @@ H100 = tuple(
 )
 
 _OLD_TPUS = ("v2", "v3")
-_KINDS_ALIKE = {
+# Collectives -> the collectives whose measurements stand for theirs, the most similar first.
+_SIMILAR_KINDS = {
     "ragged-all-to-all": ("all-to-all",),
     "reduce-scatter": ("reduce-scatter", "all-gather", "all-reduce"),
     "collective-broadcast": ("all-gather", "all-reduce"),
@@ -127,21 +139,22 @@ _KINDS_ALIKE = {
 
 _TPU_MATMUL = Efficiency(
     0.85,
-    _GSHARD + "section 5: feed-forward and projection layers on TPU v3 above 85% of peak; other"
-    " generations are taken to be alike",
+    _GSHARD + "section 5: feed-forward and projection layers on TPU v3 reach more than 85% of peak;"
+    " assumed for other generations too",
 )
 _MATMULS: Mapping[str, Efficiency] = {
     "a100": Efficiency(0.869, _MAMF),
     "a100-40gb": Efficiency(0.869, _MAMF),
     "h100": Efficiency(0.803, _MAMF),
-    "h200": Efficiency(0.803, _MAMF + ", H200 is the same"),
+    "h200": Efficiency(0.803, _MAMF + ", measured on an H100"),
     "b200": Efficiency(0.776, _MAMF),
     "cpu": Efficiency(
         195 / (2 * 113.6),
-        "own: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores of EPYC 9004",
+        "our measurement: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores of"
+        " EPYC 9004",
     ),
 }
-# TFLOP/s of one of TPU7x's two cores, of products of n x n matrices in bfloat16.
+# Products of n x n matrices in bfloat16 on one of TPU7x's two cores: n -> TFLOP/s.
 _TPU7X_MATMUL = {
     128: 2.59,
     256: 18.29,
@@ -164,7 +177,7 @@ _MEMORY = {
 
 
 def matmul_efficiency(chip: Chip, flops: float) -> Efficiency:
-    """Returns the share of the peak rate that a matrix product reaches. flops: of the product."""
+    """Returns the share of the peak rate that a matrix product with this many FLOPs reaches."""
     if chip.key == "tpu7x":
         sizes = [(2 * n**3, 1e12 * rate / chip.peak("bf16")) for n, rate in _TPU7X_MATMUL.items()]
         return Efficiency(_interpolate(sizes, flops), _TPU7X_SOURCE)
@@ -172,19 +185,25 @@ def matmul_efficiency(chip: Chip, flops: float) -> Efficiency:
 
 
 def memory_efficiency(chip: Chip) -> Efficiency:
-    """Returns the share of the memory's bandwidth that large operations reach."""
+    """Returns the share of the memory bandwidth that large operations reach."""
     return _MEMORY[chip.kind]
 
 
 def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> Efficiency:
-    """Returns the share of interconnect's bound that a collective reaches.
+    """Returns the efficiency of a collective relative to interconnect.seconds_bound.
 
-    size: bytes of the larger of one device's operand and result. devices: of one group. Between
-    measured points it is interpolated over the logarithms of both; outside, the nearest is taken.
+    Between measurements it is interpolated over the logarithms of bytes and devices. Outside their
+    range, the nearest measurement holds.
+
+    Args:
+        kind: HLO's opcode of the collective.
+        size: Bytes of one device's operand or result, whichever is larger.
+        devices: Number of devices of a group.
+        chip: The chip.
     """
     points = _points(kind, chip)
     if not points:
-        return Efficiency(1.0, "nothing is published: the bound itself")
+        return Efficiency(1.0, "nothing is published: the bound holds")
     by_devices: dict[int, list[tuple[float, float]]] = {}
     for point in points:
         by_devices.setdefault(point.devices, []).append((point.bytes, point.efficiency))
@@ -193,7 +212,7 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
 
 
 def sources(chip: Chip) -> tuple[str, ...]:
-    """Returns where the efficiencies of a chip were measured."""
+    """Returns the sources of a chip's efficiencies."""
     found = [matmul_efficiency(chip, 1e15).source, memory_efficiency(chip).source]
     for kind in ("all-reduce", "all-gather", "all-to-all"):
         found += [point.source for point in _points(kind, chip)]
@@ -201,6 +220,7 @@ def sources(chip: Chip) -> tuple[str, ...]:
 
 
 def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
+    """The measurements that stand for a collective on a chip."""
     if chip.kind == "cpu":
         return []
     if chip.kind == "gpu":
@@ -209,15 +229,15 @@ def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
         measured = FIGURE_9 + _FIGURE_9_GROWN
     else:
         measured = IRONWOOD
-    for alike in _KINDS_ALIKE.get(kind, ("all-reduce", "all-gather")):
-        found = [point for point in measured if point.kind == alike]
+    for similar in _SIMILAR_KINDS.get(kind, ("all-reduce", "all-gather")):
+        found = [point for point in measured if point.kind == similar]
         if found:
             return found
     return []
 
 
 def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Linear over the logarithm of the first; beyond the points, the outermost's value."""
+    """Interpolates (x, y) points linearly over log x; beyond them, the outermost y holds."""
     points = sorted(points)
     if at <= points[0][0]:
         return points[0][1]

@@ -1,11 +1,14 @@
-"""How long collectives take on the links between chips: bounds that no algorithm can beat.
+"""Lower bounds on the time of collectives on the links between chips.
 
-Every time here is proportional to the bytes, so a group of devices has one rate. A collective is
-as slow as the narrowest place that its bytes must pass: the links of one chip, the links between
-two parts of a torus (Dally and Towles, Principles and Practices of Interconnection Networks,
-2004, section 3.3), or all links together, since an all-reduce of n devices moves every byte
-2 (n - 1) times, a gathering or scattering n - 1 times (NCCL tests, Performance,
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+Every bound is proportional to the bytes, so each group of devices has a rate. The bound is the
+largest of three:
+
+- the links of a single chip carry what enters or leaves it;
+- the links across a cut of the torus carry what the two sides exchange (Dally and Towles,
+  Principles and Practices of Interconnection Networks, 2004, section 3.3);
+- all links together carry each byte as often as it must move: 2 (n - 1) times in an all-reduce of n
+  devices, n - 1 times in a gather or scatter (NCCL tests, Performance,
+  https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.hlo.operation import CollectiveCall
+from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.sharding.mesh import Mesh
 
-# Each kind moves bytes as one of these does.
-_LIKE = {
+# Collectives -> the collective that moves bytes in the same pattern.
+_PATTERNS = {
     "all-to-all": "all-to-all",
     "ragged-all-to-all": "all-to-all",
     "all-reduce": "all-reduce",
@@ -31,18 +34,24 @@ _LIKE = {
     "collective-permute": "collective-permute",
 }
 
-# Bytes of shared memory that a core reads and writes for a byte that it hands on.
+# Bytes of shared memory that a CPU core reads and writes for each byte that it sends.
 _COPIES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-    """Where devices are, and what joins them.
+class Network:
+    """The nodes that a mesh's devices lie on, and the links between nodes.
 
-    node_of: of each device, in the mesh's order: the chip of a TPU, the host of a GPU.
-    coordinates: [nodes, dimensions]. shape, wraps: of the torus; () for GPUs.
-    links: of each node along each dimension, in and out alike: [nodes, dimensions]; rate: bytes/s
-        of one of them.
+    A node is a TPU chip or a host of GPUs.
+
+    Attributes:
+        node_of: [devices], the node of each device, in the mesh's order.
+        coordinates: [nodes, dimensions], the position of each node.
+        shape: The torus, in nodes; () for GPUs.
+        wraps: For each dimension of the torus, whether it is a ring; () for GPUs.
+        links: [nodes, dimensions], the number of links of each node along each dimension, which is
+            the same for both directions.
+        rate: Bytes per second of one link in one direction.
     """
 
     node_of: np.ndarray
@@ -53,27 +62,28 @@ class Places:
     rate: float
 
 
-def seconds_bound(call: CollectiveCall, topology: Topology, mesh: Mesh) -> float:
-    """Returns seconds of one collective that no way over the links can be faster than."""
+def seconds_bound(call: Collective, topology: Topology, mesh: Mesh) -> float:
+    """Returns a lower bound, in seconds, on the time of one collective."""
     args = (call.kind, call.axes, call.group_size, topology, mesh, False)
     return call.bytes * _seconds_per_byte(*args)
 
 
-def seconds_by_formula(call: CollectiveCall, topology: Topology, mesh: Mesh) -> float:
-    """Returns seconds of one collective over those links alone that lie along its groups.
+def seconds_by_formula(call: Collective, topology: Topology, mesh: Mesh) -> float:
+    """Returns the seconds of one collective that only uses links along its groups.
 
-    Rings of all-reduces and the like are laid along the dimensions of the torus that their groups
-    extend in, and leave the other links idle, which the bound counts in.
+    Ring algorithms follow the dimensions of the torus that their groups extend along. They leave
+    the other links idle, which `seconds_bound` includes.
     """
     args = (call.kind, call.axes, call.group_size, topology, mesh, True)
     return call.bytes * _seconds_per_byte(*args)
 
 
-def seconds_latency(call: CollectiveCall, topology: Topology, mesh: Mesh) -> float:
-    """Returns seconds that the farthest devices of a group are apart: hops, not bytes.
+def seconds_latency(call: Collective, topology: Topology, mesh: Mesh) -> float:
+    """Returns the latency, in seconds, between the farthest devices of a group.
 
-    A hop of a TPU takes about 1 us ("How to Scale Your Model", part 3,
-    https://jax-ml.github.io/scaling-book/sharding); elsewhere 0, since it is in what was measured.
+    A hop between TPU chips takes about 1 us ("How to Scale Your Model", part 3,
+    https://jax-ml.github.io/scaling-book/sharding). On other chips it is 0 here, since their
+    measured efficiencies include it.
     """
     if topology.kind != "tpu":
         return 0.0
@@ -81,9 +91,13 @@ def seconds_latency(call: CollectiveCall, topology: Topology, mesh: Mesh) -> flo
 
 
 def groups(mesh: Mesh, axes: tuple[str, ...], size: int) -> np.ndarray:
-    """Returns the groups of devices along mesh axes: ids in the mesh's order, [groups, size].
+    """Returns the groups of devices along mesh axes, as positions in the mesh: [groups, size].
 
-    Groups that are not along axes (axes is empty) are taken to be of neighbors.
+    Args:
+        mesh: The mesh.
+        axes: Names of the axes; () for groups that follow no axes. Those are assumed to consist of
+            neighbors.
+        size: Number of devices of a group that follows no axes.
     """
     if not axes:
         size = math.gcd(max(size, 1), mesh.size)
@@ -95,29 +109,29 @@ def groups(mesh: Mesh, axes: tuple[str, ...], size: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def places(topology: Topology, mesh: Mesh) -> Places:
-    """Returns where the devices of a mesh are.
+def make_network(topology: Topology, mesh: Mesh) -> Network:
+    """Returns the network of a mesh's devices.
 
-    TPU cores are listed host by host, 2x2 chips each, the first coordinate fastest; a mesh of
-    contiguous order keeps that order, one of topological order is arranged by jax.
+    libtpu lists TPU cores host by host, 2x2 chips each, with the first coordinate fastest. A mesh
+    with device order "contiguous" keeps that order, for "topology" jax arranges the devices.
     """
     if topology.kind == "gpu":
-        hosts, each = topology.shape
-        rate = topology.chip.network_bandwidth * each
-        node = np.arange(topology.devices) // each
+        hosts, gpus = topology.shape
+        rate = topology.chip.network_bandwidth * gpus
+        node = np.arange(topology.devices) // gpus
         nodes = np.arange(hosts)[:, None]
-        return Places(node, nodes, (), (), np.ones((hosts, 1)), rate)
+        return Network(node, nodes, (), (), np.ones((hosts, 1)), rate)
     coordinates = _tpu_coordinates(topology, mesh)
     shape, wraps = topology.shape, topology.wraps
     node = np.ravel_multi_index(tuple(coordinates.T), shape)
     nodes = np.stack(np.unravel_index(np.arange(topology.chips), shape), axis=1)
     inner = (nodes > 0) * 1 + (nodes < np.array(shape) - 1) * 1
     links = np.where(wraps, 2, inner)
-    return Places(node, nodes, shape, wraps, links, topology.chip.link_bandwidth)
+    return Network(node, nodes, shape, wraps, links, topology.chip.link_bandwidth)
 
 
 def _tpu_coordinates(topology: Topology, mesh: Mesh) -> np.ndarray:
-    """Returns the chip's coordinates of each device, in the mesh's order: [devices, dimensions]."""
+    """The chip's coordinates of each device, in the mesh's order: [devices, dimensions]."""
     dimensions = len(topology.shape)
     if mesh.device_order == "topology" and topology.compiler == "tpu":
         devices = mesh.arrange(topology.compile_devices()).flat
@@ -125,7 +139,7 @@ def _tpu_coordinates(topology: Topology, mesh: Mesh) -> np.ndarray:
     shape = topology.shape + (1,) * (3 - dimensions)
     inner = (2, 2, 1) if max(shape) > 1 else (1, 1, 1)
     outer = [size // of_host for size, of_host in zip(shape, inner, strict=True)]
-    # From slowest to fastest: hosts z, y, x, then a host's chips z, y, x, then the cores.
+    # From slowest to fastest: the hosts' z, y, x, their chips' z, y, x, and the cores.
     order = [*reversed(outer), *reversed(inner), topology.chip.partitions]
     index = np.indices(order).reshape(len(order), -1)
     axes = [index[2 - i] * inner[i] + index[5 - i] for i in range(3)]
@@ -139,45 +153,50 @@ def _seconds_per_byte(
     size: int,
     topology: Topology,
     mesh: Mesh,
-    along: bool,
+    along_groups: bool,
 ) -> float:
+    """The seconds per byte; `along_groups` restricts it to links along the groups."""
     members = groups(mesh, axes, size)
-    like = _LIKE.get(kind, "all-reduce")
+    pattern = _PATTERNS.get(kind, "all-reduce")
     if members.shape[1] == 1:
         return 0.0
     if topology.kind == "cpu":
         return _COPIES / topology.chip.memory_bandwidth
-    where = places(topology, mesh)
-    # A buffer passes through the memory of its device in any case.
-    slowest = [1 / topology.chip.memory_bandwidth]
+    network = make_network(topology, mesh)
+    # Every byte passes through the memory of its device.
+    bounds = [1 / topology.chip.memory_bandwidth]
     if topology.kind == "gpu":
-        share = 1 if like in ("all-reduce", "collective-permute") else 1 - 1 / members.shape[1]
-        slowest.append(share / topology.chip.link_bandwidth)
-    if like == "collective-permute":
-        slowest.append(_next(where, members))
+        share = 1 if pattern in ("all-reduce", "collective-permute") else 1 - 1 / members.shape[1]
+        bounds.append(share / topology.chip.link_bandwidth)
+    if pattern == "collective-permute":
+        bounds.append(_next(network, members))
     else:
-        parts = _parts(where, members)
-        used = _extent(where, members) if along else np.ones(where.links.shape[1], bool)
-        links = where.links[:, used].sum(1)
-        slowest.append(_through_nodes(like, where, links, parts))
-        slowest.append(_through_all(like, where, links, parts))
-        slowest += [_through_cut(like, where, members, i) for i in range(len(where.shape))]
-    return max(slowest)
+        parts = _parts(network, members)
+        used = _extent(network, members) if along_groups else np.ones(network.links.shape[1], bool)
+        links = network.links[:, used].sum(1)
+        bounds.append(_through_nodes(pattern, network, links, parts))
+        bounds.append(_through_all(pattern, network, links, parts))
+        bounds += [_through_cut(pattern, network, members, i) for i in range(len(network.shape))]
+    return max(bounds)
 
 
-def _extent(where: Places, members: np.ndarray) -> np.ndarray:
-    """Returns along which dimensions of the torus groups extend; of hosts, all."""
-    if not where.shape:
+def _extent(network: Network, members: np.ndarray) -> np.ndarray:
+    """For each dimension of the torus, whether groups extend along it; True for hosts of GPUs."""
+    if not network.shape:
         return np.ones(1, bool)
-    at = where.coordinates[where.node_of[members]]
+    at = network.coordinates[network.node_of[members]]
     return (at != at[:, :1]).any(axis=(0, 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """The parts of groups that share a node.
+    """Parts of groups: the members of a group on one node.
 
-    node: of each part. members: how many of its group it has. size: of a group. groups: how many.
+    Attributes:
+        node: [parts], the node of each part.
+        members: [parts], the number of group members in each part.
+        size: Number of devices of a group.
+        groups: Number of groups.
     """
 
     node: np.ndarray
@@ -186,79 +205,86 @@ class _Parts:
     groups: int
 
 
-def _parts(where: Places, members: np.ndarray) -> _Parts:
+def _parts(network: Network, members: np.ndarray) -> _Parts:
+    """Returns the parts of groups, given as [groups, size]."""
     groups, size = members.shape
-    nodes = len(where.links)
-    keys = np.arange(groups)[:, None] * nodes + where.node_of[members]
+    nodes = len(network.links)
+    keys = np.arange(groups)[:, None] * nodes + network.node_of[members]
     keys, counts = np.unique(keys, return_counts=True)
     return _Parts(keys % nodes, counts, size, groups)
 
 
-def _crossing(like: str, inside: np.ndarray, size: int) -> np.ndarray:
-    """Returns the share of a buffer that must leave a part with so many of a group's members.
+def _crossing(pattern: str, inside: np.ndarray, size: int) -> np.ndarray:
+    """Returns the share of a buffer that must leave a part of a group.
 
-    As much must enter it: of an all-reduce the sum of the others, of an all-gather their shards.
+    As much must enter it: the sum of the other parts in an all-reduce, their shards in an
+    all-gather.
+
+    Args:
+        pattern: The collective.
+        inside: The numbers of group members in the parts.
+        size: Number of devices of a group.
     """
     outside = size - inside
     apart = (inside > 0) & (outside > 0)
-    if like == "all-to-all":
+    if pattern == "all-to-all":
         return inside * outside / size
-    if like == "all-reduce":
+    if pattern == "all-reduce":
         return apart * 1.0
     return apart * np.maximum(inside, outside) / size
 
 
-def _through_nodes(like: str, where: Places, links: np.ndarray, parts: _Parts) -> float:
-    """Seconds per byte for what leaves or enters the node with the narrowest links."""
-    crossing = _crossing(like, parts.members, parts.size)
+def _through_nodes(pattern: str, network: Network, links: np.ndarray, parts: _Parts) -> float:
+    """Seconds per byte for the busiest node's links."""
+    crossing = _crossing(pattern, parts.members, parts.size)
     leaving = np.bincount(parts.node, weights=crossing, minlength=len(links))
     used = leaving > 0
-    return float((leaving[used] / (links[used] * where.rate)).max(initial=0.0))
+    return float((leaving[used] / (links[used] * network.rate)).max(initial=0.0))
 
 
-def _through_all(like: str, where: Places, links: np.ndarray, parts: _Parts) -> float:
-    """Seconds per byte if all links shared in moving every byte as often as it must be moved."""
+def _through_all(pattern: str, network: Network, links: np.ndarray, parts: _Parts) -> float:
+    """Seconds per byte if all links share the total number of bytes to move."""
     moves = len(parts.node) - parts.groups
-    if like == "all-to-all" or not moves:
+    if pattern == "all-to-all" or not moves:
         return 0.0
-    return float((2 if like == "all-reduce" else 1) * moves / (links.sum() * where.rate))
+    return float((2 if pattern == "all-reduce" else 1) * moves / (links.sum() * network.rate))
 
 
-def _through_cut(like: str, where: Places, members: np.ndarray, dimension: int) -> float:
-    """Seconds per byte through the narrowest pair of cuts across one dimension of the torus."""
-    length, wrap = where.shape[dimension], where.wraps[dimension]
+def _through_cut(pattern: str, network: Network, members: np.ndarray, dimension: int) -> float:
+    """Seconds per byte through the busiest pair of cuts across one dimension of the torus."""
+    length, wrap = network.shape[dimension], network.wraps[dimension]
     groups, size = members.shape
-    at = where.coordinates[where.node_of[members], dimension]
+    at = network.coordinates[network.node_of[members], dimension]
     slabs = np.zeros((groups, length), np.int64)
     np.add.at(slabs, (np.arange(groups)[:, None], at), 1)
-    # Twice around, so that a part may begin anywhere on a ring.
+    # Twice around, because an interval may start anywhere on a ring.
     before = np.cumsum(np.concatenate([np.zeros((groups, 1)), slabs, slabs], axis=1), axis=1)
     crossing = 0.0
     for start in range(length if wrap else 1):
         for width in range(1, length // 2 + 1 if wrap else length):
             inside = before[:, start + width] - before[:, start]
-            crossing = max(crossing, float(_crossing(like, inside, size).sum()))
-    links = (2 if wrap else 1) * len(where.links) // length
-    return crossing / (links * where.rate)
+            crossing = max(crossing, float(_crossing(pattern, inside, size).sum()))
+    links = (2 if wrap else 1) * len(network.links) // length
+    return crossing / (links * network.rate)
 
 
-def _next(where: Places, members: np.ndarray) -> float:
-    """Seconds per byte to hand a buffer to the next of the group: one link, if it is elsewhere."""
-    apart = where.node_of[members] != where.node_of[np.roll(members, -1, axis=1)]
+def _next(network: Network, members: np.ndarray) -> float:
+    """Seconds per byte to send a buffer to the next device of the group."""
+    apart = network.node_of[members] != network.node_of[np.roll(members, -1, axis=1)]
     if not apart.any():
         return 0.0
-    if where.shape:
-        return 1 / where.rate
-    leaving = np.bincount(where.node_of[members][apart], minlength=len(where.links)).max()
-    return float(leaving / where.rate)
+    if network.shape:
+        return 1 / network.rate
+    leaving = np.bincount(network.node_of[members][apart], minlength=len(network.links)).max()
+    return float(leaving / network.rate)
 
 
 @functools.lru_cache(maxsize=1024)
 def _hops(axes: tuple[str, ...], size: int, topology: Topology, mesh: Mesh) -> int:
-    where = places(topology, mesh)
-    members = where.coordinates[where.node_of[groups(mesh, axes, size)]]
+    network = make_network(topology, mesh)
+    members = network.coordinates[network.node_of[groups(mesh, axes, size)]]
     hops = 0
-    for dimension, (length, wrap) in enumerate(zip(where.shape, where.wraps, strict=True)):
+    for dimension, (length, wrap) in enumerate(zip(network.shape, network.wraps, strict=True)):
         span = int(np.ptp(members[..., dimension], axis=1).max())
         hops += min(span, length // 2) if wrap else span
     return hops

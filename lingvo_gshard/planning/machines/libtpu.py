@@ -1,4 +1,4 @@
-"""libtpu, the compiler of TPUs: whether it can be used here, and the TPUs that it describes."""
+"""libtpu, the TPU compiler: its version, its options, and the TPU slices that it compiles for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-# No TPU is asked for or looked for: libtpu must not wait for a TPU machine's metadata, nor hold
-# a lock against other processes that compile, which would fail with "Internal error when
-# accessing libtpu multi-process lockfile"; and it would warn if the last two
-# were missing, which do not matter here.
+# libtpu compiles without a TPU. The first two variables keep it from waiting for the metadata of a
+# TPU machine, and from locking out other processes that compile ("Internal error when accessing
+# libtpu multi-process lockfile"). The last two have no effect here but silence warnings.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -20,17 +19,17 @@ _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v3-8",
 }
 
-# What a chip's cores are joined to one device by, where that is not the default.
+# Configurations that combine a chip's two cores to one device, where that is not the default.
 _CHIP_CONFIGURATIONS = {"v4": "megacore"}
 
 MISSING = "libtpu is not installed (pip install lingvo_gshard[plan])"
 
-# The variable from which libtpu takes options of its compiler, here as on a TPU.
+# The environment variable of compiler options, which libtpu reads here as on a TPU.
 OPTIONS = "LIBTPU_INIT_ARGS"
 
 
 def installed() -> str | None:
-    """Returns the version of libtpu; None if it is not installed."""
+    """Returns the installed version of libtpu; None if there is none."""
     try:
         return importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
@@ -38,15 +37,19 @@ def installed() -> str | None:
 
 
 def options() -> str:
-    """Returns the options that the compiler is given through the environment, as they stand there.
+    """Returns the compiler options in the environment, as one string.
 
-    `--xla_tpu_enable_async_all_to_all=true` has all-to-alls travel beside what needs them not.
+    For example, `--xla_tpu_enable_async_all_to_all=true` overlaps all-to-alls with computation.
     """
     return os.environ.get(OPTIONS, "").strip()
 
 
 def check_version() -> None:
-    """Raises ValueError if libtpu is missing or of a version that the installed jax is not for."""
+    """Checks that libtpu is installed in the version that the installed jax requires.
+
+    Raises:
+        ValueError: If it is missing or has another version; names --topology.
+    """
     version = installed()
     if version is None:
         raise ValueError(f"--topology: {MISSING}")
@@ -55,17 +58,21 @@ def check_version() -> None:
         if wanted.name == "libtpu" and not wanted.specifier.contains(version, prereleases=True):
             raise ValueError(
                 f"--topology: libtpu {version} is installed, but jax "
-                f"{importlib.metadata.version('jax')} wants libtpu{wanted.specifier}; "
-                "pip install lingvo_gshard[plan] installs that"
+                f"{importlib.metadata.version('jax')} requires libtpu{wanted.specifier}; "
+                "install it with pip install lingvo_gshard[plan]"
             )
 
 
 def devices(key: str, shape: Sequence[int], wraps: Sequence[bool]) -> list[Any]:
-    """Returns the devices of a slice of TPU chips, which programs can be compiled for.
+    """Returns the devices of a TPU slice, to compile programs for.
 
-    key: of the generation, such as "v3". shape: in chips. wraps: whether each dimension is a ring.
+    Args:
+        key: The chip's key, such as "v3".
+        shape: The slice's shape, in chips.
+        wraps: For each dimension, whether it is a ring.
 
-    Raises ValueError naming --topology, with libtpu's reason, if it refuses.
+    Raises:
+        ValueError: If libtpu does not know such a slice; names --topology and libtpu's reason.
     """
     check_version()
     for variable, value in _ENVIRONMENT.items():

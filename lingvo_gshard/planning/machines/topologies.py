@@ -1,4 +1,4 @@
-"""Machines to plan for, by name: slices of TPU pods, hosts of GPUs, cores of a CPU."""
+"""Topologies to plan for, by name: slices of TPU pods, hosts of GPUs, cores of a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMS = "expected such as v3:32x32, v4:4x4x8, cpu:8 or gpu:h100:8x4 (hosts x GP
 _SIZES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 _MOST_CPU_DEVICES = 4096
 
-# One name of each generation, of a size that can be had.
+# For each TPU generation, the name of a slice that exists.
 _EXAMPLES = {
     "v2": "v2:16x16",
     "v3": "v3:32x32",
@@ -28,10 +28,13 @@ _EXAMPLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Chips and how they are joined.
+    """Chips and how they are connected.
 
-    name: as given. shape: a TPU slice's in chips; (hosts, GPUs of one host); (cores,).
-    wraps: whether each dimension of the shape is a ring.
+    Attributes:
+        name: The name, such as "v3:32x32".
+        chip: The kind of chip.
+        shape: Chips along each dimension of a TPU slice, (hosts, GPUs per host), or (CPU cores,).
+        wraps: For each dimension of the shape, whether it is a ring.
     """
 
     name: str
@@ -41,17 +44,17 @@ class Topology:
 
     @property
     def kind(self) -> str:
-        """What the chip is: "tpu", "gpu" or "cpu"."""
+        """The kind of the chip: "tpu", "gpu" or "cpu"."""
         return self.chip.kind
 
     @property
     def chips(self) -> int:
-        """The number of chips; of a CPU, of cores."""
+        """The number of chips, or of CPU cores."""
         return math.prod(self.shape)
 
     @property
     def devices(self) -> int:
-        """The number of partitions that a program is compiled for."""
+        """The number of devices that a program is compiled for, which are the chips' partitions."""
         return self.chips * self.chip.partitions
 
     @property
@@ -63,30 +66,31 @@ class Topology:
 
     @property
     def compiler(self) -> str:
-        """Whose program is planned: "tpu"; "cpu", where it stands in for the topology's own."""
+        """The compiler that is used: "tpu", or "cpu" if the topology's own is not available."""
         return "tpu" if self.kind == "tpu" and libtpu.installed() else "cpu"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a plan for it should say of itself."""
+        """Notes for plans, such as a compiler that stands in for the topology's own."""
         if self.kind == "tpu" and self.compiler == "cpu":
-            return (f"an estimate: the CPU's compiler stands in for the TPU's, {libtpu.MISSING}",)
+            return (f"an estimate: compiled for CPUs in place of TPUs, since {libtpu.MISSING}",)
         if self.kind == "tpu" and libtpu.options():
             return (f"compiled with {libtpu.OPTIONS}={libtpu.options()}",)
         if self.kind == "gpu":
-            return ("an estimate: the CPU's compiler stands in for the GPU's",)
+            return ("an estimate: compiled for CPUs in place of GPUs",)
         if self.kind == "cpu":
-            return (f"an estimate: a device is one {self.chip.name}, with its share of memory",)
+            return (f"an estimate: a device is one {self.chip.name} and its share of the memory",)
         return ()
 
     def compile_devices(self) -> list[Any]:
-        """Returns jax devices to compile a program for, in the order of their partitions.
+        """Returns jax devices to compile programs for, in the order of the partitions.
 
-        It is for a process that plans and does not train: libtpu is told that there is no TPU, and
-        as many CPU devices are made as the topology has.
+        This is for processes that plan and do not train: libtpu then looks for no TPU, and jax
+        creates as many virtual CPU devices as the topology has.
 
-        Raises ValueError naming --topology if libtpu refuses, or if this process has already
-        started jax with fewer CPU devices.
+        Raises:
+            ValueError: If libtpu does not know the slice, or if this process has already started
+                jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
             return libtpu.devices(self.chip.key, self.shape, self.wraps)
@@ -94,9 +98,10 @@ class Topology:
 
 
 def get(name: str) -> Topology:
-    """Returns the topology of a name: `v3:32x32`, `cpu:8`, `gpu:h100:8x4` (hosts x GPUs).
+    """Returns the topology of a name: `v3:32x32`, `cpu:8`, `gpu:h100:8x4` (hosts x GPUs per host).
 
-    Raises ValueError naming --topology if there is none.
+    Raises:
+        ValueError: If there is no such topology; names --topology.
     """
     kind, _, rest = name.strip().lower().partition(":")
     if kind == "gpu":
@@ -110,13 +115,13 @@ def get(name: str) -> Topology:
 
 
 def names() -> tuple[str, ...]:
-    """Returns one name for each kind of chip; other sizes are named in the same way."""
+    """Returns one topology name for each kind of chip; other sizes are named in the same way."""
     gpus = tuple(f"gpu:{chip.key}:8x8" for chip in chips.CHIPS.values() if chip.kind == "gpu")
     return (*_EXAMPLES.values(), *gpus, "cpu:8")
 
 
 def listing() -> str:
-    """Returns a table of `names()`, as --list_topologies prints it."""
+    """Returns the table of topologies that --list_topologies prints."""
     rows = [("topology", "chip", "devices", "memory", "peak bf16", "link", "compiler")]
     for name in names():
         topology = get(name)
@@ -142,21 +147,25 @@ def listing() -> str:
         [
             *lines,
             "",
-            "Memory and peak are those of one device, a link's rate that of one direction.",
-            "Other sizes are named alike, in chips: v3:4x4, v4:4x4x8, v5e:2x4, gpu:h100:1x8.",
-            f"TPUs are compiled for by libtpu {version}." if version else f"{libtpu.MISSING}.",
+            "Memory and peak are per device; the rate of a link is per direction.",
+            "Other sizes are named the same way: v3:4x4, v4:4x4x8, v5e:2x4, gpu:h100:1x8.",
+            f"libtpu {version} compiles for TPUs." if version else f"{libtpu.MISSING}.",
         ]
     )
 
 
 def _sizes(name: str, text: str, dimensions: int, example: str) -> tuple[int, ...]:
+    """The sizes in a text such as "32x32". Raises ValueError for another number of dimensions."""
     if not _SIZES.fullmatch(text) or text.count("x") != dimensions - 1:
-        what = f"{dimensions} sizes such as {example}" if dimensions > 1 else f"one, as {example}"
-        raise ValueError(f"--topology={name}: {text!r} is no shape of it; expected {what}")
+        expected = f"{dimensions} sizes" if dimensions > 1 else "one size"
+        raise ValueError(
+            f"--topology={name}: {text!r} is not a shape; expected {expected}, such as {example}"
+        )
     return tuple(int(size) for size in text.split("x"))
 
 
 def _tpu(name: str, key: str, text: str) -> Topology:
+    """The slice of TPUs with the shape that a text such as "32x32" describes."""
     chip = chips.get(key)
     shape = _sizes(name, text, chip.torus_dimensions, _EXAMPLES[key])
     most = math.prod(chip.pod_shape)
@@ -167,25 +176,27 @@ def _tpu(name: str, key: str, text: str) -> Topology:
     ):
         raise ValueError(
             f"--topology={name}: a pod of {chip.name} has {most:,} chips, {pod}; "
-            "take a smaller shape"
+            "choose a smaller shape"
         )
     if max(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
         raise ValueError(
-            f"--topology={name}: a host has 2x2 chips, which the first two sizes must be "
-            f"multiples of; expected such as {_EXAMPLES[key]}"
+            f"--topology={name}: a host has 2x2 chips, so the first two sizes must be even; "
+            f"expected such as {_EXAMPLES[key]}"
         )
     return Topology(f"{key}:{text}", chip, shape, _wraps(chip, shape))
 
 
 def _wraps(chip: chips.Chip, shape: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which dimensions of a slice are rings.
+    """For each dimension of a slice, whether it is a ring.
 
-    Three-dimensional: all, in slices of whole cubes of 4x4x4 chips, whose faces optical switches
-    join (Jouppi et al., TPU v4, ISCA 2023, section 2, https://arxiv.org/abs/2304.01433; "How to
-    Scale Your Model", part 2). Two-dimensional: those that span the pod, since the links around
-    it are cables between its edges (Kumar et al., Exploring the Limits of Concurrency in ML
-    Training on Google TPUs, MLSys 2021, section 2, https://arxiv.org/abs/2011.03641; for v5e and
-    v6e "How to Scale Your Model", part 2).
+    In three dimensions all are rings if the slice consists of cubes of 4x4x4 chips, since optical
+    switches connect the faces of cubes (Jouppi et al., TPU v4, ISCA 2023, section 2,
+    https://arxiv.org/abs/2304.01433; "How to Scale Your Model", part 2).
+
+    In two dimensions those are rings that span the pod, since cables between the pod's edges close
+    them (Kumar et al., Exploring the Limits of Concurrency in ML Training on Google TPUs, MLSys
+    2021, section 2, https://arxiv.org/abs/2011.03641; for v5e and v6e "How to Scale Your Model",
+    part 2).
     """
     if chip.torus_dimensions == 3:
         return (all(size % 4 == 0 for size in shape),) * 3
@@ -205,13 +216,12 @@ def _gpu(name: str, rest: str) -> Topology:
 def _cpu(name: str, text: str) -> Topology:
     shape = _sizes(name, text, 1, "cpu:8")
     if shape[0] > _MOST_CPU_DEVICES:
-        raise ValueError(
-            f"--topology={name}: at most {_MOST_CPU_DEVICES} virtual devices; take fewer"
-        )
+        raise ValueError(f"--topology={name}: expected at most {_MOST_CPU_DEVICES} virtual devices")
     return Topology(name, chips.get("cpu"), shape, (False,))
 
 
 def _cpu_devices(topology: Topology) -> list[Any]:
+    """As many virtual CPU devices as a topology has."""
     import jax
 
     try:

@@ -1,25 +1,34 @@
-"""Executable: a Program compiled for devices, with what the compiler said about it."""
+"""Executable: a Program compiled for devices, with the compiler's report on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
-from lingvo_gshard.hlo import summary
+from lingvo_gshard import hlo
+from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.compilation_cache import with_earlier_output
 from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
 
-# What the compiler says that needs no showing: that GSPMD will go one day, and what is reported.
-_HIDDEN = ("GSPMD sharding propagation is going to be deprecated", summary.REMATERIALizED)
+# Compiler output to hide: the notice that GSPMD is deprecated, and warnings that `reports` repeats.
+_HIDDEN = (
+    "GSPMD sharding propagation is going to be deprecated",
+    full_replications.WARNING_TEXT,
+)
 
 
 class Executable:
-    """A compiled program, to be called with flat jax.Arrays.
+    """A compiled program, called with flat jax.Arrays.
 
-    Raises ValueError if the devices do not fill the program's mesh, and, when called, if an array's
-    memory has been taken over by an earlier call.
+    Args:
+        program: The program to compile.
+        devices: The devices of the program's mesh, in its order.
+
+    Raises:
+        ValueError: If the number of devices is not the size of the program's mesh; when called, if
+            an argument's memory was donated to an earlier call.
     """
 
     def __init__(self, program: Program, devices: Sequence[jax.Device]):
@@ -33,41 +42,55 @@ class Executable:
             # jax would end the process.
             if isinstance(array, jax.Array) and array.is_deleted():
                 raise ValueError(
-                    f"{self.program.name}: the memory of {spec.path} was taken over by an earlier "
-                    "call; its result holds the new value"
+                    f"{self.program.name}: the memory of {spec.path} was donated to an earlier "
+                    "call; use the new value that the call returned"
                 )
         return self._compiled(*arrays)
 
     @property
     def input_shardings(self) -> tuple[jax.sharding.Sharding, ...]:
-        """The layout of each input."""
+        """The sharding of each input."""
         return tuple(self._compiled.input_shardings[0])
 
     @property
     def output_shardings(self) -> tuple[jax.sharding.Sharding, ...]:
-        """The layout of each output, also of those that were left to the partitioner."""
+        """The sharding of each output, also where the partitioner chose it."""
         return tuple(self._compiled.output_shardings)
 
-    def hlo(self) -> str:
-        """Returns the text of the program of one device, collectives and all."""
+    def hlo_text(self) -> str:
+        """Returns the compiled program of one device as text, to read it."""
         return self._compiled.as_text()
 
-    def collectives(self) -> list[summary.Collective]:
-        """Returns the collectives in the program of one device."""
-        return summary.collectives(self.hlo())
+    def hlo_module(self) -> hlo.Module:
+        """Returns the compiled program of one device as data."""
+        return hlo.read_module(self._compiled)
+
+    def operations(self, layers: Iterable[str] | None = None) -> hlo.OperationList:
+        """Returns the operations that one device executes, as `hlo.read_operations` does."""
+        return hlo.read_operations(self.hlo_module(), self.program.mesh, layers)
+
+    def collectives(self, layers: Iterable[str] | None = None) -> list[hlo.CollectiveCall]:
+        """Returns the collectives in the program of one device.
+
+        A collective in a loop is listed once; `times` says how often a step executes it.
+
+        Args:
+            layers: Name scopes of all layers; see `hlo.read_operations`.
+        """
+        return hlo.collective_calls(self.operations(layers).operations)
 
     def memory(self) -> dict[str, int]:
-        """Returns bytes per device: arguments, outputs, temporaries, code and peak."""
+        """Returns the bytes per device: arguments, outputs, temporaries, code and peak."""
         return memory_bytes(self._compiled)
 
-    def rematerializations(self) -> list[summary.Rematerialization]:
-        """Returns the tensors that the partitioner could only reshard by making them whole."""
-        return summary.rematerializations(self.compiler_output)
+    def full_replications(self) -> list[hlo.FullReplication]:
+        """Returns the tensors that the partitioner could only reshard by replicating them."""
+        return full_replications.full_replications(self.compiler_output)
 
 
 def _compile(lowered: jax.stages.Lowered, partitioner: str) -> tuple[jax.stages.Compiled, str]:
-    """Compiles, and returns what the compiler wrote to standard error."""
-    # Where TF_CPP_MIN_LOG_LEVEL leaves out warnings, the partitioner's would be lost.
+    """Compiles a program; returns it with the compiler's output to standard error."""
+    # A TF_CPP_MIN_LOG_LEVEL that hides warnings would lose the partitioner's.
     logged = jax.config.jax_logging_level
     jax.config.update("jax_logging_level", "WARNING")
     try:

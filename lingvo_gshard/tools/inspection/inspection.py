@@ -1,16 +1,17 @@
-"""What gshard-inspect finds out: how a trainer's state is split, and what its step compiles to."""
+"""Collects what gshard-inspect shows: how a trainer's state is split, and how its step compiles."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import time
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
+from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, scope_name
-from lingvo_gshard.hlo import summary
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.executable import Executable
@@ -20,59 +21,73 @@ from lingvo_gshard.sharding import replication
 from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
-from lingvo_gshard.training.experiments import batch_specs
-from lingvo_gshard.training.optim import optimizer
+from lingvo_gshard.training import experiments
 from lingvo_gshard.training.trainer import Trainer
 
 FUNCTIONS = ("train_step", "eval_step", "init_state")
-FORWARD, BACKWARD, OPTIMIZER, NO_PASS = "forward", "backward", optimizer.SCOPE, ""
-PASSES = (FORWARD, BACKWARD, OPTIMIZER, NO_PASS)
-SEVERAL_LAYERS = "several layers"
-NO_LAYER = "outside of layers"
-_BACKWARD_SCOPE = "gradient_tape/"
+# The compiler may combine collectives of several layers, and adds some that belong to none.
+NO_SINGLE_LAYER = "no single layer"
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """How the weights and moments are kept, and what of them is whole although it might be
-    split."""
+class StateSharding:
+    """How a trainer's weights and optimizer moments are stored on the devices.
+
+    Attributes:
+        weights: A row for each weight.
+        moments: A row for each optimizer moment.
+        replicated_weights: Weights that every device holds in full although the strategy splits
+            one of their dimensions, with the reasons.
+        replicated_moments: The same of moments.
+    """
 
     weights: list[WeightRow]
     moments: list[WeightRow]
-    whole_weights: list[Replicated]
-    whole_moments: list[Replicated]
+    replicated_weights: list[Replicated]
+    replicated_moments: list[Replicated]
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectiveRow:
-    """Collectives of one kind in one layer and pass: how many, and the bytes of their results.
+class CollectiveRow(msgspec.Struct, frozen=True):
+    """The collectives of one kind in one layer and phase.
 
-    layer: a path; SEVERAL_LAYERS where XLA made one collective of those of layers that have no
-        layer around them all, NO_LAYER for those of names that tell no layer.
-    pass_: FORWARD, BACKWARD, OPTIMIZER, or NO_PASS where neither is told.
-    bytes: on each device.
+    Attributes:
+        layer: Path of the layer, or NO_SINGLE_LAYER.
+        phase: One of hlo.PHASES.
+        kind: HLO's opcode, such as "all-to-all".
+        count_in_program: Number of collectives in the program. One in a loop counts once.
+        count_per_step: Number of collectives that one step executes, all iterations included.
+        bytes_per_step: Bytes that they move on each device in one step; of each collective, the
+            larger of operand and result counts.
     """
 
     layer: str
-    pass_: str
+    phase: str
     kind: str
-    count: int
-    bytes: int
+    count_in_program: int
+    count_per_step: int
+    bytes_per_step: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A compiled function: seconds it took, bytes per device, collectives, what was made whole."""
+class CompiledFunction(msgspec.Struct, frozen=True):
+    """A compiled function of the trainer.
 
-    name: str
-    seconds: float
-    memory: dict[str, int]
+    Attributes:
+        function: Name of the function.
+        compile_seconds: Compile time.
+        memory_per_device: Bytes by class, as Executable.memory returns them.
+        collectives: Rows by phase, layer and kind.
+        full_replications: Tensors that the partitioner replicates in full to reshard them.
+    """
+
+    function: str
+    compile_seconds: float
+    memory_per_device: dict[str, int]
     collectives: list[CollectiveRow]
-    rematerializations: list[summary.Rematerialization]
+    full_replications: list[hlo.FullReplication]
 
 
 def pipelines(trainer: Trainer) -> list[dict]:
-    """Returns, for every pipeline of a trainer's task, its schedule and how idle its stages are."""
+    """Returns the schedule of each pipeline of a trainer's task, with the share of idle time."""
     return [
         {
             "layer": layer.path,
@@ -84,126 +99,121 @@ def pipelines(trainer: Trainer) -> list[dict]:
     ]
 
 
-def split(trainer: Trainer, partitioning: Partitioning) -> Split:
-    """Returns how a trainer's state is split."""
+def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateSharding:
+    """Returns how a trainer's state is split under a partitioning."""
     specs = trainer.state_specs()
     weights, moments = specs.theta.flatten(), specs.moments.flatten()
-    return Split(
+    return StateSharding(
         weights=weight_rows(weights, partitioning),
         moments=weight_rows(moments, partitioning, "moments"),
-        whole_weights=replication.replicated(weights, partitioning),
-        whole_moments=replication.replicated(moments, partitioning, "moments"),
+        replicated_weights=replication.replicated(weights, partitioning),
+        replicated_moments=replication.replicated(moments, partitioning, "moments"),
     )
 
 
-def check_replicated(found: Split, most_megabytes: float | None) -> None:
-    """Raises ValueError naming --max_replicated_mb if more is whole; None: anything goes."""
-    if most_megabytes is not None:
-        whole = [*found.whole_weights, *found.whole_moments]
-        replication.check_replicated(whole, most_megabytes)
+def check_replicated(sharding: StateSharding, limit: float | None) -> None:
+    """Checks the size of the weights and moments that are replicated against the strategy.
+
+    Args:
+        sharding: How the state is split.
+        limit: Largest allowed size in MiB, the value of --max_replicated_mb; None allows any.
+
+    Raises:
+        ValueError: If they are larger.
+    """
+    if limit is not None:
+        tensors = [*sharding.replicated_weights, *sharding.replicated_moments]
+        replication.check_replicated(tensors, limit)
 
 
 def lower(
     function: str, params: Params, trainer: Trainer, partitioning: Partitioning, partitioner: str
 ) -> Program:
-    """Returns one of FUNCTIONS as a program."""
+    """Returns a function of the trainer, one of FUNCTIONS, as a program."""
     if function == "init_state":
         return init_program(trainer, partitioning, partitioner)
     make = {"train_step": train_program, "eval_step": eval_program}[function]
-    return make(trainer, partitioning, partitioner, batch_specs(params))[0]
+    return make(trainer, partitioning, partitioner, experiments.batch_specs(params))[0]
 
 
-def compile_program(program: Program, task: Layer) -> Compiled:
-    """Compiles a program for CPU devices, as many as its mesh needs."""
+def compile_program(program: Program, task: Layer) -> CompiledFunction:
+    """Compiles a program for as many virtual CPU devices as its mesh has."""
     devices = devices_for(program.mesh.size)
     started = time.monotonic()
     executable = Executable(program, devices)
     seconds = time.monotonic() - started
-    return Compiled(
-        name=program.name,
-        seconds=seconds,
-        memory=executable.memory(),
-        collectives=by_layer(executable.collectives(), task.layer_paths()),
-        rematerializations=executable.rematerializations(),
+    paths = task.layer_paths()
+    calls = executable.collectives(map(scope_name, paths))
+    return CompiledFunction(
+        function=program.name,
+        compile_seconds=seconds,
+        memory_per_device=executable.memory(),
+        collectives=collective_rows(calls, paths),
+        full_replications=executable.full_replications(),
     )
 
 
-def by_layer(found: Sequence[summary.Collective], paths: Sequence[str]) -> list[CollectiveRow]:
-    """Returns the collectives summed by layer, pass and kind: the layers in order, in each pass."""
-    scopes = {scope_name(path): path for path in paths if path}
-    counts: collections.Counter[tuple] = collections.Counter()
-    sizes: collections.Counter[tuple] = collections.Counter()
-    for collective in found:
-        layer = _layer(collective.operation, scopes)
-        key = (layer, _pass(collective.operation, layer), collective.kind)
-        counts[key] += 1
-        sizes[key] += collective.bytes
-    order = [*paths, SEVERAL_LAYERS, NO_LAYER]
-    rows = [CollectiveRow(*key, counts[key], sizes[key]) for key in counts]
-    return sorted(rows, key=lambda r: (PASSES.index(r.pass_), order.index(r.layer), r.kind))
+def collective_rows(
+    calls: Iterable[hlo.CollectiveCall], paths: Sequence[str]
+) -> list[CollectiveRow]:
+    """Returns collectives summed by phase, layer and kind.
+
+    Args:
+        calls: The collectives, read with the name scopes of these layers.
+        paths: Paths of all layers, in the order in which rows list them.
+    """
+    layers = {scope_name(path): path for path in paths if path}
+    sums: collections.defaultdict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+    for call in calls:
+        row = sums[layers.get(call.layer, NO_SINGLE_LAYER), call.phase, call.kind]
+        for index, amount in enumerate((1, call.times, call.times * call.bytes)):
+            row[index] += amount
+    order = [*paths, NO_SINGLE_LAYER]
+    return sorted(
+        (CollectiveRow(*key, *amounts) for key, amounts in sums.items()),
+        key=lambda row: (hlo.PHASES.index(row.phase), order.index(row.layer), row.kind),
+    )
 
 
-def total_by_kind(rows: Iterable[CollectiveRow]) -> dict[str, tuple[int, int]]:
-    """Returns kind -> (count, bytes), sorted by kind."""
-    totals: dict[str, tuple[int, int]] = {}
+def total_by_kind(rows: Iterable[CollectiveRow]) -> list[CollectiveRow]:
+    """Returns the sum of the rows of each kind, sorted by kind; layer and phase are empty."""
+    totals: dict[str, CollectiveRow] = {}
     for row in sorted(rows, key=lambda row: row.kind):
-        count, size = totals.get(row.kind, (0, 0))
-        totals[row.kind] = (count + row.count, size + row.bytes)
-    return totals
+        total = totals.get(row.kind, CollectiveRow("", "", row.kind, 0, 0, 0))
+        totals[row.kind] = CollectiveRow(
+            layer="",
+            phase="",
+            kind=row.kind,
+            count_in_program=total.count_in_program + row.count_in_program,
+            count_per_step=total.count_per_step + row.count_per_step,
+            bytes_per_step=total.bytes_per_step + row.bytes_per_step,
+        )
+    return list(totals.values())
 
 
-def split_record(partitioning: Partitioning, found: Split, with_moments: bool) -> dict:
-    """Returns a split as JSON values."""
+def sharding_record(
+    partitioning: Partitioning, sharding: StateSharding, with_moments: bool
+) -> dict:
+    """Returns how a state is split as values for JSON.
+
+    Args:
+        partitioning: The partitioning that splits it.
+        sharding: How the state is split.
+        with_moments: Whether to list the optimizer's moments; their totals are always there.
+    """
     record = {
         "mesh": str(partitioning.mesh),
         "strategy": partitioning.strategy.name,
         "table": partitioning.strategy.to_text(),
         "overrides": {pattern: table.to_text() for pattern, table in partitioning.overrides},
-        "unused_axes": list(partitioning.unused_axes),
+        "unused_axes": partitioning.unused_axes,
     }
-    for kind, rows in (("weights", found.weights), ("moments", found.moments)):
+    for kind, rows in (("weights", sharding.weights), ("moments", sharding.moments)):
         record[f"{kind}_bytes"] = sum(row.bytes for row in rows)
         record[f"{kind}_bytes_per_device"] = sum(row.bytes_per_device for row in rows)
-    whole = found.whole_weights + (found.whole_moments if with_moments else [])
-    record["held_whole"] = [dataclasses.asdict(row) for row in whole]
-    record["weights"] = [dataclasses.asdict(row) for row in found.weights]
+    record["replicated"] = [*sharding.replicated_weights]
+    record["weights"] = sharding.weights
     if with_moments:
-        record["moments"] = [dataclasses.asdict(row) for row in found.moments]
-    return record
-
-
-def compiled_record(compiled: Compiled) -> dict:
-    """Returns what was compiled as JSON values; `pass` is empty where there is no layer."""
-    rows = [dataclasses.asdict(row) for row in compiled.collectives]
-    return {
-        "function": compiled.name,
-        "compile_seconds": compiled.seconds,
-        "memory_per_device": compiled.memory,
-        "collectives": [{key.rstrip("_"): row[key] for key in row} for row in rows],
-        "rematerializations": [dataclasses.asdict(row) for row in compiled.rematerializations],
-    }
-
-
-def _layer(operation: str, scopes: dict[str, str]) -> str:
-    """The layer of an operation's name; of several operations made one, the layer around all."""
-    paths = {_innermost(part, scopes) for part in operation.strip("()").split(":")}
-    if len(paths) == 1:
-        return paths.pop() or NO_LAYER
-    steps = os.path.commonprefix([path.split(".") for path in paths])
-    around = ".".join(steps)
-    return around if around in scopes.values() else SEVERAL_LAYERS
-
-
-def _pass(operation: str, layer: str) -> str:
-    several = operation[1:-1].split(":") if operation.startswith("(") else [operation]
-    if all(name.startswith(f"{OPTIMIZER}/") for name in several):
-        return OPTIMIZER
-    if layer == NO_LAYER:
-        return NO_PASS
-    return BACKWARD if _BACKWARD_SCOPE in operation else FORWARD
-
-
-def _innermost(name: str, scopes: dict[str, str]) -> str:
-    """The path of the longest scope in the name of an operation; empty if there is none."""
-    found = [scope for scope in scopes if f"/{scope}/" in f"/{name}/"]
-    return scopes[max(found, key=len)] if found else ""
+        record["replicated"] += sharding.replicated_moments
+        record["moments"] = sharding.moments
+    return msgspec.to_builtins(record)

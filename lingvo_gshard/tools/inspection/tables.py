@@ -1,4 +1,4 @@
-"""What gshard-inspect prints."""
+"""Prints what gshard-inspect has collected."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from lingvo_gshard.sharding.listing import WeightRow
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
 from lingvo_gshard.tools.inspection import inspection
+from lingvo_gshard.tools.inspection.inspection import CollectiveRow, CompiledFunction, StateSharding
 
-_MOST_REMATERIALizED = 20
+# More tensors than this are only in the JSON.
+_MOST_REPLICATIONS = 20
 
 
-def print_split(
+def print_sharding(
     console: rich.console.Console,
-    name: str,
+    experiment: str,
     partitioning: Partitioning,
-    found: inspection.Split,
+    sharding: StateSharding,
     with_moments: bool,
 ) -> None:
-    """Prints how weights, and moments if asked for, are split, with the totals of both."""
-    mesh = partitioning.mesh
-    say(console, f"{name} on {mesh} ({mesh.size} devices), strategy {partitioning.strategy.name}:")
-    for kind in partitioning.strategy.to_text().split(" | "):
-        say(console, f"  {kind}")
-    _print_rows(console, "weight", found.weights)
-    whole = found.whole_weights
+    """Prints how each weight is split, with totals, warnings, and on request the moments."""
+    mesh, strategy = partitioning.mesh, partitioning.strategy
+    say(console, f"{experiment} on {mesh} ({mesh.size} devices), strategy {strategy.name}:")
+    for table in strategy.to_text().split(" | "):
+        say(console, f"  {table}")
+    _print_rows(console, "weight", sharding.weights)
+    replicated = sharding.replicated_weights
     if with_moments:
-        _print_rows(console, "moment", found.moments)
-        whole = whole + found.whole_moments
-    for kind, rows in (("weights", found.weights), ("moments", found.moments)):
+        _print_rows(console, "moment", sharding.moments)
+        replicated = replicated + sharding.replicated_moments
+    for kind, rows in (("weights", sharding.weights), ("moments", sharding.moments)):
         _print_total(console, kind, rows, mesh.size)
     for axis in partitioning.unused_axes:
         say(
@@ -41,35 +43,31 @@ def print_split(
             f"Warning: nothing is split over axis {axis!r}: its {mesh.axis_size(axis)} devices do "
             "the same work and hold the same tensors.",
         )
-    if whole:
-        _print_whole(console, whole)
+    if replicated:
+        _print_replicated(console, replicated)
 
 
-def print_compiled(console: rich.console.Console, compiled: inspection.Compiled) -> None:
-    """Prints memory, collectives and what was made whole."""
-    memory = {name: size_in_words(size) for name, size in compiled.memory.items()}
-    say(console, f"\n{compiled.name}, compiled in {compiled.seconds:.1f} s")
+def print_compiled(console: rich.console.Console, compiled: CompiledFunction) -> None:
+    """Prints the memory, the collectives and the full replications of a compiled function."""
+    memory = {name: format_bytes(size) for name, size in compiled.memory_per_device.items()}
+    say(console, f"\n{compiled.function}, compiled in {compiled.compile_seconds:.1f} s")
     say(
         console,
         f"memory per device: {memory['peak']} = arguments {memory['arguments']} + outputs "
         f"{memory['outputs']} + temporaries {memory['temporaries']} + code {memory['code']}",
     )
     _print_collectives(console, compiled.collectives)
-    found = compiled.rematerializations
-    if not found:
-        say(console, "No tensor was made whole to change its layout.")
-    for row in found[:_MOST_REMATERIALizED]:
-        say(
-            console,
-            f"Warning: {row.operation} is made whole on every device: from {row.before} to "
-            f"{row.after}",
-        )
-    if len(found) > _MOST_REMATERIALizED:
-        say(console, f"and {len(found) - _MOST_REMATERIALizED} more; --json has them all")
+    replications = compiled.full_replications
+    if not replications:
+        say(console, "No tensor is replicated in full to reshard it.")
+    for replication in replications[:_MOST_REPLICATIONS]:
+        say(console, f"Warning: {replication}")
+    if len(replications) > _MOST_REPLICATIONS:
+        say(console, f"and {len(replications) - _MOST_REPLICATIONS} more; --json lists them all")
 
 
-def size_in_words(size: int) -> str:
-    """Returns bytes as `12 B`, `3.4 KiB`, `5.6 MiB`, ..."""
+def format_bytes(size: int) -> str:
+    """Returns a size as "12 B", "3.4 KiB", "5.6 MiB", ..."""
     if size < 1024:
         return f"{size} B"
     value = float(size)
@@ -80,23 +78,24 @@ def size_in_words(size: int) -> str:
     return f"{value / 1024:,.1f} TiB"
 
 
-def print_pipelines(console: rich.console.Console, found: Sequence[dict]) -> None:
-    """Prints how long each pipeline takes, and its bubbles."""
-    for row in found:
+def print_pipelines(console: rich.console.Console, pipelines: Sequence[dict]) -> None:
+    """Prints how long each pipeline takes, and the share of idle time."""
+    for row in pipelines:
         say(
             console,
             f"{row['layer']}: a pipeline of {row['stages']} stages, {row['micro_batches']} "
-            f"micro-batches and {row['circulations']} circulations takes {row['ticks']} ticks, in "
-            f"{row['idle_share']:.1%} of which a stage is idle",
+            f"micro-batches and {row['circulations']} circulations takes {row['ticks']} ticks. "
+            f"Its stages are idle {row['idle_share']:.1%} of the time.",
         )
 
 
 def say(console: rich.console.Console, text: str) -> None:
-    """Prints a line as it stands."""
+    """Prints a line without markup, colors or line breaks."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(*left: str, right: Sequence[str] = ()) -> rich.table.Table:
+    """A table with left-aligned columns, followed by right-aligned ones."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for head in left:
         table.add_column(head)
@@ -109,13 +108,13 @@ def _print_rows(console: rich.console.Console, kind: str, rows: Sequence[WeightR
     table = _table(kind, "layout", "shape", "type", "split", right=("bytes", "per device"))
     for row in rows:
         table.add_row(
-            _plain(row.path),
+            _escape(row.path),
             row.layout,
             ",".join(map(str, row.shape)),
             row.dtype,
             row.split + (f" ({row.note})" if row.note else ""),
-            size_in_words(row.bytes),
-            size_in_words(row.bytes_per_device),
+            format_bytes(row.bytes),
+            format_bytes(row.bytes_per_device),
         )
     console.print(table, highlight=False)
 
@@ -127,37 +126,49 @@ def _print_total(
     share = f", {held / size:.1%} of it; an even split is {1 / devices:.1%}" if size else ""
     say(
         console,
-        f"{kind}: {len(rows)} arrays, {size_in_words(size)}; each device holds "
-        f"{size_in_words(held)}{share}",
+        f"{kind}: {len(rows)} arrays, {format_bytes(size)}; each device holds "
+        f"{format_bytes(held)}{share}",
     )
 
 
-def _print_whole(console: rich.console.Console, whole: Sequence[Replicated]) -> None:
-    table = _table("held whole", "shape", right=("bytes",))
-    table.add_column("although the strategy splits a letter of it, because")
-    for row in whole:
+def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicated]) -> None:
+    table = _table("replicated", "shape", right=("bytes",))
+    table.add_column("although the strategy splits one of its dimensions, because")
+    for tensor in tensors:
         table.add_row(
-            _plain(row.path), ",".join(map(str, row.shape)), size_in_words(row.bytes), row.reason
+            _escape(tensor.path),
+            ",".join(map(str, tensor.shape)),
+            format_bytes(tensor.bytes),
+            tensor.reason,
         )
     console.print(table, highlight=False)
 
 
-def _print_collectives(
-    console: rich.console.Console, rows: Sequence[inspection.CollectiveRow]
-) -> None:
+def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveRow]) -> None:
     if not rows:
         say(console, "No collectives.")
         return
-    table = _table("layer", "pass", "collective", right=("count", "bytes"))
+    right = ("in program", "per step", "bytes per step")
+    table = _table("layer", "phase", "collective", right=right)
     for row in rows:
-        cells = _plain(row.layer), row.pass_, row.kind
-        table.add_row(*cells, str(row.count), size_in_words(row.bytes))
+        _add_collectives(table, row, row.layer)
     table.add_section()
-    for kind, (count, size) in inspection.total_by_kind(rows).items():
-        table.add_row("all", "", kind, str(count), size_in_words(size))
+    for row in inspection.total_by_kind(rows):
+        _add_collectives(table, row, "all")
     console.print(table, highlight=False)
 
 
-def _plain(text: str) -> str:
-    """Text in which rich sees no markup: layers[0] is no style."""
+def _add_collectives(table: rich.table.Table, row: CollectiveRow, layer: str) -> None:
+    table.add_row(
+        _escape(layer),
+        row.phase,
+        row.kind,
+        f"{row.count_in_program:,}",
+        f"{row.count_per_step:,}",
+        format_bytes(row.bytes_per_step),
+    )
+
+
+def _escape(text: str) -> str:
+    """Returns text with brackets escaped, which rich would read as markup."""
     return text.replace("[", r"\[")

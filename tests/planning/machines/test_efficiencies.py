@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.hlo.operation import CollectiveCall
+from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.planning.machines import chips, efficiencies, interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -53,7 +53,7 @@ def test_an_all_to_all_of_2048_cores_takes_375_hundredths_of_that_of_128():
     for name in ("v3:8x8", "v3:32x32"):
         topology = topologies.get(name)
         mesh = Mesh((("all", topology.devices),))
-        call = CollectiveCall("all-to-all", ("all",), topology.devices, "float32", 8 * 2**20)
+        call = Collective("all-to-all", ("all",), topology.devices, "float32", 8 * 2**20)
         share = efficiencies.collective_efficiency(call.kind, call.bytes, call.group_size, v3)
         seconds.append(interconnect.seconds_bound(call, topology, mesh) / share.value)
     assert seconds[1] / seconds[0] == pytest.approx(3.75)

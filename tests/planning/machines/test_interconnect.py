@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_gshard.hlo.operation import CollectiveCall
+from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.planning.machines import interconnect, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def call(kind, axes, size, count=MIB):
-    return CollectiveCall(kind, axes, size, "float32", count)
+    return Collective(kind, axes, size, "float32", count)
 
 
 def whole(kind, topology, count=MIB):

@@ -53,18 +53,18 @@ def test_gpus_are_hosts_times_gpus():
     [
         ("", "unknown kind of chip ''.*v3:32x32.*gpu:h100:8x4"),
         ("v33:2x2", "--topology=v33:2x2: unknown kind of chip 'v33'.*Did you mean 'v3'"),
-        ("v3", "'' is no shape of it; expected 2 sizes such as v3:32x32"),
-        ("v3:abc", "'abc' is no shape of it; expected 2 sizes"),
-        ("v3:4x4x4", "'4x4x4' is no shape of it; expected 2 sizes"),
-        ("v3:0x4", "'0x4' is no shape of it"),
-        ("v4:4x4", "expected 3 sizes such as v4:8x8x8"),
+        ("v3", "'' is not a shape; expected 2 sizes, such as v3:32x32"),
+        ("v3:abc", "'abc' is not a shape; expected 2 sizes"),
+        ("v3:4x4x4", "'4x4x4' is not a shape; expected 2 sizes"),
+        ("v3:0x4", "'0x4' is not a shape"),
+        ("v4:4x4", "expected 3 sizes, such as v4:8x8x8"),
         ("v3:3x4", "a host has 2x2 chips"),
         ("v3:64x64", "a pod of TPU v3 has 1,024 chips, 32x32"),
         ("v6e:2x64", "a pod of TPU v6e has 256 chips, 16x16"),
         ("gpu:h10:8x4", "unknown GPU 'h10'. Did you mean 'h100'"),
-        ("gpu:h100:8", "expected 2 sizes such as gpu:h100:8x4"),
-        ("gpu:h100", "'' is no shape of it"),
-        ("cpu:many", "expected one, as cpu:8"),
+        ("gpu:h100:8", "expected 2 sizes, such as gpu:h100:8x4"),
+        ("gpu:h100", "'' is not a shape"),
+        ("cpu:many", "expected one size, such as cpu:8"),
         ("cpu:100000", "at most 4096 virtual devices"),
     ],
 )
@@ -98,7 +98,7 @@ def test_without_libtpu_the_cpus_compiler_stands_in(monkeypatch):
 
 def test_libtpu_of_another_version_than_jax_wants(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
-    with pytest.raises(ValueError, match=r"libtpu 0.0.1 is installed, but jax .* wants libtpu=="):
+    with pytest.raises(ValueError, match=r"libtpu 0.0.1 is installed, .* requires libtpu=="):
         topologies.get("v3:2x2").compile_devices()
 
 
@@ -110,7 +110,7 @@ def test_more_cpu_devices_than_jax_was_started_with():
 
 def test_two_thousand_virtual_cpu_devices():
     program = (
-        "from lingvo_gshard.planning import topologies\n"
+        "from lingvo_gshard.planning.machines import topologies\n"
         "print(len(topologies.get('cpu:2048').compile_devices()))"
     )
     result = subprocess.run(
@@ -127,9 +127,9 @@ def test_devices_of_libtpu_are_where_interconnect_takes_them_to_be(name):
     topology = topologies.get(name)
     devices = topology.compile_devices()
     assert len(devices) == topology.devices
-    where = interconnect.places(topology, Mesh((("all", topology.devices),)))
+    network = interconnect.make_network(topology, Mesh((("all", topology.devices),)))
     expected = [device.coords[: len(topology.shape)] for device in devices]
-    np.testing.assert_array_equal(where.coordinates[where.node_of], expected)
+    np.testing.assert_array_equal(network.coordinates[network.node_of], expected)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -154,7 +154,7 @@ def test_processes_compile_beside_one_another():
     pytest.importorskip("libtpu")
     program = (
         "import sys\n"
-        "from lingvo_gshard.planning import topologies\n"
+        "from lingvo_gshard.planning.machines import topologies\n"
         "print(len(topologies.get('v3:2x2').compile_devices()), flush=True)\n"
         "sys.stdin.read()"
     )

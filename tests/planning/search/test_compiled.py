@@ -10,7 +10,7 @@ import functools
 import jax
 import pytest
 
-from lingvo_gshard.hlo import summary
+from lingvo_gshard import hlo
 from lingvo_gshard.planning.search.costs.cost_model import CostModel
 from lingvo_gshard.planning.search.groups import Grouped, group
 from lingvo_gshard.planning.search.traced.tracing import trace
@@ -56,11 +56,12 @@ def test_bytes_of_a_step(mesh, strategy):
     partitioning = Partitioning.make(mesh, strategy)
     program, _ = train_program(model(), partitioning, "gspmd", batch(8, 12))
     compiled = program.lower(jax.devices()[:8]).compile()
+    parsed = Mesh.parse(mesh)
+    operations = hlo.read_operations(hlo.read_module(compiled), parsed)
     moved = collections.Counter()
-    for collective in summary.collectives(compiled.as_text()):
+    for collective in hlo.collective_calls(operations.operations):
         moved[collective.kind] += collective.bytes
 
-    parsed = Mesh.parse(mesh)
     tables = [strategies.get(strategy, parsed)] * len(grouped().groups)
     cost = CostModel(parsed, ring_rates()).cost(grouped(), tables)
     expected = collections.Counter(cost.bytes_by_kind())

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import summary
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.local_updates.workers import Workers, check
@@ -125,7 +125,7 @@ def test_nothing_passes_between_workers_but_the_weights_where_they_meet(runtime)
     assert len(used) == own.program.mesh.size == 2
     assert own.collectives(), "its own devices do share the work"
     exchanged = runtime.executable("outer").collectives()
-    assert set(summary.count_by_kind(exchanged)) == {"all-reduce"}
+    assert set(hlo.count_by_kind(exchanged)) == {"all-reduce"}
     weights = runtime.state().theta.flatten()
     held = sum(x.addressable_shards[0].data.nbytes for x in weights)
     stopped = 1

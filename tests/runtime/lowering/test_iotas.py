@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from lingvo_gshard.hlo import summary
+from lingvo_gshard import hlo
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate
@@ -111,4 +111,4 @@ def test_rows_scattered_within_rows_stay_where_they_are():
     expected = np.zeros((16, 9), np.int32)
     np.put_along_axis(expected, places, 1 + places, 1)
     np.testing.assert_array_equal(run(places), expected)
-    assert summary.count_by_kind(run.compile(places).collectives()) == {}
+    assert hlo.count_by_kind(run.compile(places).collectives()) == {}

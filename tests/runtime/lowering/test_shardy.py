@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from lingvo_gshard.hlo import summary
+from lingvo_gshard import hlo
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering import shardy
 from lingvo_gshard.runtime.lowering.lowering import lower
@@ -74,7 +74,7 @@ def _matmul_program(partitioner: str) -> Executable:
 def test_is_partitioned_by_shardy_as_by_gspmd():
     compiled = {name: _matmul_program(name) for name in ("gspmd", "shardy")}
     assert "falling back" not in compiled["shardy"].compiler_output
-    counts = [summary.count_by_kind(c.collectives()) for c in compiled.values()]
+    counts = [hlo.count_by_kind(c.collectives()) for c in compiled.values()]
     assert counts == [{"all-reduce": 1}] * 2
     x, w = np.random.default_rng(0).normal(size=(2, 16, 8)).astype(np.float32)
     for executable in compiled.values():

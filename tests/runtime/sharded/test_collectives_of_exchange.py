@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import scope_name
-from lingvo_gshard.hlo import reader as hlo_operations
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
@@ -52,16 +51,15 @@ def moved(*arguments, **options) -> collections.Counter:
     """How many all-to-alls there are of each (axis, dtype, bytes, phase); no other moves rows."""
     executable = compiled(*arguments, **options)
     scopes = frozenset({scope_name("moe"), "moe/router", "moe/experts"})
-    found = hlo_operations.operations_of_text(executable.hlo(), executable.program.mesh, scopes)
-    calls = [(o.collective, o) for o in found.operations if o.collective]
-    others = [call for call, _ in calls if call.kind != "all-to-all"]
+    calls = executable.collectives(scopes)
+    others = [call for call in calls if call.kind != "all-to-all"]
     # The gradient of the router.
     assert [(call.kind, call.bytes) for call in others] == [("all-reduce", 4 * M * E)]
-    assert executable.rematerializations() == []
-    assert {o.layer for call, o in calls if call.kind == "all-to-all"} == {"moe"}
+    assert executable.full_replications() == []
+    assert {call.layer for call in calls if call.kind == "all-to-all"} == {"moe"}
     return collections.Counter(
-        (",".join(call.axes), call.dtype, call.bytes, o.phase)
-        for call, o in calls
+        (",".join(call.axes), call.dtype, call.bytes, call.phase)
+        for call in calls
         if call.kind == "all-to-all"
     )
 

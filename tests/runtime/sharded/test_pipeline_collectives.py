@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core import context
-from lingvo_gshard.hlo import summary
-from lingvo_gshard.hlo.reader import operations_of_text
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
@@ -18,7 +17,6 @@ from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
-from lingvo_gshard.sharding.mesh import Mesh
 from tests.tolerances import assert_close
 
 # What its tests share is compiled once, in one process.
@@ -34,7 +32,7 @@ class Ran:
 
     layer: TransformerStack
     results: list[np.ndarray]
-    collectives: list[summary.Collective]
+    collectives: list[hlo.CollectiveCall]
     flops: dict[str, int]
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -76,7 +74,7 @@ def ran(mesh: str, strategy: str, stack: tuple, stages: tuple) -> Ran:
     function = partition(run, mesh, strategy)
     executable = function.compile(theta, x, d)
     flops = collections.Counter()
-    for operation in operations_of_text(executable.hlo(), Mesh.parse(mesh)).operations:
+    for operation in executable.operations().operations:
         flops[operation.phase] += operation.times * operation.matmul_flops
     results = [np.asarray(y) for y in tf.nest.flatten(function(theta, x, d))]
     return Ran(layer, results, executable.collectives(), flops)
@@ -115,8 +113,8 @@ def test_stages_are_the_layers_and_cost_what_the_bubbles_do():
 def test_what_travels():
     """A permute each way; rows are put together for the stages, and handed out after them."""
     found = pipelined().collectives
-    inside = [c for c in found if "while/" in c.operation]
-    assert summary.count_by_kind(inside) == {"collective-permute": 2, "all-reduce": 1}
+    inside = [c for c in found if "while/" in c.op_name]
+    assert hlo.count_by_kind(inside) == {"collective-permute": 2, "all-reduce": 1}
     permuted = [c.bytes for c in inside if c.kind == "collective-permute"]
     assert permuted == [B // 8 // 2 * L * M * 4] * 2
     outside = [c for c in found if c not in inside]
@@ -130,8 +128,8 @@ def test_circulations_have_smaller_bubbles():
     expected = unpipelined(num_layers=8)
     assert_same(found, expected)
     assert_no_more_than_bubbles(found, expected, useful=16, ticks=19)
-    inside = [c for c in found.collectives if "while/" in c.operation]
-    assert "all-gather" not in summary.count_by_kind(inside)
+    inside = [c for c in found.collectives if "while/" in c.op_name]
+    assert "all-gather" not in hlo.count_by_kind(inside)
 
 
 @pytest.mark.slow
@@ -140,5 +138,5 @@ def test_experts_and_tensors_within_stages():
     one = ran("data=1", "replicated", options, ())
     found = ran("stage=2,data=2,model=2", "expert_pipeline_tensor", options, stages)
     assert_same(found, one)
-    experts = [c for c in found.collectives if c.kind == "all-to-all" and "while/" in c.operation]
-    assert len([c for c in experts if "gradient_tape" not in c.operation]) == 2
+    experts = [c for c in found.collectives if c.kind == "all-to-all" and "while/" in c.op_name]
+    assert len([c for c in experts if "gradient_tape" not in c.op_name]) == 2

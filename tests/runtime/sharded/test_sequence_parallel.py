@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import summary
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -104,10 +104,10 @@ class Ran:
         for (path, one), other in zip(self.found.flatten_items(), expected.flatten(), strict=True):
             assert_close(one, other, "float32" if path == "y" else "order")
 
-    def collectives(self, least_bytes: int = 0) -> list[summary.Collective]:
+    def collectives(self, least_bytes: int = 0) -> list[hlo.CollectiveCall]:
         """Those of a result of so many bytes or more, and no tensor was made whole to move it."""
         executable = self._compiled.compile(*self._arguments)
-        assert executable.rematerializations() == []
+        assert executable.full_replications() == []
         return [c for c in executable.collectives() if c.bytes >= least_bytes]
 
 
@@ -123,7 +123,7 @@ def test_a_ring_is_the_attention_of_whole_rows():
 def test_a_ring_hands_on_what_it_reads_and_gathers_nothing():
     """Forward keys, values and segments; backward these and gradients, which then come home."""
     found = ring().collectives()
-    assert summary.count_by_kind(found) == {"collective-permute": 10, "all-reduce": 2}
+    assert hlo.count_by_kind(found) == {"collective-permute": 10, "all-reduce": 2}
     of_segments, of_keys = 4 * (B // 2) * (L // 4), 4 * (B // 2) * 4 * (L // 4) * 4
     sizes = [c.bytes for c in found if c.kind == "collective-permute"]
     assert sorted(sizes) == [of_segments] * 2 + [of_keys] * 8
@@ -137,7 +137,7 @@ def test_a_ring_with_all_that_it_can_do_and_its_heads_split():
     ran = Ran(attention(**EVERYTHING, **ring_of_blocks(3)), "context=4,model=2", "context_tensor")
     ran.check(attention(**EVERYTHING))
     found = ran.collectives(least_bytes=4 * B * L + 1)
-    kinds = summary.count_by_kind(found)
+    kinds = hlo.count_by_kind(found)
     assert kinds["collective-permute"] == 8 and kinds.keys() == {"collective-permute", "all-reduce"}
     # One of two heads of keys, 4 positions that blocks of 3 make 6.
     sizes = {c.bytes for c in found if c.kind == "collective-permute"}
@@ -206,7 +206,7 @@ def test_sequence_parallelism_gathers_and_sums_where_tensor_parallelism_sums():
     gathered = [c for c in found if c.kind == "all-gather"]
     assert [c.bytes for c in gathered] == [activations] * 4
     summed = [c for c in found if c.kind == "all-reduce"]
-    products = re.findall(r"einsum_\d/Einsum", " ".join(c.operation for c in summed))
+    products = re.findall(r"einsum_\d/Einsum", " ".join(c.op_name for c in summed))
     assert len(products) == 4 and len(gathered) + len(summed) == len(found)
 
 
@@ -217,8 +217,8 @@ def test_groups_stay_where_their_tokens_are():
     """
     ran = Ran(layer_params(4), "data=2,context=4", "expert_context")
     ran.check(layer_params(4))
-    of_experts = [c for c in ran.collectives() if "feed_forward/" in c.operation]
-    found = summary.count_by_kind([c for c in of_experts if c.kind != "all-reduce"])
+    of_experts = [c for c in ran.collectives() if "feed_forward/" in c.op_name]
+    found = hlo.count_by_kind([c for c in of_experts if c.kind != "all-reduce"])
     assert found == {"all-to-all": 4}
 
 
@@ -233,4 +233,4 @@ def test_groups_that_cross_devices(group_size, mesh):
 def test_experts_under_sequence_parallelism():
     ran = Ran(layer_params(4), "data=2,model=4", "expert_sequence_tensor")
     ran.check(layer_params(4))
-    assert summary.count_by_kind(ran.collectives())["all-to-all"] == 4
+    assert hlo.count_by_kind(ran.collectives())["all-to-all"] == 4

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.hlo import summary
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
@@ -87,7 +87,7 @@ def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
             np.testing.assert_allclose(
                 found[name], value, rtol=tolerance, atol=1e-6, err_msg=f"step {index}: {name}"
             )
-    assert runtime.executable().rematerializations() == []
+    assert runtime.executable().full_replications() == []
 
 
 @functools.cache
@@ -156,5 +156,5 @@ def test_sequence_parallelism_needs_less_memory_than_tensor_parallelism():
 
 
 def test_what_is_exchanged_does_not_depend_on_the_number_of_devices():
-    kinds = [summary.count_by_kind(compiled(n, kernel=RingKernel).collectives()) for n in (4, 8)]
+    kinds = [hlo.count_by_kind(compiled(n, kernel=RingKernel).collectives()) for n in (4, 8)]
     assert kinds[0] == kinds[1] == {"collective-permute": 10, "all-reduce": 1}

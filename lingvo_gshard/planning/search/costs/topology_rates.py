@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from lingvo_gshard.hlo.operation import CollectiveCall, Operation
+from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning import roofline
 from lingvo_gshard.planning.machines import efficiencies
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -25,7 +25,7 @@ def rates_of(topology: Topology) -> Rates:
     @functools.cache
     def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
         size = math.prod(mesh.axis_size(axis) for axis in axes)
-        call = CollectiveCall(kind, axes, size, "float32", bytes)
+        call = Collective(kind, axes, size, "float32", bytes)
         operation = Operation("searched", kind, "", "other", collective=call)
         (timed,) = roofline.time_operations([operation], topology, mesh)
         return timed.seconds

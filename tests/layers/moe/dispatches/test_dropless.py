@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import summary
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import blocks
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
@@ -284,12 +284,10 @@ def test_devices_exchange_rows_twice_each_way():
         tf.TensorSpec((8, TOKENS, M)),
     )
     forward = on_devices(layer, "data=8", "expert", with_gradient=False).compile(*shapes)
-    kinds = summary.count_by_kind(forward.collectives())
+    kinds = hlo.count_by_kind(forward.collectives())
     assert kinds["all-to-all"] == 3
     assert set(kinds) <= {"all-to-all", "all-reduce"}
-    kinds = summary.count_by_kind(
-        on_devices(layer, "data=8", "expert").compile(*shapes).collectives()
-    )
+    kinds = hlo.count_by_kind(on_devices(layer, "data=8", "expert").compile(*shapes).collectives())
     assert kinds["all-to-all"] == 5
     assert set(kinds) <= {"all-to-all", "all-reduce"}
 

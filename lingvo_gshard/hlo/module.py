@@ -1,0 +1,196 @@
+"""Compiled programs as data: a module's computations and their instructions, read from protos.
+
+The proto is XLA's, https://github.com/openxla/xla/blob/main/xla/service/hlo.proto, which all of its
+compilers (CPU, GPU and TPU) return. TensorFlow ships the Python classes that parse it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+from tensorflow.compiler.xla.service import hlo_pb2
+
+from lingvo_gshard.hlo.shapes import Shape, shape_from_proto
+
+
+def read_module(compiled: jax.stages.Compiled) -> Module:
+    """Returns the program that one device executes."""
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return Module.from_bytes(module.as_serialized_hlo_module_proto())
+
+
+class Module:
+    """An HLO module.
+
+    Attributes:
+        computations: All computations, each after those that it calls.
+        entry: The computation that runs when the program starts.
+    """
+
+    def __init__(self, proto: hlo_pb2.HloModuleProto):
+        sequences = proto.schedule.sequences
+        self.is_scheduled = bool(sequences)
+        self.computations = [
+            Computation(computation, self, sequences[computation.id].instruction_ids)
+            if computation.id in sequences
+            else Computation(computation, self)
+            for computation in proto.computations
+        ]
+        self._by_id = {computation.id: computation for computation in self.computations}
+        self.entry = self._by_id[proto.entry_computation_id]
+
+    @classmethod
+    def from_bytes(cls, serialized: bytes) -> Module:
+        """Returns the module of a serialized HloModuleProto."""
+        return cls(hlo_pb2.HloModuleProto.FromString(serialized))
+
+    def computation(self, identifier: int) -> Computation:
+        """Returns the computation with this id."""
+        return self._by_id[identifier]
+
+    @functools.cached_property
+    def embedded(self) -> frozenset[Computation]:
+        """The computations of fusions and asynchronous operations; see Computation.is_embedded."""
+        return frozenset(
+            called
+            for computation in self.computations
+            for instruction in computation.instructions
+            if instruction.opcode in ("fusion", "async-start")
+            for called in instruction.called
+        )
+
+
+class Computation:
+    """A list of instructions, each after its operands.
+
+    Attributes:
+        name: Unique within the module.
+        id: Unique within the module.
+        module: The module that the computation belongs to.
+        instructions: In the order in which the device executes them, if the module is scheduled.
+    """
+
+    def __init__(
+        self,
+        proto: hlo_pb2.HloComputationProto,
+        module: Module,
+        schedule: Sequence[int] = (),
+    ):
+        self.name = proto.name
+        self.id = proto.id
+        self.module = module
+        self._by_id = {each.id: Instruction(each, self) for each in proto.instructions}
+        order = schedule or self._by_id
+        self.instructions = [self._by_id[identifier] for identifier in order]
+        self.root = self._by_id[proto.root_id]
+
+    def instruction(self, identifier: int) -> Instruction:
+        """Returns the instruction with this id."""
+        return self._by_id[identifier]
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """The instructions by name."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @functools.cached_property
+    def users(self) -> dict[Instruction, list[Instruction]]:
+        """For each instruction, the instructions that take its result, in order."""
+        users: dict[Instruction, list[Instruction]] = {each: [] for each in self.instructions}
+        for instruction in self.instructions:
+            for operand in dict.fromkeys(instruction.operands):
+                users[operand].append(instruction)
+        return users
+
+    @functools.cached_property
+    def parameters(self) -> list[Instruction]:
+        """The parameters, ordered by their numbers."""
+        parameters = [each for each in self.instructions if each.opcode == "parameter"]
+        return sorted(parameters, key=lambda parameter: parameter.proto.parameter_number)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether a fusion or an asynchronous operation executes it as a single instruction.
+
+        The values within an embedded computation take up no memory of their own.
+        """
+        return self in self.module.embedded
+
+
+class Instruction:
+    """One instruction of a computation.
+
+    Attributes:
+        proto: The HloInstructionProto, which holds the attributes of every opcode.
+        computation: The computation that the instruction belongs to.
+        name: Unique within the module.
+        opcode: HLO's name of the operation, such as "fusion" or "all-reduce-start".
+    """
+
+    def __init__(self, proto: hlo_pb2.HloInstructionProto, computation: Computation):
+        self.proto = proto
+        self.computation = computation
+        self.name = proto.name
+        self.opcode = proto.opcode
+
+    def __repr__(self) -> str:
+        return f"Instruction({self.name}: {self.opcode})"
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        """The shape of the result."""
+        return shape_from_proto(self.proto.shape)
+
+    @functools.cached_property
+    def operands(self) -> list[Instruction]:
+        """The instructions whose results it takes, in order."""
+        return [self.computation.instruction(each) for each in self.proto.operand_ids]
+
+    @functools.cached_property
+    def called(self) -> list[Computation]:
+        """The computations that it calls; of a loop the body, then the condition."""
+        return [self.computation.module.computation(i) for i in self.proto.called_computation_ids]
+
+    @functools.cached_property
+    def op_name(self) -> str:
+        """The name that the frontend gave the operation; empty if the compiler added it."""
+        return self.proto.metadata.op_name
+
+    @functools.cached_property
+    def backend_config(self) -> str:
+        """The compiler's JSON options for this instruction; may be empty."""
+        return self.proto.backend_config.decode(errors="replace")
+
+    @functools.cached_property
+    def executed(self) -> Instruction:
+        """The instruction that runs: of an async-start, the one that it wraps, if it is only one.
+
+        Its attributes, such as replica groups, are on the wrapped instruction.
+        """
+        if self.opcode != "async-start":
+            return self
+        (wrapped,) = self.called
+        is_single = all(
+            each.opcode == "parameter" for each in wrapped.instructions if each is not wrapped.root
+        )
+        return wrapped.root if is_single else self
+
+    @property
+    def base_opcode(self) -> str:
+        """The opcode of the operation itself: "all-gather" for "all-gather-start"."""
+        return self.executed.opcode.removesuffix("-start")
+
+    @property
+    def result(self) -> Shape:
+        """The shape of what the operation computes.
+
+        The start of an asynchronous operation returns a tuple that also holds the operands and
+        internal state. They are left out.
+        """
+        if not self.opcode.endswith("-start") or self.shape.elements is None:
+            return self.shape
+        if self.opcode == "all-reduce-start":
+            return self.shape
+        return self.shape.elements[0 if self.opcode == "copy-start" else 1]

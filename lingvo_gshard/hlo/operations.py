@@ -1,0 +1,110 @@
+"""The operations that one device executes in one step, and the collectives among them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+PHASES = ("forward", "rematerialized", "backward", "optimizer", "other")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """The data that a collective moves.
+
+    Attributes:
+        kind: HLO's opcode, such as "all-to-all".
+        axes: Names of the mesh axes along which it communicates, in the mesh's order. Empty if its
+            groups do not follow axes.
+        group_size: Number of devices in one group.
+        dtype: NumPy's name of the type of the largest array.
+        bytes: Size of one device's operands or of its results, whichever is larger.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    dtype: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCall(Collective):
+    """A collective in a program, with its origin.
+
+    Attributes:
+        op_name: TensorFlow's name of the operation that the compiler made it for.
+        layer: Name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
+        phase: One of PHASES.
+        times: Number of executions per step. A collective outside of loops is executed once.
+    """
+
+    op_name: str
+    layer: str
+    phase: str
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An instruction of one device's compiled program. A fusion is one operation.
+
+    Attributes:
+        name: Name of the HLO instruction.
+        opcode: HLO's opcode without "-start", such as "fusion", "convolution", "all-to-all".
+        layer: Name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
+        phase: One of PHASES.
+        times: Number of executions per step: the product of the trip counts of all loops around it.
+        matmul_flops: FLOPs of one execution's matrix products and convolutions. A multiply-add
+            counts as two.
+        other_flops: Elements that one execution's elementwise operations and reductions process.
+        dtype: NumPy's name of the type of the matrix product's operands; "" without a product.
+        passes: Passes of a TPU's matrix unit for each product, by its precision: 1, 3 or 6.
+        bytes: Bytes that one execution reads from and writes to the device's main memory.
+        collective: The data that it moves between devices, if any.
+        dispatch: Whether its matrix product only moves tokens to experts or back.
+        op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
+    """
+
+    name: str
+    opcode: str
+    layer: str
+    phase: str
+    times: int = 1
+    matmul_flops: int = 0
+    other_flops: int = 0
+    dtype: str = ""
+    passes: int = 1
+    bytes: int = 0
+    collective: Collective | None = None
+    dispatch: bool = False
+    op_name: str = ""
+
+
+def collective_calls(operations: Iterable[Operation]) -> list[CollectiveCall]:
+    """Returns the collectives among operations, in the same order."""
+    return [
+        CollectiveCall(
+            **vars(operation.collective),
+            op_name=operation.op_name,
+            layer=operation.layer,
+            phase=operation.phase,
+            times=operation.times,
+        )
+        for operation in operations
+        if operation.collective
+    ]
+
+
+def count_by_kind(calls: Iterable[CollectiveCall]) -> dict[str, int]:
+    """Returns the number of collectives of each kind in the program. One in a loop counts once."""
+    return dict(collections.Counter(call.kind for call in calls))
+
+
+def count_per_step(calls: Iterable[CollectiveCall]) -> dict[str, int]:
+    """Returns the number of executed collectives of each kind per step, all iterations included."""
+    counts: collections.Counter[str] = collections.Counter()
+    for call in calls:
+        counts[call.kind] += call.times
+    return dict(counts)
