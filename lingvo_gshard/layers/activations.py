@@ -1,4 +1,4 @@
-"""Activations by name."""
+"""Activation functions by name, plain and gated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "linear": tf.identity,
 }
 
-# By the function of the gate: Shazeer 2020, "GLU variants improve Transformer", arXiv 2002.05202.
+# Gated activations and the functions of their gates. Shazeer 2020, arXiv 2002.05202.
 _GATED = {
     "swiglu": "silu",
     "geglu": "gelu",
@@ -30,18 +30,31 @@ _GATED = {
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """A function of one hidden tensor; where it is gated, multiplied by another one."""
+    """A function of a hidden tensor. If it is gated, its result is multiplied by a second tensor.
+
+    Attributes:
+      function: elementwise function.
+      is_gated: whether the activation takes a second tensor.
+    """
 
     function: Callable[[tf.Tensor], tf.Tensor]
     is_gated: bool
 
     def __call__(self, h: tf.Tensor, factor: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns function(h), times the factor of a gated one."""
+        """Returns function(h), multiplied by the factor if there is one."""
         return self.function(h) if factor is None else self.function(h) * factor
 
 
 def get(name: str, path: str) -> Activation:
-    """Returns the activation; ValueError naming the layer's path if there is none of that name."""
+    """Returns the activation of a name.
+
+    Args:
+      name: such as "relu" or "swiglu".
+      path: path of the layer, for error messages.
+
+    Raises:
+      ValueError: the name is unknown.
+    """
     if name in _GATED:
         return Activation(_FUNCTIONS[_GATED[name]], True)
     if name in _FUNCTIONS:

@@ -1,11 +1,11 @@
-"""Adding a bias to every row."""
+"""Adding a bias."""
 
 import tensorflow as tf
 
 
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns x + bias in x's type.
+    """Returns x + bias in the type of x.
 
-    It is computed in float32, so that the gradient of the bias, a sum over all rows, is, too.
+    The sum is computed in float32. So is the gradient of the bias, which sums over all rows.
     """
     return tf.cast(tf.cast(x, tf.float32) + tf.cast(bias, tf.float32), x.dtype)

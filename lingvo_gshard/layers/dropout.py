@@ -1,4 +1,4 @@
-"""Dropout whose mask is a hash of each element's place."""
+"""Dropout with a mask that is a hash of each element's index."""
 
 import tensorflow as tf
 
@@ -9,15 +9,15 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class Dropout(Layer):
-    """Zeroes elements at random in training and scales the rest; the identity in evaluation.
+    """Zeroes random elements in training and scales the others by 1 / (1 - rate).
 
-    Srivastava et al. 2014, JMLR 15.
+    In evaluation it is the identity. Srivastava et al. 2014, JMLR 15.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("rate", 0.0, "Share of elements that are zeroed.")
+        p.define("rate", 0.0, "Fraction of the elements that are zeroed.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -27,7 +27,7 @@ class Dropout(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """Returns x with elements dropped; any shape, its static shape must be known."""
+        """Returns x with elements dropped. The shape of x must be static."""
         if not context.current().training or self.p.rate == 0:
             return x
         words = random_numbers.hashed_words(x.shape.as_list(), self.random_seed("mask"))

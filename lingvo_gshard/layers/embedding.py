@@ -1,4 +1,4 @@
-"""Token embeddings, positions, and the softmax that may share the embedding's table."""
+"""Token embeddings, positional embeddings, and the softmax over the vocabulary."""
 
 import math
 
@@ -15,7 +15,7 @@ from lingvo_gshard.sharding import annotate, einsum
 
 
 class TokenEmbedding(Layer):
-    """A table of vectors by token id, scaled by sqrt(M); tied, it is the softmax's weight too.
+    """Embeds token ids, scaled by sqrt(M). Its table can also be the weight of the softmax.
 
     Vaswani et al. 2017, arXiv 1706.03762, section 3.4.
     """
@@ -35,23 +35,24 @@ class TokenEmbedding(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [B,L,M] for ids in [0, V)."""
+        """Returns the float32 embeddings [B,L,M] of integer ids in [0, V)."""
         scale = math.sqrt(self.p.model_dim)
-        # Gathered where weights are split by M: XLA would look up parts of rows, then reshard them.
+        # If weights are split by M, this gathers the table first. XLA would look up parts of rows
+        # and then reshard them.
         table_VM = annotate(theta.table, "VM")
-        # Looked up where they lie, and only then split by what V leaves to L.
+        # The lookup runs where the shards of V are. Only its result is split by L.
         ids_BL = annotate(ids_BL, "BL", reserved="V")
         rows_BLM = annotate(lookup(table_VM, ids_BL), "BLM", reserved="V")
         return annotate(rows_BLM, "BLM") * scale
 
     @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,V]: the softmax tied to this table."""
+        """Returns the logits [B,L,V] of a softmax whose weight is this table."""
         return einsum("BLM,VM->BLV", x_BLM, tf.cast(theta.table, x_BLM.dtype))
 
 
 class Softmax(Layer):
-    """Logits over the vocabulary from a weight of its own."""
+    """Computes logits over the vocabulary with a weight of its own."""
 
     @classmethod
     def params(cls) -> Params:
@@ -83,7 +84,7 @@ class SinusoidalPositions(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define("model_dim", 0, "Size of M; even.")
-        p.define("max_length", 1024, "Positions are in [0, max_length).")
+        p.define("max_length", 1024, "Number of positions.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -93,20 +94,24 @@ class SinusoidalPositions(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
+        """Returns [B,L,M] for integer positions in [0, max_length).
+
+        Raises:
+          ValueError: L exceeds max_length.
+        """
         _check_length(self, positions_BL)
         table = sinusoids(self.p.max_length, self.p.model_dim)
         return annotate(tf.gather(tf.constant(table), positions_BL), "BLM")
 
 
 class LearnedPositions(Layer):
-    """A table of vectors by position."""
+    """Learned embeddings of positions."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         p.define("model_dim", 0, "Size of M.")
-        p.define("max_length", 1024, "Positions are in [0, max_length).")
+        p.define("max_length", 1024, "Number of positions.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -116,22 +121,26 @@ class LearnedPositions(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] for integer positions; ValueError if L is more than max_length."""
+        """Returns [B,L,M] for integer positions in [0, max_length).
+
+        Raises:
+          ValueError: L exceeds max_length.
+        """
         _check_length(self, positions_BL)
         return annotate(lookup(annotate(theta.table, "LM"), positions_BL), "BLM")
 
 
 def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:
-    """XLA would take the last position in place of any that the table lacks."""
+    """Raises ValueError if rows are too long. XLA would clip their positions silently."""
     length = positions_BL.shape[1]
     if length > layer.p.max_length:
         raise ValueError(
-            f"{layer.path}.max_length: {layer.p.max_length} is too few for rows of {length}"
+            f"{layer.path}.max_length: {layer.p.max_length} is less than the row length, {length}"
         )
 
 
 def sinusoids(length: int, model_dim: int) -> np.ndarray:
-    """Returns float32 [length, M]: sines in the first half of M, cosines in the second."""
+    """Returns float32 [length, model_dim]: sines in the first half, cosines in the second."""
     timescales = 10000.0 ** (np.arange(model_dim // 2) / (model_dim // 2))
     angles = np.arange(length)[:, None] / timescales[None, :]
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

@@ -15,7 +15,7 @@ from lingvo_gshard.sharding import einsum
 class FeedForward(Layer):
     """activation(x w_in + b_in) w_out + b_out. Vaswani et al. 2017, arXiv 1706.03762, 3.3.
 
-    With a gated activation, as swiglu, its result is multiplied by x w_factor + b_factor.
+    The result of a gated activation, such as swiglu, is multiplied by x w_factor + b_factor.
     """
 
     @classmethod
@@ -23,13 +23,13 @@ class FeedForward(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.")
         p.define("hidden_dim", 0, "Size of H.")
-        p.define("activation", "relu", "Name of the activation, see layers/activations.py.")
+        p.define("activation", "relu", "Name of an activation of layers/activations.py.")
         p.define("use_bias", True, "Whether the products add a bias.")
         return p
 
     @classmethod
     def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
-        """Returns the Params of this layer in a stack; a layer that uses them sets the options.
+        """Returns the Params with what a layer must know of its stack. The default changes nothing.
 
         Args:
           params: Params of this class.
@@ -41,9 +41,9 @@ class FeedForward(Layer):
 
     @classmethod
     def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that keeps layers from being computed as one operation, or ''.
+        """Returns the option that prevents computing several stages as one operation, or ''.
 
-        The stages of a pipeline are computed as one operation, by `sharding.vectorize`.
+        `Pipeline` computes all of its stages as one operation (`sharding.vectorize`).
         """
         del params
         return ""
@@ -53,22 +53,28 @@ class FeedForward(Layer):
         p = self.p
         sizes = {"M": p.model_dim, "H": p.hidden_dim}
         self.activation = activations.get(p.activation, path)
-        inwards = ("in", "factor") if self.activation.is_gated else ("in",)
-        for name in inwards:
+        inputs = ("in", "factor") if self.activation.is_gated else ("in",)
+        for name in inputs:
             self.create_variable(f"w_{name}", "MH", sizes, initializers.fan_in(p.model_dim))
         self.create_variable("w_out", "HM", sizes, initializers.fan_in(p.hidden_dim))
         if p.use_bias:
-            for name in inwards:
+            for name in inputs:
                 self.create_variable(f"b_{name}", "H", sizes, initializers.constant(0.0))
             self.create_variable("b_out", "M", sizes, initializers.constant(0.0))
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] in x's type; padding is computed like the rest, the mask not read."""
+        """Returns [B,L,M] in the type of x.
+
+        Args:
+          theta: weights of this layer.
+          x_BLM: input.
+          mask_BL: 0 in padding. Not read: padding is computed like any token.
+        """
         del mask_BL
         cast = theta.transform(lambda w: tf.cast(w, x_BLM.dtype))
-        h_BLH = self._inwards(cast, "in", x_BLM)
-        factor_BLH = self._inwards(cast, "factor", x_BLM) if self.activation.is_gated else None
+        h_BLH = self._project_in(cast, "in", x_BLM)
+        factor_BLH = self._project_in(cast, "factor", x_BLM) if self.activation.is_gated else None
         y_BLM = einsum("BLH,HM->BLM", self.activation(h_BLH, factor_BLH), cast.w_out)
         if self.p.use_bias:
             y_BLM = add_bias(y_BLM, cast.b_out)
@@ -80,6 +86,6 @@ class FeedForward(Layer):
         return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
     @layer_method
-    def _inwards(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
+    def _project_in(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
         h_BLH = einsum("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
         return add_bias(h_BLH, theta[f"b_{name}"]) if self.p.use_bias else h_BLH

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy over packed rows, in float32."""
+"""Label-smoothed cross-entropy over packed rows, computed in float32."""
 
 import dataclasses
 
@@ -9,10 +9,13 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Sums over the real tokens of a batch, each a float32 scalar.
+    """Float32 sums over the tokens of a batch, without padding. Only `smoothed` has a gradient.
 
-    smoothed: the loss to train on; exact: the negative log likelihood in nats; correct: tokens
-    whose label has the largest logit; tokens: how many. Only `smoothed` has a gradient.
+    Attributes:
+      smoothed: training loss, with label smoothing and z-loss.
+      exact: negative log likelihood, in nats.
+      correct: number of tokens whose label has the largest logit.
+      tokens: number of tokens.
     """
 
     smoothed: tf.Tensor
@@ -28,13 +31,19 @@ def cross_entropy(
     label_smoothing: float,
     z_loss_weight: float = 0.0,
 ) -> CrossEntropy:
-    """Returns sums over the positions where mask is not 0; padding counts nowhere.
+    """Returns sums of losses over the positions whose mask is not 0.
 
-    The target distribution is (1 - label_smoothing) on the label plus label_smoothing spread over
-    the whole vocabulary. Szegedy et al. 2015, arXiv 1512.00567, section 7.
+    The target distribution has a probability of 1 - label_smoothing on the label, plus
+    label_smoothing spread evenly over the vocabulary (Szegedy et al. 2015, arXiv 1512.00567,
+    section 7).
 
-    z_loss_weight: `smoothed` has so many times log^2 Z more, where Z is the sum of the exponentials
-    of a position's logits: it keeps them from drifting. arXiv 2204.02311, section 5.
+    Args:
+      logits_BLV: logits.
+      labels_BL: integer labels in [0, V).
+      mask_BL: 0 in padding.
+      label_smoothing: probability that is spread over the vocabulary.
+      z_loss_weight: weight of log^2 Z, added to `smoothed`, where Z is the sum of the exponentials
+        of a position's logits. It keeps logits from drifting (arXiv 2204.02311, section 5).
     """
     mask_BL = tf.cast(tf.not_equal(mask_BL, 0), tf.float32)
     smoothed_BL, exact_BL, correct_BL = _per_token(
@@ -51,9 +60,9 @@ def cross_entropy(
 def _per_token(
     logits_BLV: tf.Tensor, labels_BL: tf.Tensor, label_smoothing: float, z_loss_weight: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Smoothed and exact loss, and whether the label's logit is the largest, by position.
+    """Returns the smoothed loss, the exact loss and the correctness [B,L] of each position.
 
-    The gradient is written out so that it is one pass over [B,L,V] and needs no scatter.
+    The gradient is written by hand: it is one pass over [B,L,V] and needs no scatter.
     """
 
     @custom_gradient

@@ -33,37 +33,42 @@ class LayerNorm(Layer):
 
 
 def _layer_norm(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """The norm with its gradient written out in products and few passes over x."""
+    """Returns the norm. Its gradient is written by hand, with few passes over x."""
     model_dim = x.shape[-1]
 
     @custom_gradient
     def compute(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor):
-        centred = x - tf.reduce_mean(x, -1, keepdims=True)
-        # With epsilon inside the mean XLA sums by its vectorized library: it leaves products out.
-        inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(centred) + epsilon, -1, keepdims=True))
+        centered = x - tf.reduce_mean(x, -1, keepdims=True)
+        # With epsilon inside the mean, XLA for CPU sums with its vectorized library, which it does
+        # not use for a mean of products.
+        inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(centered) + epsilon, -1, keepdims=True))
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            normalized = centred * inverse
+            normalized = centered * inverse
             product = dy * normalized
             mean = _times(dy, scale)[..., None] / model_dim
             slope = _times(product, scale)[..., None] / model_dim
             dx = inverse * (dy * scale - mean - normalized * slope)
             return dx, _sum_to_last(product), _sum_to_last(dy)
 
-        return centred * inverse * scale + bias, gradient
+        return centered * inverse * scale + bias, gradient
 
     return compute(x, scale, bias)
 
 
 def _times(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """x scale [...], as one product: tf.tensordot would merge dimensions of which one is split."""
+    """Returns the product of x [..., M] and scale [M].
+
+    tf.tensordot would merge the leading dimensions, of which one may be split.
+    """
     return tf.einsum("...m,m->...", x, scale)
 
 
 def _sum_to_last(x: tf.Tensor) -> tf.Tensor:
-    """The sum over all dimensions but the last.
+    """Returns the sum over all dimensions but the last.
 
-    Row by row first, and that as a mean: XLA makes one sum of two, by a slower way on a CPU.
+    It sums within each row first, as a mean. Of two plain sums XLA makes one, which is slower on a
+    CPU.
     """
     if x.shape.rank < 3:
         return tf.reduce_sum(x, range(x.shape.rank - 1))

@@ -10,6 +10,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.decoding import Sampling
 from lingvo_gshard.decoding.sampling import write_on
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from tests.layers.stacks.executions import loop
 
 BOS, EOS, V, LENGTH = 1, 2, 13, 9
 GREEDY = Sampling(temperature=0)
@@ -70,7 +71,7 @@ def greedily_without_caches(task, given, before):
     "values",
     [
         {},
-        {"decoder__repeat": True, "decoder__num_layers": 4, "tie_softmax": False},
+        {"decoder__execution": loop(), "decoder__num_layers": 4, "tie_softmax": False},
         {
             "add_positions": False,
             "decoder__dense_first": 1,

@@ -1,8 +1,8 @@
-"""The conformance registry: each layer once, with tiny Params and how to call it.
+"""The conformance registry: every layer with tiny Params and a way to call it.
 
-A new layer adds one line to CASES, and test_conformance.py then holds it to everything that is
-asked of every layer, and test_conformance_partitioned.py to the same on eight devices. A new way to
-run layers on one device adds one entry to RUNNERS, a new way to split them one to STRATEGIES.
+A new layer adds one line to CASES. test_conformance.py then tests it on one device, and
+test_conformance_partitioned.py on eight. A new mode of execution adds one entry to RUNNERS, a new
+strategy one to STRATEGIES.
 """
 
 from __future__ import annotations
@@ -60,10 +60,13 @@ Call = Callable[[Layer, NestedMap, NestedMap], tf.Tensor]
 class Case:
     """A layer under test.
 
-    call: (layer, theta, inputs) -> output, where inputs are those of `make_inputs`.
-    draws: whether it draws random numbers in training.
-    packs: whether a sentence's output is the same alone as packed with others; not so where experts
-    overflow or the output is a mean over the batch.
+    Attributes:
+      name: name of the case.
+      params: Params of the layer.
+      call: (layer, theta, inputs) -> output, with the inputs of `make_inputs`.
+      draws: whether it draws random numbers in training.
+      packs: whether the output of a sentence does not depend on the sentences packed with it. False
+        if experts overflow, or if the output is a mean over the batch.
     """
 
     name: str
@@ -73,14 +76,14 @@ class Case:
     packs: bool = True
 
     def build(self) -> Layer:
-        """Returns the layer, at a path of its own."""
+        """Returns the layer, at the path `layer`."""
         return self.params.instantiate(path="layer")
 
 
 def make_inputs() -> NestedMap:
-    """Returns two packed rows with padding: activations, memory, and a batch of token ids.
+    """Returns activations, a memory and token ids of two packed rows.
 
-    Queries and targets have length L, memory and sources K. Padding holds random values.
+    Queries and targets have length L, the memory and sources length K. Padding has random values.
     """
     rng = np.random.default_rng(1)
     inputs = NestedMap(
@@ -97,13 +100,13 @@ def make_inputs() -> NestedMap:
 
 
 def _positions_of(segments: np.ndarray) -> np.ndarray:
-    """Positions that restart at 0 in every segment; 0 in padding."""
+    """Returns positions that restart at 0 in every segment and are 0 in padding."""
     before = [[(row[:i] == s).sum() if s else 0 for i, s in enumerate(row)] for row in segments]
     return np.array(before, np.int32)
 
 
 def make_theta(layer: Layer, seed: int = 3) -> NestedMap:
-    """Returns weights away from their initial zeros and ones."""
+    """Returns random weights, without the zeros and ones of their initial values."""
     rng = np.random.default_rng(seed)
     return layer.init(seed).transform(
         lambda w: w + (0.2 * rng.normal(size=w.shape)).astype(np.float32)
@@ -168,7 +171,7 @@ def _task_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
 
 
 def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> Params:
-    """roomy: whether experts have room for all tokens in evaluation."""
+    """Returns Params of a mixture; roomy: experts have capacity for all tokens in evaluation."""
     p = MixtureOfExperts.params()
     p.set(model_dim=M, hidden_dim=H, num_experts=E, group_size=5, dispatch=dispatch)
     p.router.set(mode=mode, evaluation_capacity_factor=float(E if roomy else 0))
@@ -176,13 +179,13 @@ def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> P
 
 
 def _in_chunks(p: Params) -> Params:
-    """A precision is not here: a last bit may decide which of two steps a number is rounded to."""
+    """Sets an exchange in chunks. Not in low precision, where one bit changes the rounding."""
     p.exchange.chunks = 2
     return p
 
 
 def _routed_by(router: Params, roomy: bool = True, **values: object) -> Params:
-    """roomy: whether experts have room for all tokens in evaluation."""
+    """Returns Params of a mixture; roomy: experts have capacity for all tokens in evaluation."""
     p = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=5)
     p.router = router.set(evaluation_capacity_factor=float(E if roomy else 0))
     return p.set(**values)
@@ -338,7 +341,7 @@ CASES = (
     Case("LanguageModelTask.loss", _language_model(), _task_loss, draws=True, packs=False),
 )
 
-# Large, and of parts that other cases have.
+# Large cases whose parts are also cases.
 _SLOW = (
     "Attention.ring",
     "TranslationTask.logits",
@@ -356,9 +359,9 @@ _SLOW = (
 
 
 def names(cases: Iterable[str]) -> list:
-    """Returns the names of cases as parameters of a test, the slow ones marked.
+    """Returns the names of cases as parameters of a test, with the slow ones marked.
 
-    One process takes all tests of a case, so that each of its functions is compiled once.
+    One process runs all tests of a case, so that each of its functions is compiled once.
     """
     slow, together = pytest.mark.slow, pytest.mark.xdist_group
     return [
@@ -373,8 +376,8 @@ RUNNERS = {
     "jit": functools.partial(tf.function, autograph=False, jit_compile=True),
 }
 
-# Strategy and mesh. Most dimensions do not divide: parts are padded, and some devices have nothing.
-# zero1 is missing: it splits what an optimizer keeps, and is `data` to a layer.
+# Strategies and meshes. Most dimensions do not divide, so that parts are padded and some are empty.
+# zero1 is missing: it splits optimizer state, and for a layer it equals `data`.
 STRATEGIES = (
     ("data", "data=8"),
     ("expert", "data=8"),
@@ -388,10 +391,10 @@ STRATEGIES = (
 
 
 def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
-    """Returns a function (theta, inputs, seed) -> all that one forward and backward pass gives.
+    """Returns a function (theta, inputs, seed) that runs one forward and backward pass.
 
-    That is NestedMap(output, losses, metrics, gradients), the gradients being of `objective` with
-    respect to the weights and the activations among the inputs.
+    It returns NestedMap(output, losses, metrics, gradients). The gradients are those of `objective`
+    with respect to the weights and the floating-point inputs.
     """
     layer = case.build()
 
@@ -417,7 +420,7 @@ def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
 
 
 def partitioned_pass_of(case: Case, training: bool, mesh: str, strategy: str) -> Partitioned:
-    """Returns `pass_of` on the devices of a mesh, the weights split as the strategy says."""
+    """Returns `pass_of` on the devices of a mesh, with weights split by the strategy."""
     specs, function = case.build().variable_specs(), pass_of(case, training)
 
     def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
@@ -427,7 +430,7 @@ def partitioned_pass_of(case: Case, training: bool, mesh: str, strategy: str) ->
 
 
 def cotangent(shape: tf.TensorShape) -> np.ndarray:
-    """Returns the fixed weights of the outputs in the objective; 0 at padding, as in any loss."""
+    """Returns fixed weights of the outputs in the objective; 0 in padding, as in any loss."""
     weights = np.random.default_rng(7).normal(size=shape.as_list()).astype(np.float32)
     if weights.ndim:
         weights[_TARGET_SEGMENTS == 0] = 0
@@ -435,7 +438,7 @@ def cotangent(shape: tf.TensorShape) -> np.ndarray:
 
 
 def objective(result: NestedMap) -> float:
-    """Returns, in float64, the scalar whose gradients a pass gives."""
+    """Returns the float64 scalar whose gradients a pass computes."""
     output = result.output.numpy().astype(np.float64)
     losses = [float(loss) for loss in result.losses.values()]
     return float((output * cotangent(result.output.shape)).sum()) + sum(losses)

@@ -1,4 +1,4 @@
-"""What is asked of every layer, asked of each one in the conformance registry."""
+"""Tests that every layer of the conformance registry has to pass."""
 
 import functools
 
@@ -16,8 +16,8 @@ from tests.layers import conformance
 from tests.tolerances import TOLERANCES, assert_close
 
 BY_NAME = {case.name: case for case in conformance.CASES}
-# A larger step meets a kink of ReLU or a jump of routing now and then, a smaller one rounding; a
-# wrong gradient is the slope at none.
+# Step sizes of the difference quotients. A large step may cross a kink of ReLU or change the
+# routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
 STEPS = (1e-2, 3e-3, 1e-3)
 
 each_layer = pytest.mark.parametrize("name", conformance.names(BY_NAME))
@@ -29,7 +29,7 @@ each_runner = pytest.mark.parametrize(
 
 @functools.cache
 def subject(name: str) -> tuple[NestedMap, NestedMap]:
-    """The layer's weights and inputs as tensors."""
+    """Returns the weights of the layer and the inputs as tensors."""
     theta = conformance.make_theta(BY_NAME[name].build())
     return theta, conformance.make_inputs().transform(tf.constant)
 
@@ -51,7 +51,7 @@ def same_bits(mine: NestedMap, theirs: NestedMap) -> bool:
 @each_layer
 @each_mode
 @pytest.mark.parametrize("runner", [r for r in conformance.RUNNERS if r != "eager"])
-def test_every_runner_gives_the_same(name, training, runner):
+def test_all_runners_agree(name, training, runner):
     expected = run(name, training, "eager")
     actual = run(name, training, runner)
     tf.nest.assert_same_structure(actual, expected)
@@ -63,7 +63,7 @@ def test_every_runner_gives_the_same(name, training, runner):
 @each_layer
 @each_mode
 @each_runner
-def test_the_seed_decides_what_is_drawn_and_nothing_else(name, training, runner):
+def test_only_random_draws_depend_on_the_seed(name, training, runner):
     result = run(name, training, runner)
     assert same_bits(result, run(name, training, runner))
     draws = training and BY_NAME[name].draws
@@ -87,7 +87,7 @@ def test_evaluation_needs_no_seed(name):
         pytest.param(False, id="evaluation", marks=pytest.mark.slow),
     ],
 )
-def test_gradients_are_the_slopes(name, training):
+def test_gradients_match_difference_quotients(name, training):
     theta, inputs = subject(name)
     function = runnable(name, training, "jit")
     sources = NestedMap(theta=theta, x=inputs.x, memory=inputs.memory)
@@ -105,7 +105,7 @@ def test_gradients_are_the_slopes(name, training):
     by_rules = {path for path, spec in specs.flatten_items() if spec.update_rule}
     for index, (path, _) in enumerate(sources.flatten_items()):
         if path in by_rules:
-            # What comes for a gradient is what its rule is told.
+            # Its gradient carries the value that was reported to its update rule.
             continue
         gradient = gradients[index].numpy().astype(np.float64)
         norm = np.linalg.norm(gradient)
@@ -121,7 +121,7 @@ def test_gradients_are_the_slopes(name, training):
 
 
 @each_layer
-def test_weights_are_as_declared(name):
+def test_weights_match_their_specs(name):
     layer = BY_NAME[name].build()
     specs, theta, again = layer.variable_specs(), layer.init(3), layer.init(3)
     other = layer.init(4)
@@ -138,7 +138,7 @@ def test_weights_are_as_declared(name):
 
 
 @each_layer
-def test_params_survive_their_text(name):
+def test_params_round_trip_through_text(name):
     experiment = Experiment.params().set(name=name, task=BY_NAME[name].params)
     read = experiment_from_text(experiment.to_text())
     assert read.diff(experiment) == []
@@ -146,7 +146,7 @@ def test_params_survive_their_text(name):
 
 
 @each_layer
-def test_padding_changes_nothing(name):
+def test_padding_has_no_effect(name):
     theta, inputs = subject(name)
     function = runnable(name, False, "eager")
     result = run(name, False, "eager")
@@ -161,7 +161,7 @@ def test_padding_changes_nothing(name):
 @pytest.mark.parametrize(
     "name", conformance.names([case.name for case in conformance.CASES if case.packs])
 )
-def test_a_sentence_is_the_same_alone_and_packed(name):
+def test_packing_does_not_change_a_sentence(name):
     case, (theta, inputs) = BY_NAME[name], subject(name)
     output = run(name, False, "eager").output.numpy()
     sentences = _sentences(inputs.target_segments.numpy())
@@ -174,7 +174,7 @@ def test_a_sentence_is_the_same_alone_and_packed(name):
 
 
 @pytest.mark.parametrize("option", ["dtype", "fprop_dtype"])
-def test_a_task_takes_bfloat16(option):
+def test_a_task_runs_in_bfloat16(option):
     case = BY_NAME["TranslationTask.loss"]
     theta, inputs = subject(case.name)
     task = case.params.copy().set(**{option: "bfloat16"}).instantiate(path="layer")
@@ -197,7 +197,7 @@ def _unit(direction: np.ndarray) -> np.ndarray:
 
 
 def _disturb_padding(inputs: NestedMap) -> NestedMap:
-    """Other values wherever there is padding, on both sides."""
+    """Returns the inputs with other values in padding, of rows and of the memory."""
     rng = np.random.default_rng(13)
     for name, value in inputs.items():
         side = "source" if value.shape[1] == conformance.K else "target"
@@ -210,12 +210,12 @@ def _disturb_padding(inputs: NestedMap) -> NestedMap:
 
 
 def _sentences(segments_BL: np.ndarray) -> list[tuple[int, int]]:
-    """(row, segment) of each packed sentence."""
+    """Returns (row, segment) of each packed sentence."""
     return [(row, s) for row, r in enumerate(segments_BL) for s in np.unique(r) if s]
 
 
 def _unpack(inputs: NestedMap, sentences: list[tuple[int, int]]) -> NestedMap:
-    """The same sentences, each at the beginning of a row of its own, padding behind."""
+    """Returns the same sentences, each at the beginning of a row of its own."""
     rng = np.random.default_rng(17)
     alone = NestedMap()
     for name, value in inputs.items():

@@ -1,7 +1,7 @@
-"""Every layer of the conformance registry on eight devices: the same as on one.
+"""Every layer of the conformance registry computes on eight devices what it computes on one.
 
-Where a router chooses, the choice made on one device is kept: a gate's last bit may decide which of
-two like experts a token goes to, and then all that follows is another number.
+The run on eight devices repeats the choices that routers made on one device. Otherwise the last bit
+of a gate could send a token to another expert and change all later results.
 """
 
 import functools
@@ -20,18 +20,18 @@ from tests.tolerances import assert_close
 
 BY_NAME = {case.name: case for case in conformance.CASES}
 SEED = (5, 0)
-# Splits the letters that any other strategy splits.
+# Splits all letters that any other strategy splits.
 HYBRID = ("expert_fsdp_tensor", "data=2,fsdp=2,model=2")
 
 
 class Choices:
-    """What routers chose in one pass, to be chosen again in another."""
+    """Records the choices of routers in one pass and replays them in another."""
 
     def __init__(self):
         self._made: list[np.ndarray] = []
 
     def record(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Keeps what is chosen while `monkeypatch` holds."""
+        """Records choices until `monkeypatch` is undone."""
         best, wants_second = choosing.best, top2.Top2Router._wants_second
         best_first = expert_choice.best_first
 
@@ -54,16 +54,16 @@ class Choices:
         monkeypatch.setattr(expert_choice, "best_first", recorded_best_first)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", recorded_wants_second)
 
-    def repeat(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Has the same chosen while `monkeypatch` holds."""
+    def replay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replays the recorded choices until `monkeypatch` is undone."""
         calls = itertools.count()
 
         def next_choice() -> tf.Tensor:
             iteration, call = context.current().iteration, next(calls)
             if iteration is None:
                 return tf.constant(self._made[call])
-            # A loop, which holds all routers there are: traced for all times through it at once,
-            # and as often as its gradient needs.
+            # All routers are in one loop. Its body is traced once for all iterations, and again for
+            # its gradient.
             made = np.stack(self._made).astype(np.float32)
             by_time = np.split(made, iteration.repetition.times)
             choices = [of_time[call % len(of_time)] for of_time in by_time]
@@ -83,7 +83,7 @@ class Choices:
 
 @functools.cache
 def reference(name: str, training: bool) -> tuple[NestedMap, Choices]:
-    """The pass on one device, and what was chosen in it."""
+    """Returns the results on one device, and the choices of its routers."""
     case = BY_NAME[name]
     choices = Choices()
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -99,7 +99,7 @@ def check(name: str, training: bool, strategy: str, mesh: str) -> None:
     theta = conformance.make_theta(case.build())
     run = conformance.partitioned_pass_of(case, training, mesh, strategy)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        choices.repeat(monkeypatch)
+        choices.replay(monkeypatch)
         actual = run(theta, conformance.make_inputs(), np.array(SEED, np.int32))
     tf.nest.assert_same_structure(actual, expected)
     for (path, one), other in zip(actual.flatten_items(), expected.flatten(), strict=True):
@@ -109,7 +109,7 @@ def check(name: str, training: bool, strategy: str, mesh: str) -> None:
 
 
 @pytest.mark.parametrize("name", conformance.names(BY_NAME))
-def test_a_hybrid_in_training(name):
+def test_hybrid_strategy_in_training(name):
     check(name, True, *HYBRID)
 
 

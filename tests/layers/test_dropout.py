@@ -1,4 +1,4 @@
-"""Dropout: its rate, its expectation, and the same mask however it runs."""
+"""Dropout: rate, expectation, and equal masks in all modes of execution."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def drop(x, rate: float, seed: int = 1, training: bool = True, path: str = "drop
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_a_share_of_elements_is_dropped(rate):
+def test_drops_a_fraction_of_the_elements(rate):
     x = np.ones((64, 512), np.float32)
     y = drop(x, rate).numpy()
     assert abs((y == 0).mean() - rate) < 0.01
@@ -25,7 +25,7 @@ def test_a_share_of_elements_is_dropped(rate):
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 1), (2, 3, 8)])
-def test_masks_are_the_same_compiled(shape):
+def test_masks_are_equal_when_compiled(shape):
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     compiled = tf.function(lambda x: drop(x, 0.5), jit_compile=True)
     y = drop(x, 0.5)
@@ -62,6 +62,6 @@ def test_evaluation_and_rate_zero_change_nothing():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
-def test_rates_that_cannot_be_had_are_refused(rate):
+def test_rejects_rates_outside_the_unit_interval(rate):
     with pytest.raises(ValueError, match=f"dropout.rate: {rate} is not in"):
         drop(np.ones(4, np.float32), rate)

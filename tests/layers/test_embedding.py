@@ -24,7 +24,7 @@ def make(cls, **values):
     return layer, layer.init(1)
 
 
-def test_tokens_are_rows_of_the_table_times_the_root_of_the_model_size():
+def test_token_embeddings_are_scaled_rows_of_the_table():
     layer, theta = make(TokenEmbedding, vocabulary_size=V)
     table = theta.table.numpy()
     expected = [[table[token] * math.sqrt(M) for token in row] for row in IDS]
@@ -37,7 +37,7 @@ def test_the_tied_softmax_is_the_product_with_the_table():
     assert_close(layer.logits(theta, tf.constant(X)), expected, "float32")
 
 
-def test_the_tables_gradient_sums_over_the_places_of_a_token():
+def test_the_gradient_of_the_table_sums_over_occurrences_of_a_token():
     layer, theta = make(TokenEmbedding, vocabulary_size=V)
     with tf.GradientTape() as tape:
         tape.watch(theta.table)
@@ -54,7 +54,7 @@ def test_the_softmax_is_the_product_with_its_weight():
     assert_close(layer.fprop(theta, tf.constant(X)), expected, "float32")
 
 
-def test_sinusoids_are_the_formula():
+def test_sinusoids_match_the_formula():
     layer, theta = make(SinusoidalPositions, max_length=500)
     positions = np.array([[0, 1, 499], [7, 0, 1]], np.int32)
     actual = layer.fprop(theta, tf.constant(positions)).numpy()
@@ -73,14 +73,14 @@ def test_learned_positions_are_rows_of_the_table():
     np.testing.assert_array_equal(layer.fprop(theta, tf.constant(positions)), expected)
 
 
-def test_an_odd_model_size_has_no_sinusoids():
+def test_sinusoids_reject_an_odd_model_dim():
     with pytest.raises(ValueError, match="layer.model_dim: 5 is odd"):
         SinusoidalPositions.params().set(model_dim=5).instantiate(path="layer")
 
 
 @pytest.mark.parametrize("cls", [SinusoidalPositions, LearnedPositions])
-def test_a_row_longer_than_there_are_positions_is_refused(cls):
+def test_rejects_rows_longer_than_max_length(cls):
     layer, theta = make(cls, max_length=5)
     layer.fprop(theta, tf.zeros([1, 5], tf.int32))
-    with pytest.raises(ValueError, match="layer.max_length: 5 is too few for rows of 6"):
+    with pytest.raises(ValueError, match="layer.max_length: 5 is less than the row length, 6"):
         layer.fprop(theta, tf.zeros([1, 6], tf.int32))

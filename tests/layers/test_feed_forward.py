@@ -33,7 +33,7 @@ MASK = tf.ones([2, 3])
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_feed_forward_is_the_formula(activation, use_bias):
+def test_matches_the_formula(activation, use_bias):
     layer, theta = make(activation=activation, use_bias=use_bias)
     assert set(theta) == {"w_in", "w_out"} | ({"b_in", "b_out"} if use_bias else set())
     weights = {name: w.numpy().astype(np.float64) for name, w in theta.items()}
@@ -50,7 +50,7 @@ def test_bfloat16_activations_keep_their_type():
     assert_close(tf.cast(y, tf.float32), exact, "bfloat16")
 
 
-def test_an_unknown_activation_is_refused_with_the_nearest():
+def test_an_unknown_activation_suggests_the_nearest():
     with pytest.raises(
         ValueError, match=r"encoder.feed_forward.activation: .*'rely'. Did you mean 'relu'\?"
     ):

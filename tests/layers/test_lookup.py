@@ -1,4 +1,4 @@
-"""Rows by number, whose gradients are sums in float32."""
+"""Table lookup with gradients that are summed in float32."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from lingvo_gshard.layers.lookup import lookup
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_and_the_sum_of_their_gradients(dtype):
+def test_rows_and_their_summed_gradients(dtype):
     table = tf.cast(tf.constant(np.random.default_rng(1).normal(size=(5, 3))), dtype)
     ids = tf.constant([[1, 1, 4], [0, 1, 1]])
     with tf.GradientTape() as tape:
@@ -24,8 +24,8 @@ def test_rows_and_the_sum_of_their_gradients(dtype):
     np.testing.assert_array_equal(tf.cast(gradient, tf.float32), np.repeat(counts, 3, 1))
 
 
-def test_a_row_that_stands_often_is_counted_whole():
-    """One by one in bfloat16 the sum would stay at 256, where 1 is half of the last place."""
+def test_gradients_of_a_frequent_row_are_summed_in_float32():
+    """A sum in bfloat16 would stay at 256, since 1 is half a unit in its last place."""
     table = tf.zeros([2, 1], tf.bfloat16)
     with tf.GradientTape() as tape:
         tape.watch(table)
@@ -33,7 +33,7 @@ def test_a_row_that_stands_often_is_counted_whole():
     assert float(tape.gradient(loss, table)[1, 0]) == 1024.0
 
 
-def test_a_bias_is_added_in_the_type_of_the_rows_and_its_gradient_summed_in_float32():
+def test_a_bias_keeps_the_type_of_x_and_sums_its_gradient_in_float32():
     x, bias = tf.ones([1024, 2], tf.float16), tf.constant([0.5, 1.0])
     with tf.GradientTape() as tape:
         tape.watch(bias)

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy against the plain formula, and padding that counts nowhere."""
+"""Label-smoothed cross-entropy against the formula; padding has no effect."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ each_smoothing = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 
 
 def reference(logits, labels, segments, smoothing) -> tuple[float, float, int, int]:
-    """Smoothed and exact loss, correct tokens and tokens, token by token in float64."""
+    """Returns the sums of CrossEntropy, computed token by token in float64."""
     smoothed = exact = correct = tokens = 0
     for row, column in zip(*np.nonzero(segments), strict=True):
         values, label = logits[row, column].astype(np.float64), labels[row, column]
@@ -39,7 +39,7 @@ def loss_and_gradient(function, logits):
 
 
 @each_smoothing
-def test_sums_are_the_formula(smoothing):
+def test_sums_match_the_formula(smoothing):
     sums = cross_entropy(tf.constant(LOGITS), tf.constant(LABELS), tf.constant(SEGMENTS), smoothing)
     smoothed, exact, correct, tokens = reference(LOGITS, LABELS, SEGMENTS, smoothing)
     assert_close(sums.smoothed, smoothed, "float32")
@@ -48,7 +48,7 @@ def test_sums_are_the_formula(smoothing):
 
 
 @each_smoothing
-def test_the_gradient_is_that_of_the_plain_formula(smoothing):
+def test_the_gradient_matches_the_formula(smoothing):
     def plain(logits):
         target = (1 - smoothing) * tf.one_hot(LABELS, V) + smoothing / V
         losses = -tf.reduce_sum(target * tf.nn.log_softmax(logits), -1)
@@ -71,7 +71,7 @@ def test_correct_counts_labels_with_the_largest_logit():
     assert float(sums.correct) == float(sums.tokens) == 4
 
 
-def test_padding_counts_nowhere():
+def test_padding_has_no_effect():
     def sums(logits, labels):
         result = cross_entropy(tf.constant(logits), tf.constant(labels), tf.constant(SEGMENTS), 0.1)
         return [float(x) for x in (result.smoothed, result.exact, result.correct, result.tokens)]

@@ -1,4 +1,4 @@
-"""Normalizations against their formulas, and what they must not depend on."""
+"""Normalizations against their formulas, and their invariances."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def activations(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_layer_norm_is_the_formula(epsilon):
+def test_layer_norm_matches_the_formula(epsilon):
     layer, theta = make(LayerNorm, epsilon=epsilon)
     x = activations(2, 3)
     exact = x.astype(np.float64)
@@ -34,7 +34,7 @@ def test_layer_norm_is_the_formula(epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_rms_norm_is_the_formula(epsilon):
+def test_rms_norm_matches_the_formula(epsilon):
     layer, theta = make(RMSNorm, epsilon=epsilon)
     x = activations(2, 3)
     exact = x.astype(np.float64)

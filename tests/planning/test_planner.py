@@ -54,7 +54,7 @@ class Alone(Layer):
     @layer_method
     def fprop(self, theta, x_BLM: tf.Tensor) -> tf.Tensor:
         if "num_heads" in self.p.layer:
-            return self.layer.fprop(theta.layer, x_BLM, x_BLM, tf.zeros([1, 1, L, L]))
+            return self.layer.fprop(theta.layer, x_BLM, self.layer.mask(None))
         return self.layer.fprop(theta.layer, x_BLM, tf.ones([B, L], tf.int32))
 
 

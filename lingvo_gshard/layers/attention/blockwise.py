@@ -1,6 +1,6 @@
 """BlockwiseKernel: attention over blocks of keys, without a tensor of queries by keys.
 
-Rabe and Staats 2021, arXiv 2112.05682. running_softmax.py holds the sums over the blocks so far.
+Rabe and Staats 2021, arXiv 2112.05682. running_softmax.py has the sums over the blocks so far.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class _Blocks:
       size: keys of a block.
       count: number of blocks.
       query_BNLD: scaled queries.
-      keys_BNKD: keys, padded to `count * size`; values_BNKD likewise.
+      keys_BNKD: keys, padded to `count * size`.
+      values_BNKD: values, padded likewise.
       segments_BL: segments of the queries.
       segments_BK: segments of the keys, `BLOCK_PADDING` in padding.
     """
@@ -132,7 +133,7 @@ class _Blocks:
     def backward(
         self, d_BNLD: tf.Tensor, statistics: SoftmaxStatistics
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the gradients of queries, keys and values: weights are computed once more."""
+        """Returns the gradients of queries, keys and values. Recomputes the attention weights."""
 
         def body(
             index: tf.Tensor, d_query: tf.Tensor, d_keys: tf.TensorArray, d_values: tf.TensorArray
@@ -145,28 +146,28 @@ class _Blocks:
             weights_BNLK, d_logits_BNLK = running_softmax.gradients(
                 statistics, logits_BNLK, capped_BNLK, d_weights_BNLK, self.cap
             )
-            more = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
-            d_query = annotate(d_query + tf.cast(more, tf.float32), "BNLD")
-            new = einsum("BNLK,BNLD->BNKD", d_logits_BNLK, self.query_BNLD)
-            d_keys = d_keys.write(index, new)
-            new = einsum("BNLK,BNLD->BNKD", weights_BNLK, d_BNLD)
-            return index + 1, d_query, d_keys, d_values.write(index, new)
+            d_query_BNLD = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
+            d_query = annotate(d_query + tf.cast(d_query_BNLD, tf.float32), "BNLD")
+            d_keys_BNKD = einsum("BNLK,BNLD->BNKD", d_logits_BNLK, self.query_BNLD)
+            d_values_BNKD = einsum("BNLK,BNLD->BNKD", weights_BNLK, d_BNLD)
+            d_keys = d_keys.write(index, d_keys_BNKD)
+            return index + 1, d_query, d_keys, d_values.write(index, d_values_BNKD)
 
         d_query = annotate(tf.zeros(self.query_BNLD.shape, tf.float32), "BNLD")
         start = (tf.constant(0), d_query, self._stack(), self._stack())
         _, d_query, d_keys, d_values = self._while(body, start)
         d_query = tf.cast(d_query, self.query_BNLD.dtype)
-        return d_query, self._joined(d_keys), self._joined(d_values)
+        return d_query, self._join(d_keys), self._join(d_values)
 
     def _logits(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A block's float32 logits [B,N,L,K], and what they were before any bias."""
+        """Returns a block's float32 logits [B,N,L,K], with and without the bias of the mask."""
         keys_BNKD = self._block(self.keys_BNKD, index)
         products_BNLK = einsum("BNLD,BNKD->BNLK", self.query_BNLD, keys_BNKD)
         capped_BNLK = soft_cap(tf.cast(products_BNLK, tf.float32), self.cap)
         return capped_BNLK + self._bias(index), capped_BNLK
 
     def _bias(self, index: tf.Tensor) -> tf.Tensor:
-        """`block_bias` [B,1,L,K]."""
+        """Returns the bias [B,1,L,K] of a block."""
         start = [0, index * self.size]
         size = [self.segments_BK.shape[0], self.size]
         keys_B1K = tf.slice(self.segments_BK, start, size)[:, None, :]
@@ -188,8 +189,8 @@ class _Blocks:
         shape = [batch, heads, self.size, head_dim]
         return tf.TensorArray(self.keys_BNKD.dtype, self.count, element_shape=shape)
 
-    def _joined(self, stack: tf.TensorArray) -> tf.Tensor:
-        """The blocks [B,N,K,D] of a stack one behind the other."""
+    def _join(self, stack: tf.TensorArray) -> tf.Tensor:
+        """Returns the concatenated blocks [B,N,K,D] of a stack."""
         blocks = tf.transpose(stack.stack(), (1, 2, 0, 3, 4))
         return annotate(tf.reshape(blocks, self.keys_BNKD.shape), "BNKD")
 

@@ -22,8 +22,8 @@ from lingvo_gshard.sharding import annotate, einsum
 class MultiHeadAttention(Layer):
     """softmax(q k / sqrt(D) + bias) v over N heads. Vaswani et al. 2017, arXiv 1706.03762, 3.2.
 
-    The base class of SelfAttention and CrossAttention. It projects queries, keys and values, and
-    has a kernel attend.
+    This is the base class of SelfAttention and CrossAttention. It owns the weights, and delegates
+    the attention itself to a kernel.
     """
 
     @classmethod
@@ -99,7 +99,7 @@ class MultiHeadAttention(Layer):
         return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
 
     def _normalize(self, name: str, theta: NestedMap, x_BLND: tf.Tensor) -> tf.Tensor:
-        """Applies `query_norm` or `key_norm`. Dehghani et al. 2023, arXiv 2302.05442, section 2."""
+        """Normalizes queries or keys. Dehghani et al. 2023, arXiv 2302.05442, section 2."""
         if not self.p.qk_norm:
             return x_BLND
         return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x_BLND)

@@ -57,7 +57,7 @@ class RingKernel(AttentionKernel):
           ValueError: L or K does not divide into equal parts.
         """
         del relative_bias_NLK, dropout_BNLK
-        parts = _number_of_parts()
+        parts = parts_of("BNLD")[PARTS]
         for letter, length in (("L", query_BNLD.shape[2]), ("K", keys_BNKD.shape[2])):
             if length % parts:
                 raise ValueError(
@@ -100,10 +100,6 @@ class RingKernel(AttentionKernel):
 
         segments = mask.explicit_segments(query_BNLD, keys_BNKD)
         return compute(query_BNLD, keys_BNKD, values_BNKD, *segments)
-
-
-def _number_of_parts() -> int:
-    return parts_of("BNLD")[PARTS]
 
 
 def _split(x: tf.Tensor, parts: int, dimension: int) -> tf.Tensor:

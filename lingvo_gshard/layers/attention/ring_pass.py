@@ -252,17 +252,12 @@ class RingPass:
 
     def _annotate_keys(self, x: tf.Tensor) -> tf.Tensor:
         """Annotates keys. Heads stay unsplit if they do not divide over the devices."""
-        return annotate(x, "BNLKD", unsplit="N" if x.shape[1] % _head_shards() else "")
+        return annotate(x, "BNLKD", unsplit="N" if x.shape[1] % parts_of("BNLD")[1] else "")
 
 
 def annotate_segments(x: tf.Tensor, layout: str) -> tf.Tensor:
     """Annotates a tensor without heads to be sharded like the tensors with heads it meets."""
     return annotate(x, layout, reserved="N")
-
-
-def _head_shards() -> int:
-    """Returns the number of shards that N is split into."""
-    return parts_of("BNLD")[1]
 
 
 def _repeat_heads(x: tf.Tensor, times: int) -> tf.Tensor:

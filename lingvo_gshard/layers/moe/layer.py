@@ -68,7 +68,7 @@ class MixtureOfExperts(Layer):
 
     @classmethod
     def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that keeps layers from being computed as one operation, or ''."""
+        """Returns the option that prevents computing several stages as one operation, or ''."""
         is_dropless = params.dispatch == "dropless"
         return "moe.dispatch='dropless'; choose 'gather' or 'einsum'" if is_dropless else ""
 

@@ -1,1 +1,1 @@
-"""Transformer layers and the ways a stack of layers is executed."""
+"""Transformer layers, stacks of them, and the executions of a stack."""

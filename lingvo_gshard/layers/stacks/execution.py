@@ -82,12 +82,20 @@ class Execution(Layer):
         return [(layer, self.p.times) for layer in self.body]
 
     def check_batch(self, rows: int, path: str) -> None:
-        """Raises ValueError if a batch of `rows` cannot be run; path: of the Params."""
+        """Checks that a batch can be run.
+
+        Args:
+          rows: rows of the batch.
+          path: path of the Params of this execution, for error messages.
+
+        Raises:
+          ValueError: the batch cannot be run.
+        """
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of all layers."""
         return self.p.times * super().flops(shape)
 
     def active_parameters(self) -> int:
-        """Returns the weights of all layers that compute one token."""
+        """Returns the number of weights of all layers that compute one token."""
         return self.p.times * super().active_parameters()

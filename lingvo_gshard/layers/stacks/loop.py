@@ -1,7 +1,7 @@
-"""Loop: a segment of a forward pass run several times in one tf.while_loop, and back in another.
+"""Loop: a body run several times in one tf.while_loop, with a second loop as its gradient.
 
-The segment is a function of (x, *fixed, *weights): what is carried on, what every time through it
-reads alike, and stacks of weights of which each time reads its slice.
+The body is a function of (x, *shared, *weights). The loop carries x from one iteration to the next.
+All iterations read the same shared tensors, and each reads its own slice of the stacked weights.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ Tensors = Sequence[tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """A loop's output, and what was reported: values are stacked over the times through it."""
+class LoopResult:
+    """The result of a loop.
+
+    Attributes:
+      output: x after the last iteration.
+      reports: names of the losses and metrics that the body reported.
+      values: values of the reports, each stacked over the iterations.
+    """
 
     output: tf.Tensor
     reports: Reports
@@ -36,162 +42,181 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Traced:
-    """One time through a segment: its graph, what it reports, the layouts of what is kept."""
+class _TracedBody:
+    """One iteration of the body, traced.
+
+    Attributes:
+      joint: graph of the iteration and its gradient.
+      reports: names of what the body reported.
+      saved_layouts: letters of each saved tensor; None where they are unknown.
+    """
 
     joint: JointGraph
     reports: Reports
-    layouts: list[str | None]
+    saved_layouts: list[str | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Runs a segment `repetition.times` times.
+    """Runs a body `repetition.times` times.
 
-    carried: the layout of x. weights: of one time through the segment, without R.
+    Attributes:
+      body: the body, and the policy of what its backward pass recomputes.
+      repetition: names of the layers in each iteration.
+      layout: letters of x.
+      weight_specs: specs of the weights of one iteration.
     """
 
-    unit: RematUnit
+    body: RematUnit
     repetition: Repetition
-    carried: str
-    weights: Sequence[VariableSpec]
+    layout: str
+    weight_specs: Sequence[VariableSpec]
 
-    def run(self, *tensors: tf.Tensor) -> Outcome:
-        """Returns the outcome; the gradient is a loop, too, last time first.
+    def run(self, *tensors: tf.Tensor) -> LoopResult:
+        """Runs the loop. Its gradient is a loop over the iterations in reverse order.
 
-        For it are kept, of each time, tensors that the segment's policy lets be kept: those that
-        are cheapest in all, with what is computed again from them. Weights are read again.
+        For the gradient, each iteration saves the tensors that a minimum cut chooses among those
+        that the policy allows to save. The other tensors are recomputed, and weights are read a
+        second time.
+
+        Args:
+          *tensors: x, the shared tensors, and the stacked weights.
         """
         traced = self._trace(tensors)
 
         @custom_gradient
         def compute(*tensors: tf.Tensor):
-            x, values, kept = self._forward(tensors, traced)
+            x, values, saved = self._forward(tensors, traced)
 
             def gradient(dx: tf.Tensor, *d_values: tf.Tensor) -> list[tf.Tensor | None]:
-                return self._backward(tensors, traced.joint, kept, dx, d_values)
+                return self._backward(tensors, traced.joint, saved, dx, d_values)
 
             return (x, *values), gradient
 
         x, *values = compute(*tensors)
-        return Outcome(x, traced.reports, values)
+        return LoopResult(x, traced.reports, values)
 
-    def _trace(self, tensors: Tensors) -> _Traced:
-        seen: list[tuple[Reports, SavedProducts]] = []
+    def _trace(self, tensors: Tensors) -> _TracedBody:
+        runs: list[tuple[Reports, SavedProducts]] = []
 
-        def once(*tensors_and_r: tf.Tensor) -> Tensors:
+        def iteration(*tensors_and_r: tf.Tensor) -> Tensors:
             *tensors, r = tensors_and_r
-            output, reports, kept = self.unit.forward(tensors, Iteration(self.repetition, r))
-            seen.append((reports, kept))
+            output, reports, saved = self.body.forward(tensors, Iteration(self.repetition, r))
+            runs.append((reports, saved))
             return [output, *reports.values]
 
-        def costs_of(passing: Collection[tf.Operation]) -> RematCosts:
-            if self.unit.policy == remat_policy.NONE:
-                return TimeCosts(passing)
-            return MemoryCosts(passing, seen[-1][1].results)
+        def make_costs(forward_only: Collection[tf.Operation]) -> RematCosts:
+            if self.body.policy == remat_policy.NONE:
+                return TimeCosts(forward_only)
+            return MemoryCosts(forward_only, runs[-1][1].results)
 
-        fixed = self._fixed(tensors)
-        alike, sliced = tensors[1 : 1 + fixed], tensors[1 + fixed :]
-        number = tf.TensorSpec([], tf.int32)
-        staying = [*map(spec_of, alike), *map(_slice_spec, sliced), number]
-        joint = JointGraph.trace(once, [spec_of(tensors[0])], staying, costs_of, self._with_marks)
-        reports, products = seen[-1]
+        end = self._first_weight(tensors)
+        shared, weights = tensors[1:end], tensors[end:]
+        index_spec = tf.TensorSpec([], tf.int32)
+        shared_specs = [*map(spec_of, shared), *map(_slice_spec, weights), index_spec]
+        x_spec = spec_of(tensors[0])
+        joint = JointGraph.trace(
+            iteration, [x_spec], shared_specs, make_costs, self._annotate_gradients
+        )
+        reports, products = runs[-1]
         layouts = dict(zip(map(id, products.results), products.layouts, strict=True))
-        layouts[id(joint.forward_inputs[0])] = self.carried
-        return _Traced(joint, reports, [layouts.get(id(x)) for x in joint.saved])
+        layouts[id(joint.forward_inputs[0])] = self.layout
+        return _TracedBody(joint, reports, [layouts.get(id(x)) for x in joint.saved])
 
-    def _with_marks(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
-        """The gradients with those of the weights marked, and narrow where they can be."""
-        *gradients, of_number = gradients
-        others = len(gradients) - len(self.weights)
-        narrowed = map(_narrowed, gradients[others:], self.weights)
-        return [*gradients[:others], *narrowed, of_number]
+    def _annotate_gradients(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        """Returns the gradients of an iteration, those of the weights annotated and narrowed."""
+        *gradients, d_index = gradients
+        first_weight = len(gradients) - len(self.weight_specs)
+        d_weights = map(_weight_gradient, gradients[first_weight:], self.weight_specs)
+        return [*gradients[:first_weight], *d_weights, d_index]
 
     def _forward(
-        self, tensors: Tensors, traced: _Traced
+        self, tensors: Tensors, traced: _TracedBody
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the output and, stacked, the reports' values and what is kept."""
+        """Returns the output, the values of the reports and the saved tensors, both stacked."""
         joint = traced.joint
 
-        def body(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
-            (output, *values), kept = joint.forward([x], self._at(r, tensors))
-            stacks = [s.write(r, y) for s, y in zip(stacks, [*values, *kept], strict=True)]
+        def step(r: tf.Tensor, x: tf.Tensor, stacks: list) -> tuple:
+            (output, *values), saved = joint.forward([x], self._inputs_of_iteration(r, tensors))
+            stacks = [s.write(r, y) for s, y in zip(stacks, [*values, *saved], strict=True)]
             return r + 1, output, stacks
 
         reported = joint.outputs[1:]
         stacks = [self._stack_of(x) for x in (*reported, *joint.saved)]
-        _, output, stacks = self._while(body, (tf.constant(0), tensors[0], stacks))
+        _, output, stacks = self._while(step, (tf.constant(0), tensors[0], stacks))
         recording.add_loop(output, joint.graph)
         stacked = [stack.stack() for stack in stacks]
-        kept = [
+        saved = [
             stack if layout is None else annotate(stack, f"R{layout}")
-            for stack, layout in zip(stacked[len(reported) :], traced.layouts, strict=True)
+            for stack, layout in zip(stacked[len(reported) :], traced.saved_layouts, strict=True)
         ]
-        return output, stacked[: len(reported)], kept
+        return output, stacked[: len(reported)], saved
 
     def _backward(
-        self, tensors: Tensors, joint: JointGraph, kept: Tensors, dx: tf.Tensor, d_values: Tensors
+        self, tensors: Tensors, joint: JointGraph, saved: Tensors, dx: tf.Tensor, d_values: Tensors
     ) -> list[tf.Tensor | None]:
-        """Returns the gradients of the loop's tensors; None for those that nothing depends on."""
-        fixed = self._fixed(tensors)
-        if self.repetition.times == 1 and self.unit.policy != remat_policy.NONE:
-            # XLA makes such a loop a part of the program around it, in which what is computed again
-            # was computed before.
-            tensors, kept, (dx,) = optimization_barrier(tensors, kept, [dx])
+        """Returns the gradients of the loop's arguments; None if no output depends on one."""
+        first_weight = self._first_weight(tensors)
+        if self.repetition.times == 1 and self.body.policy != remat_policy.NONE:
+            # XLA inlines a loop of one iteration. It would then find that the recomputed tensors
+            # were computed before, and save them after all.
+            tensors, saved, (dx,) = optimization_barrier(tensors, saved, [dx])
 
-        def once(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
+        def iteration_gradients(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:
             upstream = [dx, *(read(d, r) for d in d_values)]
-            here = [read(stack, r) for stack in kept]
-            return joint.backward(self._at(r, tensors), here, upstream)
+            saved_here = [read(stack, r) for stack in saved]
+            return joint.backward(self._inputs_of_iteration(r, tensors), saved_here, upstream)
 
-        found = [i for i, gradient in enumerate(joint.gradients) if gradient is not None]
-        alike = [i for i in found if 0 < i <= fixed]
-        sliced = [i for i in found if i > fixed]
+        present = [i for i, gradient in enumerate(joint.gradients) if gradient is not None]
+        summed = [i for i in present if 0 < i < first_weight]
+        stacked = [i for i in present if i >= first_weight]
 
-        def body(count: tf.Tensor, dx: tf.Tensor, sums: list, stacks: list) -> tuple:
+        def step(count: tf.Tensor, dx: tf.Tensor, sums: list, stacks: list) -> tuple:
             r = self.repetition.times - 1 - count
-            gradients = once(r, dx)
-            sums = [s + tf.cast(gradients[i], s.dtype) for s, i in zip(sums, alike, strict=True)]
-            stacks = [s.write(r, gradients[i]) for s, i in zip(stacks, sliced, strict=True)]
+            gradients = iteration_gradients(r, dx)
+            sums = [s + tf.cast(gradients[i], s.dtype) for s, i in zip(sums, summed, strict=True)]
+            stacks = [s.write(r, gradients[i]) for s, i in zip(stacks, stacked, strict=True)]
             return count + 1, gradients[0], sums, stacks
 
-        sums = [tf.zeros(tensors[i].shape, tf.float32) for i in alike]
-        stacks = [self._stack_of(joint.gradients[i]) for i in sliced]
-        _, dx, sums, stacks = self._while(body, (tf.constant(0), dx, sums, stacks))
+        sums = [tf.zeros(tensors[i].shape, tf.float32) for i in summed]
+        stacks = [self._stack_of(joint.gradients[i]) for i in stacked]
+        _, dx, sums, stacks = self._while(step, (tf.constant(0), dx, sums, stacks))
         gradients: list[tf.Tensor | None] = [None] * len(tensors)
-        for i, value in [*zip(alike, sums, strict=True), *zip(sliced, stacks, strict=True)]:
-            value = value.stack() if i > fixed else value
+        values = [*sums, *(stack.stack() for stack in stacks)]
+        for i, value in zip([*summed, *stacked], values, strict=True):
             gradients[i] = tf.cast(value, tensors[i].dtype)
         return [dx, *gradients[1:]]
 
-    def _fixed(self, tensors: Tensors) -> int:
-        """How many tensors every time reads alike."""
-        return len(tensors) - 1 - len(self.weights)
+    def _first_weight(self, tensors: Tensors) -> int:
+        """Returns the index of the first stacked weight among the arguments of the loop."""
+        return len(tensors) - len(self.weight_specs)
 
-    def _at(self, r: tf.Tensor, tensors: Tensors) -> list[tf.Tensor]:
-        """What is there at time r beside x."""
-        fixed = self._fixed(tensors)
-        slices = [
+    def _inputs_of_iteration(self, r: tf.Tensor, tensors: Tensors) -> list[tf.Tensor]:
+        """Returns the shared tensors, the weights of iteration r, and r."""
+        first_weight = self._first_weight(tensors)
+        weights = [
             annotate_like(read(stack, r), spec)
-            for stack, spec in zip(tensors[1 + fixed :], self.weights, strict=True)
+            for stack, spec in zip(tensors[first_weight:], self.weight_specs, strict=True)
         ]
-        return [*tensors[1 : 1 + fixed], *slices, r]
+        return [*tensors[1:first_weight], *weights, r]
 
-    def _stack_of(self, one: tf.Tensor) -> tf.TensorArray:
-        return tf.TensorArray(one.dtype, self.repetition.times, element_shape=one.shape)
-
-    def _while(self, body: Callable, start: tuple) -> Any:
+    def _stack_of(self, element: tf.Tensor) -> tf.TensorArray:
         times = self.repetition.times
-        return tf.while_loop(lambda count, *_: count < times, body, start, maximum_iterations=times)
+        return tf.TensorArray(element.dtype, times, element_shape=element.shape)
+
+    def _while(self, step: Callable, start: tuple) -> Any:
+        times = self.repetition.times
+        return tf.while_loop(lambda count, *_: count < times, step, start, maximum_iterations=times)
 
 
 def read(stack: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-    """One slice of a stack, of which XLA reads no more than that."""
+    """Returns slice r of a stack. XLA reads no more than this slice."""
     start = [r] + [0] * (stack.shape.rank - 1)
     return tf.squeeze(tf.slice(stack, start, [1, *stack.shape[1:]]), 0)
 
 
 def spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
+    """Returns the shape and the type of a tensor."""
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
@@ -199,11 +224,11 @@ def _slice_spec(stack: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(stack.shape[1:], stack.dtype)
 
 
-def _narrowed(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tensor | None:
-    """A weight's gradient, marked as the weight is.
+def _weight_gradient(gradient: tf.Tensor | None, spec: VariableSpec) -> tf.Tensor | None:
+    """Returns a weight's gradient, annotated like the weight.
 
-    Where it was computed in a narrower type and made a wide one it is that of the narrower type: it
-    says no less, and a stack of it takes half of the memory.
+    A gradient that was computed in a narrower type and then cast to a wider one is returned in the
+    narrower type. It holds the same information, and the stack of it takes half the memory.
     """
     if gradient is None:
         return None

@@ -1,4 +1,4 @@
-"""Pipeline: a stack of like layers cut into stages that compute side by side."""
+"""Pipeline: a stack of layers cut into stages that run on different devices."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
 
+LOCAL_LETTERS = {"m": "micro-batches"}
+
 
 class _MicroBatchInputs(NamedTuple):
-    """What the layers read of a micro-batch besides their input.
+    """Inputs of the layers other than the activations.
 
     Attributes:
       shared: nests of tensors that every layer is called with.
-      token_ids: one tensor, that of the context; empty if it has none.
+      token_ids: the token ids of the context; empty if it has none.
     """
 
     shared: tuple
@@ -35,16 +37,15 @@ class _MicroBatchInputs(NamedTuple):
 
 
 class Pipeline(Execution):
-    """`body`, a layer or several that take turns, run `times` times, in stages (letter P).
+    """Runs layers in stages (letter P). A batch passes the stages in micro-batches.
 
-    Computes what the layers one after another would of each micro-batch by itself: experts are
-    routed micro-batch by micro-batch, losses and metrics are means over them, and what is drawn at
-    random differs from one to the next, as with `trainer.micro_batches`.
+    The result for a micro-batch is that of the layers run one after another on this micro-batch
+    alone. Experts are routed within a micro-batch, losses and metrics are means over micro-batches,
+    and every micro-batch draws its own random numbers, as with `trainer.micro_batches`.
 
-    A weight is a stack over P and R, the body's times in a stage. As in `Repeat` each layer's part
-    begins, draws random numbers and reports metrics by the name that the layer would have by
-    itself. With c circulations stage s has chunks s, P + s, 2 P + s, ... of the c P that the layers
-    are cut into.
+    A weight is a stack over P and over R, the iterations of the body in a stage. Each layer has the
+    initial weights, random numbers and metric names that it would have without stages. With c
+    circulations, the layers are cut into c P chunks, and stage s runs chunks s, P + s, 2 P + s, ...
     """
 
     @classmethod
@@ -66,11 +67,11 @@ class Pipeline(Execution):
         Raises:
           ValueError: the options do not fit one another, or a layer cannot run in a pipeline.
         """
-        result = super().for_layers(params, layers, period, path)
-        result.micro_batches = params.micro_batches or params.stages
         for name in ("stages", "circulations"):
             if params.get(name) < 1:
                 raise ValueError(f"{path}.{name}: {params.get(name)}; 1 or more was expected")
+        result = super().for_layers(params, layers, period, path)
+        result.micro_batches = params.micro_batches or params.stages
         least = params.stages if params.circulations > 1 else 1
         if result.micro_batches < least:
             raise ValueError(
@@ -103,12 +104,12 @@ class Pipeline(Execution):
             )
         self.schedule = Schedule(p.stages, p.micro_batches or p.stages, p.circulations)
         self._repetition = Repetition(path, len(p.body), p.times)
-        times = np.arange(p.times).reshape(p.circulations, p.stages, -1)
-        # The times through all layers that each stage runs, in order.
-        self._times_PR = times.swapaxes(0, 1).reshape(p.stages, -1)
+        iterations = np.arange(p.times).reshape(p.circulations, p.stages, -1)
+        # The iterations of the body that each stage runs, in order.
+        self._iterations_PR = iterations.swapaxes(0, 1).reshape(p.stages, -1)
 
     def variable_specs(self) -> NestedMap:
-        """Returns the body's tree of VariableSpec, each with P and R before its dimensions."""
+        """Returns the VariableSpecs of the body, each with leading dimensions P and R."""
         return super().variable_specs().transform(self._stacked)
 
     def _stacked(self, spec: VariableSpec) -> VariableSpec:
@@ -116,47 +117,49 @@ class Pipeline(Execution):
         return dataclasses.replace(
             spec,
             layout=f"PR{spec.layout}",
-            shape=(*self._times_PR.shape, *spec.shape),
-            slices=tuple(paths[time] for time in self._times_PR.flat),
+            shape=(*self._iterations_PR.shape, *spec.shape),
+            slices=tuple(paths[iteration] for iteration in self._iterations_PR.flat),
         )
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns the layers of the body with their weights, one after another, time after time."""
-        return [pair for time in range(self.p.times) for pair in self._body_at(theta, time)]
+        """Returns all layers with their weights, in the order in which they run."""
+        iterations = range(self.p.times)
+        return [pair for i in iterations for pair in self._body_of_iteration(theta, i)]
 
     @layer_method
-    def _body_at(self, theta: NestedMap, time: int) -> list[tuple[Layer, NestedMap]]:
-        stage, r = (int(i) for (i,) in np.nonzero(self._times_PR == time))
-        there = theta.transform(lambda weight: weight[stage, r])
-        return list(zip(self.body, there.body, strict=True))
+    def _body_of_iteration(self, theta: NestedMap, i: int) -> list[tuple[Layer, NestedMap]]:
+        stage, r = (int(index) for (index,) in np.nonzero(self._iterations_PR == i))
+        weights = theta.transform(lambda weight: weight[stage, r])
+        return list(zip(self.body, weights.body, strict=True))
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called with (theta, x, *shared).
+        """Returns [B,L,M]; see the base class.
 
-        Rows that do not divide into micro-batches are padded with zeros.
-
-        Args:
-          theta: weights of all layers.
-          x_BLM: input of the first layer.
-          *shared: nests of tensors of B rows that every layer reads.
+        The tensors in `shared` must have B rows. A batch whose rows do not divide into
+        micro-batches is padded with zeros.
         """
         rows, count = x_BLM.shape[0], self.schedule.micro_batches
         ids = context.current().token_ids
         inputs = _MicroBatchInputs(shared, () if ids is None else (ids,))
         tensors = [x_BLM, *tf.nest.flatten(inputs)]
-        cut = [_cut(_padded(tensor, -rows % count), count) for tensor in tensors]
-        run = self._one_by_one if tf.executing_eagerly() else self._in_stages
-        y_RBLM = run(theta, *cut, structure=inputs)
-        y_BLM = tf.reshape(tf.transpose(y_RBLM, (1, 0, 2, 3)), [-1, *x_BLM.shape[1:]])
+        split = [_split(_pad_rows(tensor, -rows % count), count) for tensor in tensors]
+        run = self._run_one_by_one if tf.executing_eagerly() else self._run_in_stages
+        y_mBLM = run(theta, *split, structure=inputs)
+        y_BLM = tf.reshape(tf.transpose(y_mBLM, (1, 0, 2, 3)), [-1, *x_BLM.shape[1:]])
         return annotate(y_BLM[:rows], "BLM")
 
     def check_batch(self, rows: int, path: str) -> None:
-        """Raises ValueError if a batch of `rows` cannot be run; path: of the Params.
+        """Checks that a batch and its stages divide as the pipeline needs it.
 
-        In training the micro-batches must divide the rows. The stages must divide over the devices
-        that they are split over.
+        Args:
+          rows: rows of the batch.
+          path: path of the Params, for error messages.
+
+        Raises:
+          ValueError: the micro-batches do not divide the rows of a training batch, or the stages do
+            not divide over the devices that they are split over.
         """
         count, stages = self.schedule.micro_batches, self.schedule.stages
         partitioning = current_partitioning()
@@ -173,54 +176,82 @@ class Pipeline(Execution):
             )
 
     @layer_method
-    def _in_stages(
-        self, theta: NestedMap, x_RBLM: tf.Tensor, *inputs: tf.Tensor, structure: _MicroBatchInputs
+    def _run_in_stages(
+        self,
+        theta: NestedMap,
+        x_mBLM: tf.Tensor,
+        *inputs: tf.Tensor,
+        structure: _MicroBatchInputs,
     ) -> tf.Tensor:
+        """Runs all micro-batches through the compiled pipeline.
+
+        Args:
+          theta: weights of all layers.
+          x_mBLM: the micro-batches.
+          *inputs: the other inputs of the layers, flattened and split into micro-batches.
+          structure: the structure of these inputs, for `tf.nest`.
+        """
         specs = super().variable_specs()
 
-        def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
-            here, number = tensors[: len(inputs)], tensors[len(inputs)]
+        def run_body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
+            layer_inputs, micro_batch = tensors[: len(inputs)], tensors[len(inputs)]
             weights = specs.pack(tensors[len(inputs) + 1 :])
             layers = zip(self.body, weights.body, strict=True)
-            return _run(layers, x_BLM, tf.nest.pack_sequence_as(structure, here), number)
+            packed = tf.nest.pack_sequence_as(structure, layer_inputs)
+            return _run_layers(layers, x_BLM, packed, micro_batch)
 
-        unit = RematUnit(body, self.p.rematerialize)
-        loop = PipelineLoop(unit, self.schedule, self._repetition, specs.flatten())
-        y_RBLM, reports, values = loop.run(x_RBLM, inputs, theta.flatten())
-        places = self._places()
-        self._report(reports, [tf.gather_nd(value, places) for value in values])
-        return y_RBLM
+        body = RematUnit(run_body, self.p.rematerialize)
+        loop = PipelineLoop(body, self.schedule, self._repetition, specs.flatten())
+        y_mBLM, reports, values = loop.run(x_mBLM, inputs, theta.flatten())
+        indices = self._report_indices()
+        self._report(reports, [tf.gather_nd(value, indices) for value in values])
+        return y_mBLM
 
-    def _places(self) -> np.ndarray:
-        """Where in values [T,P] those of each time and micro-batch are: [times, R, 2]."""
-        used = self.schedule.busy_ticks()[:, :, None]
-        per_tick = self._times_PR.shape[1] // self.p.circulations
-        at = used * per_tick + np.arange(per_tick)[:, None]
-        stages = np.broadcast_to(np.arange(self.p.stages)[:, None, None], at.shape)
-        return np.stack([at, stages], -1).reshape(self.p.times, -1, 2)
+    def _report_indices(self) -> np.ndarray:
+        """Returns the indices of useful reports.
+
+        The result is int [times, micro_batches, 2]: for each iteration of the body and each
+        micro-batch, its index in values of shape [runs of a stage, P].
+        """
+        busy = self.schedule.busy_ticks()[:, :, None]
+        per_tick = self._iterations_PR.shape[1] // self.p.circulations
+        runs = busy * per_tick + np.arange(per_tick)[:, None]
+        stages = np.broadcast_to(np.arange(self.p.stages)[:, None, None], runs.shape)
+        return np.stack([runs, stages], -1).reshape(self.p.times, -1, 2)
 
     @layer_method
-    def _one_by_one(
-        self, theta: NestedMap, x_RBLM: tf.Tensor, *inputs: tf.Tensor, structure: _MicroBatchInputs
+    def _run_one_by_one(
+        self,
+        theta: NestedMap,
+        x_mBLM: tf.Tensor,
+        *inputs: tf.Tensor,
+        structure: _MicroBatchInputs,
     ) -> tf.Tensor:
-        """The layers one after another, where no loop is compiled."""
-        pass_under_way = context.current()
-        micro_batches, values = tf.unstack(x_RBLM), []
-        for time in range(self.p.times):
-            layers, found = self._body_at(theta, time), []
+        """Runs layer after layer on each micro-batch: in eager mode no loop is compiled."""
+        forward_pass = context.current()
+        micro_batches, values = tf.unstack(x_mBLM), []
+        for iteration in range(self.p.times):
+            layers, values_here = self._body_of_iteration(theta, iteration), []
             for i, x_BLM in enumerate(micro_batches):
-                with context.use(pass_under_way.part(Iteration(self._repetition, time))) as part:
-                    here = tf.nest.pack_sequence_as(structure, [x[i] for x in inputs])
-                    micro_batches[i] = _run(layers, x_BLM, here, tf.constant(i))
+                here = Iteration(self._repetition, iteration)
+                with context.use(forward_pass.part(here)) as part:
+                    packed = tf.nest.pack_sequence_as(structure, [x[i] for x in inputs])
+                    micro_batches[i] = _run_layers(layers, x_BLM, packed, tf.constant(i))
                 reports = Reports.of(part)
-                found.append(reports.values)
-            values.append(found)
-        by_name = [tf.stack([[v[k] for v in f] for f in values]) for k in range(len(found[0]))]
+                values_here.append(reports.values)
+            values.append(values_here)
+        reported = range(len(values[0][0]))
+        by_name = [tf.stack([[v[k] for v in here] for here in values]) for k in reported]
         self._report(reports, by_name)
         return tf.stack(micro_batches)
 
     def _report(self, reports: Reports, values: Sequence[tf.Tensor]) -> None:
-        """Reports means over micro-batches of values [times, R], layer by layer."""
+        """Reports the means over all micro-batches.
+
+        Args:
+          reports: names of the losses and metrics.
+          values: their values and weights, ordered as in `Reports`, each [times, micro_batches].
+        """
         losses, metrics = len(reports.losses), len(reports.metrics)
         weights = [tf.reduce_sum(weight, 1) for weight in values[losses + metrics :]]
         pairs = zip(values[losses:], values[losses + metrics :], strict=False)
@@ -231,24 +262,24 @@ class Pipeline(Execution):
 
 
 def pipelines(layer: Layer) -> Iterator[Pipeline]:
-    """Yields the pipelines among a layer and all below it."""
+    """Yields the pipelines among a layer and its descendants."""
     if isinstance(layer, Pipeline):
         yield layer
-    for child in layer.children.values():
-        for one in child if isinstance(child, list) else [child]:
-            yield from pipelines(one)
+    for child in layer.child_layers():
+        yield from pipelines(child)
 
 
-def _run(
+def _run_layers(
     layers: Sequence[tuple[Layer, NestedMap]],
     x_BLM: tf.Tensor,
     inputs: _MicroBatchInputs,
-    number: tf.Tensor,
+    micro_batch: tf.Tensor,
 ) -> tf.Tensor:
-    """One micro-batch through layers, with random numbers of its own."""
+    """Runs layers on one micro-batch, with random numbers that depend on its index."""
     now = context.current()
     if now.seed is not None:
-        now = dataclasses.replace(now, seed=random_numbers.hashed_fold_in_word(now.seed, number))
+        seed = random_numbers.hashed_fold_in_word(now.seed, micro_batch)
+        now = dataclasses.replace(now, seed=seed)
     if inputs.token_ids:
         now = dataclasses.replace(now, token_ids=inputs.token_ids[0])
     with context.use(now):
@@ -258,27 +289,27 @@ def _run(
         return annotate(x_BLM, "BLM")
 
 
-def _padded(tensor: tf.Tensor, missing: int) -> tf.Tensor:
+def _pad_rows(tensor: tf.Tensor, missing: int) -> tf.Tensor:
     if not missing:
         return tensor
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 
-def _cut(tensor: tf.Tensor, count: int) -> tf.Tensor:
-    """[R,B,...]: R micro-batches, each of every R-th row, of all devices' rows an equal share.
+def _split(tensor: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns the micro-batches [m,B,...]. Each has every `count`-th row, from all devices alike.
 
-    They are with all stages: rows that were split over those, too, are put together first.
+    All stages need all micro-batches, so rows that are also split over the stages are gathered.
     """
     partitioning = current_partitioning()
     with use_partitioning(partitioning and partitioning.within_stack(STAGES)):
-        tensor = _by_rows(tensor, "B")
+        tensor = _annotate_rows(tensor, "B")
         rows, *shape = tensor.shape
-        by_part = tf.reshape(tensor, [rows // count, count, *shape])
+        by_micro_batch = tf.reshape(tensor, [rows // count, count, *shape])
         order = [1, 0, *range(2, len(shape) + 2)]
-        return _by_rows(tf.transpose(by_part, order), "RB")
+        return _annotate_rows(tf.transpose(by_micro_batch, order), "mB")
 
 
-def _by_rows(tensor: tf.Tensor, first: str) -> tf.Tensor:
-    """The tensor, split along rows alone."""
-    layout = (first + "LKM")[: tensor.shape.rank]
+def _annotate_rows(tensor: tf.Tensor, leading: str) -> tf.Tensor:
+    """Annotates a tensor as split by B only; `leading` are its first letters."""
+    layout = (leading + "LKM")[: tensor.shape.rank]
     return annotate(tensor, layout, unsplit=layout.replace("B", ""))

@@ -1,11 +1,11 @@
-"""What the stages of a pipeline read in a tick, and the sums of its gradients.
+"""Operands of a pipeline: the tensors that its stages read in a tick, and their gradients.
 
-An operand is read for all stages at once, as a stack [P,...]. Both kinds have these methods:
+An operand is read for all stages at once, as a stack [P,...]. Every operand has these methods:
 
-    read(t, r)                what each stage reads in tick t, the r-th time it runs
-    zeros()                   where a sum of gradients begins
-    add(total, t, r, d)       the sum with the gradients d [P,...] of what was read then
-    gradient(total)           the operand's gradient, when all have been added
+    read(t, r)              what each stage reads in tick t, the r-th time that it runs its body
+    zero_sums()             initial sums of gradients
+    add(sums, t, r, d)      the sums with the gradients d [P,...] of that read added
+    gradient(sums)          the gradient of the operand, from the sums over all reads
 """
 
 from __future__ import annotations
@@ -19,53 +19,65 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate_like
 
+LOCAL_LETTERS = {"m": "micro-batches"}
+
 
 @dataclasses.dataclass(frozen=True)
-class OfMicroBatch:
-    """A tensor [R,B,...] of R micro-batches, of which a stage reads its micro-batch's part.
+class MicroBatchOperand:
+    """A tensor of all micro-batches. A stage reads the part of its current micro-batch.
 
-    Gradients are added up at place t modulo R, whichever micro-batches the stages have then: so all
-    write to the same place, and none to a place that depends on its number.
+    In tick t all stages add their gradients at index t modulo the number of micro-batches, whatever
+    micro-batch they have. An index that differs between stages would need communication.
+    `gradient` puts the sums in order.
+
+    Attributes:
+      tensor: [m,B,...].
+      schedule: the schedule of the pipeline.
     """
 
     tensor: tf.Tensor
     schedule: Schedule
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-        """Returns [P,B,...]."""
+        """Returns the rows of each stage's micro-batch, [P,B,...]."""
         del r
         return tf.gather(self.tensor, self.schedule.micro_batch(t))
 
-    def zeros(self) -> tf.TensorArray:
-        """Returns, for every place, [P,B,...]."""
+    def zero_sums(self) -> tf.TensorArray:
+        """Returns an array of float32 sums [P,B,...], one for each micro-batch."""
         count, *shape = self.tensor.shape
-        places = tf.zeros([count, self.schedule.stages, *shape])
-        array = tf.TensorArray(tf.float32, count, element_shape=places.shape[1:])
-        return array.unstack(places)
+        zeros = tf.zeros([count, self.schedule.stages, *shape])
+        array = tf.TensorArray(tf.float32, count, element_shape=zeros.shape[1:])
+        return array.unstack(zeros)
 
-    def add(
-        self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
-    ) -> tf.TensorArray:
-        """Returns the sum with d [P,B,...]."""
+    def add(self, sums: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> tf.TensorArray:
+        """Returns the sums with the gradients d [P,B,...] of one read added."""
         del r
-        place = tf.math.floormod(t, self.schedule.micro_batches)
-        return total.write(place, total.read(place) + tf.cast(d, tf.float32))
+        index = tf.math.floormod(t, self.schedule.micro_batches)
+        return sums.write(index, sums.read(index) + tf.cast(d, tf.float32))
 
-    def gradient(self, total: tf.TensorArray) -> tf.Tensor:
-        """Returns [R,B,...]."""
+    def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
+        """Returns the gradient [m,B,...] of the tensor."""
         micro_batches, stages = np.ogrid[: self.schedule.micro_batches, : self.schedule.stages]
-        places = (micro_batches + stages) % self.schedule.micro_batches
+        indices = (micro_batches + stages) % self.schedule.micro_batches
         order = [1, 0, *range(2, self.tensor.shape.rank + 1)]
-        by_stage = tf.gather(tf.transpose(total.stack(), order), places.T, batch_dims=1)
+        by_stage = tf.gather(tf.transpose(sums.stack(), order), indices.T, batch_dims=1)
         return tf.cast(tf.reduce_sum(by_stage, 0), self.tensor.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
-class OfLayer:
-    """A weight [P,R,...], of whose R layers in a stage each stage reads that it is about to run.
+class WeightOperand:
+    """A stack of weights. A stage reads the weight of the layer that it runs next.
 
-    Which one that is differs from stage to stage by one circulation at most. So two are read and
-    written for all stages alike: a place that depends on its number would have XLA move weights.
+    The circulations of two stages differ by at most one. So in every tick two indices along R are
+    read and written for all stages alike, and each stage selects one of them. An index that differs
+    between stages would make XLA communicate weights.
+
+    Attributes:
+      weight: [P,R,...], where R counts the layers of a stage.
+      spec: spec of the weight of one layer.
+      schedule: the schedule of the pipeline.
+      per_tick: number of times that a stage runs its body in a tick.
     """
 
     weight: tf.Tensor
@@ -74,52 +86,51 @@ class OfLayer:
     per_tick: int
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
-        """Returns [P,...]."""
-        (place, _), *older = self._places(t, r)
-        chosen = self._at(place)
-        for place, is_there in older:
-            chosen = tf.where(is_there, self._at(place), chosen)
-        return annotate_like(chosen, self._stacked("P"))
+        """Returns the weight that each stage uses, [P,...]."""
+        (index, _), *others = self._candidates(t, r)
+        selected = self._at(index)
+        for index, is_selected in others:
+            selected = tf.where(is_selected, self._at(index), selected)
+        return annotate_like(selected, self._spec_with("P"))
 
-    def zeros(self) -> tf.TensorArray:
-        """Returns, for every layer of a stage, [P,...]."""
+    def zero_sums(self) -> tf.TensorArray:
+        """Returns an array of float32 sums [P,...], one for each layer of a stage."""
         stages, layers, *shape = self.weight.shape
-        zeros = annotate_like(tf.zeros([layers, stages, *shape]), self._stacked("RP"))
+        zeros = annotate_like(tf.zeros([layers, stages, *shape]), self._spec_with("RP"))
         array = tf.TensorArray(tf.float32, layers, element_shape=zeros.shape[1:])
         return array.unstack(zeros)
 
-    def add(
-        self, total: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor
-    ) -> tf.TensorArray:
-        """Returns the sum with d [P,...]."""
-        d = tf.cast(annotate_like(d, self._stacked("P")), tf.float32)
-        for place, is_there in self._places(t, r):
-            total = total.write(place, total.read(place) + tf.where(is_there, d, 0.0))
-        return total
+    def add(self, sums: tf.TensorArray, t: tf.Tensor, r: tf.Tensor, d: tf.Tensor) -> tf.TensorArray:
+        """Returns the sums with the gradients d [P,...] of one read added."""
+        d = tf.cast(annotate_like(d, self._spec_with("P")), tf.float32)
+        for index, is_selected in self._candidates(t, r):
+            sums = sums.write(index, sums.read(index) + tf.where(is_selected, d, 0.0))
+        return sums
 
-    def gradient(self, total: tf.TensorArray) -> tf.Tensor:
-        """Returns [P,R,...]."""
-        by_layer = annotate_like(total.stack(), self._stacked("RP"))
+    def gradient(self, sums: tf.TensorArray) -> tf.Tensor:
+        """Returns the gradient [P,R,...] of the weight."""
+        by_layer = annotate_like(sums.stack(), self._spec_with("RP"))
         order = [1, 0, *range(2, by_layer.shape.rank)]
         gradient = tf.cast(tf.transpose(by_layer, order), self.weight.dtype)
-        return annotate_like(gradient, self._stacked("PR"))
+        return annotate_like(gradient, self._spec_with("PR"))
 
-    def _places(self, t: tf.Tensor, r: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Along R the layers that stages run now, and which stages [P,1,...] run each."""
+    def _candidates(self, t: tf.Tensor, r: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns indices along R, each with the stages [P,1,...] that run this layer now."""
         newest = self.schedule.newest_circulation(t)
         ones = [1] * (self.weight.shape.rank - 2)
         is_newest = tf.reshape(tf.equal(self.schedule.circulation(t), newest), [-1, *ones])
-        places = [(newest * self.per_tick + r, is_newest)]
+        candidates = [(newest * self.per_tick + r, is_newest)]
         if self.schedule.circulations > 1:
-            older = tf.maximum(newest - 1, 0)
-            places.append((older * self.per_tick + r, ~is_newest))
-        return places
+            previous = tf.maximum(newest - 1, 0)
+            candidates.append((previous * self.per_tick + r, ~is_newest))
+        return candidates
 
-    def _at(self, place: tf.Tensor) -> tf.Tensor:
+    def _at(self, index: tf.Tensor) -> tf.Tensor:
         stages, _, *shape = self.weight.shape
-        start = [0, place] + [0] * len(shape)
+        start = [0, index] + [0] * len(shape)
         return tf.squeeze(tf.slice(self.weight, start, [stages, 1, *shape]), 1)
 
-    def _stacked(self, letters: str) -> VariableSpec:
-        unsplit = self.spec.unsplit + letters.replace("P", "")
-        return dataclasses.replace(self.spec, layout=letters + self.spec.layout, unsplit=unsplit)
+    def _spec_with(self, stack: str) -> VariableSpec:
+        """Returns the spec with stack letters before its own; only P of them can be split."""
+        unsplit = self.spec.unsplit + stack.replace("P", "")
+        return dataclasses.replace(self.spec, layout=stack + self.spec.layout, unsplit=unsplit)

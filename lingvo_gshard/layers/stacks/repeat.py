@@ -1,9 +1,8 @@
-"""Repeat: a stack of like layers as one compiled loop."""
+"""Repeat: a stack of layers compiled as one loop."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -17,16 +16,17 @@ from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.loop import Loop
 from lingvo_gshard.sharding import annotate
 
-# Of what every layer of a stack takes and returns.
-_CARRIED = "BLM"
+# Letters of the input and the output of every layer.
+_ACTIVATIONS = "BLM"
 
 
 class Repeat(Execution):
-    """`body`, a layer or several that take turns, run `times` times over weights of its own.
+    """Runs `body`, `times` times, in one compiled loop.
 
-    Computes what the layers one after another would, and is compiled in the same time however many
-    they are. A weight of layer `body[1]` is a stack over the letter R of what would be the weights
-    of `[1]`, `[3]`, ... Each begins, draws random numbers and reports metrics by that name.
+    The time to compile it does not depend on the number of layers. A weight of `body[1]` is a stack
+    over the letter R of the weights that layers 1, 3, 5, ... would have in a body of two. Each
+    layer has the initial weights, random numbers and metric names that it would have without the
+    loop.
     """
 
     def __init__(self, params: Params, path: str = ""):
@@ -34,7 +34,7 @@ class Repeat(Execution):
         self._repetition = Repetition(path, len(self.p.body), self.p.times)
 
     def variable_specs(self) -> NestedMap:
-        """Returns the body's tree of VariableSpec, each with R before its dimensions."""
+        """Returns the VariableSpecs of the body, each with a leading dimension R."""
         return super().variable_specs().transform(self._stacked)
 
     def _stacked(self, spec: VariableSpec) -> VariableSpec:
@@ -47,52 +47,46 @@ class Repeat(Execution):
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
-        """Returns the layers of the body with their weights, one after another, time after time."""
-        return [pair for r in range(self.p.times) for pair in self._body_at(theta, r)]
+        """Returns all layers with their weights, in the order in which they run."""
+        return [pair for r in range(self.p.times) for pair in self._body_of_iteration(theta, r)]
 
     @layer_method
-    def _body_at(self, theta: NestedMap, r: int) -> list[tuple[Layer, NestedMap]]:
-        at_r = theta.transform(lambda weight: weight[r])
-        return list(zip(self.body, at_r.body, strict=True))
+    def _body_of_iteration(self, theta: NestedMap, r: int) -> list[tuple[Layer, NestedMap]]:
+        weights = theta.transform(lambda weight: weight[r])
+        return list(zip(self.body, weights.body, strict=True))
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
-        """Returns [B,L,M]: x through all layers, each called with (theta, x, *shared).
-
-        Args:
-          theta: weights of all layers.
-          x_BLM: input of the first layer.
-          *shared: nests of tensors that every layer reads.
-        """
+        """Returns [B,L,M]; see the base class."""
         if tf.executing_eagerly():
-            return self._fprop_eagerly(theta, x_BLM, shared)
+            return self._fprop_eagerly(theta, x_BLM, *shared)
         specs = super().variable_specs()
         flat = tf.nest.flatten(shared)
 
-        def body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
-            here = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
-            at_time = specs.pack(tensors[len(flat) :])
-            x_BLM = annotate(x_BLM, _CARRIED)
-            for layer, layer_theta in zip(self.body, at_time.body, strict=True):
-                x_BLM = layer.fprop(layer_theta, x_BLM, *here)
-            return annotate(x_BLM, _CARRIED)
+        def run_body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
+            layer_inputs = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
+            weights = specs.pack(tensors[len(flat) :])
+            x_BLM = annotate(x_BLM, _ACTIVATIONS)
+            for layer, layer_theta in zip(self.body, weights.body, strict=True):
+                x_BLM = layer.fprop(layer_theta, x_BLM, *layer_inputs)
+            return annotate(x_BLM, _ACTIVATIONS)
 
-        unit = RematUnit(body, self.p.rematerialize)
-        loop = Loop(unit, self._repetition, _CARRIED, specs.flatten())
-        outcome = loop.run(x_BLM, *flat, *theta.flatten())
-        outcome.reports.stacked(self._repetition).add_to(context.current(), outcome.values)
-        return outcome.output
+        body = RematUnit(run_body, self.p.rematerialize)
+        loop = Loop(body, self._repetition, _ACTIVATIONS, specs.flatten())
+        result = loop.run(x_BLM, *flat, *theta.flatten())
+        result.reports.stacked(self._repetition).add_to(context.current(), result.values)
+        return result.output
 
     @layer_method
-    def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, shared: Sequence) -> tf.Tensor:
-        """The layers one by one, where no loop is compiled."""
-        pass_under_way, values = context.current(), []
+    def _fprop_eagerly(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:
+        """Runs the layers one by one: in eager mode no loop is compiled."""
+        forward_pass, values = context.current(), []
         for r in range(self.p.times):
-            with context.use(pass_under_way.part(Iteration(self._repetition, r))) as part:
-                for layer, layer_theta in self._body_at(theta, r):
+            with context.use(forward_pass.part(Iteration(self._repetition, r))) as part:
+                for layer, layer_theta in self._body_of_iteration(theta, r):
                     x_BLM = layer.fprop(layer_theta, x_BLM, *shared)
             reports = Reports.of(part)
             values.append(reports.values)
-        stacks = [tf.stack(over_times) for over_times in zip(*values, strict=True)]
-        reports.stacked(self._repetition).add_to(pass_under_way, stacks)
+        stacks = [tf.stack(over_iterations) for over_iterations in zip(*values, strict=True)]
+        reports.stacked(self._repetition).add_to(forward_pass, stacks)
         return x_BLM

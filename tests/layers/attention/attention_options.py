@@ -1,4 +1,4 @@
-"""Params of attentions with options, each alone and all together, for the tests of them."""
+"""Params of attentions with each option alone, and with all of them together."""
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
@@ -28,24 +28,24 @@ EACH: dict[str, dict] = {
 
 
 def plain(kind: type = SelfAttention, **values: object) -> Params:
-    """Returns the Params of an attention of 2 heads, M = 8, with these values."""
+    """Returns the Params of an attention with 2 heads and M = 8."""
     return kind.params().set(model_dim=8, num_heads=2, **values)
 
 
 def attention(name: str, **values: object) -> Params:
-    """Returns the Params of an attention of 4 heads of 8, M = 8, with the options of that name."""
+    """Returns the Params of a self-attention with the options EACH[name], 4 heads and M = 8."""
     p = SelfAttention.params().set(model_dim=8, num_heads=4, head_dim=8, **EACH[name])
     return p.set(**values)
 
 
 def cross_attention(name: str) -> Params:
-    """Returns the Params of a cross-attention with those of the options that it has."""
+    """Returns the Params of a cross-attention with the options of EACH[name] that it has."""
     p = CrossAttention.params().set(model_dim=8, num_heads=4, head_dim=8)
     return p.set(**{option: value for option, value in EACH[name].items() if option in p})
 
 
 def blocks() -> Params:
-    """Returns the Params of a causal attention in blocks with what else these can do."""
+    """Returns the Params of a causal blockwise attention with all options that it supports."""
     p = attention("together", relative_buckets=0, is_causal=True)
     kernel = BlockwiseKernel.params().set(block_size=4)
     return p.set(logit_cap=2.0, window=3, kernel=kernel)

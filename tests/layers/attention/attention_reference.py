@@ -1,4 +1,4 @@
-"""Attention with all of its options as a loop over rows, queries, keys and heads, in float64."""
+"""Reference attention: loops over rows, queries, keys and heads, in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import numpy as np
 
 
 def attention(p, theta, x, segments, sees) -> np.ndarray:
-    """Returns [B,L,M] of self-attention with the Params p; sees(b, q, k) but for the window."""
+    """Returns the output [B,L,M] of self-attention.
+
+    Args:
+      p: Params of SelfAttention.
+      theta: its weights.
+      x: input [B,L,M].
+      segments: [B,L].
+      sees: (b, q, k) -> whether query q attends to key k in row b, before the window is applied.
+    """
     weights = {name: np.asarray(value, np.float64) for name, value in theta.flatten_items()}
     heads, head_dim = weights["w_query"].shape[1:]
     group = heads // weights["w_key"].shape[1]
@@ -23,8 +31,8 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
             key = _rms_norm(key, weights["key_norm.scale"])
         for i in range(len(row)):
             position = sum(segments[b, j] == segments[b, i] for j in range(i))
-            _turn(query[i], position, p.rotary_fraction, p.rotary_base)
-            _turn(key[i], position, p.rotary_fraction, p.rotary_base)
+            _rotate(query[i], position, p.rotary_fraction, p.rotary_base)
+            _rotate(key[i], position, p.rotary_fraction, p.rotary_base)
         for q in range(len(row)):
             seen = [
                 k
@@ -53,7 +61,10 @@ def _score(p, weights, query, key, head, distance) -> float:
 
 
 def _bucket(p, distance: int) -> int:
-    """arXiv 1910.10683, section 2.1, by intervals: the i-th of n ranges begins at e (m/e)^(i/n)."""
+    """Returns the bucket by intervals: the i-th of n ranges begins at e (m/e)^(i/n).
+
+    arXiv 1910.10683, section 2.1.
+    """
     side = p.relative_buckets if p.is_causal else p.relative_buckets // 2
     begin = 0 if p.is_causal or distance <= 0 else side
     exact, far = side // 2, abs(distance)
@@ -64,8 +75,8 @@ def _bucket(p, distance: int) -> int:
     return begin + exact - 1 + sum(far >= start - 1e-9 for start in begins)
 
 
-def _turn(x_ND, position: int, fraction: float, base: float) -> None:
-    """Multiplies pairs as complex numbers by exp(i position base^(-2i/r))."""
+def _rotate(x_ND, position: int, fraction: float, base: float) -> None:
+    """Rotates pairs of x in place: complex numbers times exp(i position base^(-2i/r))."""
     turned = round(fraction * x_ND.shape[1])
     half = turned // 2
     for i in range(half):

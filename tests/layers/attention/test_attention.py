@@ -1,12 +1,12 @@
-"""Multi-head attention against loops over sentences, heads and positions."""
+"""SelfAttention and CrossAttention against loops over sentences, heads and positions."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from tests.tolerances import assert_close
 
@@ -25,7 +25,7 @@ def activations(length: int, seed: int = 1) -> np.ndarray:
 
 
 def reference(theta, x, memory, sees) -> np.ndarray:
-    """softmax(q k / sqrt(D)) v, head by head, over the keys k for which sees(b, q, k)."""
+    """Returns softmax(q k / sqrt(D)) v over the keys k for which sees(b, q, k)."""
     w_query, w_key, w_value, w_out = (
         theta[name].numpy().astype(np.float64) for name in ("w_query", "w_key", "w_value", "w_out")
     )
@@ -44,7 +44,7 @@ def reference(theta, x, memory, sees) -> np.ndarray:
 
 
 @pytest.mark.parametrize("head_dim", [0, 3])
-def test_cross_attention_is_the_formula(head_dim):
+def test_cross_attention_matches_the_formula(head_dim):
     layer, theta = make(CrossAttention, head_dim=head_dim)
     assert theta.w_query.shape[2] == (head_dim or M // N)
     x, memory = activations(L), activations(K, seed=2)
@@ -59,7 +59,7 @@ def test_cross_attention_is_the_formula(head_dim):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_is_the_formula(causal):
+def test_self_attention_matches_the_formula(causal):
     layer, theta = make(is_causal=causal)
     x = activations(L)
     mask = layer.mask(tf.constant(QUERY_SEGMENTS))
@@ -72,20 +72,7 @@ def test_self_attention_is_the_formula(causal):
     assert_close(actual[real], reference(theta, x, x, sees)[real], "float32")
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_bias_is_zero_where_a_query_may_look(causal):
-    bias = AttentionMask(tf.constant(QUERY_SEGMENTS), is_causal=causal).bias(L, L).numpy()
-    assert bias.shape == (B, 1, L, L) and bias.dtype == np.float32
-    for b in range(B):
-        for q in range(L):
-            for k in range(L):
-                same = QUERY_SEGMENTS[b, q] == QUERY_SEGMENTS[b, k] != 0
-                sees = same and (k <= q or not causal)
-                assert (bias[b, 0, q, k] == 0) == sees
-                assert sees or bias[b, 0, q, k] < -1e8
-
-
-def test_queries_that_see_nothing_stay_finite():
+def test_queries_without_visible_keys_stay_finite():
     layer, theta = make()
     x = tf.constant(activations(L))
     padding = tf.zeros([B, L], tf.int32)
@@ -93,7 +80,7 @@ def test_queries_that_see_nothing_stay_finite():
     assert np.isfinite(y).all()
 
 
-def test_step_by_step_is_causal_attention():
+def test_decoding_steps_equal_causal_attention():
     layer, theta = make(is_causal=True)
     x = tf.constant(activations(L))
     expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
@@ -122,6 +109,16 @@ def test_dropout_drops_weights_in_training_only():
 
 
 @pytest.mark.parametrize("values", [{"num_heads": 3}, {"num_heads": 0}])
-def test_heads_that_do_not_divide_are_refused(values):
+def test_rejects_heads_that_do_not_divide_the_model(values):
     with pytest.raises(ValueError, match="attention.num_heads: .* do not divide model_dim 8"):
         SelfAttention.params().set(model_dim=M, **values).instantiate(path="attention")
+
+
+def test_flops_are_those_of_the_products():
+    shape = TokenShape(rows=3, length=5, memory_length=7)
+    self_attention, _ = make()
+    assert self_attention.flops(shape) == 2 * 4 * 15 * M * M + 2 * 2 * 3 * 5 * 5 * M
+    cross_attention, _ = make(CrossAttention, num_key_value_heads=1)
+    queries_and_output, keys_and_values = 2 * 2 * 15 * M * M, 2 * 2 * 21 * M * (M // N)
+    products = 2 * 2 * 3 * 5 * 7 * M
+    assert cross_attention.flops(shape) == queries_and_output + keys_and_values + products

@@ -1,4 +1,4 @@
-"""Options of attention against loops in float64, in stacks, step by step, and refused."""
+"""Options of attention against loops in float64, in stacks and in decoding."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def run(layer, theta, x, segments=SEGMENTS) -> tf.Tensor:
 
 @each_option
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_it_is_the_loop_and_it_acts(name, is_causal):
+def test_matches_the_reference_and_has_an_effect(name, is_causal):
     layer, theta = make(name, is_causal=is_causal)
     x = activations()
 
@@ -59,7 +59,7 @@ def test_it_is_the_loop_and_it_acts(name, is_causal):
 
 
 @each_option
-def test_sentences_do_not_see_one_another(name):
+def test_sentences_are_independent(name):
     layer, theta = make(name)
     x = activations()
     packed = run(layer, theta, x).numpy()
@@ -70,17 +70,17 @@ def test_sentences_do_not_see_one_another(name):
         assert_close(found[0], packed[b, chosen], "order")
 
 
-def test_positions_begin_anew_in_every_segment():
+def test_positions_restart_in_every_segment():
     segments = tf.constant([[1, 1, 1, 2, 2, 3, 0, 0], [4, 4, 4, 4, 4, 4, 4, 4], [0] * 8])
     expected = [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8)), list(range(8))]
     np.testing.assert_array_equal(rotary.positions_in_segments(segments), expected)
 
 
 def test_rotary_angles_at_far_positions_are_exact():
-    """Timescales are no whole numbers, and bfloat16 holds no position beyond 256."""
+    """Timescales are not integers, and bfloat16 cannot represent all positions above 256."""
     x = np.random.default_rng(3).normal(size=(1, 1, 1, 16)).astype(np.float32)
     expected = x[0, 0].astype(np.float64)
-    attention_reference._turn(expected, 3001, 1.0, 10000.0)
+    attention_reference._rotate(expected, 3001, 1.0, 10000.0)
     position = tf.constant([[3001]])
     assert_close(rotary.rotate(tf.constant(x), position, 1.0, 10000.0)[0, 0], expected, "order")
     rounded = rotary.rotate(tf.cast(x, tf.bfloat16), position, 1.0, 10000.0)
@@ -90,7 +90,7 @@ def test_rotary_angles_at_far_positions_are_exact():
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("buckets", "most"), [(4, 3), (8, 5), (32, 128)])
-def test_buckets_are_intervals(buckets, most, is_causal):
+def test_buckets_match_their_intervals(buckets, most, is_causal):
     p = attention_options.attention("relative", is_causal=is_causal)
     p.set(relative_buckets=buckets, relative_max_distance=most)
     distances = np.arange(-2 * most, 1 if is_causal else 2 * most)
@@ -123,7 +123,7 @@ def stack_of(name: str, **values) -> tuple[TransformerStack, NestedMap]:
 
 
 @pytest.mark.parametrize("name", ["grouped", "rotary", "relative", "window", "together"])
-def test_a_decoder_step_by_step_is_the_decoder(name):
+def test_decoding_steps_equal_the_decoder(name):
     stack, theta = stack_of(name, is_decoder=True)
     x = tf.constant(activations())
     memory = Memory(tf.constant(activations(K, 2)), tf.constant([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]))
@@ -142,7 +142,7 @@ def test_a_decoder_step_by_step_is_the_decoder(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rematerialize", ["none", "full"])
-def test_a_loop_of_layers_is_the_layers(rematerialize):
+def test_a_loop_equals_its_layers(rematerialize):
     stack, theta = stack_of("together", execution=loop(rematerialize))
     layers, _ = stack_of("together")
     flat = NestedMap(layers=[t for _, t in stack.unrolled(theta)], final_norm=theta.final_norm)
@@ -183,7 +183,7 @@ def test_a_loop_of_layers_is_the_layers(rematerialize):
         ({"logit_cap": -1.0}, "logit_cap: -1.0 is negative"),
     ],
 )
-def test_what_cannot_be_is_refused(values, message):
+def test_rejects_invalid_options(values, message):
     p = SelfAttention.params().set(model_dim=M, num_heads=4, head_dim=8, **values)
     with pytest.raises(ValueError, match=f"attention.{message}"):
         p.instantiate(path="attention")

@@ -1,4 +1,4 @@
-"""Attention in blocks of keys: equal to that of whole rows, and without a tensor of their size."""
+"""Blockwise attention against dense attention, and the size of its largest tensor."""
 
 import math
 import re
@@ -24,7 +24,7 @@ MEMORY_SEGMENTS = np.array([[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]], np.int32)
 
 
 def kernel(block_size: int) -> Params:
-    """Params of a kernel of blocks; of a dense one if the block size is 0."""
+    """Returns the Params of a blockwise kernel, or of a dense one if the block size is 0."""
     if not block_size:
         return DenseKernel.params()
     return BlockwiseKernel.params().set(block_size=block_size)
@@ -41,7 +41,7 @@ def activations(length: int = L, rows: int = B) -> np.ndarray:
 
 
 def run(layer, theta, x, memory, segments, key_segments) -> NestedMap:
-    """Output and gradients; the loss weighs padding too."""
+    """Returns the output and the gradients of a loss that includes padding."""
     sources = NestedMap(theta=theta, x=x)
     with tf.GradientTape() as tape:
         tape.watch(sources.flatten())
@@ -70,16 +70,16 @@ def check(values: dict, block_size: int, memory=None, key_segments=SEGMENTS, dty
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 9, 20])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_it_is_the_attention_of_whole_rows(block_size, is_causal):
+def test_equals_dense_attention(block_size, is_causal):
     check({"is_causal": is_causal}, block_size)
 
 
-def test_with_all_that_blocks_can_do():
+def test_all_supported_options():
     values = {"window": 2, "logit_cap": 0.5, "rotary_fraction": 1.0, "qk_norm": True}
     check({**values, "is_causal": True, "num_key_value_heads": 2}, 4)
 
 
-def test_of_a_memory():
+def test_cross_attention():
     check({}, 2, activations(K), MEMORY_SEGMENTS)
 
 
@@ -131,7 +131,7 @@ def test_in_a_stack(values):
         assert_close(one, other, "order")
 
 
-def test_step_by_step():
+def test_decoding_steps_equal_fprop():
     stack, theta = stack_of(4)
     x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
     memory = Memory(tf.constant(activations(K)), tf.constant(np.minimum(MEMORY_SEGMENTS, 1)))
@@ -144,7 +144,7 @@ def test_step_by_step():
 
 
 def largest_tensor(block_size: int) -> int:
-    """Elements of the largest tensor in the compiled forward and backward pass of a stack."""
+    """Returns the elements of the largest tensor in a compiled training pass of a stack."""
     p = TransformerStack.params().set(
         num_layers=1, model_dim=M, num_heads=2, hidden_dim=12, moe_every=0
     )
@@ -165,7 +165,7 @@ def largest_tensor(block_size: int) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
-def test_no_tensor_has_queries_by_keys():
+def test_has_no_tensor_of_queries_by_keys():
     assert largest_tensor(16) < 256 * 256 // 4
     assert largest_tensor(0) >= 2 * 256 * 256
 
@@ -178,6 +178,6 @@ def test_no_tensor_has_queries_by_keys():
         ({"block_size": 4, "relative_buckets": 8}, "relative_buckets: 8 .*BlockwiseKernel"),
     ],
 )
-def test_what_cannot_be_is_refused(values, message):
+def test_rejects_unsupported_options(values, message):
     with pytest.raises(ValueError, match=f"attention.{message}"):
         make(**values)

@@ -1,4 +1,4 @@
-"""Ring attention on one device is attention in one part: equal to that of whole rows."""
+"""Ring attention on one device, which is one part, against dense attention."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def activations(length: int = L) -> np.ndarray:
 
 
 def run(layer, theta, x, memory, key_segments) -> NestedMap:
-    """Output and gradients; the loss weighs padding too."""
+    """Returns the output and the gradients of a loss that includes padding."""
     sources = NestedMap(theta=theta, x=x)
     with tf.GradientTape() as tape:
         tape.watch(sources.flatten())
@@ -59,7 +59,7 @@ def run(layer, theta, x, memory, key_segments) -> NestedMap:
         ({"logit_cap": 2.0, "num_key_value_heads": 1}, "bfloat16", False),
     ],
 )
-def test_one_part_is_the_attention_of_whole_rows(values, dtype, has_memory, block_size):
+def test_one_part_equals_dense_attention(values, dtype, has_memory, block_size):
     x = tf.cast(activations(), dtype)
     memory = tf.cast(activations(K), dtype) if has_memory else None
     results = []
@@ -75,6 +75,6 @@ def test_one_part_is_the_attention_of_whole_rows(values, dtype, has_memory, bloc
 
 
 @pytest.mark.parametrize("option", ["dropout_rate", "relative_buckets"])
-def test_unsupported_options_are_refused(option):
+def test_rejects_unsupported_options(option):
     with pytest.raises(ValueError, match=f"attention.{option}: 8 .*attention.kernel, RingKernel"):
         make(kernel=RingKernel.params(), **{option: 8})

@@ -1,4 +1,4 @@
-"""Params of the ways to run the layers of a stack, for tests."""
+"""Params of all executions of a stack, for tests."""
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.stacks.pipeline import Pipeline
@@ -7,15 +7,15 @@ from lingvo_gshard.layers.stacks.sequential import Sequential
 
 
 def sequential(policy: str = "none") -> Params:
-    """Returns the Params of layers one by one, with a rematerialization policy."""
+    """Returns the Params of layers compiled one by one, with a remat policy."""
     return Sequential.params().set(rematerialize=policy)
 
 
 def loop(policy: str = "none") -> Params:
-    """Returns the Params of one compiled loop, with a rematerialization policy."""
+    """Returns the Params of a compiled loop, with a remat policy."""
     return Repeat.params().set(rematerialize=policy)
 
 
 def pipeline(stages: int, **values: object) -> Params:
-    """Returns the Params of a pipeline of so many stages."""
+    """Returns the Params of a pipeline with options of Pipeline."""
     return Pipeline.params().set(stages=stages, **values)

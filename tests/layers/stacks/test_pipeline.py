@@ -1,4 +1,4 @@
-"""Stages of a pipeline: the same as layers one by one of every micro-batch, and the schedule."""
+"""Pipelines against layers run one by one on each micro-batch, and their schedule."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def inputs() -> dict[str, tf.Tensor]:
 
 
 def one_pass(layer: TransformerStack, batch: dict, theta, seed=SEED, share=1.0) -> dict:
-    """What a training pass gives; share: what the layers' own losses are weighted by."""
+    """Returns the results of a training pass; share: weight of the losses that layers add."""
     sources = (batch["x"], batch["memory"], *theta.flatten())
     with context.scope(training=True, seed=seed) as scope, tf.GradientTape() as tape:
         tape.watch(sources)
@@ -64,7 +64,7 @@ def one_pass(layer: TransformerStack, batch: dict, theta, seed=SEED, share=1.0) 
 
 
 def by_name(layer: TransformerStack, found: dict) -> dict:
-    """What a pass gives, with the gradient of every layer's weight by its own name."""
+    """Returns the results of a pass, with gradients keyed by the names of the layers' weights."""
     x, memory, *weights = found["gradients"]
     named = {"x": x, "memory": memory}
     for spec, gradient in zip(layer.variable_specs().flatten(), weights, strict=True):
@@ -75,7 +75,7 @@ def by_name(layer: TransformerStack, found: dict) -> dict:
 
 
 def of_micro_batches(count: int, **values: object) -> dict:
-    """What layers one by one give of each micro-batch by itself, put together."""
+    """Returns the combined results of layers run one by one on each micro-batch alone."""
     layer = stack(**values)
     theta, parts = layer.init(1), []
     for i in range(count):
@@ -152,7 +152,7 @@ def without_stages(values: dict) -> dict:
     ],
     ids=["experts", "circulations", "token_ids"],
 )
-def test_eager_stages_are_layers_one_by_one(count, values):
+def test_eager_stages_equal_layers_one_by_one(count, values):
     assert_same(in_stages(**values), of_micro_batches(count, **without_stages(values)))
 
 
@@ -182,7 +182,7 @@ def test_eager_stages_are_layers_one_by_one(count, values):
     ],
 )
 @pytest.mark.slow
-def test_compiled_stages_are_layers_one_by_one(jit_compile, count, values):
+def test_compiled_stages_equal_layers_one_by_one(jit_compile, count, values):
     expected = of_micro_batches(count, **without_stages(values))
     assert_same(in_stages(jit_compile, **values), expected)
 
@@ -190,9 +190,7 @@ def test_compiled_stages_are_layers_one_by_one(jit_compile, count, values):
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "circulations"), [(4, 8, 1), (4, 2, 1), (3, 3, 2), (2, 5, 3)]
 )
-def test_a_micro_batch_passes_all_stages_in_order_and_stages_have_one_at_a_time(
-    stages, micro_batches, circulations
-):
+def test_micro_batches_pass_the_stages_in_order_one_at_a_time(stages, micro_batches, circulations):
     schedule = Schedule(stages, micro_batches, circulations)
     used = schedule.busy_ticks()
     assert used.shape == (circulations, stages, micro_batches)
@@ -211,7 +209,7 @@ def test_a_micro_batch_passes_all_stages_in_order_and_stages_have_one_at_a_time(
             assert now[stage] == circulation
 
 
-def test_weights_begin_and_follow_one_another_as_those_of_layers_one_by_one():
+def test_initial_weights_and_their_order_equal_those_of_layers_one_by_one():
     stages, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
     theta, expected = stages.init(1), layers.init(1)
     spec = stages.variable_specs().layers.body[0].feed_forward.w_in
@@ -222,7 +220,7 @@ def test_weights_begin_and_follow_one_another_as_those_of_layers_one_by_one():
     tf.nest.map_structure(np.testing.assert_array_equal, layers, expected.layers)
 
 
-def test_rows_that_are_no_whole_micro_batches_are_evaluated_all_the_same():
+def test_evaluation_pads_rows_that_do_not_divide():
     values = {"moe_every": 0}
     stages, layers = stack(**values, execution=pipeline(4)), stack(**values)
     batch = inputs()
@@ -233,7 +231,7 @@ def test_rows_that_are_no_whole_micro_batches_are_evaluated_all_the_same():
 
 
 @pytest.mark.slow
-def test_decodes_as_layers_one_by_one():
+def test_decoding_equals_layers_one_by_one():
     results = []
     for values in ({"execution": pipeline(2)}, {}):
         layer = stack(is_decoder=True, **values)
@@ -247,7 +245,7 @@ def test_decodes_as_layers_one_by_one():
     np.testing.assert_array_equal(*results)
 
 
-def test_stopping_at_a_layer_names_it_as_if_there_were_no_stages():
+def test_layers_are_observed_by_their_names_without_stages():
     layer, seen = stack(**DENSE), []
     batch = inputs()
     with context.scope(on_output=lambda path, _: seen.append(path)):
@@ -285,12 +283,12 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_stages():
         ),
     ],
 )
-def test_what_does_not_fit_is_named(values, message):
+def test_errors_name_the_option(values, message):
     with pytest.raises(ValueError, match=message):
         stack(**{"has_token_ids": True, **values})
 
 
-def test_stages_that_devices_cannot_share_are_named():
+def test_rejects_stages_that_do_not_divide_over_devices():
     layer = stack(moe_every=0, execution=pipeline(2))
     batch, partitioning = inputs(), Partitioning.make("stage=4", "pipeline")
     message = "decoder.execution.stages=2 .* 4 devices along stage of --mesh=stage=4"
@@ -298,7 +296,7 @@ def test_stages_that_devices_cannot_share_are_named():
         layer.fprop(layer.init(1), batch["x"], batch["segments"])
 
 
-def test_rows_that_do_not_divide_are_named_in_training():
+def test_training_rejects_rows_that_do_not_divide():
     layer = stack(moe_every=0, execution=pipeline(4))
     with pytest.raises(ValueError, match="decoder.execution.micro_batches=4 .*batch_rows, 6 rows"):
         one_pass(layer, inputs(), layer.init(1))

@@ -1,4 +1,4 @@
-"""Layers as one loop: the same as layers one by one, whatever is kept for the gradient."""
+"""Loops of layers against layers run one by one, under all remat policies."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,13 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_policy import POLICIES
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts, SigmoidRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
-from tests.layers.stacks.executions import loop, sequential
+from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.tolerances import assert_close
 
 # What its tests share is made once, in one process.
@@ -44,7 +45,7 @@ def inputs() -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def pass_of(layer: TransformerStack):
-    """A function of (x, memory, *weights): one training pass, with its gradients and reports."""
+    """Returns a function of (x, memory, *weights) that runs one training pass."""
     theta = layer.variable_specs()
 
     def run(*tensors: tf.Tensor) -> dict:
@@ -66,7 +67,7 @@ def pass_of(layer: TransformerStack):
 
 
 def by_name(layer: TransformerStack, found: dict) -> dict:
-    """What a pass gives, with the gradient of every layer's weight by its own name."""
+    """Returns the results of a pass, with gradients keyed by the names of the layers' weights."""
     x, memory, *weights = found["gradients"]
     named = {"x": x, "memory": memory}
     for spec, gradient in zip(layer.variable_specs().flatten(), weights, strict=True):
@@ -98,7 +99,7 @@ def one_by_one() -> dict:
     return run()
 
 
-def test_weights_begin_as_those_of_layers_one_by_one():
+def test_initial_weights_equal_those_of_layers_one_by_one():
     looped, layers = stack(execution=loop()), stack()
     paths = [spec.path for spec in layers.variable_specs().flatten()]
     expected = dict(zip(paths, layers.init(1).flatten(), strict=True))
@@ -112,9 +113,17 @@ def test_weights_begin_as_those_of_layers_one_by_one():
     assert not expected
 
 
+@pytest.mark.parametrize("execution", [loop(), pipeline(2)])
+def test_flops_and_active_parameters_equal_those_of_layers_one_by_one(execution):
+    shape = TokenShape(rows=B, length=L, memory_length=K)
+    layers, other = stack(moe_every=0), stack(moe_every=0, execution=execution)
+    assert other.flops(shape) == layers.flops(shape) > 0
+    assert other.active_parameters() == layers.active_parameters() > 0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("execution", [sequential, loop])
-def test_eager_is_the_same_to_the_bit(one_by_one, execution, policy):
+def test_eager_results_are_bitwise_equal(one_by_one, execution, policy):
     found = run(execution=execution(policy))
     tf.nest.map_structure(np.testing.assert_array_equal, found, one_by_one)
 
@@ -128,17 +137,17 @@ def test_eager_is_the_same_to_the_bit(one_by_one, execution, policy):
         pytest.param(sequential, "products", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_is_the_same(one_by_one, execution, policy):
+def test_compiled_results_are_equal(one_by_one, execution, policy):
     assert_same(run(True, execution=execution(policy)), one_by_one)
 
 
 @pytest.mark.slow
-def test_a_graph_that_is_not_compiled_is_the_same(one_by_one):
+def test_results_of_an_uncompiled_graph_are_equal(one_by_one):
     assert_same(run(False, execution=loop("products")), one_by_one)
 
 
 @pytest.mark.slow
-def test_decodes_as_layers_one_by_one():
+def test_decoding_equals_layers_one_by_one():
     results = []
     for execution in (sequential(), loop()):
         layer = stack(execution=execution)
@@ -170,7 +179,7 @@ def test_the_program_does_not_grow_with_depth():
 
 
 def optimized_products(policy: str, **values: object) -> int:
-    """Products of matrices in one compiled pass."""
+    """Returns the number of matrix products in a compiled pass."""
     layer = stack(num_layers=2, execution=sequential(policy), **values)
     function = tf.function(pass_of(layer), jit_compile=True, autograph=False)
     tensors = (*inputs(), *layer.init(1).flatten())
@@ -179,7 +188,7 @@ def optimized_products(policy: str, **values: object) -> int:
 
 
 @pytest.mark.slow
-def test_every_policy_recomputes_what_it_does_not_keep_and_the_compiler_leaves_it():
+def test_policies_that_save_less_compile_to_more_products():
     counts = {policy: optimized_products(policy) for policy in POLICIES}
     kept, but_hidden = counts["products"], counts["products_but_hidden"]
     assert counts["none"] < kept < but_hidden < counts["full"], counts
@@ -189,19 +198,19 @@ def test_the_compiler_does_not_undo_rematerialization():
     assert optimized_products("none", moe_every=0) < optimized_products("full", moe_every=0)
 
 
-def test_a_wrong_policy_is_named():
+def test_an_unknown_policy_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"decoder.execution.rematerialize: .*'ful'.*'full'"):
         stack(execution=sequential("ful"))
 
 
-def test_a_number_of_layers_that_the_body_does_not_divide_is_named():
+def test_rejects_layers_that_do_not_divide_into_bodies():
     with pytest.raises(
         ValueError, match=r"decoder.execution: Repeat needs .* 2 layers \(moe_every\), .* 5"
     ):
         stack(num_layers=5, execution=loop())
 
 
-def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
+def test_layers_are_observed_by_their_names_without_the_loop():
     layer = stack(execution=loop())
     theta: NestedMap = layer.init(1)
     seen = []
@@ -213,7 +222,7 @@ def test_stopping_at_a_layer_names_it_as_if_there_were_no_loop():
 
 
 @pytest.mark.slow
-def test_gradients_that_are_bfloat16_wait_in_bfloat16():
+def test_bfloat16_gradients_are_stacked_in_bfloat16():
     layer = stack(execution=loop("full"), moe_every=0)
 
     def narrow(x: tf.Tensor, memory: tf.Tensor, *weights: tf.Tensor) -> list:
@@ -239,15 +248,15 @@ def test_gradients_that_are_bfloat16_wait_in_bfloat16():
 
 
 def excess_of(x_BLM: tf.Tensor, w_gate: tf.Tensor) -> np.ndarray:
-    """E times the load above the mean of 4 experts, of which every token takes the best two."""
+    """Returns E times the load above the mean, for 4 experts and the best two of each token."""
     logits = x_BLM.numpy().reshape(B * L, M) @ w_gate.numpy()
     load = np.bincount(np.argsort(-logits, -1)[:, :2].ravel(), minlength=4)
     return load * 4 - load.sum()
 
 
 @pytest.mark.parametrize("policy", ["none", pytest.param("full", marks=pytest.mark.slow)])
-def test_rules_are_told_of_their_own_layer_alone(policy):
-    """As one loop, and as segments one after another, both of which compute some things again."""
+def test_update_rules_get_the_values_of_their_own_layer(policy):
+    """In one loop, and in remat units one after another: both recompute."""
     moe = MixtureOfExperts.params().set(model_dim=M, hidden_dim=8, num_experts=4, group_size=8)
     moe.set(router=SigmoidRouter.params())
     repeated = loop(policy).set(body=(moe,), times=2).instantiate(path="layers")
@@ -262,7 +271,7 @@ def test_rules_are_told_of_their_own_layer_alone(policy):
             total = tf.add_n([tf.reduce_sum(output * COTANGENT), *scope.losses.values()])
         return tape.gradient(total, biases)
 
-    def in_segments() -> tf.Tensor:
+    def in_remat_units() -> tf.Tensor:
         y = x
         for layer, layer_theta in repeated.unrolled(theta):
 
@@ -278,6 +287,6 @@ def test_rules_are_told_of_their_own_layer_alone(policy):
         with context.scope(training=True, seed=SEED):
             y = layer.fprop(layer_theta, y, mask)
     assert np.any(expected[0]) and not np.array_equal(expected[0], expected[1])
-    for run in (lambda: repeated.fprop(theta, x, mask), in_segments):
+    for run in (lambda: repeated.fprop(theta, x, mask), in_remat_units):
         found = tf.function(lambda run=run: reported(run), autograph=False)()
         np.testing.assert_array_equal(found, expected)
