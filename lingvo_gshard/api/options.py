@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.runtime.cluster.cluster import ClusterOptions
+from lingvo_gshard.runtime.cluster.place import ClusterOptions
 
 
 @dataclasses.dataclass(frozen=True)

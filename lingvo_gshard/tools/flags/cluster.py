@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from lingvo_gshard.runtime.cluster.cluster import DEFAULT_TIMEOUT, ClusterOptions
+from lingvo_gshard.runtime.cluster.place import DEFAULT_TIMEOUT, ClusterOptions
 
 
 def define_cluster_flags(values: flags.FlagValues) -> None:

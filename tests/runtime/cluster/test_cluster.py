@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lingvo_gshard.runtime.cluster.cluster import Cluster, ClusterOptions
+from lingvo_gshard.runtime.cluster.cluster import Cluster
+from lingvo_gshard.runtime.cluster.place import ClusterOptions
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.runtime.cluster import cluster_run
@@ -138,9 +139,9 @@ def test_a_process_that_dies_ends_the_other_with_a_line(tmp_path):
     assert dead.code == -9
     assert survivor.code == 1
     assert survivor.last_words in (
-        "process 1 of 2 is gone; go on with the same command (last checkpoint: step 5)",
+        "process 1 of 2 is gone; continue with the same command (last checkpoint: step 5)",
         # The save of step 5 may have been under way.
-        "process 1 of 2 is gone; go on with the same command (no checkpoint yet)",
+        "process 1 of 2 is gone; continue with the same command (no checkpoint yet)",
     )
 
 
@@ -161,7 +162,7 @@ def test_the_death_of_process_0_ends_the_others_with_a_line(tmp_path):
     assert dead.code == -9
     for survivor in survivors:
         assert survivor.code == 1
-        words = "process 0 of 3 is gone; go on with the same command (no checkpoint yet)"
+        words = "process 0 of 3 is gone; continue with the same command (no checkpoint yet)"
         assert words in survivor.err
 
 
@@ -173,7 +174,7 @@ def test_an_error_in_one_ends_the_others_with_its_words(tmp_path, process):
     assert ended[process].last_words == "error: the data of this process cannot be read"
     assert ended[1 - process].last_words == (
         f"process {process} of 2 failed (ValueError: the data of this process cannot be read); "
-        "go on with the same command (no checkpoint yet)"
+        "continue with the same command (no checkpoint yet)"
     )
 
 
@@ -192,7 +193,7 @@ def test_a_stop_before_the_first_step_is_a_good_end_for_all(tmp_path):
     ended = run(2, tmp_path, 200, plan="1:0:SIGTERM")
     assert_good(*ended)
     words = (
-        "process 1 of 2 was stopped (SIGTERM) before the first step; go on with the same command"
+        "process 1 of 2 was stopped (SIGTERM) before the first step; continue with the same command"
     )
     assert words in ended[0].err
 
@@ -258,10 +259,13 @@ def test_alone_there_is_nothing_to_join():
     [
         (
             {"coordinator": "host:1234", "num_processes": 2},
-            "--process_id missing beside --coordinator=host:1234 --num_processes=2: all three",
+            "--process_id is missing; --coordinator=host:1234 --num_processes=2 needs all three",
         ),
-        ({"process_id": 0}, "--coordinator and --num_processes missing beside --process_id=0"),
-        ({"num_processes": 2}, "--coordinator and --process_id missing beside --num_processes=2"),
+        ({"process_id": 0}, "--coordinator and --num_processes are missing; --process_id=0 needs"),
+        (
+            {"num_processes": 2},
+            "--coordinator and --process_id are missing; --num_processes=2 needs",
+        ),
         (
             {"coordinator": "host:1234", "num_processes": 2, "process_id": 2},
             "--process_id=2 is out of range: with --num_processes=2, 0 to 1 is expected",

@@ -1,4 +1,4 @@
-"""The roll call: all come, or all hear who did not, or what does not fit."""
+"""The rendezvous: all come, or all hear who did not, or what does not fit."""
 
 import concurrent.futures
 import socket
@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from lingvo_gshard.runtime.cluster.roll_call import Place, call_roll, read_line, send_line
+from lingvo_gshard.runtime.cluster.place import Place
+from lingvo_gshard.runtime.cluster.rendezvous import Reply, meet, read_line, send_line
 
 
 def free_port() -> int:
@@ -16,13 +17,13 @@ def free_port() -> int:
 
 
 def call_all(*cards, seconds=20.0, port=None):
-    """Calls the roll for (num_processes, process_id, facts); returns results or ValueErrors."""
+    """Meets as (num_processes, process_id, options); returns results or ValueErrors."""
     port = port or free_port()
 
     def call(card):
-        count, index, facts = card
+        count, index, options = card
         try:
-            return call_roll(Place("localhost", port, count, index), facts, seconds)
+            return meet(Place("localhost", port, count, index), options, seconds)
         except ValueError as error:
             return error
 
@@ -39,10 +40,12 @@ def close(*results):
 def test_all_come_and_keep_a_line_to_process_0():
     results = call_all(*[(3, k, {"--mesh": "data=8"}) for k in range(3)])
     assert [sorted(r) for r in results] == [[1, 2], [0], [0]]
-    send_line(results[0][2], {"for": 2})
-    assert read_line(results[2][0], 5.0) == {"for": 2}
-    send_line(results[1][0], {"from": 1})
-    assert read_line(results[0][1], 5.0) == {"from": 1}
+    for message, sender, receiver in (
+        (Reply("to 2", None), results[0][2], results[2][0]),
+        (Reply("from 1", None), results[1][0], results[0][1]),
+    ):
+        send_line(sender, message)
+        assert read_line(receiver, Reply, 5.0) == message
     close(*results)
 
 
@@ -57,7 +60,7 @@ def test_who_does_not_come_is_named_to_all():
     results = call_all((4, 0, {}), (4, 2, {}), seconds=2.0)
     for error in results:
         assert "--num_processes=4 processes were expected at --coordinator=localhost:" in str(error)
-        assert "within 2 s there was none with --process_id 1, 3" in str(error)
+        assert "within 2 s none came with --process_id 1, 3" in str(error)
 
 
 def test_a_coordinator_that_is_not_there():
@@ -70,14 +73,14 @@ def test_a_coordinator_that_is_not_there():
 
 def test_an_unknown_host():
     with pytest.raises(ValueError, match="--coordinator=no-such-host.invalid:1234 could not be"):
-        call_roll(Place("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
+        meet(Place("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
 
 
 def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"process 0 cannot open port {port} here"):
-            call_roll(Place("localhost", port, 2, 0), {}, 5.0)
+            meet(Place("localhost", port, 2, 0), {}, 5.0)
 
 
 def test_one_process_id_twice():
@@ -87,19 +90,19 @@ def test_one_process_id_twice():
 
 def test_another_number_of_processes():
     results = call_all((2, 0, {}), (3, 1, {}))
-    words = "process 1 was given --num_processes=3, process 0 --num_processes=2"
+    words = "process 1 has --num_processes=3, but process 0 has --num_processes=2"
     assert [str(r) for r in results] == [words] * 2
 
 
 def test_other_flags():
     results = call_all((2, 0, {"--mesh": "data=8"}), (2, 1, {"--mesh": "data=4"}))
-    words = "process 1 was given --mesh=data=4, process 0 --mesh=data=8"
+    words = "process 1 has --mesh=data=4, but process 0 has --mesh=data=8"
     assert [str(r) for r in results] == [words] * 2
 
 
-def test_long_facts_are_not_shown():
+def test_long_options_are_not_shown():
     results = call_all((2, 0, {"Params": "x" * 10**6}), (2, 1, {"Params": "y" * 10**6}))
-    assert [str(r) for r in results] == ["process 1 was given other Params than process 0"] * 2
+    assert [str(r) for r in results] == ["process 1 has other Params than process 0"] * 2
 
 
 def test_strangers_are_not_counted():
@@ -139,6 +142,6 @@ def test_something_else_that_answers():
 
         threading.Thread(target=answer, daemon=True).start()
         port = other.getsockname()[1]
-        with pytest.raises(ValueError, match="what answers there is no process 0"):
-            call_roll(Place("localhost", port, 2, 1), {}, 1.0)
+        with pytest.raises(ValueError, match="another program answers there"):
+            meet(Place("localhost", port, 2, 1), {}, 1.0)
         other.shutdown(socket.SHUT_RDWR)

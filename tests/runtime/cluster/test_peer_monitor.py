@@ -1,11 +1,11 @@
-"""The lifeline: each way of leaving reaches every other process, with the exit code that fits."""
+"""The monitor: each way of leaving reaches every other process, with the exit code that fits."""
 
 import queue
 import socket
 
 import pytest
 
-from lingvo_gshard.runtime.cluster.lifeline import Lifeline, Loss
+from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor
 
 
 class Star:
@@ -27,7 +27,7 @@ class Star:
                 for connection in connections.values():
                     connection.close()
 
-            return Lifeline(index, connections, on_loss, end)
+            return PeerMonitor(index, connections, on_loss, end)
 
         self.lines = {0: line(0, {k: mine for k, (mine, _) in pairs.items()})}
         for k, theirs in self.sockets.items():
@@ -40,23 +40,27 @@ class Star:
 @pytest.fixture(autouse=True)
 def no_keepalive(monkeypatch):
     """Pairs of local sockets know no TCP."""
-    monkeypatch.setattr("lingvo_gshard.runtime.cluster.lifeline._keep_alive", lambda _: None)
+    monkeypatch.setattr(
+        "lingvo_gshard.runtime.cluster.peer_monitor._enable_keepalive", lambda _: None
+    )
 
 
 def test_who_dies_ends_all_others():
     star = Star(4)
     star.die(2)
     for k in (0, 1, 3):
-        assert star.lost[k].get(timeout=10) == Loss(2, "is gone", 1, sudden=True)
+        assert star.lost[k].get(timeout=10) == Departure(2, "is gone", 1, is_sudden=True)
         assert star.ended[k].get(timeout=20) == 1
 
 
 def test_who_leaves_says_how():
     star = Star(3)
-    star.lines[1].say_left("was stopped (SIGTERM) before the first step", 0)
+    star.lines[1].announce_departure("was stopped (SIGTERM) before the first step", 0)
     for k in (0, 2):
         loss = star.lost[k].get(timeout=10)
-        assert loss == Loss(1, "was stopped (SIGTERM) before the first step", 0, sudden=False)
+        assert loss == Departure(
+            1, "was stopped (SIGTERM) before the first step", 0, is_sudden=False
+        )
     assert star.ended[2].get(timeout=10) == 0
     star.die(1)
     assert star.ended[0].get(timeout=20) == 0
@@ -64,14 +68,14 @@ def test_who_leaves_says_how():
 
 def test_process_0_waits_until_the_others_have_ended():
     star = Star(3)
-    star.lines[0].say_left("failed", 1)
+    star.lines[0].announce_departure("failed", 1)
     assert all(star.ended[k].qsize() == 1 for k in (1, 2))
 
 
 def test_a_good_end_is_no_loss():
     star = Star(3)
     for k in (1, 2, 0):
-        star.lines[k].say_done()
+        star.lines[k].announce_done()
     for k in (1, 2):
         star.die(k)
     star.lines[0]._alone.wait(10)

@@ -1,0 +1,112 @@
+"""Place: which process of which cluster this one is, from options or from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from jax._src import clusters
+
+DEFAULT_TIMEOUT = 60
+_FIELDS = ("coordinator", "num_processes", "process_id")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions:
+    """The processes that run a program together. Slurm, Cloud TPU and GKE set the first three.
+
+    Attributes:
+      coordinator: host:port of process 0, where the processes meet.
+      num_processes: number of processes.
+      process_id: number of this process, from 0 to `num_processes` - 1.
+      coordinator_timeout: seconds to wait for the other processes.
+    """
+
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    coordinator_timeout: float = DEFAULT_TIMEOUT
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A process's place in its cluster.
+
+    Attributes:
+      host: host of process 0.
+      port: port of process 0.
+      count: number of processes.
+      index: number of this process, from 0.
+      local_devices: ids of the devices that jax shall use here; None: all.
+    """
+
+    host: str
+    port: int
+    count: int
+    index: int
+    local_devices: list[int] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of process 0, as --coordinator has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def find_place(options: ClusterOptions) -> Place | None:
+    """Returns this process's place; None if it runs alone.
+
+    Raises:
+      ValueError: options are missing, contradict each other or are out of range.
+    """
+    given = {name: getattr(options, name) for name in _FIELDS}
+    coordinator, num_processes, process_id = given.values()
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    local_devices = None
+    if len(missing) == 3:
+        coordinator, num_processes, process_id, local_devices = _detect(options.coordinator_timeout)
+        if num_processes is None:
+            return None
+    elif num_processes is not None and num_processes < 1:
+        raise ValueError(f"--num_processes={num_processes} is out of range: at least 1 is expected")
+    elif missing and (num_processes != 1 or process_id):
+        present = " ".join(f"--{k}={v}" for k, v in given.items() if v is not None)
+        verb = "is" if len(missing) == 1 else "are"
+        raise ValueError(
+            f"{' and '.join(missing)} {verb} missing; {present} needs all three. Leave all out "
+            "under Slurm, on Cloud TPU and on GKE, which set them"
+        )
+    if process_id is not None and not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"--process_id={process_id} is out of range: with --num_processes={num_processes}, "
+            f"0 to {num_processes - 1} is expected"
+        )
+    if num_processes == 1:
+        return None
+    host, port = _host_and_port(coordinator)
+    return Place(host, port, num_processes, process_id, local_devices)
+
+
+def _detect(timeout: float) -> tuple:
+    """Asks jax for its cluster: address, process count, process index and local devices.
+
+    All are None outside a cluster. jax.distributed.initialize detects the same but returns nothing,
+    and the rendezvous comes before it.
+    """
+    given = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    try:
+        detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+            given, None, None, None, None, int(timeout)
+        )
+    except Exception as error:  # Each kind of cluster has errors of its own.
+        raise ValueError(
+            "--coordinator, --num_processes and --process_id are not given, and jax cannot read "
+            f"them from the cluster that it detects ({error}); --num_processes=1 runs alone"
+        ) from error
+    return (None,) * 4 if detected[1] is None else detected
+
+
+def _host_and_port(coordinator: str) -> tuple[str, int]:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"--coordinator={coordinator} is not host:port, such as 10.0.0.1:8476")
+    return host.removeprefix("[").removesuffix("]"), int(port)
