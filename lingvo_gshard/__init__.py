@@ -13,12 +13,15 @@ docs/python_api.md shows it at work. Importing the package alone imports neither
 """
 
 import importlib
+import typing
 
 __version__ = "0.1.0"
 
 # Name -> the module that has it, imported on first use.
 _API = {
+    "ClusterOptions": "options",
     "DecodingOptions": "options",
+    "Run": "run",
     "RuntimeOptions": "options",
     "SamplingOptions": "options",
     "experiment": "experiments",
@@ -28,7 +31,32 @@ _API = {
     "plan": "planning",
     "train": "training",
 }
-__all__ = list(_API)
+__all__ = [
+    "ClusterOptions",
+    "DecodingOptions",
+    "Run",
+    "RuntimeOptions",
+    "SamplingOptions",
+    "experiment",
+    "experiments",
+    "load",
+    "partition",
+    "plan",
+    "train",
+]
+
+if typing.TYPE_CHECKING:
+    from lingvo_gshard.api.experiments import experiment, experiments
+    from lingvo_gshard.api.options import (
+        ClusterOptions,
+        DecodingOptions,
+        RuntimeOptions,
+        SamplingOptions,
+    )
+    from lingvo_gshard.api.partitioning import partition
+    from lingvo_gshard.api.planning import plan
+    from lingvo_gshard.api.run import Run, load
+    from lingvo_gshard.api.training import train
 
 
 def __getattr__(name: str) -> object:
@@ -40,4 +68,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    """Returns the public names."""
     return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""What a run is, in a few lines before it starts."""
+"""Prints the summary of a run before its first step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lingvo_gshard.training.trainer import Trainer
 def print_summary(
     console: rich.console.Console, params: Params, input_: Input, trainer: Trainer, runtime: object
 ) -> None:
-    """Prints the experiment, the model's size, the device and what the input made of its corpus."""
+    """Prints the experiment, the model's size, the devices, and how the corpus was cleaned."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
     active = flops.active_parameters(trainer.task)
     table = rich.table.Table.grid(padding=(0, 2))
@@ -39,7 +39,7 @@ def print_summary(
 
 
 def print_report(console: rich.console.Console, report: CleaningReport) -> None:
-    """Prints what cleaning did to the training rows, and the first rows that were unreadable."""
+    """Prints how many training rows cleaning kept and dropped, and the first unreadable rows."""
     table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
     for what, count in report.to_table():
         table.add_row(what, f"{count:,}")
@@ -49,7 +49,7 @@ def print_report(console: rich.console.Console, report: CleaningReport) -> None:
 
 
 def share_filled(batch: Batch) -> float | None:
-    """Returns the share of positions that belong to a sentence; None for a batch without any."""
+    """Returns the share of positions that hold tokens; None for a batch without segments."""
     segments = [value for name, value in batch.items() if name.endswith("_segments")]
     if not segments:
         return None

@@ -1,4 +1,4 @@
-"""train: an experiment's training from its start, or from the newest checkpoint, to its end."""
+"""train: trains an experiment, from its start or from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _train(
         runtime = backend.make_runtime(trainer)
         checkpoint = store.restore(runtime.abstract_state())
         if checkpoint:
-            _say(console, f"Going on from the checkpoint of step {checkpoint.step:,}")
-            _warn_of_another_end(console, params, checkpoint)
+            _say(console, f"Resuming from the checkpoint of step {checkpoint.step:,}")
+            _warn_of_new_schedule(console, params, checkpoint)
         summary.print_summary(console, params, input_, trainer, runtime)
         loop = Loop(params, trainer, runtime, input_, logdir, store, stop, console)
         return loop.run(checkpoint)
@@ -100,7 +100,7 @@ def _train(
         store.close()
 
 
-def _warn_of_another_end(
+def _warn_of_new_schedule(
     console: rich.console.Console, params: Params, checkpoint: Checkpoint
 ) -> None:
     """Warns if a changed number of steps stretches or shortens the learning rate's schedule."""

@@ -45,7 +45,7 @@ _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "beam_size", "l
 
 
 def define_flags() -> flags.FlagValues:
-    """Returns this program's flags."""
+    """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
     flags.DEFINE_string("split", "test", "Split to score: train, dev or test.", flag_values=values)

@@ -1,21 +1,21 @@
-"""Writes texts with a language model, each from a beginning: a line of standard input.
+"""Continues texts with a language model: each line of standard input is the beginning of a text.
 
     echo "Cannot open" | gshard-generate --logdir=runs/language_model
     gshard-generate --logdir=runs/language_model --samples=3 --temperature=0.8 < beginnings.txt
     gshard-generate --logdir=runs/language_model --json < beginnings.txt > texts.jsonl
-    gshard-generate --logdir=runs/language_model          and type; Ctrl-D ends
+    gshard-generate --logdir=runs/language_model          and type lines; Ctrl-D ends
 
-Every line in gives --samples lines out, in order: the whole text, the beginning with it. An empty
-line is answered with texts that the model begins itself. A line break within a text is written as
-a backslash and n, a backslash as two; with --json each line out is {"beginning", "texts"} instead.
+Each line gives --samples lines of output, in order. Each is the whole text, including its
+beginning. For an empty line the model begins the text itself. In the output, a line break within a
+text is written as backslash-n and a backslash as two. With --json, each line of output is
+{"beginning", "texts"} instead.
 
-Each token is drawn by the probability that the model gives it, of all tokens or of the likeliest,
-see --temperature, --top_k and --top_p. What is drawn depends on the beginning, the number of the
-sample and --seed alone, so that the same call gives the same texts, whatever other lines there are.
-A text ends where the model says so, or where its row is full: as many tokens as a row of the run
-had. Of a beginning that leaves no room the model sees only the end, and a warning says so.
+Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k and --top_p
+change these. The result depends only on the beginning, the number of the sample and --seed. A text
+ends where the model ends it, or when it has as many tokens as a row had in training. If a beginning
+leaves no room, the model sees only its end, and a warning is printed.
 
-Exit code: 0 if every line was answered; 1 otherwise.
+Exit code: 0 if every line was answered, else 1.
 """
 
 from __future__ import annotations
@@ -32,55 +32,61 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.decoding import Text, Writer
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
-    Lines,
-    answer,
+    LineReader,
+    answer_lines,
     define_line_flags,
     skips_bad_lines,
     warn,
-    write,
+    write_lines,
 )
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
 NAME = "gshard-generate"
 
-# One that types waits for one text, a pipe's lines are written on together.
+# Beginnings continued together: a person who types waits for one, a pipe for many.
 _ROWS_TYPED, _ROWS_PIPED = 1, 16
 
 
 def define_flags() -> flags.FlagValues:
-    """Returns this program's flags."""
+    """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
-    flags.DEFINE_integer("samples", 1, "Texts to each beginning.", 1, flag_values=values)
+    flags.DEFINE_integer("samples", 1, "Texts per beginning.", 1, flag_values=values)
     flags.DEFINE_integer(
         "most_tokens",
         0,
-        "Tokens to be written of each; 0: until the row is full, and at least half of one.",
+        "Largest number of new tokens per text; 0: until its row is full, at least half a row.",
         0,
         flag_values=values,
     )
     flags.DEFINE_float(
         "temperature",
         1.0,
-        "What logits are divided by: below 1 likely tokens are likelier still; 0 takes the "
-        "likeliest.",
+        "Divides the logits: values below 1 favor likely tokens; 0 takes the likeliest.",
         0.0,
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "top_k", 0, "So many of the likeliest tokens are drawn from; 0: all.", 0, flag_values=values
+        "top_k", 0, "Draws from this many likeliest tokens; 0: from all.", 0, flag_values=values
     )
     flags.DEFINE_float(
         "top_p",
         1.0,
-        "The fewest tokens that together are so likely are drawn from; 1: all.",
+        "Draws from the fewest tokens whose probabilities reach this sum; 1: from all.",
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "seed", 0, "Another one draws other texts.", 0, 2**31 - 1, flag_values=values
+        "seed",
+        0,
+        "Seed of the draws; another one gives other texts.",
+        0,
+        2**31 - 1,
+        flag_values=values,
     )
-    flags.DEFINE_bool("json", False, "Write JSON, a line for each beginning.", flag_values=values)
+    flags.DEFINE_bool(
+        "json", False, "Writes a line of JSON for each beginning.", flag_values=values
+    )
     define_line_flags(values)
     define_runtime_flags(values, in_cluster=False)
     return values
@@ -94,13 +100,13 @@ def main(argv: list[str]) -> int:
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Writer)
     options = _sampling_options(values)
-    lines = Lines(sys.stdin.buffer)
+    lines = LineReader(sys.stdin.buffer)
     typed = sys.stdin.isatty()
     writer = run.writer(options, _ROWS_TYPED if typed else _ROWS_PIPED)
     if typed:
         warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
     respond = functools.partial(_respond, writer, values.json)
-    return answer(lines, respond, skip_bad)
+    return answer_lines(lines, respond, skip_bad)
 
 
 def _sampling_options(values: flags.FlagValues) -> SamplingOptions:
@@ -109,7 +115,14 @@ def _sampling_options(values: flags.FlagValues) -> SamplingOptions:
 
 
 def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> None:
-    """Writes the texts to lines that come after so many others, each as soon as it is there."""
+    """Writes the texts for a batch of lines, each as soon as it is complete.
+
+    Args:
+      writer: the model.
+      as_json: whether to write JSON.
+      lines: the beginnings.
+      before: number of lines before them.
+    """
     beginnings = [line.rstrip("\r\n") for line in lines]
     pairs = zip(beginnings, writer.write(beginnings), strict=True)
     for number, (beginning, text) in enumerate(pairs, start=before + 1):
@@ -118,7 +131,7 @@ def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> No
                 f"Warning: line {number} leaves no room: the model did not see its first "
                 f"{text.cut} tokens"
             )
-        write([_record(beginning, text)] if as_json else map(_on_one_line, text.samples))
+        write_lines([_record(beginning, text)] if as_json else map(_on_one_line, text.samples))
 
 
 def _record(beginning: str, text: Text) -> str:
@@ -126,4 +139,5 @@ def _record(beginning: str, text: Text) -> str:
 
 
 def _on_one_line(text: str) -> str:
+    """Returns a text with its backslashes and line breaks escaped."""
     return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

@@ -1,26 +1,29 @@
-"""Trains an experiment, or goes on with one.
+"""Trains an experiment, or resumes one.
 
     gshard-train --list
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart
 
-The same command goes on from the newest checkpoint in --logdir, with the same result as a run that
-was never interrupted. Ctrl-C finishes the step, saves and leaves. Every hyperparameter is set by
-its dotted path:
+The same command resumes from the newest checkpoint in --logdir. The result is that of a run that
+was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits.
+
+Every hyperparameter has a dotted path, which --gin_param sets:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/small \\
         --steps=500 --gin_param="trainer.schedule.learning_rate = 0.002"
 
-Of a run that has a checkpoint --logdir is enough: its Params are in it.
+A run that has a checkpoint needs no --experiment, since its Params are saved with it:
 
     gshard-train --logdir=runs/small --steps=1000
 
-The same model, partitioned over a mesh of devices, its experts over all of them:
+The same model can be partitioned over a mesh of devices, here with its experts split over all:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/sharded \\
         --runtime=spmd --mesh=data=8 --strategy=expert
 
---logdir then holds params.txt (every hyperparameter), metrics.jsonl (a row for each step), events/
+--logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/.
+
+Exit code: 0 after the last step and after a signal that ended training early; 1 after an error.
 """
 
 from __future__ import annotations

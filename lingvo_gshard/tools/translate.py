@@ -1,14 +1,14 @@
-"""Translates lines: one line on standard input, one line on standard output.
+"""Translates lines: each line of standard input gives one line of standard output.
 
     gshard-translate --logdir=runs/quickstart < lines.txt > translations.txt
     echo "No se pudo guardar el archivo." | gshard-translate --logdir=runs/quickstart
-    gshard-translate --logdir=runs/quickstart          and type; Ctrl-D ends
+    gshard-translate --logdir=runs/quickstart          and type lines; Ctrl-D ends
 
-Lines are answered as they come: one typed by hand at once, many waiting in a pipe together, which
-is faster. Every line in gives one line out, in order: an empty one for an empty one. A line that is
-too long is cut, and a warning on standard error says which.
+Lines are answered as they arrive: a typed line at once, waiting lines of a pipe in batches, which
+is faster. The output has the order of the input, and an empty line for an empty line. A line that
+is too long is cut, with a warning on standard error.
 
-Exit code: 0 if every line was translated; 1 otherwise.
+Exit code: 0 if every line was translated, else 1.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.console.line_input import (
-    Lines,
-    answer,
+    LineReader,
+    answer_lines,
     define_line_flags,
     skips_bad_lines,
     warn,
-    write,
+    write_lines,
 )
 from lingvo_gshard.tools.flags.decoding import decoding_options, define_decoding_flags
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
@@ -58,12 +58,12 @@ def main(argv: list[str]) -> int:
     skip_bad = skips_bad_lines(values)
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Translator)
-    lines = Lines(sys.stdin.buffer)
+    lines = LineReader(sys.stdin.buffer)
     translators = _Translators(run, decoding_options(values))
     if sys.stdin.isatty():
         step = run.model.step
         warn(f"{run.params.name}, step {step:,}. Type a line to translate; Ctrl-D ends.")
-    return answer(lines, functools.partial(_respond, translators), skip_bad)
+    return answer_lines(lines, functools.partial(_respond, translators), skip_bad)
 
 
 class _Translators:
@@ -99,4 +99,4 @@ def _respond(translators: _Translators, sentences: list[str], before: int) -> No
             f"Warning: line {before + index + 1} is longer than {translator.longest} tokens and "
             "was cut"
         )
-    write(translations.texts)
+    write_lines(translations.texts)

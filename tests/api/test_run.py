@@ -26,6 +26,7 @@ def test_importing_the_package_is_light():
 
 
 def test_every_public_name_is_there():
+    assert list(gshard.__all__) == list(gshard._API)
     for name in gshard.__all__:
         assert callable(getattr(gshard, name)), name
 
@@ -91,6 +92,12 @@ def test_a_translation_run_translates(trained_logdir):
     texts = run.translate(["der Hund", ""], beam_size=1)
     assert texts == run.translate(["der Hund", ""], gshard.DecodingOptions(beam_size=1))
     assert len(texts) == 2 and texts[1] == ""
+    scores = run.evaluate(
+        languages=["de"], max_rows_per_language=2, beam_size=1, shuffled=False
+    ).to_record()
+    assert scores["rows"] == 2 and list(scores["languages"]) == ["de"]
+    with pytest.raises(ArgumentError, match="^languages: test has no rows of 'dee'"):
+        run.evaluate(languages=["dee"])
     assert run.step == 20 and "translation.from_files, step 20" in repr(run)
     with pytest.raises(ArgumentError, match="TranslationTask, which has no Writer"):
         run.generate(["the"])

@@ -94,7 +94,7 @@ def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
 def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
     train.main(["gshard-train", f"--logdir={upcycled_logdir}", f"--steps={2 * STEPS}"])
     out = capsys.readouterr().out
-    assert f"Going on from the checkpoint of step {STEPS}" in out
+    assert f"Resuming from the checkpoint of step {STEPS}" in out
     assert "fullest expert" in out and "places taken" in out
     rows = metrics_of(upcycled_logdir)
     assert list(rows) == list(range(STEPS + 1, 2 * STEPS + 1))

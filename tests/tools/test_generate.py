@@ -99,7 +99,7 @@ def test_a_text_is_one_line():
         (["--most_tokens=17"], "most_tokens is 17; 0 to 16, a row"),
         (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
         (["--logdir=/no/such"], "there is no such directory"),
-        (["the"], "'the' is no flag"),
+        (["the"], "'the' is not a flag"),
     ],
 )
 def test_mistakes_are_one_line(flags, words, run_here):

@@ -229,7 +229,7 @@ TOPOLOGY = "--topology=cpu:8"
         (["diff", "one.json"], "compares two files written by --json; 1 were given"),
         (["diff", "one.json", "two.json"], "one.json: cannot be read: No such file"),
         (["diff", "a", "b", "--topology=cpu:8"], "diff does not take --topology=cpu:8"),
-        (["dif", "a", "b"], "'dif' is no flag"),
+        (["dif", "a", "b"], "'dif' is not a flag"),
     ],
 )
 def test_mistakes_are_one_line(flags, words, capsys):

@@ -82,7 +82,7 @@ def test_a_run_and_its_words(tmp_path, capsys):
     code, out, err = run_here(
         capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--steps=15"
     )
-    assert code == 0 and "Going on from the checkpoint of step 12" in out
+    assert code == 0 and "Resuming from the checkpoint of step 12" in out
     assert steps_of(tmp_path) == list(range(1, 16))
 
 
@@ -110,7 +110,7 @@ def test_killed_at_any_moment_it_resumes_to_the_bit(tmp_path, capsys):
     code, out, _ = run_here(
         capsys, "--experiment=test.tiny", f"--logdir={killed}", f"--steps={steps}"
     )
-    assert code == 0 and "Going on from the checkpoint of step" in out
+    assert code == 0 and "Resuming from the checkpoint of step" in out
     code, _, _ = run_here(capsys, "--experiment=test.tiny", f"--logdir={whole}", f"--steps={steps}")
     assert code == 0
     assert steps_of(killed) == list(range(1, steps + 1))
@@ -168,7 +168,7 @@ def test_a_step_that_is_not_finite_ends_it(tmp_path, capsys):
             "Did you mean 'trainer.steps'?",
         ),
         (["--experiment=test.tiny", "--logdir=x", "--gin_file=no.gin"], "no.gin"),
-        (["test.tiny"], "'test.tiny' is no flag"),
+        (["test.tiny"], "'test.tiny' is not a flag"),
         (
             ["--experiment=test.tiny", "--logdir=/dev/null/x"],
             "--logdir /dev/null/x cannot be written: Not a directory",

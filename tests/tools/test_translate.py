@@ -78,7 +78,7 @@ def test_a_line_for_a_line(run_here):
 def test_many_lines_keep_their_order(run_here, monkeypatch):
     lines = [f"der Hund sieht {'rot ' * (n % 5)}" for n in range(20)]
     whole = run_here("\n".join(lines).encode())[1]
-    monkeypatch.setattr(line_input, "_MOST_LINES", 3)
+    monkeypatch.setattr(line_input, "_BATCH_LINES", 3)
     assert run_here("\n".join(lines).encode())[1] == whole
     assert whole.count("\n") == 20
 
@@ -107,7 +107,7 @@ def test_a_line_that_is_not_utf8(run_here):
     [
         (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
         (["--logdir=/no/such"], "there is no such directory"),
-        (["Hund"], "'Hund' is no flag"),
+        (["Hund"], "'Hund' is not a flag"),
     ],
 )
 def test_mistakes_are_one_line(flags, words, run_here):
@@ -119,8 +119,8 @@ def test_mistakes_are_one_line(flags, words, run_here):
 
 def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
     reading, writing = os.pipe()
-    lines = line_input.Lines(os.fdopen(reading, "rb"))
-    chunks = lines.chunks()
+    lines = line_input.LineReader(os.fdopen(reading, "rb"))
+    chunks = lines.batches()
     os.write(writing, b"a\n")
     assert next(chunks) == [b"a\n"]
     os.write(writing, b"b\nc\nd\n")

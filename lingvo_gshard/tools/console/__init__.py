@@ -1,1 +1,1 @@
-"""What command lines share: start, progress, tables, units."""
+"""What the commands share: start, flags, progress, tables, files, units."""

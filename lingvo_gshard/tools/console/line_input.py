@@ -1,4 +1,4 @@
-"""Lines of standard input, answered as they come."""
+"""Answers the lines of standard input as they arrive."""
 
 from __future__ import annotations
 
@@ -15,55 +15,56 @@ from lingvo_gshard.core.config import names
 
 _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")
 
-# So many lines at most are taken together, so that answers keep coming.
-_MOST_LINES = 1024
+# Largest number of lines answered as one batch, so that answers keep coming.
+_BATCH_LINES = 1024
 
 
 def define_line_flags(values: flags.FlagValues) -> None:
-    """Adds the flag that says what to do with lines that are no text."""
+    """Defines --on_bad_line, which says what happens to lines that are not text."""
     flags.DEFINE_string(
         "on_bad_line",
         _REFUSE,
-        "What to do with a line that is not UTF-8: refuse (stop with an error that says which) or "
-        "skip (warn, and take it for an empty line).",
+        "What happens to a line that is not UTF-8: refuse (stop with an error that names it) or "
+        "skip (warn, and treat it as an empty line).",
         flag_values=values,
     )
 
 
 def skips_bad_lines(values: flags.FlagValues) -> bool:
-    """Returns whether --on_bad_line says so; ValueError if it says neither."""
+    """Returns whether --on_bad_line is skip; ValueError if its value is unknown."""
     if values.on_bad_line not in _BAD_LINE:
         hint = names.nearest(values.on_bad_line, _BAD_LINE)
         raise ValueError(f"--on_bad_line={values.on_bad_line} is unknown. {hint}")
     return values.on_bad_line == _SKIP
 
 
-class Lines:
-    """Lines of a stream, read by a thread, so that those that wait can be taken together."""
+class LineReader:
+    """Reads a stream in a background thread so that waiting lines can be answered as one batch."""
 
     def __init__(self, stream: BinaryIO):
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=4 * _MOST_LINES)
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=4 * _BATCH_LINES)
         self._error: OSError | None = None
         threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
-    def chunks(self) -> Iterator[list[bytes]]:
-        """Yields the lines that wait, at least one and at most _MOST_LINES, until the stream ends.
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yields the waiting lines, at least one and at most _BATCH_LINES, until the stream ends.
 
-        Raises OSError if the stream cannot be read.
+        Raises:
+          OSError: the stream cannot be read.
         """
         ended = False
         while not ended:
-            chunk = [self._waiting.get()]
-            while chunk[-1] is not None and len(chunk) < _MOST_LINES:
+            batch = [self._waiting.get()]
+            while batch[-1] is not None and len(batch) < _BATCH_LINES:
                 try:
-                    chunk.append(self._waiting.get_nowait())
+                    batch.append(self._waiting.get_nowait())
                 except queue.Empty:
                     break
-            ended = chunk[-1] is None
+            ended = batch[-1] is None
             if ended:
-                chunk.pop()
-            if chunk:
-                yield chunk
+                batch.pop()
+            if batch:
+                yield batch
         if self._error is not None:
             raise self._error
 
@@ -76,23 +77,30 @@ class Lines:
         self._waiting.put(None)
 
 
-def answer(lines: Lines, respond: Callable[[list[str], int], None], skip_bad: bool) -> int:
-    """Has lines answered as they come; returns the exit code.
+def answer_lines(
+    lines: LineReader, respond: Callable[[list[str], int], None], skip_bad: bool
+) -> int:
+    """Answers lines as they arrive and returns the exit code.
 
-    respond: writes the answers to some texts; the number is how many lines there were before.
-    Raises ValueError with the line's number for one that is not UTF-8, when all before it are
-    answered, unless `skip_bad`.
+    Args:
+      lines: the lines.
+      respond: writes the answers to a batch of lines. Its second argument is the number of lines
+        before the batch.
+      skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.
+
+    Raises:
+      ValueError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.
     """
-    before = 0
+    answered = 0
     try:
-        for chunk in lines.chunks():
-            texts, error = _decoded(chunk, before, skip_bad)
-            respond(texts, before)
+        for batch in lines.batches():
+            texts, error = _decode(batch, answered, skip_bad)
+            respond(texts, answered)
             if error:
                 raise error
-            before += len(chunk)
+            answered += len(batch)
     except BrokenPipeError:
-        # Whoever read the answers has gone; Python must not try to flush them at exit.
+        # The reader of the answers is gone; keep Python from flushing them at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -100,22 +108,32 @@ def answer(lines: Lines, respond: Callable[[list[str], int], None], skip_bad: bo
     return 0
 
 
-def write(rows: Iterable[str]) -> None:
-    """Writes lines to standard output at once."""
-    sys.stdout.buffer.write("".join(f"{row}\n" for row in rows).encode("utf-8"))
+def write_lines(lines: Iterable[str]) -> None:
+    """Writes lines to standard output and flushes it."""
+    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
-def _decoded(
-    chunk: Sequence[bytes], before: int, skip_bad: bool
-) -> tuple[list[str], ValueError | None]:
-    """Returns the texts of lines, and the error of the first that is not UTF-8, where they end.
+def warn(text: str) -> None:
+    """Writes a line to standard error and flushes it."""
+    print(text, file=sys.stderr, flush=True)
 
-    before: how many lines there were before. With `skip_bad` there is a warning instead, and an
-    empty text.
+
+def _decode(
+    batch: Sequence[bytes], answered: int, skip_bad: bool
+) -> tuple[list[str], ValueError | None]:
+    """Decodes lines; stops at the first that is not UTF-8 unless `skip_bad`.
+
+    Args:
+      batch: the lines.
+      answered: number of lines before them.
+      skip_bad: whether a bad line becomes an empty text, with a warning.
+
+    Returns:
+      The texts, and the error of the line that follows them, if any.
     """
     texts: list[str] = []
-    for number, line in enumerate(chunk, start=before + 1):
+    for number, line in enumerate(batch, start=answered + 1):
         try:
             text = line.decode("utf-8")
             texts.append(text.removeprefix("\ufeff") if number == 1 else text)
@@ -128,8 +146,3 @@ def _decoded(
             warn(f"Warning: {bad}: left empty")
             texts.append("")
     return texts, None
-
-
-def warn(text: str) -> None:
-    """Writes a line to standard error at once."""
-    print(text, file=sys.stderr, flush=True)

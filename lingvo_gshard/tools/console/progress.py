@@ -1,4 +1,4 @@
-"""Progress of work whose amount is known: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of work with a known total: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(BarOnTerminal):
-    """Shows how much is done, how fast, and the time left. Used as a context manager.
-
-    what: the work, such as "Translating"; unit: what is counted, such as "sentences".
-    """
+    """Shows how much is done, how fast, and the time left. Used as a context manager."""
 
     def __init__(self, console: rich.console.Console, what: str, unit: str, total: int):
+        """Prepares the bar.
+
+        Args:
+          console: where to show it.
+          what: the work, such as "Translating".
+          unit: what is counted, such as "sentences".
+          total: number of units in all.
+        """
         self._console = console
         self._what, self._unit, self._total = what, unit, total
         self._started = self._last_line = time.monotonic()
@@ -33,7 +38,7 @@ class Progress(BarOnTerminal):
             self._task = self._bar.add_task("compiling", total=total)
 
     def update(self, done: int) -> None:
-        """Shows that `done` of the total are done."""
+        """Shows that `done` units are done."""
         now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=self._describe(done, now))

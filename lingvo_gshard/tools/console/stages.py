@@ -1,4 +1,4 @@
-"""Stages of work whose amount is not known: a spinner on a terminal, a line for each elsewhere."""
+"""Stages of work without a known total: a spinner on a terminal, a line per stage elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lingvo_gshard.training.monitoring.progress import duration
 
 
 class Stages:
-    """Shows on standard error what is being done and for how long. Used as a context manager.
+    """Shows on standard error which stage runs and for how long. Used as a context manager.
 
-    It writes to a duplicate of standard error, since that is not shown while a compiler works.
+    Standard error itself is hidden while a compiler works, so the stages go to a duplicate of it.
     """
 
     def __init__(self):
@@ -48,7 +48,7 @@ class Stages:
             self._stream.close()
 
     def say(self, text: str) -> None:
-        """Shows a line that stays, above the spinner where there is one."""
+        """Prints a line that stays, above the spinner if there is one."""
         elapsed = duration(time.monotonic() - self._started)
         self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
 
@@ -61,7 +61,7 @@ class Stages:
 
 
 def _standard_error() -> tuple[TextIO, bool]:
-    """A stream that stays when file descriptor 2 is turned elsewhere, and whether it is new."""
+    """Returns a stream that survives the redirection of descriptor 2, and whether it is new."""
     try:
         descriptor = os.dup(sys.stderr.fileno())
     except (io.UnsupportedOperation, OSError, ValueError):

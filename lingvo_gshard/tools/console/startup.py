@@ -1,4 +1,4 @@
-"""How every command-line program starts: quietly, with flags that explain themselves."""
+"""Starts a command: hides TensorFlow's messages, parses flags, turns mistakes into one line."""
 
 from __future__ import annotations
 
@@ -82,21 +82,25 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     except flags.Error as error:
         raise ValueError(" ".join(str(error).split())) from None
     if rest[1:]:
-        raise ValueError(f"{rest[1]!r} is no flag; this command takes flags only, see --help")
+        raise ValueError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
 
 
 def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """Returns `main` with users' mistakes told in words, and 1 returned for them.
+    """Returns `main` with users' mistakes printed as one line, for which it returns 1.
 
-    These are ValueErrors raised by this package and errors of files. Anything else is a fault of
-    the program and keeps its traceback.
+    Mistakes are ValueErrors raised by this package and errors of files. Any other exception is a
+    bug and keeps its traceback.
+
+    Args:
+      name: the command's name, which starts the line.
+      main: takes the program's name and the arguments; returns the exit code.
     """
 
     def run(argv: list[str]) -> int:
         try:
             return main(argv)
         except (ValueError, OSError) as error:
-            if not _is_users(error):
+            if not _is_mistake(error):
                 raise
             message = getattr(error, "on_command_line", str(error))
             print(f"{name}: error: {message}", file=sys.stderr)
@@ -106,7 +110,7 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
 
 
 def command_line(name: str, argv: list[str]) -> str:
-    """Returns the command that was typed as one line for a shell.
+    """Returns the command as the user typed it, as one line for a shell.
 
     Args:
       name: the command's name, such as "gshard-train".
@@ -119,7 +123,8 @@ def command_line(name: str, argv: list[str]) -> str:
     return shlex.join(program + argv[1:])
 
 
-def _is_users(error: Exception) -> bool:
+def _is_mistake(error: Exception) -> bool:
+    """Returns whether an error is a user's mistake and not a bug."""
     if isinstance(error, OSError):
         return True
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -127,7 +132,7 @@ def _is_users(error: Exception) -> bool:
 
 
 def _help_text(values: flags.FlagValues, about: str) -> str:
-    lines = [about.strip(), "", "Flags:"]
+    lines = [about.strip(), "", "Flags:", "  --help", "  --version"]
     for flag in (values[name] for name in values):
         default = "" if flag.default in (None, [], False) else f" (default: {flag.default})"
         form = f"--{flag.name}" if flag.boolean else f"--{flag.name}={flag.name.upper()}"

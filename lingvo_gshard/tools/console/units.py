@@ -1,4 +1,4 @@
-"""Numbers as engineers write them, for the terminal."""
+"""Formats numbers with units for the terminal. None and non-numbers become "-"."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 
 
 def in_bytes(value: float | None) -> str:
-    """Returns `12 B`, `3.4 KiB`, `5.6 MiB`, ..."""
+    """Returns bytes with a binary unit, such as `12 B` or `3.4 KiB`."""
     return _scaled(value, 1024, _BYTES)
 
 
 def in_flops(value: float | None) -> str:
-    """Returns `12 FLOP`, `3.4 GFLOP`, `5.6 TFLOP`, ..."""
+    """Returns floating-point operations with a unit, such as `3.4 GFLOP`."""
     return _scaled(value, 1000, _FLOPS)
 
 
 def in_large(value: float | None) -> str:
-    """Returns `1,234` or, from a million on, `5.6 million`, ..."""
+    """Returns `1,234`, or `5.6 million` and so on for a million and more."""
     if is_number(value) and abs(value) < 999_500:
         return digits(value) if abs(value) < 100 else f"{value:,.0f}"
     return _scaled(value, 1000, _LARGE)
 
 
 def in_seconds(value: float | None) -> str:
-    """Returns `12 ns`, `3.4 us`, `5.6 ms` or `7.8 s`."""
+    """Returns seconds with a unit, such as `12 ns`, `3.4 us`, `5.6 ms` or `7.8 s`."""
     if not is_number(value):
         return MISSING
     for limit, unit in ((0.9995e-6, "ns"), (0.9995e-3, "us"), (0.9995, "ms")):
@@ -39,19 +39,19 @@ def in_seconds(value: float | None) -> str:
 
 
 def in_share(value: float | None) -> str:
-    """Returns a part of one in per cent."""
+    """Returns a fraction of one as a percentage, such as `12%` or `3.4%`."""
     if not is_number(value):
         return MISSING
     return f"{value:.0%}" if abs(value) >= 0.0995 else f"{value:.1%}"
 
 
 def in_count(value: float | None) -> str:
-    """Returns `1,234`."""
+    """Returns an integer with thousands separators, such as `1,234`."""
     return f"{value:,}" if is_number(value) else MISSING
 
 
 def digits(value: float | None) -> str:
-    """Returns three digits that count, or all those before the point."""
+    """Returns three significant digits, and all digits before the decimal point."""
     if not is_number(value):
         return MISSING
     for limit, places in ((0.001, 6), (0.01, 5), (0.1, 4), (0.9995, 3), (9.995, 2), (99.95, 1)):
@@ -62,7 +62,7 @@ def digits(value: float | None) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, which true and false are not."""
+    """Returns whether a value is a number; booleans are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("test_runtime_flags")
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TINY = "--experiment=test.tiny"
-TRAINED = "Going on from the checkpoint of step 4"
+TRAINED = "Resuming from the checkpoint of step 4"
 
 
 def run_here(tool, capsys, *flags):
