@@ -1,4 +1,4 @@
-"""Runs of gshard-train on made text, for the tools that use what they leave."""
+"""Trained runs on synthetic text, for the commands that read them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""gshard-evaluate as its users meet it."""
+"""gshard-evaluate from the user's side."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from lingvo_gshard.tools import evaluate
 from lingvo_gshard.tools.console import startup
 from tests.data import corpora
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_evaluate")
 
 
@@ -27,14 +27,14 @@ def run_here(capsys, *flags):
 
 @pytest.fixture(scope="module")
 def evaluation(trained_logdir, tmp_path_factory):
-    """The files of one evaluation of everything."""
+    """Returns the directory of the files that one full evaluation wrote."""
     directory = tmp_path_factory.mktemp("evaluation")
     files = [f"--json={directory}/scores.json", f"--output={directory}/out/rows.tsv"]
     evaluate.main(["gshard-evaluate", f"--logdir={trained_logdir}", *files])
     return directory
 
 
-def test_the_numbers_are_those_of_the_rows(evaluation):
+def test_scores_are_those_of_the_written_rows(evaluation):
     record = json.loads((evaluation / "scores.json").read_text(encoding="utf-8"))
     text = (evaluation / "out" / "rows.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines()]
@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_the_rows(evaluation):
     assert record["rows_too_long"] == 0
 
 
-def test_a_table_and_what_it_rests_on(trained_logdir, tmp_path, capsys):
+def test_the_table_comes_with_its_settings(trained_logdir, tmp_path, capsys):
     code, out, err = run_here(
         capsys,
         f"--logdir={trained_logdir}",
@@ -122,7 +122,7 @@ def test_a_directory_without_a_model_says_what_to_do(trained_logdir, tmp_path, c
         assert err.count("\n") == 1 and words in err
 
 
-def test_help_teaches(capsys):
+def test_help_shows_examples_and_all_flags(capsys):
     with pytest.raises(SystemExit) as exit_:
         evaluate.main(["gshard-evaluate", "--help"])
     assert exit_.value.code == 0

@@ -1,4 +1,4 @@
-"""gshard-generate on a tiny language model: texts for lines, and mistakes of users."""
+"""gshard-generate from the user's side, on a tiny language model."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from lingvo_gshard.decoding import Sampling, Writer
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
 
 
@@ -47,7 +47,7 @@ def writer_of(trained, **options):
     return Writer(trained.task, trained.runtime, trained.input.vocabulary, 16, **options)
 
 
-def test_every_line_is_gone_on_with(run_here):
+def test_every_line_is_continued(run_here):
     code, out, err = run_here(b"the dog\n\nthe cat\n", "--samples=2", "--seed=3")
     assert code == 0 and err == ""
     lines = out.removesuffix("\n").split("\n")
@@ -60,8 +60,8 @@ def test_every_line_is_gone_on_with(run_here):
     assert run_here(b"the cat\n", "--samples=2", "--seed=4", "--json")[1] != again
 
 
-def test_a_text_is_what_the_model_expects(trained):
-    """Greedily, the model finds each token that was written the likeliest."""
+def test_greedy_sampling_writes_the_likeliest_tokens(trained):
+    """At temperature 0 the model finds each token that it wrote the likeliest."""
     (text,) = writer_of(trained, sampling=Sampling(0), most_tokens=5).write(["the"])
     vocabulary = trained.input.vocabulary
     (whole,) = writer_of(trained, sampling=Sampling(0)).write(["the"])
@@ -70,7 +70,7 @@ def test_a_text_is_what_the_model_expects(trained):
     assert 0 < len(written) <= 5
 
 
-def test_of_what_is_too_long_the_end_is_seen(run_here, trained):
+def test_the_model_sees_the_end_of_a_long_beginning(run_here, trained):
     vocabulary = trained.input.vocabulary
     beginning = "the dog sees the cat and the cat sees the dog"
     tokens = len(vocabulary.encode(beginning))
@@ -81,13 +81,13 @@ def test_of_what_is_too_long_the_end_is_seen(run_here, trained):
     )
 
 
-def test_more_beginnings_than_rows(trained):
+def test_there_may_be_more_beginnings_than_rows(trained):
     many = [f"the {i}" for i in range(5)]
     found = [list(writer_of(trained, rows=rows).write(many)) for rows in (2, 5)]
     assert found[0] == found[1] and len(found[0]) == 5
 
 
-def test_a_text_is_one_line():
+def test_a_text_is_written_as_one_line():
     assert generate._on_one_line("a\nb\\c\rd") == "a\\nb\\\\c\\rd"
 
 
@@ -109,7 +109,7 @@ def test_mistakes_are_one_line(flags, words, run_here):
     assert words in err
 
 
-def test_a_line_that_is_no_text(run_here):
+def test_a_line_that_is_not_utf8(run_here):
     code, out, err = run_here(b"the\n\xff\nthe\n")
     assert code == 1 and out.count("\n") == 1
     assert "line 2 is not UTF-8 (byte 1); --on_bad_line=skip" in err
@@ -117,7 +117,7 @@ def test_a_line_that_is_no_text(run_here):
     assert code == 0 and out.count("\n") == 3
 
 
-def test_help_teaches(capsys):
+def test_help_shows_examples_and_all_flags(capsys):
     with pytest.raises(SystemExit) as exit_:
         generate.main(["gshard-generate", "--help"])
     assert exit_.value.code == 0

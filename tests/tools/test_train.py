@@ -1,4 +1,4 @@
-"""gshard-train as its users meet it: its words, its mistakes, and its deaths."""
+"""gshard-train from the user's side: output, mistakes, signals and crashes."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def arrays_of(logdir):
     }
 
 
-def test_a_run_and_its_words(tmp_path, capsys):
+def test_a_run_prints_a_summary_and_resumes(tmp_path, capsys):
     code, out, err = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}")
     assert code == 0
     for words in (
@@ -86,7 +86,7 @@ def test_a_run_and_its_words(tmp_path, capsys):
     assert steps_of(tmp_path) == list(range(1, 16))
 
 
-def test_a_schedule_that_is_stretched_is_said(tmp_path, capsys):
+def test_a_stretched_schedule_is_a_warning(tmp_path, capsys):
     flags = [
         "--experiment=test.tiny",
         f"--logdir={tmp_path}",
@@ -98,7 +98,7 @@ def test_a_schedule_that_is_stretched_is_said(tmp_path, capsys):
     assert "Warning: the learning rate now decays to step 5, before it was 3" in out
 
 
-def test_killed_at_any_moment_it_resumes_to_the_bit(tmp_path, capsys):
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, capsys):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(killed, "--steps=2000")
     wait_for_step(killed, 21)
@@ -123,7 +123,7 @@ def test_killed_at_any_moment_it_resumes_to_the_bit(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
+def test_a_signal_saves_and_prints_how_to_continue(tmp_path, number):
     process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)
     process.send_signal(number)
@@ -140,7 +140,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert arrays_of(tmp_path)[0] == last
 
 
-def test_a_step_that_is_not_finite_ends_it(tmp_path, capsys):
+def test_a_step_that_is_not_finite_ends_training(tmp_path, capsys):
     code, out, err = run_here(
         capsys,
         "--experiment=test.tiny",
@@ -191,7 +191,7 @@ def test_a_run_of_other_params_is_refused(tmp_path, capsys):
     assert "trainer.seed: 1 there, 5 here" in err
 
 
-def test_faults_of_the_program_keep_their_traceback():
+def test_bugs_keep_their_traceback():
     def main(argv):
         return int("many")
 
@@ -210,7 +210,7 @@ def test_list_shows_the_first_line(capsys):
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_teaches(flag, capsys):
+def test_help_shows_examples_and_all_flags(flag, capsys):
     with pytest.raises(SystemExit) as exit_:
         train.main(["gshard-train", flag])
     assert exit_.value.code == 0
@@ -220,7 +220,7 @@ def test_help_teaches(flag, capsys):
         assert f"--{name}" in out
 
 
-def test_starts_without_tensorflows_noise():
+def test_tensorflows_startup_messages_are_hidden():
     run = subprocess.run(
         [sys.executable, "-m", "lingvo_gshard", "train", "--list"],
         cwd=ROOT,

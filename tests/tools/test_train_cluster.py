@@ -1,4 +1,4 @@
-"""gshard-train in two processes of four devices: as in one of eight, and from there to anywhere."""
+"""gshard-train in two processes of four devices trains like one process of eight."""
 
 import pytest
 
@@ -16,7 +16,7 @@ _SETTINGS = {
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_leave_off_anywhere(tmp_path):
+def test_two_processes_train_like_one_and_resume_anywhere(tmp_path):
     flags = tiny_translation.write(tmp_path, **_SETTINGS)
     mesh = ["--mesh=data=8", "--strategy=expert"]
     alone, together = tmp_path / "alone", tmp_path / "together"

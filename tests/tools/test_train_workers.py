@@ -1,4 +1,4 @@
-"""gshard-train with workers: refused where they cannot be, in two processes as in one, resumed."""
+"""gshard-train with local updates: refused options, several processes, resuming."""
 
 import pytest
 
@@ -20,14 +20,14 @@ _EVERY = "--gin_param=trainer.local_updates.every = 2"
         ([_EVERY, "--mesh=worker=8"], "--strategy=expert needs axis 'data', which --mesh=worker=8"),
     ],
 )
-def test_what_does_not_fit_is_refused(capsys, tmp_path, flags, message):
+def test_options_that_do_not_fit_are_refused(capsys, tmp_path, flags, message):
     flags = [f"--logdir={tmp_path}/run", "--experiment=translation.quickstart", *flags]
     assert startup.guarded(train.NAME, train.main)([train.NAME, *flags]) == 1
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_two_processes_of_two_workers_train_as_one_of_four(tmp_path):
+def test_two_processes_of_two_workers_train_like_one_of_four(tmp_path):
     settings = {"input__batch_rows": 8, "trainer__checkpoint_every_steps": 3}
     flags = [*tiny_translation.write(tmp_path, **settings), _EVERY]
     mesh = ["--mesh=worker=4,data=2", "--strategy=expert"]

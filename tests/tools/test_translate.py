@@ -1,4 +1,4 @@
-"""gshard-translate as its users meet it: a line in, a line out."""
+"""gshard-translate from the user's side: a line in, a line out."""
 
 import io
 import os
@@ -66,7 +66,7 @@ class SharedTranslator:
         return self.kept
 
 
-def test_a_line_for_a_line(run_here):
+def test_each_line_gets_a_line(run_here):
     code, out, err = run_here(b"der Hund\n\nle chat voit\r\n")
     assert code == 0 and err == ""
     lines = out.split("\n")
@@ -117,7 +117,7 @@ def test_mistakes_are_one_line(flags, words, run_here):
     assert words in err
 
 
-def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
+def test_waiting_lines_are_batched_and_a_single_one_is_answered_at_once():
     reading, writing = os.pipe()
     lines = line_input.LineReader(os.fdopen(reading, "rb"))
     chunks = lines.batches()
@@ -132,7 +132,7 @@ def test_waiting_lines_are_taken_together_and_a_lone_one_at_once():
     assert [line for chunk in chunks for line in chunk] == [b"e"]
 
 
-def test_a_process_answers_as_it_goes_and_leaves_quietly(trained_logdir):
+def test_a_process_answers_lines_as_they_arrive_and_exits_quietly(trained_logdir):
     process = subprocess.Popen(
         [sys.executable, "-m", "lingvo_gshard", "translate", f"--logdir={trained_logdir}"],
         cwd=ROOT,
@@ -150,7 +150,7 @@ def test_a_process_answers_as_it_goes_and_leaves_quietly(trained_logdir):
     assert process.stderr.read() == b""
 
 
-def test_help_teaches(capsys):
+def test_help_shows_examples_and_all_flags(capsys):
     with pytest.raises(SystemExit) as exit_:
         translate.main(["gshard-translate", "--help"])
     assert exit_.value.code == 0
@@ -160,7 +160,7 @@ def test_help_teaches(capsys):
         assert f"--{name}" in out
 
 
-def test_averages_of_the_weights_are_decoded_with(trained_logdir, tmp_path):
+def test_averaged_weights_are_used_for_decoding(trained_logdir, tmp_path):
     run = Run(trained_logdir)
     whole, params = Whole.read(run), run.params.copy()
     params.trainer.average_decay = 0.9

@@ -1,4 +1,4 @@
-"""A language model on made text that trains in a moment."""
+"""A language model on synthetic text that trains in seconds."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""gshard-train with the tiny experiment registered; run by the tests as a process of its own."""
+"""gshard-train with the tiny experiment registered; tests run it as a subprocess."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A translation experiment on made text that trains in a moment."""
+"""A translation experiment on synthetic text that trains in seconds."""
 
 import pathlib
 

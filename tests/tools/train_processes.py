@@ -1,4 +1,4 @@
-"""gshard-train in processes of its own, alone or two together."""
+"""Starts gshard-train in one subprocess or two."""
 
 import json
 import os

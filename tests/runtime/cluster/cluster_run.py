@@ -1,10 +1,10 @@
-"""A run of one process of a cluster, as tests/runtime/cluster/test_cluster.py starts it.
+"""One process of a cluster, for tests/runtime/cluster/test_cluster.py.
 
     python -m tests.runtime.cluster.cluster_run LOGDIR STEPS PLAN FLAGS...
 
-The processes train a toy state together: theta.w [48, 4], split over all devices by rows, and the
-moment of it. PLAN names what happens to a process before a step: `1:7:kill` kills process 1 before
-its 7th step, `1:0:SIGTERM` asks it to stop before any; commas between several.
+The processes train a toy state together: theta.w [48, 4], its rows split over all devices, and its
+moment. PLAN lists what happens to a process before a step, separated by commas: `1:7:kill` kills
+process 1 before its 7th step, `1:0:SIGTERM` asks it to stop before the first.
 """
 
 import json

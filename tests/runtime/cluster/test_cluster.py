@@ -1,4 +1,4 @@
-"""Clusters of real processes: they save, stop, fail and go on together."""
+"""Clusters of real processes: they save, stop, fail and resume together."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 def start(logdir, steps, plan="", devices=2, **given) -> subprocess.Popen:
-    """Starts one process; given: its flags, and what is in capitals into its environment."""
+    """Starts one process with flags; names in capitals are environment variables."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     environment |= {name: str(value) for name, value in given.items() if name.isupper()}
     arguments = [f"--{name}={value}" for name, value in given.items() if name.islower()]
@@ -92,7 +92,7 @@ def run(count, logdir, steps, plan="", devices=2, **given) -> list[Ended]:
 
 
 def expected(steps: int) -> dict[str, np.ndarray]:
-    """What cluster_run computes, by NumPy; every number in it is exact in float32."""
+    """Returns what cluster_run computes, by NumPy; all numbers are exact in float32."""
     rows, columns = cluster_run.ROWS, cluster_run.COLUMNS
     w = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
     row = np.arange(rows, dtype=np.float32)
@@ -117,8 +117,8 @@ def assert_good(*ended: Ended) -> None:
         assert process.code == 0, process.err
 
 
-def test_two_processes_save_what_one_goes_on_with_and_back(tmp_path):
-    """2 x 2 devices, then 1 x 4, then 2 x 1: the same numbers to the bit."""
+def test_checkpoints_move_between_numbers_of_processes(tmp_path):
+    """2 x 2 devices, then 1 x 4, then 2 x 1 compute the same bits."""
     one, other = run(2, tmp_path, steps=7)
     assert_good(one, other)
     assert one.report == {"process": 0, "from": 0, "to": 7}
@@ -134,7 +134,7 @@ def test_two_processes_save_what_one_goes_on_with_and_back(tmp_path):
     assert_saved(tmp_path, 10)
 
 
-def test_a_process_that_dies_ends_the_other_with_a_line(tmp_path):
+def test_the_death_of_a_process_ends_the_other_with_a_message(tmp_path):
     survivor, dead = run(2, tmp_path, 200, plan="1:9:kill")
     assert dead.code == -9
     assert survivor.code == 1
@@ -157,7 +157,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path, process, name):
 
 
 @pytest.mark.slow
-def test_the_death_of_process_0_ends_the_others_with_a_line(tmp_path):
+def test_the_death_of_process_0_ends_the_others_with_a_message(tmp_path):
     dead, *survivors = run(3, tmp_path, 200, plan="0:3:kill", devices=1)
     assert dead.code == -9
     for survivor in survivors:
@@ -168,7 +168,7 @@ def test_the_death_of_process_0_ends_the_others_with_a_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [0, 1])
-def test_an_error_in_one_ends_the_others_with_its_words(tmp_path, process):
+def test_an_error_in_one_process_ends_the_others_with_its_message(tmp_path, process):
     ended = run(2, tmp_path, 200, plan=f"{process}:3:fail")
     assert [e.code for e in ended] == [1, 1]
     assert ended[process].last_words == "error: the data of this process cannot be read"
@@ -179,7 +179,7 @@ def test_an_error_in_one_ends_the_others_with_its_words(tmp_path, process):
 
 
 @pytest.mark.slow
-def test_a_program_that_never_entered_its_cluster_ends(tmp_path):
+def test_a_program_that_fails_before_entering_its_cluster_ends(tmp_path):
     """jax alone would wait for minutes."""
     for process in run(2, tmp_path, 3, plan="early"):
         assert process.code == 1
@@ -189,7 +189,7 @@ def test_a_program_that_never_entered_its_cluster_ends(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stop_before_the_first_step_is_a_good_end_for_all(tmp_path):
+def test_a_stop_before_the_first_step_succeeds_in_all_processes(tmp_path):
     ended = run(2, tmp_path, 200, plan="1:0:SIGTERM")
     assert_good(*ended)
     words = (
@@ -199,7 +199,7 @@ def test_a_stop_before_the_first_step_is_a_good_end_for_all(tmp_path):
 
 
 @pytest.mark.slow
-def test_after_a_death_any_number_of_processes_goes_on(tmp_path):
+def test_any_number_of_processes_resumes_after_a_death(tmp_path):
     run(2, tmp_path, 200, plan="1:13:kill")
     step = max(
         int(child.name) for child in (tmp_path / "checkpoints").iterdir() if child.name.isdigit()
@@ -212,7 +212,7 @@ def test_after_a_death_any_number_of_processes_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_newest_checkpoint_is_told_once(tmp_path):
+def test_a_damaged_newest_checkpoint_is_reported_once(tmp_path):
     assert_good(*run(2, tmp_path, 7))
     (tmp_path / "checkpoints" / "7" / "run" / "run.json").write_text("{")
     ended = run(2, tmp_path, 8)
@@ -224,8 +224,8 @@ def test_a_damaged_newest_checkpoint_is_told_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_slurm_tells_who_is_who(tmp_path):
-    """As srun sets it on one machine; jax.distributed reads it."""
+def test_slurm_sets_the_processes(tmp_path):
+    """The environment is that of srun on one machine."""
     slurm = {"SLURM_JOB_ID": 12, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": 2}
     slurm["JAX_COORDINATOR_PORT"] = free_port()
     ended = finish(
@@ -246,7 +246,7 @@ def test_directories_that_are_not_shared_are_an_error(tmp_path):
     assert f"error: --logdir {tmp_path / '0'} of process 1 is another directory" in ended[0].err
 
 
-def test_alone_there_is_nothing_to_join():
+def test_a_single_process_joins_nothing():
     for given in ({}, {"num_processes": 1}, {"num_processes": 1, "process_id": 0}):
         with Cluster.join(ClusterOptions(**given)) as cluster:
             assert (cluster.size, cluster.index, cluster.is_main) == (1, 0, True)
@@ -288,14 +288,14 @@ def test_alone_there_is_nothing_to_join():
         ),
     ],
 )
-def test_flags_that_do_not_fit_together(given, message):
+def test_contradicting_options_are_refused(given, message):
     with pytest.raises(ValueError) as caught:
         Cluster.join(ClusterOptions(**given))
     assert message in str(caught.value)
 
 
-def test_a_cluster_that_cannot_be_read(monkeypatch):
-    """Slurm without what jax needs of it."""
+def test_an_incomplete_cluster_environment_is_an_error(monkeypatch):
+    """Slurm variables without the values that jax needs."""
     for name in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID"):
         monkeypatch.setenv(f"SLURM_{name}", "not a number")
     with pytest.raises(ValueError, match="--coordinator, --num_processes and --process_id are not"):

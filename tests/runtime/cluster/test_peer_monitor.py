@@ -1,4 +1,4 @@
-"""The monitor: each way of leaving reaches every other process, with the exit code that fits."""
+"""PeerMonitor: every kind of departure reaches every other process with its exit code."""
 
 import queue
 import socket
@@ -9,7 +9,7 @@ from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor
 
 
 class Star:
-    """Processes in one: process 0 has a line to each other; `lost` and `ended` say what they do."""
+    """Monitors of several processes in one; `lost` and `ended` record their callbacks."""
 
     def __init__(self, count: int, ends: bool = True):
         pairs = {k: socket.socketpair(socket.AF_UNIX) for k in range(1, count)}
@@ -39,13 +39,13 @@ class Star:
 
 @pytest.fixture(autouse=True)
 def no_keepalive(monkeypatch):
-    """Pairs of local sockets know no TCP."""
+    """Local socket pairs have no TCP options."""
     monkeypatch.setattr(
         "lingvo_gshard.runtime.cluster.peer_monitor._enable_keepalive", lambda _: None
     )
 
 
-def test_who_dies_ends_all_others():
+def test_a_death_ends_all_others():
     star = Star(4)
     star.die(2)
     for k in (0, 1, 3):
@@ -53,7 +53,7 @@ def test_who_dies_ends_all_others():
         assert star.ended[k].get(timeout=20) == 1
 
 
-def test_who_leaves_says_how():
+def test_a_departure_has_its_reason():
     star = Star(3)
     star.lines[1].announce_departure("was stopped (SIGTERM) before the first step", 0)
     for k in (0, 2):
@@ -72,13 +72,13 @@ def test_process_0_waits_until_the_others_have_ended():
     assert all(star.ended[k].qsize() == 1 for k in (1, 2))
 
 
-def test_a_good_end_is_no_loss():
+def test_a_normal_end_is_no_departure():
     star = Star(3)
     for k in (1, 2, 0):
         star.lines[k].announce_done()
     for k in (1, 2):
         star.die(k)
-    star.lines[0]._alone.wait(10)
+    star.lines[0]._is_alone.wait(10)
     assert not any(q.qsize() for q in (*star.lost.values(), *star.ended.values()))
 
 
@@ -86,5 +86,5 @@ def test_a_process_that_ends_by_itself_is_left_alone():
     star = Star(2, ends=False)
     star.die(1)
     assert star.lost[0].get(timeout=10).process == 1
-    assert star.lines[0]._alone.wait(10)
+    assert star.lines[0]._is_alone.wait(10)
     assert not star.ended[0].qsize()

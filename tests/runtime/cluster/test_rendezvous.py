@@ -1,4 +1,4 @@
-"""The rendezvous: all come, or all hear who did not, or what does not fit."""
+"""Rendezvous: all processes meet, or all hear who is missing or what differs."""
 
 import concurrent.futures
 import socket
@@ -17,7 +17,7 @@ def free_port() -> int:
 
 
 def call_all(*cards, seconds=20.0, port=None):
-    """Meets as (num_processes, process_id, options); returns results or ValueErrors."""
+    """Calls `meet` for each (num_processes, process_id, options); returns results or errors."""
     port = port or free_port()
 
     def call(card):
@@ -37,7 +37,7 @@ def close(*results):
             connection.close()
 
 
-def test_all_come_and_keep_a_line_to_process_0():
+def test_all_processes_keep_a_connection_to_process_0():
     results = call_all(*[(3, k, {"--mesh": "data=8"}) for k in range(3)])
     assert [sorted(r) for r in results] == [[1, 2], [0], [0]]
     for message, sender, receiver in (
@@ -49,14 +49,14 @@ def test_all_come_and_keep_a_line_to_process_0():
     close(*results)
 
 
-def test_the_port_is_free_again_although_the_lines_are_open():
+def test_the_port_is_free_while_connections_are_open():
     port = free_port()
     results = call_all((2, 0, {}), (2, 1, {}), port=port)
     socket.create_server(("", port)).close()
     close(*results)
 
 
-def test_who_does_not_come_is_named_to_all():
+def test_missing_processes_are_named_in_all_others():
     results = call_all((4, 0, {}), (4, 2, {}), seconds=2.0)
     for error in results:
         assert "--num_processes=4 processes were expected at --coordinator=localhost:" in str(error)
@@ -94,7 +94,7 @@ def test_another_number_of_processes():
     assert [str(r) for r in results] == [words] * 2
 
 
-def test_other_flags():
+def test_options_that_differ():
     results = call_all((2, 0, {"--mesh": "data=8"}), (2, 1, {"--mesh": "data=4"}))
     words = "process 1 has --mesh=data=4, but process 0 has --mesh=data=8"
     assert [str(r) for r in results] == [words] * 2
@@ -105,8 +105,8 @@ def test_long_options_are_not_shown():
     assert [str(r) for r in results] == ["process 1 has other Params than process 0"] * 2
 
 
-def test_strangers_are_not_counted():
-    """Whatever else tries the port, before and between."""
+def test_unknown_clients_are_ignored():
+    """Other clients connect before and between the processes."""
     port, stop = free_port(), threading.Event()
 
     def disturb():
@@ -128,7 +128,7 @@ def test_strangers_are_not_counted():
     close(*results)
 
 
-def test_something_else_that_answers():
+def test_another_program_at_the_address():
     with socket.create_server(("", 0)) as other:
 
         def answer():

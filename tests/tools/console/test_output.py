@@ -1,4 +1,4 @@
-"""Where commands write: JSON for machines, standard error for tables beside it."""
+"""Where commands write: JSON to files or standard output, tables out of its way."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Numbers as engineers write them."""
+"""Numbers with units."""
 
 import pytest
 

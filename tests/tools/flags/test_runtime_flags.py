@@ -1,4 +1,4 @@
-"""The flags of a partitioned run: what they refuse, and one run from training to translating."""
+"""Flags of a partitioned run: mistakes, and one run from training to translation."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from tests.tools import (
     tiny_translation,
 )
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_runtime_flags")
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -35,13 +35,13 @@ def run_here(tool, capsys, *flags):
 
 @pytest.fixture(scope="module")
 def sharded_run(tmp_path_factory):
-    """(logdir, flags, output) of a training on eight CPU devices that were made virtually."""
+    """Returns (logdir, flags, output) of a training on eight virtual CPU devices."""
     directory = tmp_path_factory.mktemp("sharded")
     rows = {"input__batch_rows": 8, "task__encoder__moe__group_size": 64}
     flags = tiny_translation.write(directory, **rows, task__decoder__moe_every=0)
     command = [sys.executable, "-m", "lingvo_gshard", "train", *flags]
     command += [f"--logdir={directory}/run", "--steps=4", "--mesh=data=8", "--strategy=expert"]
-    # As a user's shell, in which nobody has asked for eight devices.
+    # A user's shell asks for no number of devices.
     asked = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in asked}
     run = subprocess.run(
@@ -55,7 +55,7 @@ def losses_of(logdir):
     return [json.loads(line)["loss"] for line in (logdir / "metrics.jsonl").open()]
 
 
-def test_training_says_what_it_runs_on(sharded_run):
+def test_training_prints_its_devices(sharded_run):
     logdir, _, out = sharded_run
     assert "8 CPU devices as data=8" in out
     assert "compiled in" in out and "Trained 4 steps" in out
@@ -64,7 +64,7 @@ def test_training_says_what_it_runs_on(sharded_run):
 
 
 @pytest.mark.slow
-def test_a_trained_run_is_scored_alike_on_any_mesh(sharded_run, tmp_path, capsys):
+def test_scores_do_not_depend_on_the_mesh(sharded_run, tmp_path, capsys):
     logdir, _, _ = sharded_run
     found = {}
     for name, flags in {
@@ -92,7 +92,7 @@ def test_it_translates_on_a_mesh(sharded_run, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_it_goes_on_with_another_runtime(sharded_run, capsys):
+def test_another_runtime_resumes_the_run(sharded_run, capsys):
     logdir, flags, _ = sharded_run
     before = losses_of(logdir)
     code, out, err = run_here(
@@ -144,7 +144,7 @@ def test_it_goes_on_with_another_runtime(sharded_run, capsys):
         ),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_made(flags, words, capsys, tmp_path):
+def test_mistakes_are_one_line_and_leave_no_directory(flags, words, capsys, tmp_path):
     jax.devices()
     logdir = tmp_path / "run"
     code, out, err = run_here(train, capsys, TINY, f"--logdir={logdir}", *flags)
@@ -167,14 +167,14 @@ def test_mistakes_are_one_line_before_anything_is_made(flags, words, capsys, tmp
         ),
     ],
 )
-def test_mistakes_that_only_the_task_shows(flags, words, capsys, tmp_path):
+def test_mistakes_found_after_the_task_is_built(flags, words, capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=8", *flags]
     code, _, err = run_here(train, capsys, *flags)
     assert code == 1
     assert err.startswith("gshard-train: error: ") and words in err
 
 
-def test_the_devices_need_not_all_be_used(capsys, tmp_path):
+def test_a_mesh_may_use_some_of_the_devices(capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=3", "--steps=2"]
     code, out, err = run_here(train, capsys, *flags)
     assert code == 0, err
@@ -197,7 +197,7 @@ def test_one_override_names_a_weight(capsys, tmp_path):
         (["--mesh=data=8", "--runtime=local"], "--mesh=data=8 needs --runtime=spmd"),
     ],
 )
-def test_the_other_tools_refuse_alike(tool, flags, words, sharded_run, capsys):
+def test_the_other_tools_refuse_the_same_mistakes(tool, flags, words, sharded_run, capsys):
     jax.devices()
     code, out, err = run_here(tool, capsys, f"--logdir={sharded_run[0]}", *flags)
     assert code == 1 and out == ""

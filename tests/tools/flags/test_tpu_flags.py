@@ -1,4 +1,4 @@
-"""The tpu_strategy runtime's flags: what they ask for, and what does not go together."""
+"""Flags of the tpu_strategy runtime: what they choose, and which contradict each other."""
 
 import pathlib
 import subprocess
@@ -28,7 +28,7 @@ def launch(*flags):
 
 @pytest.fixture
 def connected(monkeypatch):
-    """A TPU of one core, which is the CPU; returns what was asked of it."""
+    """Makes the CPU a TPU of one core; returns the list of TPUs connected to."""
     asked = []
 
     def connect(tpu):
@@ -44,7 +44,7 @@ def tiny_trainer():
     return params.trainer.instantiate(params.task.instantiate())
 
 
-def test_the_mesh_is_all_cores_along_data(connected):
+def test_the_default_mesh_has_all_cores_along_data(connected):
     found = launch("--runtime=tpu_strategy", "--tpu=local")
     assert connected == ["local"]
     assert str(found.partitioning.mesh) == "data=1"
@@ -57,7 +57,7 @@ def test_the_mesh_is_all_cores_along_data(connected):
     assert runtime.train_step(batch).read() == expected.train_step(batch).read()
 
 
-def test_mesh_and_strategy_are_those_given(connected):
+def test_flags_choose_mesh_and_strategy(connected):
     flags = "--runtime=tpu_strategy --tpu=grpc://10.0.0.2:8470 --mesh=data=1,model=1".split()
     found = launch(*flags, "--strategy=tensor")
     assert connected == ["grpc://10.0.0.2:8470"]
@@ -67,7 +67,7 @@ def test_mesh_and_strategy_are_those_given(connected):
     )
 
 
-def test_a_mesh_of_more_than_the_cores_is_refused(connected):
+def test_a_mesh_of_too_many_cores_is_refused(connected):
     with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .* but there are 1"):
         launch("--runtime=tpu_strategy", "--tpu=local", "--mesh=data=4")
 
@@ -90,13 +90,13 @@ def test_a_mesh_of_more_than_the_cores_is_refused(connected):
         ("--runtime=tpu_strategy --tpu=local --mesh=data", "--mesh"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(connected, flags, message):
+def test_contradicting_flags_are_refused(connected, flags, message):
     with pytest.raises(ValueError, match=message):
         launch(*flags.split())
     assert connected == []
 
 
-def test_a_run_is_that_of_the_local_runtime(connected, tmp_path):
+def test_a_run_equals_that_of_the_local_runtime(connected, tmp_path):
     weights = []
     for name, flags in (("local", []), ("tpu", ["--runtime=tpu_strategy", "--tpu=local"])):
         logdir = tmp_path / name
@@ -110,7 +110,7 @@ def test_a_run_is_that_of_the_local_runtime(connected, tmp_path):
         np.testing.assert_array_equal(weights[1][path], expected, err_msg=path)
 
 
-def test_without_a_tpu_the_program_says_so(tmp_path):
+def test_without_a_tpu_the_error_says_so(tmp_path):
     flags = ["--runtime=tpu_strategy", "--tpu=local", f"--logdir={tmp_path}/run"]
     command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny", *flags]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
