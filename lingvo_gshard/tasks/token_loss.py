@@ -1,4 +1,4 @@
-"""The loss and the metrics of a task that gives every token a distribution over the vocabulary."""
+"""Loss and metrics of a task that predicts tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.losses import cross_entropy
 
-# Name scope of what is computed from the logits.
+# Name scope of the operations that compute the loss from the logits.
 LOSS_SCOPE = "loss"
 
 
@@ -20,29 +20,42 @@ def token_loss(
     segments_BL: tf.Tensor,
     label_smoothing: float,
     z_loss_weight: float = 0.0,
-    counted: Sequence[tf.Tensor] = (),
+    more_segments: Sequence[tf.Tensor] = (),
 ) -> tuple[tf.Tensor, NestedMap]:
-    """Returns the scalar training loss and metrics, name -> (value, weight), of a packed batch.
+    """Returns the training loss of a packed batch and its metrics.
 
-    The loss is the label-smoothed cross-entropy per real token, in float32, plus the losses that
-    layers have reported. counted: the segments of other rows whose tokens count as the batch's too.
+    The loss is the float32 label-smoothed cross-entropy per token that is no padding, plus the
+    losses that layers reported to the context.
+
+    Args:
+      logits_BLV: logits of each position.
+      labels_BL: int32 ids to predict.
+      segments_BL: int32 segments, 0 in padding.
+      label_smoothing: probability spread evenly over the vocabulary.
+      z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
+      more_segments: segments of further arrays, such as the source's, whose tokens are added to
+        the metric `tokens`.
+
+    Returns:
+      The scalar loss and metrics: name -> (value, weight).
     """
     with tf.name_scope(f"{LOSS_SCOPE}/"):
         sums = cross_entropy(logits_BLV, labels_BL, segments_BL, label_smoothing, z_loss_weight)
         tokens = tf.maximum(sums.tokens, 1.0)
-        pass_under_way = context.current()
-        loss = sums.smoothed / tokens + tf.add_n([0.0, *pass_under_way.losses.values()])
-        metrics = NestedMap(pass_under_way.metrics)
+        current = context.current()
+        loss = sums.smoothed / tokens + tf.add_n([0.0, *current.losses.values()])
+        metrics = NestedMap(current.metrics)
         metrics.update(
             loss=(loss, tokens),
             cross_entropy=(sums.exact / tokens, tokens),
             accuracy=(sums.correct / tokens, tokens),
-            tokens=(_count_tokens(segments_BL, *counted), tf.ones([])),
+            tokens=(_count_tokens(segments_BL, *more_segments), tf.ones([])),
         )
         return loss, metrics
 
 
 def _count_tokens(*segments: tf.Tensor) -> tf.Tensor:
+    """Returns the number of positions that are no padding, as a float32 scalar."""
     return tf.add_n(
         [tf.reduce_sum(tf.cast(tf.not_equal(each, 0), tf.float32)) for each in segments]
     )

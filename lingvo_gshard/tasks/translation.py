@@ -1,6 +1,8 @@
 """Translation with an encoder-decoder Transformer."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,25 +16,29 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.decoding.translator import Translator
-from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import Memory, inherit
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.translation_scores import TranslationScores
 from lingvo_gshard.tasks.flops import stack_flops
-from lingvo_gshard.tasks.task import BatchSpecs, Task
+from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.tasks.token_loss import token_loss
+from lingvo_gshard.tasks.token_task import TokenTask
 
 
-class TranslationTask(Task):
-    """Source ids to target ids: embeddings, encoder, decoder, softmax and label-smoothed loss.
+class TranslationTask(TokenTask):
+    """Translates source sentences: encoder, decoder with cross-attention, and softmax.
 
-    The model of arXiv 2006.16668, section 2: a Transformer with a mixture of experts in every other
-    layer of the encoder and of the decoder.
+    The model of GShard, arXiv 2006.16668, section 2: a Transformer with a mixture of experts in
+    every other layer of the encoder and of the decoder.
+
+    A batch is int32 arrays. `source_ids`, `source_segments` and `source_positions` are [B,K];
+    `target_inputs` (ids before each position), `target_labels`, `target_segments` and
+    `target_positions` are [B,L]. Segments number the sentences of a row, 0 in padding: segment n of
+    the target translates segment n of the source.
     """
 
-    ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
     VOCABULARIES = MappingProxyType(
         {"source_vocabulary_size": "source", "target_vocabulary_size": "target"}
     )
@@ -45,20 +51,17 @@ class TranslationTask(Task):
     )
     HAS_OUTPUT_ROWS = True
     DECODER = Translator
+    EMBEDDING = "target_embedding"
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
+        p.set(label_smoothing=0.1)
+        p.decoder.is_decoder = True
         p.define("source_vocabulary_size", 0, "V of the source; 0: taken from the input.")
         p.define("target_vocabulary_size", 0, "V of the target; 0: taken from the input.")
-        p.define("model_dim", 0, "Size of M.")
         p.define("encoder", TransformerStack.params(), "Params of the encoder.")
-        decoder = TransformerStack.params().set(is_decoder=True)
-        p.define("decoder", decoder, "Params of the decoder.")
-        p.define("positions", SinusoidalPositions.params(), "Params of the positions.")
-        p.define("share_embeddings", False, "Whether source and target ids share one table.")
-        p.define("tie_softmax", True, "Whether the softmax's weight is the target embedding.")
-        p.define("label_smoothing", 0.1, "Share of the target distribution spread evenly.")
+        p.define("share_embeddings", False, "Whether source and target share one table.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -69,37 +72,26 @@ class TranslationTask(Task):
                 f"task.share_embeddings needs one vocabulary for both sides, but the source has "
                 f"{p.source_vocabulary_size} entries and the target {p.target_vocabulary_size}"
             )
-        self._create_embedding("target_embedding", p.target_vocabulary_size)
+        self.create_embedding("target_embedding", p.target_vocabulary_size)
         if not p.share_embeddings:
-            self._create_embedding("source_embedding", p.source_vocabulary_size)
-        self.create_child("positions", inherit(p.positions, model_dim=p.model_dim))
-        for name in ("encoder", "decoder"):
-            stack = inherit(p.get(name), model_dim=p.model_dim).set(has_token_ids=True)
-            self.create_child(name, stack)
-        if not p.tie_softmax:
-            softmax = Softmax.params()
-            softmax.set(vocabulary_size=p.target_vocabulary_size, model_dim=p.model_dim)
-            self.create_child("softmax", softmax)
-
-    def _create_embedding(self, name: str, vocabulary_size: int) -> None:
-        p = self.p
-        embedding = TokenEmbedding.params()
-        embedding.set(vocabulary_size=vocabulary_size, model_dim=p.model_dim)
-        self.create_child(name, embedding)
+            self.create_embedding("source_embedding", p.source_vocabulary_size)
+        self.create_positions()
+        self.create_stack("encoder")
+        self.create_stack("decoder")
+        self.create_softmax(p.target_vocabulary_size)
 
     @layer_method
-    def loss(self, theta: NestedMap, batch: NestedMap) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the scalar training loss and metrics, name -> (value, weight), of a packed batch.
+    def loss(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, NestedMap]:
+        """Returns the mean label-smoothed cross-entropy per target token plus the layers' losses.
 
-        The loss is the label-smoothed cross-entropy per target token plus the layers' own losses.
+        See the base class.
         """
-        logits_BLV = self.logits(theta, batch)
         return token_loss(
-            logits_BLV,
+            self.logits(theta, batch),
             batch["target_labels"],
             batch["target_segments"],
             label_smoothing=self.p.label_smoothing,
-            counted=[batch["source_segments"]],
+            more_segments=[batch["source_segments"]],
         )
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
@@ -108,13 +100,12 @@ class TranslationTask(Task):
         return TokenShape(rows, batch["target_labels"].shape[1], memory_length=source_length)
 
     def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of encoder, decoder and softmax in one forward pass."""
-        softmax = 2 * shape.tokens * self.p.model_dim * self.p.target_vocabulary_size
+        """Returns the operations of the encoder, the decoder and the softmax."""
         encoder = stack_flops(self.encoder, TokenShape(shape.rows, shape.memory_length))
-        return encoder + stack_flops(self.decoder, shape) + softmax
+        return encoder + super().flops(shape)
 
     def id_ranges(self) -> dict[str, int]:
-        """Returns the vocabulary size of each array of ids."""
+        """Returns the vocabulary size for each array of ids."""
         target = self.p.target_vocabulary_size
         return {
             "source_ids": self.p.source_vocabulary_size,
@@ -123,8 +114,8 @@ class TranslationTask(Task):
         }
 
     @layer_method
-    def logits(self, theta: NestedMap, batch: NestedMap) -> tf.Tensor:
-        """Returns logits [B,L,V] for every target position given those before it."""
+    def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns logits [B,L,V] of each target position, given the source and prior tokens."""
         memory = self.encode(
             theta, batch["source_ids"], batch["source_segments"], batch["source_positions"]
         )
@@ -132,7 +123,7 @@ class TranslationTask(Task):
         x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
         with context.tokens(ids_BL):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
-        return self._softmax(theta, x_BLM)
+        return self._logits(theta, x_BLM)
 
     @property
     def max_positions(self) -> int:
@@ -143,7 +134,7 @@ class TranslationTask(Task):
     def encode(
         self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
     ) -> Memory:
-        """Returns what the decoder attends to."""
+        """Returns the encoder's output, which the decoder attends to."""
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         x_BKM = self._embed(name, theta, ids_BK, positions_BK)
         with context.tokens(ids_BK):
@@ -152,36 +143,14 @@ class TranslationTask(Task):
 
     @layer_method
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
-        """Returns the cache for decoding up to `length` tokens of each memory's one sentence."""
+        """Returns an empty cache for one translation of up to `length` tokens per memory row."""
         output_BKM = memory.output_BKM
         shape = output_BKM.shape[0], length
         return self.decoder.init_cache(theta.decoder, shape, output_BKM.dtype, memory)
 
     def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
-        """Returns the cache with row i taken from row rows[i], which decodes the same sentence."""
+        """Returns the cache whose row i is row rows[i], which decodes the same sentence."""
         return self.decoder.reorder_cache(cache, rows_B)
-
-    @layer_method
-    def decode_step(
-        self,
-        theta: NestedMap,
-        ids_B: tf.Tensor,
-        active_B: tf.Tensor,
-        step: tf.Tensor,
-        cache: NestedMap,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns (logits float32 [B,V] of position step + 1, cache) given the ids at `step`.
-
-        Rows whose `active` is 0 have ended: they take no place in any expert.
-        """
-        positions_B1 = tf.fill([ids_B.shape[0], 1], step)
-        x_B1M = self._embed("target_embedding", theta, ids_B[:, None], positions_B1)
-        with context.tokens(ids_B[:, None]):
-            x_B1M, cache = self.decoder.extend_step(
-                theta.decoder, x_B1M, active_B[:, None], step, cache
-            )
-        logits_B1V = self._softmax(theta, x_B1M)
-        return tf.cast(logits_B1V[:, 0], tf.float32), cache
 
     def make_decoder(
         self, runtime: WeightsHolder, input_: TranslationInput, **options: Any
@@ -225,17 +194,3 @@ class TranslationTask(Task):
         return translation_scores.measure(
             runtime, input_, translator, rows, shuffled, show_progress
         )
-
-    def _embed(
-        self, name: str, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor
-    ) -> tf.Tensor:
-        """The sum of tokens and positions in float32, then in the activations' type."""
-        x_BLM = tf.cast(self.children[name].fprop(theta[name], ids_BL), tf.float32)
-        x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
-        return tf.cast(x_BLM, self.p.fprop_dtype or "float32")
-
-    @layer_method
-    def _softmax(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
-        if self.p.tie_softmax:
-            return self.target_embedding.logits(theta.target_embedding, x_BLM)
-        return self.softmax.fprop(theta.softmax, x_BLM)

@@ -181,8 +181,11 @@ def test_useful_operations_are_counted_by_hand():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"decoder": TransformerStack.params().set(is_decoder=True)}, "task.decoder: a language"),
-        ({"decoder__is_causal": False}, "is_causal = True and is_decoder = False were expected"),
+        (
+            {"decoder": TransformerStack.params().set(is_decoder=True)},
+            "task.decoder of a language model",
+        ),
+        ({"decoder__is_causal": False}, "needs is_causal = True and is_decoder = False"),
         ({"decoder__dense_first": 3}, r"decoder.dense_first: 3 is not in 0 to .*num_layers, 2"),
         (
             {"decoder__dense_first": 1, "decoder__moe_every": 2, "decoder__execution": loop()},
