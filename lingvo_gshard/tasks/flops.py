@@ -32,7 +32,7 @@ def stack_flops(stack: TransformerStack, shape: TokenShape) -> int:
     """Returns the operations of one forward pass of a stack."""
     rows, length = shape.rows, shape.length
     total = 0
-    for layer, times in stack.layers_by_times():
+    for layer, times in stack.layer_counts():
         once = _attention(layer.self_attention, rows, length, length)
         if layer.p.has_cross_attention:
             once += _attention(layer.cross_attention, rows, length, shape.memory_length)

@@ -157,8 +157,8 @@ def test_dimensions(name):
         for letter, length in zip(spec.layout, spec.shape, strict=True):
             assert length == sizes.get(letter, length), spec
     for stack in (task.encoder, task.decoder):
-        assert sum(times for _, times in stack.layers_by_times()) == layers // 2
-        for index, (layer, _) in enumerate(stack.layers_by_times()):
+        assert sum(times for _, times in stack.layer_counts()) == layers // 2
+        for index, (layer, _) in enumerate(stack.layer_counts()):
             feed_forward = layer.feed_forward
             networks = getattr(feed_forward, "experts", feed_forward)
             assert networks.p.activation == "relu"

@@ -138,7 +138,7 @@ def test_dimensions():
         for spec in task.variable_specs().flatten():
             for letter, length in zip(spec.layout, spec.shape, strict=True):
                 assert length == lengths.get(letter, length), spec
-        found = task.decoder.layers_by_times()
+        found = task.decoder.layer_counts()
         assert sum(times for _, times in found) == layers
         with_experts = [
             (layer, times) for layer, times in found if type(layer.feed_forward) is MixtureOfExperts

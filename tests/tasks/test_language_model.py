@@ -164,7 +164,7 @@ def test_a_loop_behind_dense_layers_computes_what_the_layers_do():
     for task in (one_by_one, looped):
         kinds = [
             (isinstance(layer.feed_forward, MixtureOfExperts), times)
-            for layer, times in task.decoder.layers_by_times()
+            for layer, times in task.decoder.layer_counts()
         ]
         assert [moe for moe, times in kinds for _ in range(times)] == [False, True, True]
         unrolled = task.decoder.unrolled(task.init(1).decoder)

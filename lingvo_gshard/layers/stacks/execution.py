@@ -77,8 +77,8 @@ class Execution(Layer):
         """Returns all layers with their weights, in the order in which they run."""
         raise NotImplementedError(f"{type(self).__name__} defines no unrolled")
 
-    def layers_by_times(self) -> list[tuple[Layer, int]]:
-        """Returns the layers of the body, each with the number of times that it runs."""
+    def layer_counts(self) -> list[tuple[Layer, int]]:
+        """Returns (layer, number of times that a forward pass runs it) for the body."""
         return [(layer, self.p.times) for layer in self.body]
 
     def check_batch(self, rows: int, path: str) -> None:

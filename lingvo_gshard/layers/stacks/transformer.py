@@ -119,7 +119,7 @@ class TransformerStack(Layer):
           memory: the memory that a decoder attends to.
         """
         # The attentions of all layers have the same Params, so that they can share masks.
-        layer, _ = self.layers_by_times()[0]
+        layer, _ = self.layer_counts()[0]
         shared = [layer.self_attention.mask(segments_BL)]
         if self.p.is_decoder:
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
@@ -131,10 +131,10 @@ class TransformerStack(Layer):
         x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
         return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
 
-    def layers_by_times(self) -> list[tuple[TransformerLayer, int]]:
-        """Returns the layers, each with the number of times that a forward pass runs it."""
-        first = self.first_layers.layers_by_times() if self.p.dense_first else []
-        return first + self.layers.layers_by_times()
+    def layer_counts(self) -> list[tuple[TransformerLayer, int]]:
+        """Returns (layer, number of times that a forward pass runs it) for all layers."""
+        first = self.first_layers.layer_counts() if self.p.dense_first else []
+        return first + self.layers.layer_counts()
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:

@@ -162,5 +162,5 @@ def test_the_first_dense_layers_stay_as_they_are():
     params = LanguageModelTask.params().set(vocabulary_size=9, model_dim=4)
     params.decoder.set(num_layers=5, num_heads=1, hidden_dim=4, moe_every=0, dense_first=1)
     sparse = upcycling.upcycled_task(params, num_experts=2).instantiate()
-    kinds = [type(layer.feed_forward) for layer, _ in sparse.decoder.layers_by_times()]
+    kinds = [type(layer.feed_forward) for layer, _ in sparse.decoder.layer_counts()]
     assert kinds == [FeedForward, FeedForward, MixtureOfExperts, FeedForward, MixtureOfExperts]
