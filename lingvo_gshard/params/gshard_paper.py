@@ -16,7 +16,7 @@ from lingvo_gshard.data.sources.tsv import TsvReader
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
-from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -160,7 +160,7 @@ def _mixture(experts: int, layers: int, batch: int) -> Params:
             second_expert="random",
             auxiliary_loss_weight=0.01 * experts**2,
         ),
-        dispatch="einsum",
+        dispatch=EinsumDispatch.params(),
     )
     return _experiment(stack, batch, f"data={experts}", "expert")
 

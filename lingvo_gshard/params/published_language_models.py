@@ -14,7 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.embedding import LearnedPositions
-from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.moe.routers import SigmoidRouter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.stacks.repeat import Repeat
@@ -82,7 +82,7 @@ def glam_64b_64e() -> Params:
             router=Top2Router.params().set(
                 capacity_factor=1.0, auxiliary_loss_weight=0.01 * experts**2
             ),
-            dispatch="einsum",
+            dispatch=EinsumDispatch.params(),
         ),
     )
     decoder.moe.experts.activation = "gelu"

@@ -180,7 +180,6 @@ def _experts(num_experts: int) -> Params:
         num_experts=num_experts,
         group_size=192,
         router=router,
-        dispatch="gather",
     )
 
 

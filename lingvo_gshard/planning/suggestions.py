@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Remedy
@@ -131,9 +132,9 @@ def _for_stacks(
 
 def _has_capacity_limit(stack: Params) -> bool:
     """Returns whether the stack's experts drop tokens when their capacity slots are full."""
-    if not (stack.moe_every and "router" in stack.moe) or stack.moe.dispatch == "dropless":
+    if not (stack.moe_every and issubclass(stack.moe.cls, MixtureOfExperts)):
         return False
-    return "capacity_factor" in stack.moe.router
+    return stack.moe.cls.has_capacity_factor(stack.moe)
 
 
 def _smaller_capacity_factor(stack: Params) -> float:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.hlo import Operation, read_module, read_operations
+from lingvo_gshard.layers.moe import EinsumDispatch
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.mesh import Mesh
@@ -33,7 +34,7 @@ def trainer_of(repeat: bool) -> Trainer:
     for stack in (task.encoder, task.decoder):
         stack.set(num_layers=2 if repeat else 1, num_heads=2, hidden_dim=H, moe_every=1)
         stack.execution = loop("full") if repeat else sequential()
-        stack.moe.set(num_experts=E, group_size=S, dispatch="einsum")
+        stack.moe.set(num_experts=E, group_size=S, dispatch=EinsumDispatch.params())
     params = Trainer.params().set(clip_norm=1.0)
     params.optimizer = Adafactor.params().set(min_factored_size=8)
     return params.instantiate(task.instantiate())

@@ -29,6 +29,8 @@ from lingvo_gshard.layers.embedding import (
 )
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (
+    DroplessDispatch,
+    EinsumDispatch,
     ExpertChoiceRouter,
     ForcedBalanceRouter,
     HashRouter,
@@ -36,6 +38,7 @@ from lingvo_gshard.layers.moe import (
     SigmoidRouter,
     SinkhornRouter,
     SwitchRouter,
+    Top2Router,
     TopKRouter,
 )
 from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
@@ -52,6 +55,8 @@ B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
 
 _TARGET_SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 _SOURCE_SEGMENTS = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 0]], np.int32)
+
+_EINSUM, _DROPLESS = EinsumDispatch.params(), DroplessDispatch.params()
 
 Call = Callable[[Layer, NestedMap, NestedMap], tf.Tensor]
 
@@ -170,12 +175,9 @@ def _task_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
     return layer.loss(theta, inputs)[0]
 
 
-def _moe(roomy: bool = True, mode: str = "paper", dispatch: str = "gather") -> Params:
+def _moe(roomy: bool = True, mode: str = "paper", **values: object) -> Params:
     """Returns Params of a mixture; roomy: experts have capacity for all tokens in evaluation."""
-    p = MixtureOfExperts.params()
-    p.set(model_dim=M, hidden_dim=H, num_experts=E, group_size=5, dispatch=dispatch)
-    p.router.set(mode=mode, evaluation_capacity_factor=float(E if roomy else 0))
-    return p
+    return _routed_by(Top2Router.params().set(mode=mode), roomy, **values)
 
 
 def _in_chunks(p: Params) -> Params:
@@ -261,11 +263,11 @@ CASES = (
     Case("Attention.ring", attentions.ring(), _self_attention),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
     Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
-    Case("MoE.paper.einsum", _moe(dispatch="einsum"), _on_x_and_mask, draws=True),
-    Case("MoE.lingvo.einsum", _moe(True, "lingvo", "einsum"), _on_x_and_mask, draws=True),
+    Case("MoE.paper.einsum", _moe(dispatch=_EINSUM), _on_x_and_mask, draws=True),
+    Case("MoE.lingvo.einsum", _moe(True, "lingvo", dispatch=_EINSUM), _on_x_and_mask, draws=True),
     Case("MoE.overflow", _moe(roomy=False), _on_x_and_mask, draws=True, packs=False),
     Case("MoE.chunks", _in_chunks(_moe()), _on_x_and_mask, draws=True),
-    Case("MoE.dropless", _moe(False, dispatch="dropless"), _on_x_and_mask, draws=True),
+    Case("MoE.dropless", _moe(False, dispatch=_DROPLESS), _on_x_and_mask, draws=True),
     Case(
         "MoE.top_k",
         _routed_by(
@@ -311,7 +313,7 @@ CASES = (
     ),
     Case(
         "MoE.expert_choice.einsum",
-        _routed_by(ExpertChoiceRouter.params(), roomy=False, dispatch="einsum"),
+        _routed_by(ExpertChoiceRouter.params(), roomy=False, dispatch=_EINSUM),
         _on_x_and_mask,
         packs=False,
     ),

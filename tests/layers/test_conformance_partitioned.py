@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import choosing
-from lingvo_gshard.layers.moe.routers import expert_choice, top2
+from lingvo_gshard.layers.moe.routers import expert_choice, selection, top2
 from tests.layers import conformance
 from tests.tolerances import assert_close
 
@@ -32,8 +31,8 @@ class Choices:
 
     def record(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Records choices until `monkeypatch` is undone."""
-        best, wants_second = choosing.best, top2.Top2Router._wants_second
-        best_first = expert_choice.best_first
+        best, wants_second = selection.top_1, top2.Top2Router._wants_second
+        best_first = expert_choice.tokens_by_score
 
         def recorded_best(*arguments, **options):
             found = best(*arguments, **options)
@@ -50,8 +49,8 @@ class Choices:
             self._made.append(order_GES.numpy())
             return order_GES
 
-        monkeypatch.setattr(choosing, "best", recorded_best)
-        monkeypatch.setattr(expert_choice, "best_first", recorded_best_first)
+        monkeypatch.setattr(selection, "top_1", recorded_best)
+        monkeypatch.setattr(expert_choice, "tokens_by_score", recorded_best_first)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", recorded_wants_second)
 
     def replay(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +75,8 @@ class Choices:
         def repeated_best_first(scores_GES):
             return tf.cast(next_choice(), tf.int32)
 
-        monkeypatch.setattr(choosing, "best", repeated_best)
-        monkeypatch.setattr(expert_choice, "best_first", repeated_best_first)
+        monkeypatch.setattr(selection, "top_1", repeated_best)
+        monkeypatch.setattr(expert_choice, "tokens_by_score", repeated_best_first)
         monkeypatch.setattr(top2.Top2Router, "_wants_second", lambda router, gate_GS: next_choice())
 
 

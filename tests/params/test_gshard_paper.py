@@ -8,7 +8,7 @@ import pytest
 
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -213,4 +213,4 @@ def test_routing_is_the_papers(name):
     moe = params_of(name).task.decoder.moe
     assert moe.router.mode == "paper" and moe.router.second_expert == "random"
     assert moe.router.capacity_factor == 1.0
-    assert moe.dispatch == "einsum"
+    assert moe.dispatch.cls is EinsumDispatch

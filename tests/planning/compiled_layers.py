@@ -15,6 +15,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.mesh import Mesh
+from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E, N, S = 8, 32, 64, 128, 8, 8, 32
 
@@ -27,7 +28,7 @@ def layer_of(kind: str) -> Layer:
     if kind == "attention":
         return SelfAttention.params().set(model_dim=M, num_heads=N).instantiate(path=kind)
     params = MixtureOfExperts.params().set(
-        model_dim=M, hidden_dim=H, num_experts=E, group_size=S, dispatch=kind
+        model_dim=M, hidden_dim=H, num_experts=E, group_size=S, dispatch=dispatch_params(kind)
     )
     return params.instantiate(path="moe")
 

@@ -1,5 +1,6 @@
-"""Mixture of experts: a router chooses, dispatch carries, experts compute, combine brings back."""
+"""Mixture of experts: a router, a dispatch, an exchange between devices, and the experts."""
 
+from lingvo_gshard.layers.moe.dispatches import DroplessDispatch, EinsumDispatch, GatherDispatch
 from lingvo_gshard.layers.moe.layer import MixtureOfExperts
 from lingvo_gshard.layers.moe.routers import (
     ExpertChoiceRouter,
@@ -13,8 +14,11 @@ from lingvo_gshard.layers.moe.routers import (
 )
 
 __all__ = [
+    "DroplessDispatch",
+    "EinsumDispatch",
     "ExpertChoiceRouter",
     "ForcedBalanceRouter",
+    "GatherDispatch",
     "HashRouter",
     "MixtureOfExperts",
     "SigmoidRouter",

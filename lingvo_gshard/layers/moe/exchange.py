@@ -1,8 +1,8 @@
-"""Exchange: rows of tokens from the devices that have them to those that have their experts.
+"""Exchange: moves buffers from the devices of the groups to those of the experts, and back.
 
-With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts: the step from one to
-the other is the all-to-all. What rows are written as on the way is said in wire.py, by which steps
-they go in routes.py.
+With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts, and the change from
+one to the other is the all-to-all. codecs.py has the formats in which rows are sent, all_to_all.py
+the layout changes.
 """
 
 from __future__ import annotations
@@ -17,98 +17,114 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.layers.moe import routes, wire
+from lingvo_gshard.layers.moe import all_to_all, codecs
+from lingvo_gshard.layers.moe.all_to_all import AllToAll, Direction
 from lingvo_gshard.sharding import annotate
 
-# Name scopes, within that of the layer, of what moves tokens to experts and back.
+# Name scopes, within that of the layer, of the operations that move tokens to experts and back.
 DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
 
 Compute = Callable[[tf.Tensor], tf.Tensor]
 
 
 class Exchange(Configurable):
-    """Has experts compute what groups have put into their buffers.
+    """Runs the experts on the buffers of all groups.
 
-    What the options give up or change does not depend on the mesh: rows are rounded to `precision`
-    on one device as on many. Chunks and hierarchical all-to-alls give the same numbers as without.
+    Results do not depend on the mesh: with a `precision` rows are rounded on one device as well.
+    Chunks and hierarchical all-to-alls do not change results.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("precision", "", "Type of rows under way: bfloat16, int8; empty: as they are.")
-        p.define("chunks", 1, "Parts of the buffers, which can travel while others are computed.")
-        p.define("hierarchical", False, "Whether each mesh axis of E has an all-to-all of its own.")
+        p.define(
+            "precision",
+            "",
+            "Type in which rows are sent: bfloat16 or int8; empty: their own.",
+        )
+        p.define(
+            "chunks",
+            1,
+            "Parts that the buffers are split into, so that some are sent while others are "
+            "computed.",
+        )
+        p.define("hierarchical", False, "Whether to use one all-to-all for each mesh axis of E.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params)
         p = self.p
-        if p.precision not in wire.FORMATS:
+        if p.precision not in codecs.CODECS:
             raise ValueError(
                 f"{path}.precision: {p.precision!r}. "
-                f"{names.nearest(p.precision, filter(None, wire.FORMATS))}"
+                f"{names.nearest(p.precision, filter(None, codecs.CODECS))}"
             )
         if p.chunks < 1:
             raise ValueError(f"{path}.chunks: {p.chunks}; a positive number was expected")
         self._path = path
 
     def run(self, x_GECM: tf.Tensor, compute: Compute) -> tf.Tensor:
-        """Returns [G,E,C,M], compute([E,G,C,M]) of the experts' inputs, back at their groups.
+        """Returns [G,E,C,M]: the outputs of the experts for the buffers of all groups.
 
-        With chunks, compute is called for each and must take every row by itself; what it draws at
-        random differs from chunk to chunk. Raises ValueError naming the option and --mesh if
-        all-to-alls cannot be hierarchical there.
+        Args:
+          x_GECM: the buffers.
+          compute: [E,G,C,M] -> [E,G,C,M], the experts. With chunks it is called once for each and
+            must compute each row independently; its random numbers differ between chunks.
+
+        Raises:
+          ValueError: the all-to-alls cannot be hierarchical on this mesh.
         """
-        route = routes.direct
+        transport = all_to_all.single
         if self.p.hierarchical:
-            route = routes.by_axis(f"{self._path}.hierarchical")
-        parts = _cut(x_GECM, self.p.chunks)
+            transport = all_to_all.hierarchical(f"{self._path}.hierarchical")
+        parts = _split(x_GECM, self.p.chunks)
         results = []
         for index, part in enumerate(parts):
-            with _drawing_apart(index):
-                results.append(self._run(part, compute, route))
+            with _chunk_context(index):
+                results.append(self._run_chunk(part, compute, transport))
         return tf.concat(results, axis=2) if len(results) > 1 else results[0]
 
-    def _run(self, x_GECM: tf.Tensor, compute: Compute, route: routes.Route) -> tf.Tensor:
+    def _run_chunk(self, x_GECM: tf.Tensor, compute: Compute, transport: AllToAll) -> tf.Tensor:
         with tf.name_scope(DISPATCH_SCOPE):
-            x_EGCM = self._carry(x_GECM, routes.TO_EXPERTS, route)
+            x_EGCM = self._send(x_GECM, all_to_all.TO_EXPERTS, transport)
         y_EGCM = compute(x_EGCM)
         with tf.name_scope(COMBINE_SCOPE):
-            return self._carry(y_EGCM, routes.TO_GROUPS, route)
+            return self._send(y_EGCM, all_to_all.TO_GROUPS, transport)
 
-    def _carry(self, x: tf.Tensor, way: routes.Way, route: routes.Route) -> tf.Tensor:
-        """Rows at the other end; their gradient comes back by the same means."""
-        form = wire.FORMATS[self.p.precision]
-        if form.dtype in (None, x.dtype):
-            return route(x, way)
+    def _send(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
+        """Returns the rows at the other end; their gradient is sent back with the same codec."""
+        codec = codecs.CODECS[self.p.precision]
+        if codec.dtype in (None, x.dtype):
+            return transport(x, direction)
 
-        def there(x: tf.Tensor, way: routes.Way) -> tf.Tensor:
-            sent = [annotate(part, way.layouts(part.shape.rank)[0]) for part in form.write(x)]
-            return form.read([route(part, way) for part in sent], x.dtype)
+        def send_encoded(x: tf.Tensor, direction: Direction) -> tf.Tensor:
+            source = direction.layouts
+            sent = [annotate(part, source(part.shape.rank)[0]) for part in codec.encode(x)]
+            return codec.decode([transport(part, direction) for part in sent], x.dtype)
 
         @custom_gradient
-        def carry(x: tf.Tensor):
-            return there(x, way), lambda d_y: there(d_y, way.back())
+        def send(x: tf.Tensor):
+            gradient = lambda d_y: send_encoded(d_y, direction.reverse())  # noqa: E731
+            return send_encoded(x, direction), gradient
 
-        return carry(x)
+        return send(x)
 
 
-def _cut(x_GECM: tf.Tensor, chunks: int) -> list[tf.Tensor]:
-    """Parts along C whose sizes differ by one at most, none of them empty."""
+def _split(x_GECM: tf.Tensor, chunks: int) -> list[tf.Tensor]:
+    """Returns parts along C whose sizes differ by at most one, none of them empty."""
     capacity = x_GECM.shape[2]
     parts = min(chunks, capacity)
     if parts < 2:
         return [x_GECM]
     sizes = [capacity * (i + 1) // parts - capacity * i // parts for i in range(parts)]
-    # Said of each, or XLA has the whole travel and cuts it after that.
+    # Without an annotation of each part, XLA sends the whole buffer and splits it afterwards.
     return [annotate(part, "GECM") for part in tf.split(x_GECM, sizes, axis=2)]
 
 
-def _drawing_apart(index: int) -> contextlib.AbstractContextManager:
-    """The context of one chunk: the same, but for the key of what is drawn in all but the first."""
-    now = context.current()
-    if index == 0 or now.seed is None:
-        return context.use(now)
-    seed = random_numbers.hashed_fold_in_word(now.seed, index)
-    return context.use(dataclasses.replace(now, seed=seed))
+def _chunk_context(index: int) -> contextlib.AbstractContextManager:
+    """Uses the current context, with a key of its own for every chunk but the first."""
+    current = context.current()
+    if index == 0 or current.seed is None:
+        return context.use(current)
+    seed = random_numbers.hashed_fold_in_word(current.seed, index)
+    return context.use(dataclasses.replace(current, seed=seed))

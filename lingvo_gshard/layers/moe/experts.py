@@ -1,4 +1,4 @@
-"""Experts: E feed-forward networks whose weights stand side by side."""
+"""Experts: E feed-forward networks with stacked weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
@@ -15,10 +16,10 @@ from lingvo_gshard.sharding import einsum
 
 
 class Experts(Layer):
-    """activation(x w_in + b_in) w_out + b_out, with weights of each expert's own.
+    """Computes activation(x w_in + b_in) w_out + b_out with separate weights for each expert.
 
-    With a gated activation, as swiglu, its result is multiplied by x w_factor + b_factor.
-    dropout_rate is expert dropout (Fedus et al. 2021, arXiv 2101.03961, section 2.4).
+    A gated activation such as swiglu is multiplied by x w_factor + b_factor. `dropout_rate` is
+    expert dropout (Fedus et al. 2021, arXiv 2101.03961, section 2.4).
     """
 
     @classmethod
@@ -27,8 +28,8 @@ class Experts(Layer):
         p.define("model_dim", 0, "Size of M.")
         p.define("hidden_dim", 0, "Size of H.")
         p.define("num_experts", 0, "Size of E.")
-        p.define("activation", "relu", "Name of the activation, see layers/activations.py.")
-        p.define("use_bias", False, "Whether the products add a bias.")
+        p.define("activation", "relu", "Name of an activation in layers/activations.py.")
+        p.define("use_bias", False, "Whether to add biases to the products.")
         p.define("dropout_rate", 0.0, "Share of the hidden activations dropped in training.")
         return p
 
@@ -37,43 +38,57 @@ class Experts(Layer):
         p = self.p
         self.activation = activations.get(p.activation, path)
         sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
-        inwards = ("in", "factor") if self.activation.is_gated else ("in",)
-        for name in inwards:
+        for name in self._input_products:
             self.create_variable(f"w_{name}", "EMH", sizes, initializers.fan_in(p.model_dim))
         self.create_variable("w_out", "EHM", sizes, initializers.fan_in(p.hidden_dim))
         if p.use_bias:
-            for name in inwards:
+            for name in self._input_products:
                 self.create_variable(f"b_{name}", "EH", sizes, initializers.constant(0.0))
             self.create_variable("b_out", "EM", sizes, initializers.constant(0.0))
         self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
 
+    @property
+    def _input_products(self) -> tuple[str, ...]:
+        """Names of the products with the input."""
+        return ("in", "factor") if self.activation.is_gated else ("in",)
+
     @layer_method
     def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
-        """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in their type."""
+        """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in x's dtype."""
         cast = theta.transform(lambda w: tf.cast(w, x_EGCM.dtype))
-        return self._network(cast, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
+        return self._compute(cast, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
 
     @layer_method
-    def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
-        """Returns [C,M]: the output of one expert, whose weights are without E."""
-        return self._network(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
+    def compute_one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
+        """Returns [C,M]: one expert's output for rows of its own.
+
+        Args:
+          theta: the weights of that expert, without the dimension E.
+          x_CM: the rows, in the dtype of the weights.
+        """
+        return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
 
     @layer_method
-    def _network(self, theta: NestedMap, x: tf.Tensor, inwards: str, outwards: str) -> tf.Tensor:
-        """The network by the equations of its products."""
-
+    def _compute(
+        self, theta: NestedMap, x: tf.Tensor, input_equation: str, output_equation: str
+    ) -> tf.Tensor:
         def hidden(name: str) -> tf.Tensor:
-            h = einsum(inwards, x, theta[f"w_{name}"])
-            return add_bias(h, _along(theta[f"b_{name}"], h)) if self.p.use_bias else h
+            h = einsum(input_equation, x, theta[f"w_{name}"])
+            return add_bias(h, _broadcast(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
         factor = hidden("factor") if self.activation.is_gated else None
         h = self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
-        y = einsum(outwards, h, theta.w_out)
-        return add_bias(y, _along(theta.b_out, y)) if self.p.use_bias else y
+        y = einsum(output_equation, h, theta.w_out)
+        return add_bias(y, _broadcast(theta.b_out, y)) if self.p.use_bias else y
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of one forward pass in which one expert computes each token."""
+        products = len(self._input_products) + 1
+        return 2 * products * shape.tokens * self.p.model_dim * self.p.hidden_dim
 
 
-def _along(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """A bias, shaped so that it is added to every row of its expert."""
+def _broadcast(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the bias reshaped so that adding it adds it to every row of its expert."""
     shape = bias.shape.as_list()
     between = [1] * (rows.shape.rank - bias.shape.rank)
     return tf.reshape(bias, [*shape[:-1], *between, shape[-1]])

@@ -1,8 +1,8 @@
-"""Groups: the tokens of rows cut into groups of S, and rows again.
+"""Groups: splits the tokens of a batch into groups of S that are routed independently.
 
-Without a mesh groups are numbered along one row after another. Where L is split over devices that G
-is split over too, a group is still made of the same tokens, and stays on the device that has them:
-groups are put in another order, in which each device's stand side by side.
+Without a mesh, groups are numbered row by row. If L and G are split over the same devices, groups
+consist of the same tokens but are reordered so that the groups of a device are adjacent. Each group
+then stays on the device that has its tokens.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """How rows [B,L] are cut. pieces: into how many every row is cut before it is into groups.
+    """How the tokens [B,L] of a batch are split into groups. The last group is padded.
 
-    The groups of all first pieces come first. The last group is filled up.
+    Attributes:
+      rows: size of B.
+      length: size of L.
+      size: size of S.
+      pieces: each row is first split into this many pieces. The groups of all first pieces come
+        first.
     """
 
     rows: int
@@ -31,89 +36,101 @@ class Groups:
     pieces: int = 1
 
     @classmethod
-    def of(cls, rows: int, length: int, group_size: int) -> Groups:
-        """Returns the groups of a batch, cut into pieces as the partitioning in use asks for."""
+    def for_batch(cls, rows: int, length: int, group_size: int) -> Groups:
+        """Returns the groups of a batch [B,L] under the current partitioning."""
         size = min(group_size, rows * length)
         return cls(rows, length, size, _count_pieces(rows, length, size))
 
     @property
     def count(self) -> int:
-        """The number of groups, G."""
+        """Size of G."""
         return -(-self.rows * self.length // self.size)
 
-    def cut(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns [G,S,...] of [B,L,...], filled up with zeros."""
+    def split(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns [B,L,...] as groups [G,S,...], padded with zeros."""
         rest = x.shape[2:].as_list()
-        x = self._split(x, ("B", "L"))
+        x = self._annotate(x, ("B", "L"))
         if self.pieces > 1:
             x = tf.reshape(x, [self.rows, self.pieces, self.length // self.pieces, *rest])
-            x = self._split(x, ("B", "L", ""))
-            x = self._split(_first_two_swapped(x), ("L", "B", ""))
+            x = self._annotate(x, ("B", "L", ""))
+            x = self._annotate(_swap_first_two(x), ("L", "B", ""))
         tokens = self.rows * self.length
         x = tf.reshape(x, [tokens, *rest])
         x = tf.pad(x, [[0, self.count * self.size - tokens], *([0, 0] for _ in rest)])
         return annotate(tf.reshape(x, [self.count, self.size, *rest]), "GSM"[: 2 + len(rest)])
 
-    def joined(self, y_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]: the reverse."""
+    def merge(self, y_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns groups [G,S,M] as [B,L,M], without the padding."""
         model_dim = y_GSM.shape[-1]
         y = tf.reshape(y_GSM, [-1, model_dim])[: self.rows * self.length]
         if self.pieces > 1:
             length = self.length // self.pieces
             y = tf.reshape(y, [self.pieces, self.rows, length, model_dim])
-            y = self._split(y, ("L", "B", ""))
-            y = self._split(_first_two_swapped(y), ("B", "L", ""))
+            y = self._annotate(y, ("L", "B", ""))
+            y = self._annotate(_swap_first_two(y), ("B", "L", ""))
         y = tf.reshape(y, [self.rows, self.length, model_dim])
-        return annotate(self._split(y, ("B", "L")), "BLM")
+        return annotate(self._annotate(y, ("B", "L")), "BLM")
 
-    def _split(self, x: tf.Tensor, letters: tuple[str, ...]) -> tf.Tensor:
-        """Annotated as rows are split, and L as pieces are; the identity where no L is split."""
+    def _annotate(self, x: tf.Tensor, letters: tuple[str, ...]) -> tf.Tensor:
+        """Returns x annotated: B split as rows are, L as pieces are; x itself if L is not split.
+
+        Args:
+          x: a tensor with at least as many dimensions as there are letters.
+          letters: "B", "L" or "" for each of the first dimensions.
+        """
         current = current_partitioning()
         rows, positions, _ = axes_of("BLM")
         if current is None or not positions:
             return x
-        pieces = _shared() if self.pieces > 1 else ()
+        pieces = _shared_axes() if self.pieces > 1 else ()
         axes = {"B": rows, "L": pieces, "": ()}
         split = [axes[letter] for letter in letters]
         return xla.tile(x, (*split, *((),) * (x.shape.rank - len(split))), current.mesh)
 
     def cross_parts(self) -> bool:
-        """Whether L and G are split over devices that must gather rows to make groups of them."""
+        """Returns whether devices must gather rows that are split along L to form groups."""
         current = current_partitioning()
-        return current is not None and current.parts(_shared()) > self.pieces
+        return current is not None and current.parts(_shared_axes()) > self.pieces
 
-    def in_use(self) -> contextlib.AbstractContextManager:
-        """Makes random numbers of groups independent of their order, inside a `with` block."""
+    def stable_random_numbers(self) -> contextlib.AbstractContextManager:
+        """Makes `uniform` independent of the order of the groups, inside a `with` block."""
         return context.override(group_order=self._numbers() if self.pieces > 1 else None)
 
     def _numbers(self) -> np.ndarray:
-        """The number [G] that each group would have were there one piece."""
+        """Returns [G]: the number that each group would have with a single piece."""
         by_row = np.arange(self.count).reshape(self.rows, self.pieces, -1)
         return by_row.transpose(1, 0, 2).reshape(-1)
 
 
-def drawn(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
-    """Returns float32 numbers uniform in (0, 1) for [G,S,...], a group's the same in any order."""
+def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
+    """Returns float32 random numbers uniform in (0, 1) of shape [G,S,...].
+
+    Within `Groups.stable_random_numbers` a group has the same numbers in any order of the groups.
+
+    Args:
+      shape: the shape.
+      key: int32 [2].
+    """
     return random_numbers.hashed_uniform(shape, key, context.current().group_order)
 
 
 def _count_pieces(rows: int, length: int, size: int) -> int:
-    """One for each part of a row, where a part is whole groups and G is split as B and L are."""
+    """Returns one piece for each part of L if parts are whole groups and G is split as B and L."""
     current = current_partitioning()
     if current is None or tf.executing_eagerly():
         return 1
-    pieces = current.parts(_shared())
-    of_rows, of_groups = axes_of("BLM")[0], axes_of("GSM")[0]
-    is_local = of_groups == (*_shared(), *of_rows)
-    is_even = rows % current.parts(of_rows) == 0 and length % (pieces * size) == 0
+    pieces = current.parts(_shared_axes())
+    row_axes, group_axes = axes_of("BLM")[0], axes_of("GSM")[0]
+    is_local = group_axes == (*_shared_axes(), *row_axes)
+    is_even = rows % current.parts(row_axes) == 0 and length % (pieces * size) == 0
     return pieces if is_local and is_even else 1
 
 
-def _shared() -> tuple[str, ...]:
-    """The axes that split both L and G."""
+def _shared_axes() -> tuple[str, ...]:
+    """Returns the axes that split both L and G."""
     groups = axes_of("GSM")[0]
     return tuple(axis for axis in axes_of("BLM")[1] if axis in groups)
 
 
-def _first_two_swapped(x: tf.Tensor) -> tf.Tensor:
+def _swap_first_two(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])

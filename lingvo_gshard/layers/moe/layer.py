@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 from absl import logging
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import balance, dispatches
+from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups
+from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics
 from lingvo_gshard.layers.moe.routers import Top2Router
-from lingvo_gshard.layers.moe.routing import Routing, SlotRouting
+from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
@@ -26,12 +30,12 @@ _COMBINATIONS = ("sum", "learned")
 class MixtureOfExperts(Layer):
     """E feed-forward experts and a router (arXiv 2006.16668, section 2.2 and Algorithm 2).
 
-    Tokens are cut into groups of S that are routed apart, each with its own capacity. A batch whose
-    tokens do not fill the last group is padded; the padding is routed nowhere.
+    Tokens are split into groups of S, which are routed independently, each with its own capacity.
+    If the tokens of a batch do not fill the last group it is padded; padding is sent to no expert.
 
-    Beside the routed experts there may be a shared one, that computes every token (Dai et al. 2024,
-    arXiv 2401.06066, section 3.2). Its output is added; or, residual MoE (Rajbhandari et al. 2022,
-    arXiv 2201.05596, section 4.1), both are weighted, as a learned softmax says.
+    `shared_hidden_dim` adds a shared expert that computes every token (Dai et al. 2024, arXiv
+    2401.06066, section 3.2). Its output is added or, with residual MoE (Rajbhandari et al. 2022,
+    arXiv 2201.05596, section 4.1), both outputs are weighted by a learned softmax.
     """
 
     @classmethod
@@ -45,20 +49,14 @@ class MixtureOfExperts(Layer):
         p.define("experts", Experts.params(), "Params of the experts.")
         p.define(
             "dispatch",
-            "gather",
-            "'gather', 'einsum' as in the paper, or 'dropless', which sets no capacity.",
+            GatherDispatch.params(),
+            "Params of the dispatch, which sends tokens to experts and combines the outputs.",
         )
-        p.define(
-            "dropless_bound",
-            0.0,
-            "With dropless dispatch, rows that a device can send to another, times those of even "
-            "loads; 0: any number, and none is dropped.",
-        )
-        p.define("exchange", Exchange.params(), "How rows travel between devices.")
-        p.define("shared_hidden_dim", 0, "Hidden size of the shared expert; 0: there is none.")
-        p.define("shared_combination", "sum", "How its output joins in: 'sum' or 'learned'.")
-        p.define("is_causal", False, "Whether a token must not be routed by what comes after it.")
-        p.define("has_token_ids", False, "Whether callers say, by context.tokens, which they are.")
+        p.define("exchange", Exchange.params(), "Params of the exchange of rows between devices.")
+        p.define("shared_hidden_dim", 0, "Hidden size of the shared expert; 0: no shared expert.")
+        p.define("shared_combination", "sum", "How its output is combined: 'sum' or 'learned'.")
+        p.define("is_causal", False, "Whether a token's routing must not depend on later tokens.")
+        p.define("has_token_ids", False, "Whether callers provide token ids by context.tokens.")
         return p
 
     @classmethod
@@ -68,33 +66,58 @@ class MixtureOfExperts(Layer):
 
     @classmethod
     def vectorization_obstacle(cls, params: Params) -> str:
-        """Returns the option that prevents computing several stages as one operation, or ''."""
-        is_dropless = params.dispatch == "dropless"
-        return "moe.dispatch='dropless'; choose 'gather' or 'einsum'" if is_dropless else ""
+        """Returns the option that prevents vectorization; see `FeedForward`."""
+        dispatch = params.dispatch.cls
+        if dispatch.is_vectorizable:
+            return ""
+        return f"moe.dispatch={dispatch.__name__}; choose GatherDispatch or EinsumDispatch"
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
         if p.group_size < 1:
             raise ValueError(f"{path}.group_size: {p.group_size}; a positive size was expected")
-        dispatch = dispatches.get(p.dispatch, path)
-        dispatch.check(p, path)
+        self._dispatch = self._params_of("dispatch").instantiate(path=f"{path}.dispatch")
+        self._dispatch.check_exchange(p.exchange, f"{path}.exchange")
         self._exchange = p.exchange.instantiate(path=f"{path}.exchange")
-        self.create_child("router", self._with_sizes("router"))
+        self.create_child("router", self._with_sizes("router", ("model_dim", "num_experts")))
         self._check_router()
-        if dispatch.takes_all:
-            self.router.take_all()
-        self.create_child("experts", self._with_sizes("experts"))
+        if self._dispatch.is_dropless:
+            self.router.disable_capacity()
+        self.create_child(
+            "experts", self._with_sizes("experts", ("model_dim", "hidden_dim", "num_experts"))
+        )
         if p.shared_hidden_dim:
             self._create_shared()
 
-    def _with_sizes(self, name: str) -> Params:
-        """A child's Params with the sizes of this layer; ValueError where it has others."""
+    @classmethod
+    def has_capacity_factor(cls, params: Params) -> bool:
+        """Returns whether the router's capacity_factor limits the experts' buffers.
+
+        Args:
+          params: the layer's Params.
+        """
+        return params.router.cls.has_capacity_factor and not params.dispatch.cls.is_dropless
+
+    def _params_of(self, name: str) -> Params:
+        """Returns the Params of one part of the layer; ValueError if they are something else."""
+        value = self.p.get(name)
+        if not isinstance(value, Params):
+            raise ValueError(
+                f"{self.path}.{name}: {value!r} is not Params; give those of a class, such as "
+                f"{self.p.default(name).cls.__name__}.params()"
+            )
+        return value
+
+    def _with_sizes(self, name: str, sizes: Sequence[str]) -> Params:
+        """Returns a child's Params with the sizes of this layer.
+
+        Raises:
+          ValueError: the child's Params have another size.
+        """
         p = self.p
-        child = p.get(name).copy()
-        for size in ("model_dim", "hidden_dim", "num_experts"):
-            if size not in child:
-                continue
+        child = self._params_of(name).copy()
+        for size in sizes:
             if child.get(size) not in (0, p.get(size)):
                 raise ValueError(
                     f"{self.path}.{name}.{size}: {child.get(size)}, but {self.path}.{size} is "
@@ -104,24 +127,12 @@ class MixtureOfExperts(Layer):
         return child
 
     def _check_router(self) -> None:
-        p, router = self.p, self.router
-        kind = type(router).__name__
-        if router.sees_later_tokens and p.is_causal and not router.p.allow_causal:
+        if self.p.is_causal:
+            self.router.check_causal()
+        if self.router.needs_token_ids and not self.p.has_token_ids:
             raise ValueError(
-                f"{self.path}.router: {kind} routes a token by those after it, and "
-                f"{self.path}.is_causal says that it must not be; choose another router, or set "
-                f"{self.path}.router.allow_causal to train a decoder that cannot decode as it "
-                "was trained"
-            )
-        if p.is_causal and "priority" in router.p and router.p.priority == "gate":
-            raise ValueError(
-                f"{self.path}.router.priority='gate' has later tokens push out earlier ones, and "
-                f"{self.path}.is_causal says that they must not; 'position' does not"
-            )
-        if router.needs_token_ids and not p.has_token_ids:
-            raise ValueError(
-                f"{self.path}.router: {kind} routes by token ids, and {self.path}.has_token_ids "
-                "says that there are none; give them by context.tokens and set it"
+                f"{self.path}.router: {type(self.router).__name__} routes by token ids, but "
+                f"{self.path}.has_token_ids is False; provide the ids by context.tokens and set it"
             )
 
     def _create_shared(self) -> None:
@@ -144,21 +155,23 @@ class MixtureOfExperts(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]; mask is 0 at padding.
+        """Returns [B,L,M]. The routed experts give zero for tokens that no expert keeps.
 
-        Routed experts give zero to tokens that none of them took.
+        Args:
+          theta: the weights.
+          x_BLM: the tokens.
+          mask_BL: 0 at padding.
         """
-        groups = Groups.of(*x_BLM.shape[:2], self.p.group_size)
+        groups = Groups.for_batch(*x_BLM.shape[:2], self.p.group_size)
         self._warn_of_uneven_groups(groups)
-        x_GSM = groups.cut(x_BLM)
-        mask_GS = groups.cut(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
-        with groups.in_use():
+        x_GSM = groups.split(x_BLM)
+        mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
+        with groups.stable_random_numbers():
             ids_GS = self._token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         self._report(routing, mask_GS)
-        mover = dispatches.make(self.p.dispatch, routing, x_BLM.dtype, self.p.dropless_bound)
-        y_GSM = mover.run(x_GSM, self.experts, theta.experts, self._exchange)
-        y_BLM = groups.joined(y_GSM)
+        y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
+        y_BLM = groups.merge(y_GSM)
         if self.p.shared_hidden_dim:
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
         return self.observe(y_BLM)
@@ -167,6 +180,7 @@ class MixtureOfExperts(Layer):
     def _with_shared(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
     ) -> tf.Tensor:
+        """Returns the output of the routed experts combined with that of the shared expert."""
         shared_BLM = self.shared.fprop(theta.shared, x_BLM, mask_BL)
         if self.p.shared_combination == "sum":
             return y_BLM + shared_BLM
@@ -175,8 +189,20 @@ class MixtureOfExperts(Layer):
         mix_BL1 = tf.cast(mix_BL, x_BLM.dtype)[..., None]
         return y_BLM * mix_BL1 + shared_BLM * (1.0 - mix_BL1)
 
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the router, the shared expert and the experts of each token."""
+        used = self.router.experts_per_token(self.router.p)
+        shared = self.shared.flops(shape) if self.p.shared_hidden_dim else 0
+        return self.router.flops(shape) + shared + round(used * self.experts.flops(shape))
+
+    def active_parameters(self) -> int:
+        """Returns the number of weights that compute one token: of the experts, those it uses."""
+        used = self.router.experts_per_token(self.router.p) / self.p.num_experts
+        experts = self.experts.active_parameters()
+        return super().active_parameters() - experts + round(used * experts)
+
     def _token_ids(self, shape_BLM: tf.TensorShape, groups: Groups) -> tf.Tensor | None:
-        """The ids of the groups' tokens, int32 [G,S]; None where the router needs none."""
+        """Returns the ids of the groups' tokens, int32 [G,S]; None if the router needs none."""
         if not self.router.needs_token_ids:
             return None
         ids_BL = context.current().token_ids
@@ -185,32 +211,32 @@ class MixtureOfExperts(Layer):
             raise ValueError(
                 f"{self.path}: context.tokens gives {given}; ids of {shape_BLM[:2]} were expected"
             )
-        return groups.cut(ids_BL)
+        return groups.split(ids_BL)
 
     def _warn_of_uneven_groups(self, groups: Groups) -> None:
-        """Groups that devices cannot share evenly are padded, and cross them on the way."""
+        """Warns of a group_size that causes padding or communication between devices."""
         current = current_partitioning()
         if current is None:
             return
         parts = current.parts(current.split("G", path=self.path)[0])
         if groups.count % parts:
             logging.warning(
-                f"{self.path}: {groups.count} groups of tokens over {parts} devices; with a "
-                f"group_size that makes a multiple of {parts} groups less is moved and nothing "
-                "padded"
+                f"{self.path}: {groups.count} token groups do not divide evenly over {parts} "
+                f"devices. Choose a group_size that gives a multiple of {parts} groups to avoid "
+                "padding and extra communication."
             )
         if groups.cross_parts():
             logging.warning(
                 f"{self.path}.group_size: groups of {groups.size} tokens cross the devices that "
-                f"rows of {groups.length} are split over; with a group_size that divides the part "
-                "of one device rows are not gathered"
+                f"rows of {groups.length} positions are split over. Choose a group_size that "
+                "divides the part of one device to avoid gathering the rows."
             )
 
-    def _report(self, routing: Routing | SlotRouting, mask_GS: tf.Tensor) -> None:
+    def _report(self, routing: Routing, mask_GS: tf.Tensor) -> None:
         for name, loss in routing.losses.items():
             self.add_loss(name, loss.value * loss.weight)
             self.add_metric(name, loss.value)
-        for name, value in {**routing.metrics, **balance.statistics(routing, mask_GS)}.items():
+        for name, value in {**routing.metrics, **load_metrics(routing, mask_GS)}.items():
             self.add_metric(name, value)
-        for name, compute in balance.by_expert(routing, mask_GS).items():
+        for name, compute in expert_observations(routing, mask_GS).items():
             self.observe_beside(name, compute)

@@ -13,7 +13,14 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import ForcedBalanceRouter, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import (
+    DroplessDispatch,
+    EinsumDispatch,
+    ForcedBalanceRouter,
+    GatherDispatch,
+    MixtureOfExperts,
+    Top2Router,
+)
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.program import Array
@@ -22,6 +29,8 @@ from lingvo_gshard.tools.benchmarks.step import gemm
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 
 EXPERTS_PER_TOKEN = 2
+# By the names in the table and in --json.
+_DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch, "dropless": DroplessDispatch}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +121,7 @@ class _Identity(Layer):
         return x_EGCM
 
     @layer_method
-    def one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
+    def compute_one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns its input."""
         return x_CM
 
@@ -128,7 +137,7 @@ def layer_params(case: Case, sizes: Sizes) -> Params:
         hidden_dim=sizes.hidden_dim,
         num_experts=case.experts,
         group_size=sizes.group_size,
-        dispatch=case.dispatch,
+        dispatch=_DISPATCHES[case.dispatch].params(),
         router=router.set(capacity_factor=case.capacity_factor),
     )
 

@@ -13,7 +13,7 @@ from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 
-_OBSERVED = ("load", "gate", "tokens", "places")
+_OBSERVED = ("load", "gate", "tokens", "slots")
 _METRICS = ("dropped_share", "router_entropy")
 
 
@@ -29,7 +29,7 @@ class ExpertUse:
     load: np.ndarray
     gate: np.ndarray
     tokens: float
-    places: float
+    slots: float
     dropped: float
     entropy_sum: float | None
 
@@ -41,7 +41,7 @@ class ExpertUse:
     @property
     def utilization(self) -> float:
         """Of the places there were, the share taken."""
-        return float(self.load.sum() / max(self.places, 1.0))
+        return float(self.load.sum() / max(self.slots, 1.0))
 
     @property
     def largest_violation(self) -> float:
@@ -111,11 +111,11 @@ def _of_batch(task: Layer, theta: NestedMap, batch: dict[str, tf.Tensor]) -> dic
 
 
 def _use(layer: str, seen: dict[str, np.ndarray], metrics: dict[str, float]) -> ExpertUse:
-    load, gate, tokens, places = (seen[f"{layer}/{name}"] for name in _OBSERVED)
+    load, gate, tokens, slots = (seen[f"{layer}/{name}"] for name in _OBSERVED)
 
     def over_tokens(name: str) -> float | None:
         metric = metrics.get(f"{layer}/{name}")
         return None if metric is None else metric * float(tokens)
 
     dropped, entropy = (over_tokens(name) for name in _METRICS)
-    return ExpertUse(load, gate, float(tokens), float(places), dropped, entropy)
+    return ExpertUse(load, gate, float(tokens), float(slots), dropped, entropy)

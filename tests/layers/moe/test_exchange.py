@@ -13,6 +13,7 @@ from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from tests.layers.moe.dispatch_names import dispatch_params
 from tests.tolerances import assert_close
 
 B, L, M, H, E = 8, 8, 4, 6, 8
@@ -31,7 +32,7 @@ def make(experts: int = E, group_size: int = L, dropout: float = 0.0, **options)
         hidden_dim=H,
         num_experts=experts,
         group_size=group_size,
-        dispatch=options.pop("dispatch", "gather"),
+        dispatch=dispatch_params(options.pop("dispatch", "gather")),
     )
     params.experts.set(activation="gelu", dropout_rate=dropout)
     params.exchange.set(**options)

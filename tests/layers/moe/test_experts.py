@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
 from lingvo_gshard.layers.moe.experts import Experts
+from tests.layers.moe.dispatch_names import dispatch_params
 from tests.tolerances import assert_close
 
 E, G, C, M, H = 3, 2, 4, 5, 6
@@ -52,7 +53,7 @@ def test_every_expert_is_its_own_network(activation, use_bias):
         expected = network(theta, e, X_EGCM[e].astype(np.float64), activation)
         assert_close(y[e], expected, "float32")
         rows = tf.reshape(X_EGCM[e], (G * C, M))
-        alone = layer.one(theta.transform(lambda w, e=e: w[e]), rows)
+        alone = layer.compute_one(theta.transform(lambda w, e=e: w[e]), rows)
         assert_close(tf.reshape(alone, (G, C, M)), y[e], "order")
 
 
@@ -106,7 +107,7 @@ def test_an_unknown_combination_is_refused():
 @pytest.mark.parametrize("dispatch", ["gather", "einsum", "dropless"])
 def test_an_expert_without_tokens_is_fine(dispatch):
     """Expert 0's logit is the least for all tokens."""
-    layer = mixture(dispatch=dispatch) if dispatch != "dropless" else _dropless()
+    layer = mixture(dispatch=dispatch_params(dispatch)) if dispatch != "dropless" else _dropless()
     theta = away_from_zero(layer)
     w_gate = np.zeros((M, E), np.float32)
     w_gate[:, 0] = -5
@@ -125,6 +126,6 @@ def test_an_expert_without_tokens_is_fine(dispatch):
 
 
 def _dropless() -> MixtureOfExperts:
-    layer = mixture().p.copy().set(dispatch="dropless")
+    layer = mixture().p.copy().set(dispatch=dispatch_params("dropless"))
     layer.router.evaluation_capacity_factor = 0.0
     return layer.instantiate(path="moe")

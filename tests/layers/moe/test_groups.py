@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
-from lingvo_gshard.layers.moe.groups import Groups, drawn
+from lingvo_gshard.layers.moe.groups import Groups, uniform
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 
 B, L, M = 4, 12, 2
@@ -13,31 +13,31 @@ X = np.arange(1, B * L * M + 1, dtype=np.float32).reshape(B, L, M)
 
 
 def test_the_last_group_is_filled_up():
-    groups = Groups.of(B, L, 5)
+    groups = Groups.for_batch(B, L, 5)
     assert (groups.count, groups.pieces) == (10, 1)
-    cut = groups.cut(tf.constant(X)).numpy()
+    cut = groups.split(tf.constant(X)).numpy()
     np.testing.assert_array_equal(cut.reshape(-1, M)[: B * L], X.reshape(-1, M))
     np.testing.assert_array_equal(cut.reshape(-1, M)[B * L :], 0)
-    np.testing.assert_array_equal(groups.joined(tf.constant(cut)), X)
-    assert Groups.of(B, L, 100).size == B * L
+    np.testing.assert_array_equal(groups.merge(tf.constant(cut)), X)
+    assert Groups.for_batch(B, L, 100).size == B * L
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 6])
 def test_pieces_are_the_same_groups_in_another_order(pieces):
     whole, cut = Groups(B, L, 2), Groups(B, L, 2, pieces)
-    found, expected = cut.cut(tf.constant(X)).numpy(), whole.cut(tf.constant(X)).numpy()
+    found, expected = cut.split(tf.constant(X)).numpy(), whole.split(tf.constant(X)).numpy()
     order = [np.flatnonzero((expected == group).all((1, 2))).item() for group in found]
     assert sorted(order) == list(range(whole.count))
     # The first pieces of all rows come first.
     first = found[: whole.count // pieces].reshape(B, -1, M)
     np.testing.assert_array_equal(first, X[:, : L // pieces])
-    np.testing.assert_array_equal(cut.joined(tf.constant(found)), X)
+    np.testing.assert_array_equal(cut.merge(tf.constant(found)), X)
     key, shape = tf.constant([1, 2]), (whole.count, 2)
-    with cut.in_use():
-        of_pieces = drawn(shape, key).numpy()
+    with cut.stable_random_numbers():
+        of_pieces = uniform(shape, key).numpy()
     plain = random_numbers.hashed_uniform(shape, key).numpy()
     np.testing.assert_array_equal(of_pieces, plain[order])
-    np.testing.assert_array_equal(drawn(shape, key), plain)
+    np.testing.assert_array_equal(uniform(shape, key), plain)
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_pieces_are_the_same_groups_in_another_order(pieces):
 )
 def test_there_is_a_piece_for_each_part_that_is_whole_groups(mesh, strategy, size, pieces, cross):
     with use_partitioning(Partitioning.make(mesh, strategy)), tf.Graph().as_default():
-        groups = Groups.of(B, L, size)
+        groups = Groups.for_batch(B, L, size)
         assert (groups.pieces, groups.cross_parts()) == (pieces, cross)

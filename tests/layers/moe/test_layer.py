@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.moe import MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.layers.moe import algorithm
+from tests.layers.moe.dispatch_names import dispatch_params
 from tests.tolerances import assert_close
 
 B, L, M, H, E = 3, 8, 4, 6, 4
@@ -57,7 +58,9 @@ def reference(theta, x_SM, real_S, slots: int, mode: str = "paper") -> np.ndarra
 @pytest.mark.parametrize("name", ["gather", "einsum"])
 @pytest.mark.parametrize("factor", [0.25, 0.5, 2.0])
 def test_it_is_the_formula(mode, name, factor):
-    y, _, theta = run(make_params(router_mode=mode, dispatch=name, router_capacity_factor=factor))
+    y, _, theta = run(
+        make_params(router_mode=mode, dispatch=dispatch_params(name), router_capacity_factor=factor)
+    )
     slots = algorithm.capacity(L, E, 2 * factor, mode)
     expected = [reference(theta, x, np.ones(L, bool), slots, mode) for x in X]
     assert_close(y, expected, "float32")
@@ -149,7 +152,7 @@ OPTIONS = {
     "hidden_dim": (H + 1, False),
     "num_experts": (E + 1, False),
     "group_size": (5, False),
-    "dispatch": ("einsum", False),
+    "dispatch": (EinsumDispatch.params(), False),
     "shared_hidden_dim": (3, False),
     "dtype": ("bfloat16", False),
     "experts_activation": ("swiglu", False),
@@ -180,7 +183,6 @@ REFUSED = {
 }
 # What these do has tests of its own: they concern other routers, or work together with another.
 TRIED_ELSEWHERE = {
-    "dropless_bound",
     "exchange",
     "shared_combination",
     "is_causal",
@@ -214,7 +216,10 @@ def test_sizes_that_contradict_are_refused(name):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"dispatch": "gathr"}, r"moe.dispatch: unknown dispatch 'gathr'. Did you mean 'gather'\?"),
+        (
+            {"dispatch": "gather"},
+            r"moe.dispatch: 'gather' is not Params; .* GatherDispatch.params\(\)",
+        ),
         ({"experts_activation": "rely"}, r"moe.experts.activation: .* Did you mean 'relu'\?"),
         ({"group_size": 0}, "moe.group_size: 0; a positive size"),
         ({"router_mode": "papre"}, r"moe.router.mode: 'papre'. Did you mean 'paper'\?"),
@@ -235,4 +240,6 @@ def test_groups_that_devices_cannot_share_evenly_are_told(group_size, warned, mo
     with use_partitioning(Partitioning.make("data=4", "expert")):
         tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
     assert bool(said) == warned
-    assert not warned or said[0].startswith("moe: 3 groups of tokens over 4 devices")
+    assert not warned or said[0].startswith(
+        "moe: 3 token groups do not divide evenly over 4 devices"
+    )

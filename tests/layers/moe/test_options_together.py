@@ -3,6 +3,7 @@
 import pytest
 
 from lingvo_gshard.layers.moe import (
+    DroplessDispatch,
     ExpertChoiceRouter,
     HashRouter,
     MixtureOfExperts,
@@ -29,11 +30,13 @@ def layer_params(router=None, **values):
         ),
         (layer_params(HashRouter.params()), ("router", "has_token_ids")),
         (
-            layer_params(TopKRouter.params().set(capacity_factor=2.0), dispatch="dropless"),
+            layer_params(
+                TopKRouter.params().set(capacity_factor=2.0), dispatch=DroplessDispatch.params()
+            ),
             ("router.capacity_factor", "dropless"),
         ),
         (
-            layer_params(ExpertChoiceRouter.params(), dispatch="dropless"),
+            layer_params(ExpertChoiceRouter.params(), dispatch=DroplessDispatch.params()),
             ("router", "dropless"),
         ),
         (layer_params(TopKRouter.params().set(k=5)), ("router.k", "router.num_experts")),

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe.balance import statistics
-from lingvo_gshard.layers.moe.routing import Choice, Routing, expert_capacity
+from lingvo_gshard.layers.moe.capacity import expert_capacity
+from lingvo_gshard.layers.moe.load_metrics import load_metrics
+from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
 from tests.tolerances import assert_close
 
 
@@ -48,7 +49,7 @@ def test_statistics_are_counts():
     wanted = [mask, mask & (rng.random(mask.shape) < 0.7)]
     kept = [w & (rng.random(mask.shape) < 0.7) for w in wanted]
     choices = tuple(
-        Choice(
+        Assignment(
             tf.constant(e, tf.int32),
             tf.zeros_like(e, tf.int32),
             tf.zeros(e.shape),
@@ -57,7 +58,7 @@ def test_statistics_are_counts():
         )
         for e, k, w in zip(picked, kept, wanted, strict=True)
     )
-    found = statistics(Routing(choices, experts, 8), tf.cast(mask, tf.float32))
+    found = load_metrics(TokenChoiceRouting(choices, experts, 8), tf.cast(mask, tf.float32))
     load = np.zeros(experts)
     for experts_GS, kept_GS in zip(picked, kept, strict=True):
         for expert, is_kept in zip(experts_GS.ravel(), kept_GS.ravel(), strict=True):
@@ -70,6 +71,8 @@ def test_statistics_are_counts():
 
 def test_statistics_of_nothing_but_padding_are_finite():
     zeros = tf.zeros([1, 4], tf.int32)
-    choice = Choice(zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool), tf.zeros([1, 4]))
-    found = statistics(Routing((choice, choice), 2, 4), tf.zeros([1, 4]))
+    assignment = Assignment(
+        zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool), tf.zeros([1, 4])
+    )
+    found = load_metrics(TokenChoiceRouting((assignment, assignment), 2, 4), tf.zeros([1, 4]))
     assert all(np.isfinite(value) for value in found.values())

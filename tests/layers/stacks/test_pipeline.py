@@ -8,7 +8,7 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
-from lingvo_gshard.layers.moe import HashRouter, MixtureOfExperts, SigmoidRouter
+from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, SigmoidRouter
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
@@ -270,8 +270,11 @@ def test_layers_are_observed_by_their_names_without_stages():
             "decoder.execution: Pipeline needs .*moe_every.* 5",
         ),
         (
-            {"execution": pipeline(2), "moe": HASHED.copy().set(dispatch="dropless")},
-            "decoder.execution: a Pipeline .*moe.dispatch='dropless'; choose 'gather' or 'einsum'",
+            {
+                "execution": pipeline(2),
+                "moe": HASHED.copy().set(dispatch=DroplessDispatch.params()),
+            },
+            "decoder.execution: a Pipeline .*moe.dispatch=DroplessDispatch; choose Gather",
         ),
         (
             {"execution": pipeline(2), "layer": with_kernel(BlockwiseKernel.params())},

@@ -21,6 +21,7 @@ from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, annotate_weights
+from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128
 
@@ -36,9 +37,9 @@ each_dispatch = pytest.mark.parametrize(
 @functools.cache
 def moe(dispatch: str = "gather", experts: int = E) -> Layer:
     params = MixtureOfExperts.params().set(
-        model_dim=M, hidden_dim=H, num_experts=experts, group_size=L, dispatch=dispatch
+        model_dim=M, hidden_dim=H, num_experts=experts, group_size=L
     )
-    return params.instantiate(path="moe")
+    return params.set(dispatch=dispatch_params(dispatch)).instantiate(path="moe")
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def test_the_use_of_batches_is_the_sum_of_theirs():
         total = one[layer] + other[layer]
         np.testing.assert_array_equal(both[layer].load, total.load)
         assert both[layer].router_entropy == total.router_entropy
-        assert total.utilization == total.load.sum() / (2 * one[layer].places)
+        assert total.utilization == total.load.sum() / (2 * one[layer].slots)
 
 
 def test_a_layer_shows_what_is_counted_by_hand():
@@ -57,7 +57,7 @@ def test_a_layer_shows_what_is_counted_by_hand():
     load, gates = count(layer, x, mask, capacity=2)
     np.testing.assert_array_equal(seen["moe/load"], load)
     np.testing.assert_allclose(seen["moe/gate"], gates, rtol=1e-5)
-    assert seen["moe/tokens"] == 10 and seen["moe/places"] == 3 * 3 * 2
+    assert seen["moe/tokens"] == 10 and seen["moe/slots"] == 3 * 3 * 2
 
 
 def observed(layer, x, mask):
@@ -96,7 +96,7 @@ def test_experts_that_choose_tokens_show_the_same():
     seen = observed(params.instantiate(path="moe"), x, np.ones((2, 6), np.int32))
     np.testing.assert_array_equal(seen["moe/load"], [4, 4, 4])
     assert np.all((0 < seen["moe/gate"]) & (seen["moe/gate"] < 4))
-    assert seen["moe/tokens"] == 12 and seen["moe/places"] == 12
+    assert seen["moe/tokens"] == 12 and seen["moe/slots"] == 12
 
 
 def test_nothing_is_computed_for_nobody(monkeypatch):

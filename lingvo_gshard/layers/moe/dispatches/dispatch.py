@@ -1,41 +1,58 @@
-"""Dispatch: the interface of all ways to bring tokens to experts and their outputs back."""
+"""The interface of all dispatches."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import Routing, SlotRouting
+from lingvo_gshard.layers.moe.routing import Routing
 
 
-class Dispatch:
-    """Computes experts on the tokens of one routing.
+class Dispatch(Configurable):
+    """Sends each token to the experts of its routing and combines their outputs.
 
-    takes_all: whether experts take all tokens that come, so that nothing limits them.
+    A new dispatch is a subclass in a file of its own. It defines `run` and overrides the following
+    where the default does not hold. It has no weights.
+
+    Attributes:
+      is_dropless: whether experts compute every token sent to them, so that they have no capacity.
+      is_vectorizable: whether `sharding.vectorize` can compute it for all stages of a pipeline as
+        one operation. It cannot if the dispatch contains loops or a manual region.
     """
 
-    takes_all = False
+    is_dropless = False
+    is_vectorizable = True
 
-    def __init__(self, routing: Routing | SlotRouting, dtype: tf.DType):
-        self._routing, self._dtype = routing, dtype
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params)
+        self.path = path
 
-    @classmethod
-    def check(cls, params: Params, path: str) -> None:
-        """Raises ValueError if an option of the layer's Params is for other dispatches."""
-        if params.dropless_bound:
-            raise ValueError(
-                f"{path}.dropless_bound={params.dropless_bound:g} is for dispatch='dropless', not "
-                f"for {path}.dispatch={params.dispatch!r}"
-            )
+    def check_exchange(self, exchange: Params, path: str) -> None:
+        """Raises ValueError if the dispatch cannot honor an option of the exchange.
+
+        Args:
+          exchange: the layer's Params of `Exchange`.
+          path: their Params path, for the message.
+        """
 
     def run(
-        self, x_GSM: tf.Tensor, experts: Experts, theta: NestedMap, exchange: Exchange
+        self,
+        routing: Routing,
+        x_GSM: tf.Tensor,
+        experts: Experts,
+        theta: NestedMap,
+        exchange: Exchange,
     ) -> tf.Tensor:
-        """Returns [G,S,M]: each token's sum of its experts' outputs times gates, in its type.
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
-        theta: the experts' weights. exchange: how rows travel between devices.
+        Args:
+          routing: which experts compute each token, with what weight.
+          x_GSM: the tokens.
+          experts: the experts.
+          theta: the experts' weights.
+          exchange: moves rows between the devices of the groups and those of the experts.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no run")

@@ -1,11 +1,11 @@
-"""Dropless dispatch: experts compute all tokens that come, and work is as much as there are tokens.
+"""Dropless dispatch: experts compute every token sent to them, without capacity or padding.
 
-MegaBlocks (Gale et al. 2022, arXiv 2211.15841). There are no buffers with room for so many tokens:
-rows are sorted by expert, and every expert computes those it has, see blocks.py.
+After MegaBlocks (Gale et al. 2022, arXiv 2211.15841). The rows of all groups are sorted by expert,
+and each expert computes as many rows as it has, in blocks; see expert_blocks.py.
 
-On a mesh it is a manual region: each device sorts the rows of its groups by the device that has
-their expert, sends them there by one all-to-all, computes its experts' rows as on one device, and
-sends them back by another.
+On a mesh this is a manual region. Each device sorts the rows of its groups by the device of their
+expert and sends them there in one all-to-all. It computes the rows that arrive as a single device
+would, and sends the outputs back in a second all-to-all.
 """
 
 from __future__ import annotations
@@ -20,63 +20,71 @@ from lingvo_gshard.layers.moe.dispatches.sorted_exchange import SortedExchange
 from lingvo_gshard.layers.moe.dispatches.sorted_rows import SortedRows
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 
 class DroplessDispatch(Dispatch):
-    """Rows sorted by expert, of which experts compute as many as they have.
+    """Sorts rows by expert; each expert computes exactly the rows it gets."""
 
-    bound: on a mesh, the rows that a device can send to another, times their number where all
-    experts' loads are even; those beyond are dropped. 0: as many as it has.
-    """
-
-    takes_all = True
-
-    def __init__(self, routing: Routing, dtype: tf.DType, bound: float = 0.0):
-        super().__init__(routing, dtype)
-        self._bound = bound
+    is_dropless = True
+    is_vectorizable = False
 
     @classmethod
-    def check(cls, params: Params, path: str) -> None:
-        """Raises ValueError for a negative bound and for options of the exchange of buffers."""
-        if params.dropless_bound < 0:
-            raise ValueError(
-                f"{path}.dropless_bound: {params.dropless_bound:g}; 0 or more was expected"
-            )
-        exchange = params.exchange
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "bound",
+            0.0,
+            "On a mesh, the rows that a device can send to another device, as a multiple of the "
+            "number under even loads. Rows beyond it are dropped. 0: no bound, nothing is dropped.",
+        )
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        if self.p.bound < 0:
+            raise ValueError(f"{path}.bound: {self.p.bound:g}; 0 or more was expected")
+
+    def check_exchange(self, exchange: Params, path: str) -> None:
+        """Raises ValueError if any option of the exchange is set: all of them are for buffers."""
         for name, value in exchange.items():
             if value != exchange.default(name):
                 raise ValueError(
-                    f"{path}.exchange.{name}={value!r} is for buffers, and {path}.dispatch="
-                    "'dropless' has none; leave the one as it is or choose another dispatch"
+                    f"{path}.{name}={value!r} applies to capacity buffers, which {self.path} "
+                    "(DroplessDispatch) does not have; reset it or choose another dispatch"
                 )
 
     def run(
-        self, x_GSM: tf.Tensor, experts: Experts, theta: NestedMap, exchange: Exchange
+        self,
+        routing: TokenChoiceRouting,
+        x_GSM: tf.Tensor,
+        experts: Experts,
+        theta: NestedMap,
+        exchange: Exchange,
     ) -> tf.Tensor:
-        """Returns [G,S,M]: each token's sum of its experts' outputs times gates, in its type.
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
-        With a bound there is a metric: over_bound_share, of the rows those that it dropped.
+        With a bound it reports the metric `over_bound_share`, the share of rows that were dropped.
         """
-        choices, num_experts = self._routing.choices, self._routing.num_experts
-        expert_KGS = tf.stack([tf.where(c.kept_GS, c.expert_GS, num_experts) for c in choices])
-        gate_KGS = tf.stack([choice.gate_GS for choice in choices])
-        over = tf.constant(0.0)
+        assignments, num_experts = routing.assignments, routing.num_experts
+        expert_KGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
+        gate_KGS = tf.stack([a.gate_GS for a in assignments])
+        over_bound = tf.constant(0.0)
         if current_partitioning() is None or mesh_in_use() is None:
-            y_GSM = _on_one_device(x_GSM, expert_KGS, gate_KGS, experts, theta)
+            y_GSM = _run_on_one_device(x_GSM, expert_KGS, gate_KGS, experts, theta)
         else:
-            region = SortedExchange.of(experts, self._bound)
-            y_GSM, over = region.run(x_GSM, expert_KGS, gate_KGS, theta)
-        if self._bound:
+            region = SortedExchange.for_partitioning(experts, self.p.bound)
+            y_GSM, over_bound = region.run(x_GSM, expert_KGS, gate_KGS, theta)
+        if self.p.bound:
             rows = tf.reduce_sum(tf.cast(expert_KGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
-            context.current().add_metric(name, over / tf.maximum(rows, 1.0))
+            context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0))
         return y_GSM
 
 
-def _on_one_device(
+def _run_on_one_device(
     x_GSM: tf.Tensor,
     expert_KGS: tf.Tensor,
     gate_KGS: tf.Tensor,

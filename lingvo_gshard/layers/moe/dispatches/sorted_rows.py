@@ -1,45 +1,58 @@
-"""Rows of tokens sorted by expert, and the experts' work on them."""
+"""Rows of tokens sorted by expert, and the experts' computation on them."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.dispatches.blocks import Blocks, BlockSizes, Loads
-from lingvo_gshard.layers.moe.dispatches.places_of_rows import PlacesOfRows
+from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, ExpertBlocks, ExpertRows
+from lingvo_gshard.layers.moe.dispatches.permutation import Permutation
 from lingvo_gshard.layers.moe.experts import Experts
 
 
 class SortedRows:
-    """The rows that tokens are to be computed as, one for each of their choices, by expert.
+    """One row for each choice of each token, sorted by expert.
 
-    expert_KT: int32, of each choice of each token; num_experts or more where there is none.
-
-    place_KT     int32, each row's place among all; those without an expert come last
-    load_E       int32, how many rows each expert has
+    Attributes:
+      position_KT: int32, each row's position in the sorted order. Rows without an expert are last.
+      load_E: int32, the number of rows of each expert.
     """
 
     def __init__(self, expert_KT: tf.Tensor, num_experts: int):
+        """Sorts the rows.
+
+        Args:
+          expert_KT: int32, the expert of each choice of each token; num_experts or more where there
+            is none.
+          num_experts: size of E.
+        """
         self._expert_KT = expert_KT
         count = expert_KT.shape.num_elements()
         order = tf.argsort(tf.reshape(expert_KT, [count]), stable=True)
-        place = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
-        self.place_KT = tf.reshape(place, expert_KT.shape)
-        # One-hot numbers are summed as float32, of which XLA has the fastest sums.
+        position = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
+        self.position_KT = tf.reshape(position, expert_KT.shape)
+        # XLA sums float32 faster than int32.
         chosen_KTE = tf.one_hot(expert_KT, num_experts)
         self.load_E = tf.cast(tf.reduce_sum(chosen_KTE, (0, 1)), tf.int32)
 
     def compute(
         self, x_TM: tf.Tensor, gate_KT: tf.Tensor, experts: Experts, theta: NestedMap
     ) -> tf.Tensor:
-        """Returns [T,M]: each token's sum of its experts' outputs times gates, in its type.
+        """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
-        theta: weights of as many experts as there are loads.
+        Args:
+          x_TM: the tokens.
+          gate_KT: float32, the gate of each choice.
+          experts: the experts.
+          theta: the experts' weights, of as many experts as `load_E` has.
         """
         num_experts = self.load_E.shape[0]
         rows = self._expert_KT.shape.num_elements()
-        sizes = BlockSizes.of(rows, num_experts)
-        slots = rows + sizes.whole
-        places = PlacesOfRows(tf.where(self._expert_KT < num_experts, self.place_KT, slots), slots)
-        blocks = Blocks(experts.one, theta, Loads.of(self.load_E), sizes)
-        return places.collect(blocks.run(places.fill(x_TM)), gate_KT)
+        sizes = BlockSizes.for_rows(rows, num_experts)
+        # The blocks read a whole block past the last row.
+        slots = rows + sizes.full
+        slot_KT = tf.where(self._expert_KT < num_experts, self.position_KT, slots)
+        permutation = Permutation(tf.unstack(slot_KT), slots)
+        blocks = ExpertBlocks(experts.compute_one, theta, ExpertRows.for_loads(self.load_E), sizes)
+        y_rows = blocks.run(permutation.permute(x_TM))
+        return permutation.unpermute(y_rows, tf.unstack(gate_KT))

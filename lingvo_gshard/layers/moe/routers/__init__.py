@@ -1,4 +1,4 @@
-"""Routers, each a file: which experts compute a token."""
+"""Routers, one file each: they decide which experts compute a token."""
 
 from lingvo_gshard.layers.moe.routers.expert_choice import ExpertChoiceRouter
 from lingvo_gshard.layers.moe.routers.forced_balance import ForcedBalanceRouter

@@ -1,31 +1,33 @@
-"""Forced balance: loads as wanted whatever the weights, for benchmarks."""
+"""Forced balance: sets the experts' loads regardless of the weights, for benchmarks."""
 
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import choosing
-from lingvo_gshard.layers.moe.balance import entropy
-from lingvo_gshard.layers.moe.gates import LearnedRouter
-from lingvo_gshard.layers.moe.places import Pick
-from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.capacity import Choice
+from lingvo_gshard.layers.moe.load_metrics import gate_entropy
+from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers.moe.routers.linear import LinearTokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 from lingvo_gshard.sharding import annotate
 
 
-class ForcedBalanceRouter(LearnedRouter):
-    """Sends the real tokens of a group to k experts in turn: token s to (s k + i) mod E, i < k.
+class ForcedBalanceRouter(LinearTokenChoiceRouter):
+    """Sends the real tokens of a group to the experts round-robin.
 
-    Gates are the learned softmax at these experts, so that the router's product and its gradient
-    cost what they do elsewhere; only the search for the largest gates is missing. With `skew`, that
-    share of the tokens, spread evenly, goes to expert 0 first, and to k - 1 of the others in turn.
+    Token s goes to experts (s k + i) mod E for i < k. Gates are the learned softmax at these
+    experts, so that the router costs what a learned one does, without the top-k selection. `skew`
+    sends that share of the tokens, evenly spaced, to expert 0 and k - 1 others, round-robin.
     """
+
+    experts_per_token_option = "k"
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 2, "How many experts a token gets.")
-        p.define("skew", 0.0, "Share of the tokens that expert 0 gets before all are dealt out.")
+        p.define("k", 2, "Number of experts per token.")
+        p.define("skew", 0.0, "Share of the tokens that are sent to expert 0.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -40,19 +42,19 @@ class ForcedBalanceRouter(LearnedRouter):
         x_GSM: tf.Tensor,
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
-    ) -> Routing:
-        """Returns the Routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
+    ) -> TokenChoiceRouting:
+        """Returns the routing of a batch; see `Router.fprop`."""
         gates_GSE = tf.nn.softmax(self.logits(theta, x_GSM))
-        picks = []
+        choices = []
         for expert_GS in self._experts(mask_GS):
             chosen_GSE = annotate(tf.one_hot(expert_GS, self.p.num_experts), "GSE")
-            gate_GS = choosing.value_at(gates_GSE, chosen_GSE)
-            picks.append(Pick(expert_GS, gate_GS, mask_GS, mask_GS))
-        metrics = {"router_entropy": entropy(gates_GSE, mask_GS)}
-        return self.route(picks, self.capacity(x_GSM.shape[1]), metrics=metrics)
+            gate_GS = selection.value_at(gates_GSE, chosen_GSE)
+            choices.append(Choice(expert_GS, gate_GS, mask_GS, mask_GS))
+        metrics = {"router_entropy": gate_entropy(gates_GSE, mask_GS)}
+        return self.route(choices, self.capacity(x_GSM.shape[1]), metrics=metrics)
 
     def _experts(self, mask_GS: tf.Tensor) -> list[tf.Tensor]:
-        """The k experts of each token, int32 [G,S]."""
+        """Returns k tensors int32 [G,S]: the experts of each token."""
         k, experts, skew = self.p.k, self.p.num_experts, self.p.skew
         token_GS = tf.cumsum(mask_GS, axis=1, exclusive=True)
         skewed_before_GS = tf.floor(token_GS * skew)

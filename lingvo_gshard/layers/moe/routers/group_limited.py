@@ -1,9 +1,9 @@
-"""Group-limited choosing: a token's experts come from a few groups of experts, as devices are.
+"""Group-limited selection: a token's experts come from a few groups of experts.
 
-Experts stand in d groups of E/d, one after another. A token picks its best groups and then its
-experts within them, so that it travels to few devices. A group is as good as its largest score
-(DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or as the sum of its largest few (DeepSeek-V3, arXiv
-2412.19437, section 2.1.2: of k / groups_per_token).
+The experts form d groups of e consecutive experts, typically one group for each device. A token
+selects its best groups and then experts within them, so that it is sent to few devices. The score
+of a group is its largest expert score (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or the sum of
+its k / groups_per_token largest ones (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.layers.moe import choosing
-from lingvo_gshard.layers.moe.router import Router
+from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers.moe.routers.router import Router
 
 _EXCLUDED = -float("inf")
 
@@ -20,27 +20,35 @@ LOCAL_LETTERS = {"d": "groups of experts (devices)", "e": "experts of one group"
 
 
 def define(p: Params, scores_per_group: int = 1) -> None:
-    """Adds the options to a router's Params; off where expert_groups is 0."""
-    p.define("expert_groups", 0, "How many groups (devices) experts stand in; 0: no limit.")
-    p.define("groups_per_token", 0, "From how many of them a token's experts may come.")
+    """Adds the options of group-limited selection to a router's Params.
+
+    Args:
+      p: the router's Params.
+      scores_per_group: default of the option with that name.
+    """
+    p.define("expert_groups", 0, "Number of groups of experts; 0 disables the limit.")
+    p.define("groups_per_token", 0, "Number of groups that a token's experts may come from.")
     p.define(
         "scores_per_group",
         scores_per_group,
-        "A group is judged by the sum of that many of its largest scores.",
+        "The score of a group is the sum of this many of its largest expert scores.",
     )
 
 
 def check(router: Router, k: int, k_name: str = "k") -> None:
-    """Raises ValueError, naming both options, where those of a router do not go together.
+    """Raises ValueError, naming both options, if the options of a router contradict each other.
 
-    k: how many experts a token gets, by the hyperparameter of name `k_name`.
+    Args:
+      router: the router.
+      k: number of experts per token.
+      k_name: the hyperparameter that sets k.
     """
     p, path = router.p, router.path
     if not p.expert_groups:
         if p.groups_per_token:
             raise ValueError(
-                f"{path}.groups_per_token={p.groups_per_token} of {path}.expert_groups=0; "
-                "say how many groups there are"
+                f"{path}.groups_per_token={p.groups_per_token} with {path}.expert_groups=0; "
+                "set the number of groups"
             )
         return
     router.check_range("expert_groups", 1)
@@ -67,33 +75,38 @@ def check(router: Router, k: int, k_name: str = "k") -> None:
         )
 
 
-def limited_as(p: Params, scores_GSE: tf.Tensor) -> tf.Tensor:
-    """Returns what `limited` does with a router's options; the scores where they are off."""
+def limit_by_params(p: Params, scores_GSE: tf.Tensor) -> tf.Tensor:
+    """Returns `limit` with the options of a router; the scores themselves if there is no limit."""
     if not p.expert_groups:
         return scores_GSE
-    return limited(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)
+    return limit(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)
 
 
-def limited(
-    scores_GSE: tf.Tensor, expert_groups: int, groups_per_token: int, by: int = 1
+def limit(
+    scores_GSE: tf.Tensor, expert_groups: int, groups_per_token: int, scores_per_group: int = 1
 ) -> tf.Tensor:
-    """Returns the scores of the experts in each token's best groups, and -inf at all others.
+    """Returns the scores with -inf at experts outside of each token's best groups.
 
-    by: a group is judged by the sum of its `by` largest scores. For choosing only: a product of
-    -inf with the 0 of a one-hot is not a number.
+    Use the result for selection only: -inf times the 0 of a one-hot is NaN.
+
+    Args:
+      scores_GSE: the score of each expert for each token.
+      expert_groups: number of groups of experts.
+      groups_per_token: number of groups that a token's experts may come from.
+      scores_per_group: the score of a group is the sum of this many of its largest expert scores.
     """
     groups, tokens, experts = scores_GSE.shape.as_list()
     if groups_per_token == expert_groups:
         return scores_GSE
     scores_GSde = tf.reshape(scores_GSE, (groups, tokens, expert_groups, experts // expert_groups))
-    chosen = choosing.best_few(_sum_of_largest(scores_GSde, by), groups_per_token)
-    allowed_GSd = tf.add_n([one_hot_GSd for _, one_hot_GSd in chosen])
+    selected = selection.top_k(_sum_of_largest(scores_GSde, scores_per_group), groups_per_token)
+    allowed_GSd = selection.sum_of_one_hots(selected)
     limited_GSde = tf.where(allowed_GSd[..., None] > 0, scores_GSde, _EXCLUDED)
     return tf.reshape(limited_GSde, (groups, tokens, experts))
 
 
 def _sum_of_largest(scores: tf.Tensor, count: int) -> tf.Tensor:
-    """The sum of the `count` largest along the last dimension, which is short: without sorting."""
+    """Returns the sum of the `count` largest along the last dimension, without sorting."""
     total = tf.zeros(())
     for index in range(count):
         total += tf.reduce_max(scores, -1)

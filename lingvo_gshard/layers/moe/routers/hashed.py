@@ -6,29 +6,31 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import choosing
-from lingvo_gshard.layers.moe.places import Pick
-from lingvo_gshard.layers.moe.router import TokenChoiceRouter
-from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.capacity import Choice
+from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 
 
 class HashRouter(TokenChoiceRouter):
-    """Sends a token to the k experts that a hash of its id says, each with gate 1/k.
+    """Sends a token to the k experts given by a hash of its id, each with gate 1/k.
 
-    The paper's random hash (section 3): nothing is learned and no loss is needed, ids are spread
-    evenly, and loads are as uneven as ids are frequent. Each layer, by its path, and each
-    seed has a hash of its own. Of (id, expert) pairs every one has a random score, and the k
-    largest win (Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates"): k
-    different experts, and any number of them.
+    The paper's random hash (section 3). Nothing is learned and no auxiliary loss is needed. Ids are
+    spread evenly over experts, but loads are uneven because some ids are frequent. The hash depends
+    on the layer's path and on the seed. It is rendezvous hashing (Thaler and Ravishankar 1998,
+    "Using name-based mappings to increase hit rates"): each (id, expert) pair has a pseudo-random
+    score and the k largest win, so that the k experts are different.
     """
+
+    experts_per_token_option = "k"
 
     needs_token_ids = True
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 1, "How many experts a token gets.")
-        p.define("seed", 0, "Another seed, another assignment.")
+        p.define("k", 1, "Number of experts per token.")
+        p.define("seed", 0, "Seed of the hash.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -43,22 +45,23 @@ class HashRouter(TokenChoiceRouter):
         x_GSM: tf.Tensor,
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
-    ) -> Routing:
-        """Returns the Routing of tokens of int32 ids; where the float32 mask is 0 they go nowhere.
+    ) -> TokenChoiceRouting:
+        """Returns the routing of a batch; see `Router.fprop`.
 
-        Raises ValueError without ids.
+        Raises:
+          ValueError: `ids_GS` is None.
         """
         if ids_GS is None:
-            raise ValueError(f"{self.path}: HashRouter routes by token ids, and none were given")
+            raise ValueError(f"{self.path}: HashRouter routes by token ids, but none were given")
         gate_GS = tf.fill(ids_GS.shape, 1.0 / self.p.k)
-        picks = [
-            Pick(expert_GS, gate_GS, mask_GS, mask_GS)
-            for expert_GS, _ in choosing.best_few(self._scores(ids_GS), self.p.k)
+        choices = [
+            Choice(expert_GS, gate_GS, mask_GS, mask_GS)
+            for expert_GS, _ in selection.top_k(self._scores(ids_GS), self.p.k)
         ]
-        return self.route(picks, self.capacity(x_GSM.shape[1]))
+        return self.route(choices, self.capacity(x_GSM.shape[1]))
 
     def _scores(self, ids_GS: tf.Tensor) -> tf.Tensor:
-        """A number for each token and expert [G,S,E], of 24 bits, which float32 holds exactly."""
+        """Returns [G,S,E]: a 24-bit score for each token and expert, exact in float32."""
         p, iteration = self.p, context.current().iteration
         word = iteration.word(self.path) if iteration else random_numbers.word(self.path)
         key = random_numbers.hashed_fold_in_word(tf.constant([p.seed, 0]), word)

@@ -1,4 +1,4 @@
-"""Sigmoid gates, balanced by a bias in choosing instead of a loss (arXiv 2412.19437)."""
+"""Sigmoid gates, balanced by a selection bias instead of a loss (arXiv 2412.19437)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import balance_loss, choosing
-from lingvo_gshard.layers.moe.balance import entropy
-from lingvo_gshard.layers.moe.gates import LearnedRouter
-from lingvo_gshard.layers.moe.places import Pick
-from lingvo_gshard.layers.moe.routers import group_limited
-from lingvo_gshard.layers.moe.routing import Routing, WeightedLoss
+from lingvo_gshard.layers.moe.capacity import Choice
+from lingvo_gshard.layers.moe.load_metrics import gate_entropy
+from lingvo_gshard.layers.moe.routers import balance_loss, group_limited, selection
+from lingvo_gshard.layers.moe.routers.linear import LinearTokenChoiceRouter
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
 # Keeps gates finite where all scores are 0 in float32.
 _TINY = 1e-20
 
 
-class SigmoidRouter(LearnedRouter):
-    """Sends every token to the k experts of the largest sigmoid(logit) + selection_bias.
+class SigmoidRouter(LinearTokenChoiceRouter):
+    """Sends each token to the k experts with the largest sigmoid(logit) + selection_bias.
 
-    DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). Gates are the scores, the
-    sigmoids, without the bias. After each step the bias of an expert with more than the mean load
-    is a little less, and of one with less a little more: Wang et al. 2024 (arXiv 2408.15664,
-    Algorithm 1). No gradient passes through it and no optimizer moves it.
+    DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). Gates are the sigmoids, without
+    the bias. After each step the bias decreases for experts with more than the mean load and
+    increases for those with less (Wang et al. 2024, arXiv 2408.15664, Algorithm 1). It has no
+    gradient, and no optimizer updates it.
 
-    The auxiliary loss is that paper's complementary one (equations 17 to 20), with a group of
-    tokens in the place of a sequence.
+    The auxiliary loss is the complementary loss of DeepSeek-V3 (equations 17 to 20), over a group
+    of tokens where the paper has a sequence.
     """
+
+    experts_per_token_option = "k"
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 2, "How many experts a token gets.")
-        p.define("normalize", True, "Whether a token's scores are divided by their sum.")
-        p.define("scale", 1.0, "By which gates are multiplied, after that.")
-        p.define("bias_update_speed", 1e-3, "How far the bias moves in a step; 0: it does not.")
-        p.define("auxiliary_loss_weight", 0.0, "Factor of the loss that balances single groups.")
+        p.define("k", 2, "Number of experts per token.")
+        p.define("normalize", True, "Whether to divide a token's scores by their sum.")
+        p.define("scale", 1.0, "Factor of the gates, after normalization.")
+        p.define("bias_update_speed", 1e-3, "Change of the bias in a step; 0 disables it.")
+        p.define("auxiliary_loss_weight", 0.0, "Factor of the loss that balances each group.")
         group_limited.define(p, scores_per_group=2)
         return p
 
@@ -52,11 +53,11 @@ class SigmoidRouter(LearnedRouter):
             self.check_range(name, 0)
         if p.k == 1 and p.normalize:
             raise ValueError(
-                f"{path}.k=1 with {path}.normalize=True: a gate is {path}.scale whatever the "
-                f"router's weight, which could not learn from it; set {path}.normalize False"
+                f"{path}.k=1 with {path}.normalize=True: every gate would be {path}.scale, so the "
+                f"router could not learn; set {path}.normalize=False"
             )
         group_limited.check(self, p.k)
-        rule = functools.partial(_against, speed=p.bias_update_speed)
+        rule = functools.partial(_update_bias, speed=p.bias_update_speed)
         sizes, zero = {"E": p.num_experts}, initializers.constant(0.0)
         self.create_variable("selection_bias", "E", sizes, zero, unsplit="E", update_rule=rule)
 
@@ -67,34 +68,36 @@ class SigmoidRouter(LearnedRouter):
         x_GSM: tf.Tensor,
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
-    ) -> Routing:
-        """Returns the Routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
+    ) -> TokenChoiceRouting:
+        """Returns the routing of a batch; see `Router.fprop`."""
         p = self.p
         logits_GSE = self.logits(theta, x_GSM)
         scores_GSE = tf.sigmoid(logits_GSE)
         biased_GSE = scores_GSE + tf.stop_gradient(tf.cast(theta.selection_bias, tf.float32))
-        chosen = choosing.best_few(group_limited.limited_as(p, biased_GSE), p.k)
-        self._report_load(theta, _sum_of_choices(chosen) * mask_GS[..., None])
+        selected = selection.top_k(group_limited.limit_by_params(p, biased_GSE), p.k)
+        self._report_load(theta, selection.sum_of_one_hots(selected) * mask_GS[..., None])
 
-        gates = [choosing.value_at(scores_GSE, chosen_GSE) for _, chosen_GSE in chosen]
+        gates = [selection.value_at(scores_GSE, chosen_GSE) for _, chosen_GSE in selected]
         if p.normalize:
             sum_GS = tf.add_n(gates) + _TINY
             gates = [gate_GS / sum_GS for gate_GS in gates]
-        picks = [
-            Pick(expert_GS, gate_GS * p.scale, mask_GS, mask_GS)
-            for (expert_GS, _), gate_GS in zip(chosen, gates, strict=True)
+        choices = [
+            Choice(expert_GS, gate_GS * p.scale, mask_GS, mask_GS)
+            for (expert_GS, _), gate_GS in zip(selected, gates, strict=True)
         ]
         shares_GSE = scores_GSE / (tf.reduce_sum(scores_GSE, -1, keepdims=True) + _TINY)
         losses = self._auxiliary_loss(scores_GSE, shares_GSE, mask_GS)
         losses.update(self.z_loss(logits_GSE, mask_GS))
-        metrics = {"router_entropy": entropy(shares_GSE, mask_GS)}
-        return self.route(picks, self.capacity(x_GSM.shape[1]), losses, metrics)
+        metrics = {"router_entropy": gate_entropy(shares_GSE, mask_GS)}
+        return self.route(choices, self.capacity(x_GSM.shape[1]), losses, metrics)
 
     @layer_method
     def _report_load(self, theta: NestedMap, counted_GSE: tf.Tensor) -> None:
-        """Reports E times the load above the mean one: whole numbers, that are 0 where even.
+        """Reports the loads for the update of the bias: E * (load - mean load), integers.
 
-        Counted is what tokens chose, whether there was room or not.
+        Args:
+          theta: the router's weights.
+          counted_GSE: 1 where a token selected an expert, whether or not it got a slot.
         """
         if not context.current().training:
             return
@@ -105,20 +108,16 @@ class SigmoidRouter(LearnedRouter):
     def _auxiliary_loss(
         self, scores_GSE: tf.Tensor, shares_GSE: tf.Tensor, mask_GS: tf.Tensor
     ) -> dict[str, WeightedLoss]:
-        """The loss of single groups by its name: 1 for even loads; nothing without a weight."""
+        """Returns {"auxiliary_loss": loss}, 1 for even loads; or nothing if its weight is 0."""
         p = self.p
         if not p.auxiliary_loss_weight:
             return {}
-        # The paper counts the experts of the largest scores, without the bias.
-        counted_GSE = _sum_of_choices(choosing.best_few(scores_GSE, p.k)) * mask_GS[..., None]
+        # The paper counts the experts with the largest scores without the bias.
+        counted_GSE = selection.sum_of_one_hots(selection.top_k(scores_GSE, p.k))
+        counted_GSE *= mask_GS[..., None]
         loss = balance_loss.auxiliary_loss(shares_GSE, counted_GSE / p.k, mask_GS)
         return {"auxiliary_loss": WeightedLoss(loss, p.auxiliary_loss_weight)}
 
 
-def _sum_of_choices(chosen: list[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
-    """1 at every expert that a token chose."""
-    return tf.add_n([one_hot_GSE for _, one_hot_GSE in chosen])
-
-
-def _against(bias: tf.Tensor, excess: tf.Tensor, speed: float) -> tf.Tensor:
+def _update_bias(bias: tf.Tensor, excess: tf.Tensor, speed: float) -> tf.Tensor:
     return bias - speed * tf.sign(excess)

@@ -5,17 +5,17 @@ import tensorflow as tf
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import choosing
-from lingvo_gshard.layers.moe.gates import SoftmaxRouter
-from lingvo_gshard.layers.moe.places import Pick
-from lingvo_gshard.layers.moe.routing import Routing, WeightedLoss
+from lingvo_gshard.layers.moe.capacity import Choice
+from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers.moe.routers.linear import SoftmaxRouter
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
 
 class SwitchRouter(SoftmaxRouter):
-    """Sends every token to its best expert, whose output is multiplied by its share of a softmax.
+    """Sends each token to its best expert; the gate is the expert's softmax probability.
 
-    Section 2.1 and equations 1 to 4 of the paper; jitter and the capacity factor have its values.
-    With dropless dispatch set capacity_factor to 0.
+    Section 2.1 and equations 1 to 4 of the paper, with its jitter and capacity factor. With a
+    dropless dispatch set capacity_factor to 0.
     """
 
     @classmethod
@@ -24,7 +24,7 @@ class SwitchRouter(SoftmaxRouter):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 1."""
+        """Returns 1; see `Router.experts_per_token`."""
         return 1
 
     @layer_method
@@ -34,14 +34,14 @@ class SwitchRouter(SoftmaxRouter):
         x_GSM: tf.Tensor,
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
-    ) -> Routing:
-        """Returns the Routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
+    ) -> TokenChoiceRouting:
+        """Returns the routing of a batch; see `Router.fprop`."""
         logits_GSE = self.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
-        expert_GS, chosen_GSE = choosing.best(gates_GSE)
-        pick = Pick(expert_GS, choosing.value_at(gates_GSE, chosen_GSE), mask_GS, mask_GS)
+        expert_GS, chosen_GSE = selection.top_1(gates_GSE)
+        choice = Choice(expert_GS, selection.value_at(gates_GSE, chosen_GSE), mask_GS, mask_GS)
         loss = self.auxiliary_loss(theta, gates_GSE, chosen_GSE * mask_GS[..., None], mask_GS)
         losses = {"auxiliary_loss": WeightedLoss(loss, self.p.auxiliary_loss_weight)}
         losses.update(self.z_loss(logits_GSE, mask_GS))
         capacity = self.capacity(x_GSM.shape[1])
-        return self.route([pick], capacity, losses, self.metrics(gates_GSE, mask_GS))
+        return self.route([choice], capacity, losses, self.metrics(gates_GSE, mask_GS))

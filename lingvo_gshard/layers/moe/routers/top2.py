@@ -6,25 +6,27 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import choosing, groups
-from lingvo_gshard.layers.moe.gates import SoftmaxRouter
-from lingvo_gshard.layers.moe.places import Pick
-from lingvo_gshard.layers.moe.routing import Routing, WeightedLoss
+from lingvo_gshard.layers.moe import groups
+from lingvo_gshard.layers.moe.capacity import Choice
+from lingvo_gshard.layers.moe.routers import selection
+from lingvo_gshard.layers.moe.routers.linear import SoftmaxRouter
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
 _MODES = ("paper", "lingvo")
 _SECOND_EXPERT_POLICIES = ("random", "threshold", "all")
 
 
 class Top2Router(SoftmaxRouter):
-    """Sends every token to its two best experts, first choices first, until the buffers are full.
+    """Sends each token to its two best experts until their buffers are full.
 
-    In training the second expert is used with probability min(1, 2 * gate); in evaluation always,
-    so that evaluation is deterministic. The modes differ as Google's code differs from the paper:
+    All first choices get slots before any second choice. In training the second expert is used with
+    probability min(1, 2 * gate). In evaluation it is always used, which is deterministic. The two
+    modes are the paper and Google's code, which differ:
 
                             paper                          lingvo
     gates                   divided by their sum           divided by sum + 1e-9
-    rejected second choice  takes a place all the same     takes none
-    auxiliary loss          mean over E of c_e / S * m_e   E^2 times that: 1 for uniform routing
+    rejected second choice  takes a slot nevertheless      takes none
+    auxiliary loss          mean over E of c_e / S * m_e   E^2 times that: 1 for even loads
     capacity                int(S * 2 factor / E)          rounded up to a multiple of 4
     """
 
@@ -35,10 +37,10 @@ class Top2Router(SoftmaxRouter):
         p.define(
             "second_expert",
             "random",
-            "Whether the second expert is used: in training at 'random', where its gate passes a "
+            "When the second expert is used: at 'random' in training, where its gate reaches a "
             "'threshold', or for 'all' tokens.",
         )
-        p.define("second_expert_threshold", 0.2, "The gate from which on a 'threshold' uses it.")
+        p.define("second_expert_threshold", 0.2, "Smallest gate for which 'threshold' uses it.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -49,7 +51,7 @@ class Top2Router(SoftmaxRouter):
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:
-        """Returns 2."""
+        """Returns 2; see `Router.experts_per_token`."""
         return 2
 
     @layer_method
@@ -59,22 +61,22 @@ class Top2Router(SoftmaxRouter):
         x_GSM: tf.Tensor,
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
-    ) -> Routing:
-        """Returns the Routing of x; tokens whose float32 mask is 0 go nowhere and count nowhere."""
+    ) -> TokenChoiceRouting:
+        """Returns the routing of a batch; see `Router.fprop`."""
         is_lingvo = self.p.mode == "lingvo"
         logits_GSE = self.logits(theta, x_GSM)
         gates_GSE = tf.nn.softmax(logits_GSE)
-        (first_GS, first_GSE), (second_GS, second_GSE) = choosing.best_few(gates_GSE, 2)
-        first_gate_GS = choosing.value_at(gates_GSE, first_GSE)
-        second_gate_GS = choosing.value_at(gates_GSE, second_GSE)
+        (first_GS, first_GSE), (second_GS, second_GSE) = selection.top_k(gates_GSE, 2)
+        first_gate_GS = selection.value_at(gates_GSE, first_GSE)
+        second_gate_GS = selection.value_at(gates_GSE, second_GSE)
         sum_GS = first_gate_GS + second_gate_GS + (1e-9 if is_lingvo else 0.0)
         first_gate_GS, second_gate_GS = first_gate_GS / sum_GS, second_gate_GS / sum_GS
 
         wants_second_GS = self._wants_second(second_gate_GS) * mask_GS
         counted_GS = wants_second_GS if is_lingvo else mask_GS
-        picks = [
-            Pick(first_GS, first_gate_GS, mask_GS, mask_GS),
-            Pick(second_GS, second_gate_GS, wants_second_GS, counted_GS),
+        choices = [
+            Choice(first_GS, first_gate_GS, mask_GS, mask_GS),
+            Choice(second_GS, second_gate_GS, wants_second_GS, counted_GS),
         ]
         loss = self.auxiliary_loss(theta, gates_GSE, first_GSE * mask_GS[..., None], mask_GS)
         if not is_lingvo:
@@ -82,15 +84,15 @@ class Top2Router(SoftmaxRouter):
         losses = {"auxiliary_loss": WeightedLoss(loss, self.p.auxiliary_loss_weight)}
         losses.update(self.z_loss(logits_GSE, mask_GS))
         capacity = self.capacity(x_GSM.shape[1], multiple=4 if is_lingvo else 1)
-        return self.route(picks, capacity, losses, self.metrics(gates_GSE, mask_GS))
+        return self.route(choices, capacity, losses, self.metrics(gates_GSE, mask_GS))
 
     def _wants_second(self, second_gate_GS: tf.Tensor) -> tf.Tensor:
-        """1 where the second expert is to be used; at random with probability 2 * gate."""
+        """Returns float32 [G,S]: 1 where the second expert is to be used, 0 elsewhere."""
         policy = self.p.second_expert
         if policy == "threshold":
             return tf.cast(second_gate_GS >= self.p.second_expert_threshold, tf.float32)
         if policy == "all" or not context.current().training:
             return tf.ones_like(second_gate_GS)
         seed = self.random_seed("second_expert")
-        drawn_GS = groups.drawn(second_gate_GS.shape, seed)
+        drawn_GS = groups.uniform(second_gate_GS.shape, seed)
         return tf.cast(2 * second_gate_GS > drawn_GS, tf.float32)

@@ -14,13 +14,14 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.dispatches import blocks
+from lingvo_gshard.layers.moe.dispatches import expert_blocks
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch
 from lingvo_gshard.layers.moe.experts import Experts
-from lingvo_gshard.layers.moe.routing import Choice, Routing
+from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
+from tests.layers.moe.dispatch_names import dispatch_params
 from tests.layers.stacks.executions import loop
 from tests.tolerances import assert_close
 
@@ -31,14 +32,18 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """So that few rows already are several blocks, the last ones of several sizes."""
-    monkeypatch.setattr(blocks, "LARGEST_BLOCK", 5)
-    monkeypatch.setattr(blocks, "SMALLEST_STEP", 1)
-    monkeypatch.setattr(blocks, "STEPS", 3)
+    monkeypatch.setattr(expert_blocks, "LARGEST_BLOCK", 5)
+    monkeypatch.setattr(expert_blocks, "SMALLEST_STEP", 1)
+    monkeypatch.setattr(expert_blocks, "STEPS", 3)
 
 
 def make(dispatch="dropless", experts=E, group_size=8, **values) -> MixtureOfExperts:
     params = MixtureOfExperts.params().set(
-        model_dim=M, hidden_dim=H, num_experts=experts, group_size=group_size, dispatch=dispatch
+        model_dim=M,
+        hidden_dim=H,
+        num_experts=experts,
+        group_size=group_size,
+        dispatch=dispatch_params(dispatch),
     )
     for name, value in values.items():
         params.set_path(name.replace("__", "."), value)
@@ -134,12 +139,15 @@ def test_it_is_a_loop_over_tokens(data, choices, groups, size):
 
 def run_alone(experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
     positions = tf.zeros(x_GSM.shape[:2], tf.int32)
-    choices = tuple(
-        Choice(tf.cast(e, tf.int32), positions, g, tf.convert_to_tensor(k), tf.cast(k, tf.float32))
+    assignments = tuple(
+        Assignment(
+            tf.cast(e, tf.int32), positions, g, tf.convert_to_tensor(k), tf.cast(k, tf.float32)
+        )
         for e, g, k in zip(expert_KGS, gate_KGS, kept_KGS, strict=True)
     )
-    mover = DroplessDispatch(Routing(choices, E, x_GSM.shape[1]), tf.float32)
-    return mover.run(tf.convert_to_tensor(x_GSM), experts, theta, None)
+    routing = TokenChoiceRouting(assignments, E, x_GSM.shape[1])
+    dispatch = DroplessDispatch.params().instantiate()
+    return dispatch.run(routing, tf.convert_to_tensor(x_GSM), experts, theta, None)
 
 
 X = RNG.normal(size=(1, 24, M)).astype(np.float32)
@@ -220,27 +228,22 @@ def test_few_tokens_as_in_decoding_are_as_among_many(tokens):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"router__capacity_factor": 2.0}, "moe.router.capacity_factor=2 .*dispatch='dropless'"),
+        ({"router__capacity_factor": 2.0}, "moe.router.capacity_factor=2 .*dropless"),
         (
             {"router__evaluation_capacity_factor": 2.0},
-            "moe.router.evaluation_capacity_factor=2 .*dispatch='dropless'",
+            "moe.router.evaluation_capacity_factor=2 .*dropless",
         ),
-        ({"dropless_bound": -1.0}, "moe.dropless_bound: -1; 0 or more"),
-        ({"exchange__chunks": 2}, "moe.exchange.chunks=2 .*moe.dispatch='dropless'"),
+        ({"dispatch__bound": -1.0}, "moe.dispatch.bound: -1; 0 or more"),
+        ({"exchange__chunks": 2}, "moe.exchange.chunks=2 .*moe.dispatch .DroplessDispatch."),
         (
             {"exchange__precision": "int8"},
-            "moe.exchange.precision='int8' .*moe.dispatch='dropless'",
+            "moe.exchange.precision='int8' .*moe.dispatch .DroplessDispatch.",
         ),
     ],
 )
 def test_options_that_do_not_go_with_it_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         make(**values)
-
-
-def test_its_option_is_refused_with_other_dispatches():
-    with pytest.raises(ValueError, match="moe.dropless_bound=2 .*moe.dispatch='gather'"):
-        make("gather", dropless_bound=2.0)
 
 
 TOKENS = 8
@@ -302,7 +305,7 @@ def test_devices_exchange_rows_twice_each_way():
 )
 def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
     """All tokens alike, so all rows of a device are for two of the eight."""
-    layer = make(experts=8, dropless_bound=bound)
+    layer = make(experts=8, dispatch__bound=bound)
     theta = weights_of(layer)
     x = np.ones((8, TOKENS, M), np.float32)
     output, metrics = on_devices(layer, "data=8", "expert", with_gradient=False)(theta, x)
@@ -323,7 +326,9 @@ def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
 def test_it_works_in_loops_that_compute_again(policy):
     results = []
     for dispatch in ("dropless", "gather"):
-        moe = MixtureOfExperts.params().set(num_experts=E, group_size=5, dispatch=dispatch)
+        moe = MixtureOfExperts.params().set(
+            num_experts=E, group_size=5, dispatch=dispatch_params(dispatch)
+        )
         moe.router.capacity_factor = 0.0 if dispatch == "dropless" else float(E)
         params = TransformerStack.params().set(
             model_dim=M, hidden_dim=H, num_heads=1, num_layers=2, moe=moe, moe_every=1,

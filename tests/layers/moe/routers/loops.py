@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe.router import Router
-from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 from tests.layers.moe.algorithm import Entry, softmax
 from tests.tolerances import assert_close
 
@@ -57,7 +57,7 @@ def make(router: type[Router], experts: int, **values) -> tuple[Router, NestedMa
     return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
 
 
-def route(layer, theta, x, real=None, training=False, seed=1, ids=None) -> Routing:
+def route(layer, theta, x, real=None, training=False, seed=1, ids=None) -> TokenChoiceRouting:
     """The routing of all, or the real ones, of some tokens."""
     x = tf.convert_to_tensor(x)
     mask = tf.ones(x.shape[:2]) if real is None else tf.cast(real, tf.float32)
@@ -114,10 +114,10 @@ def load_balancing_loss(picks: Picks, gates_SE: np.ndarray, real_S: np.ndarray) 
     return total * experts
 
 
-def assert_same(routing: Routing, group: int, expected: list[dict[int, Entry]]) -> None:
+def assert_same(routing: TokenChoiceRouting, group: int, expected: list[dict[int, Entry]]) -> None:
     """Fails unless the routing has for one group what `place` gave."""
-    assert len(routing.choices) == len(expected)
-    for choice, entries in zip(routing.choices, expected, strict=True):
+    assert len(routing.assignments) == len(expected)
+    for choice, entries in zip(routing.assignments, expected, strict=True):
         expert_S, position_S = choice.expert_GS[group].numpy(), choice.position_GS[group].numpy()
         gate_S, kept_S = choice.gate_GS[group].numpy(), choice.kept_GS[group].numpy()
         for s in range(len(kept_S)):

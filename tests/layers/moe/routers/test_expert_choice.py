@@ -9,11 +9,12 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.balance import statistics
+from lingvo_gshard.layers.moe.load_metrics import load_metrics
 from lingvo_gshard.layers.moe.routers.expert_choice import ExpertChoiceRouter
-from lingvo_gshard.layers.moe.routing import SlotRouting
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from tests.layers.moe import algorithm
+from tests.layers.moe.dispatch_names import dispatch_params
 from tests.tolerances import assert_close
 
 LOGITS = np.random.default_rng(4).normal(size=(2, 9, 4)).astype(np.float32)
@@ -25,7 +26,7 @@ def make(experts: int = 4, **values) -> tuple[ExpertChoiceRouter, NestedMap]:
     return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
 
 
-def route(layer, theta, logits=LOGITS, real=None, training=False) -> SlotRouting:
+def route(layer, theta, logits=LOGITS, real=None, training=False) -> ExpertChoiceRouting:
     logits = tf.convert_to_tensor(logits)
     mask = tf.ones(logits.shape[:2]) if real is None else tf.cast(real, tf.float32)
     with context.scope(training=training, seed=tf.constant([1, 0])):
@@ -73,9 +74,9 @@ def test_it_is_the_loop(tokens, experts, factor, minimum, share, seed):
             assert_close(routing.gate_of_slot_GEC[g, e], expected, "float32")
             taken[g, chosen] = True
             load[e] += len(chosen)
-    np.testing.assert_array_equal(routing.taken_GS, taken)
+    np.testing.assert_array_equal(routing.is_taken_GS, taken)
     np.testing.assert_array_equal(routing.load(), load)
-    found = statistics(routing, tf.cast(real, tf.float32))
+    found = load_metrics(routing, tf.cast(real, tf.float32))
     dropped = (real & ~taken).sum() / real.sum() if real.any() else 1.0
     assert_close(found["dropped_share"], dropped, "float32")
     assert_close(found["utilization"], load.sum() / (2 * experts * slots), "float32")
@@ -113,7 +114,7 @@ def test_experts_may_take_all_in_evaluation():
 
 def make_layer(dispatch: str = "gather", is_causal: bool = False, **values) -> MixtureOfExperts:
     params = MixtureOfExperts.params().set(
-        model_dim=4, hidden_dim=5, num_experts=4, group_size=9, dispatch=dispatch
+        model_dim=4, hidden_dim=5, num_experts=4, group_size=9, dispatch=dispatch_params(dispatch)
     )
     params.set(router=ExpertChoiceRouter.params().set(**values), is_causal=is_causal)
     return params.instantiate(path="moe")
@@ -173,11 +174,11 @@ def test_every_option_does_something(name):
     ("values", "message"),
     [
         ({"capacity_factor": 5.0}, "router.capacity_factor: 5 experts .* router.num_experts=4"),
-        ({"capacity_factor": 0.0}, "router.capacity_factor: 0; more was expected"),
-        ({"capacity_factor": -1.0}, "router.capacity_factor: -1.0; 0 or more"),
+        ({"capacity_factor": 0.0}, "router.capacity_factor: 0; more than 0 was expected"),
+        ({"capacity_factor": -1.0}, "router.capacity_factor: -1.0; 0 to 4 was expected"),
         (
             {"evaluation_capacity_factor": 4.5},
-            "router.evaluation_capacity_factor: 4.5 experts .* router.num_experts=4",
+            "router.evaluation_capacity_factor: 4.5; 0 to 4 was expected",
         ),
         ({"minimum_capacity": 0}, "router.minimum_capacity: 0; 1 or more"),
     ],
@@ -188,7 +189,7 @@ def test_mistakes_are_refused(values, message):
 
 
 def test_causal_layers_refuse_it_unless_asked_for():
-    with pytest.raises(ValueError, match="moe.router: ExpertChoiceRouter .* moe.is_causal"):
+    with pytest.raises(ValueError, match="moe.router: ExpertChoiceRouter .* is_causal"):
         make_layer(is_causal=True)
     make_layer(is_causal=True, allow_causal=True)
 
@@ -206,5 +207,5 @@ def test_decoders_refuse_it_unless_asked_for():
 
 
 def test_a_dispatch_that_takes_all_refuses_it():
-    with pytest.raises(ValueError, match="moe.router.capacity_factor=2, and dispatch='dropless'"):
+    with pytest.raises(ValueError, match="moe.router: ExpertChoiceRouter limits .* dropless"):
         make_layer("dropless")

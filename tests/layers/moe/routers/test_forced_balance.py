@@ -56,13 +56,13 @@ def test_a_skewed_share_goes_to_expert_0_first(skew):
     load = routing.load().numpy() / 4000
     assert_close(load[0], skew + (1 - skew) * 2 / 8, "sampling")
     assert_close(load[1:], np.full(7, (skew + (1 - skew) * 2 * 7 / 8) / 7), "sampling")
-    first_half = routing.choices[0].expert_GS[0, :2000].numpy()
+    first_half = routing.assignments[0].expert_GS[0, :2000].numpy()
     assert_close((first_half == 0).mean(), skew + (1 - skew) / 4, "sampling", least_scale=1)
 
 
 def test_experts_of_a_token_are_different_ones():
     layer, theta = loops.make(ForcedBalanceRouter, 5, k=4, skew=0.4)
-    choices = loops.route(layer, theta, np.zeros((1, 50, 5), np.float32)).choices
+    choices = loops.route(layer, theta, np.zeros((1, 50, 5), np.float32)).assignments
     experts = np.sort([choice.expert_GS[0] for choice in choices], axis=0)
     assert (np.diff(experts, axis=0) > 0).all()
 
@@ -72,7 +72,7 @@ def test_the_weight_has_a_gradient():
     layer, theta = loops.make(ForcedBalanceRouter, 4, k=1)
     with tf.GradientTape() as tape:
         tape.watch(theta.w_gate)
-        gate_GS = loops.route(layer, theta, x).choices[0].gate_GS
+        gate_GS = loops.route(layer, theta, x).assignments[0].gate_GS
     gates, chosen = softmax(x[0]), np.arange(8) % 4
     at = gates[np.arange(8), chosen]
     expected = x[0].T @ (at[:, None] * (np.eye(4)[chosen] - gates))
@@ -82,7 +82,7 @@ def test_the_weight_has_a_gradient():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
+        ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
         ({"k": 0}, "router.k: 0; 1 or more was expected"),
         ({"skew": 1.5}, "router.skew: 1.5; 0 to 1 was expected"),
     ],

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.layers.moe import TopKRouter
-from lingvo_gshard.layers.moe.routers.group_limited import limited
+from lingvo_gshard.layers.moe.routers.group_limited import limit
 from tests.layers.moe.routers import loops
 
 
@@ -18,7 +18,7 @@ def test_only_experts_of_the_best_groups_are_left(data, groups, size):
     count = data.draw(st.integers(1, groups))
     by = data.draw(st.integers(1, size))
     scores = rng.normal(size=(2, 5, groups * size)).astype(np.float32)
-    found = limited(tf.constant(scores), groups, count, by).numpy()
+    found = limit(tf.constant(scores), groups, count, by).numpy()
     for g, s in np.ndindex(2, 5):
         worth = []
         for d in range(groups):
@@ -31,8 +31,8 @@ def test_only_experts_of_the_best_groups_are_left(data, groups, size):
 
 def test_equal_scores_are_counted_as_often_as_there_are():
     scores = tf.constant([[[1.0, 1.0, 2.0, 0.0]]])
-    np.testing.assert_array_equal(limited(scores, 2, 1, 2), [[[1.0, 1.0, -np.inf, -np.inf]]])
-    np.testing.assert_array_equal(limited(scores, 2, 1, 1), [[[-np.inf, -np.inf, 2.0, 0.0]]])
+    np.testing.assert_array_equal(limit(scores, 2, 1, 2), [[[1.0, 1.0, -np.inf, -np.inf]]])
+    np.testing.assert_array_equal(limit(scores, 2, 1, 1), [[[-np.inf, -np.inf, 2.0, 0.0]]])
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_equal_scores_are_counted_as_often_as_there_are():
         ({"expert_groups": 4}, "router.expert_groups=4 does not divide router.num_experts=6"),
         ({"expert_groups": -2}, "router.expert_groups: -2; 1 or more was expected"),
         ({"expert_groups": 3, "groups_per_token": 4}, "per_token=4 of router.expert_groups=3; 1 t"),
-        ({"groups_per_token": 2}, "router.groups_per_token=2 of router.expert_groups=0"),
+        ({"groups_per_token": 2}, "router.groups_per_token=2 with router.expert_groups=0"),
         ({"k": 3, "expert_groups": 3}, "router.k=3 experts of router.groups_per_token=1 groups"),
         ({"scores_per_group": 3, "expert_groups": 3}, "group=3 with router.expert_groups=3 of 2"),
     ],

@@ -25,7 +25,7 @@ def experts_of(router: HashRouter, ids, real=None) -> np.ndarray:
     ids = tf.constant(ids, tf.int32)
     x = tf.zeros((*ids.shape, 4))
     routing = loops.route(router, NestedMap(), x, real, ids=ids)
-    return np.stack([choice.expert_GS for choice in routing.choices], -1)
+    return np.stack([choice.expert_GS for choice in routing.assignments], -1)
 
 
 def mixed(x: int) -> int:
@@ -92,7 +92,7 @@ def test_a_layer_in_a_loop_routes_as_one_that_stands_alone():
         with context.use(context.Context(iteration=iteration)):
             routing = inside.fprop(NestedMap(), x, tf.ones((1, 50)), ids)
         alone = experts_of(make(f"layers[{2 * index + 1}].router"), ids)
-        np.testing.assert_array_equal(routing.choices[0].expert_GS[..., None], alone)
+        np.testing.assert_array_equal(routing.assignments[0].expert_GS[..., None], alone)
 
 
 def test_it_is_the_same_compiled():
@@ -101,7 +101,7 @@ def test_it_is_the_same_compiled():
 
     @tf.function(jit_compile=True)
     def compiled(ids):
-        choices = router.fprop(NestedMap(), tf.zeros((2, 50, 4)), tf.ones((2, 50)), ids).choices
+        choices = router.fprop(NestedMap(), tf.zeros((2, 50, 4)), tf.ones((2, 50)), ids).assignments
         return tf.stack([choice.expert_GS for choice in choices], -1)
 
     np.testing.assert_array_equal(compiled(ids), experts_of(router, ids))
@@ -110,7 +110,7 @@ def test_it_is_the_same_compiled():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"k": 6}, "router.k: 6 experts per token of router.num_experts=5"),
+        ({"k": 6}, "router.k: 6 experts per token, but router.num_experts=5"),
         ({"k": 0}, "router.k: 0; 1 or more was expected"),
         ({"seed": -1}, "router.seed: -1; 0 to .* was expected"),
     ],
@@ -125,5 +125,5 @@ def test_without_ids_it_is_refused():
     p.router = HashRouter.params()
     with pytest.raises(ValueError, match="moe.router: HashRouter .* moe.has_token_ids"):
         p.instantiate(path="moe")
-    with pytest.raises(ValueError, match="router: HashRouter routes by token ids, and none"):
+    with pytest.raises(ValueError, match="router: HashRouter routes by token ids, but none"):
         loops.route(make(), NestedMap(), tf.zeros((1, 3, 4)))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.moe.balance import statistics
+from lingvo_gshard.layers.moe.load_metrics import load_metrics
 from lingvo_gshard.layers.moe.routers.sigmoid import SigmoidRouter
 from tests.tolerances import assert_close
 
@@ -103,7 +103,7 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, b
             if real[g, s]
         }
         for i in range(k):
-            choice = routing.choices[i]
+            choice = routing.assignments[i]
             for s in range(tokens):
                 if s not in picks:
                     assert not choice.kept_GS[g, s] and not choice.gate_GS[g, s]
@@ -127,12 +127,12 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, b
 def test_the_bias_chooses_and_weighs_nothing():
     bias = np.array([0, 0, 0, 0, 0, 5.0])
     layer, theta = make(6, bias, capacity_factor=6.0)
-    first = route(layer, theta)[0].choices[0]
+    first = route(layer, theta)[0].assignments[0]
     np.testing.assert_array_equal(first.expert_GS, np.full((2, 9), 5))
     second_GS = np.argmax(LOGITS[..., :5], -1)
     score, other = sigmoid(LOGITS[..., 5]), sigmoid(np.max(LOGITS[..., :5], -1))
     assert_close(first.gate_GS, score / (score + other), "float32")
-    np.testing.assert_array_equal(route(layer, theta)[0].choices[1].expert_GS, second_GS)
+    np.testing.assert_array_equal(route(layer, theta)[0].assignments[1].expert_GS, second_GS)
 
 
 def test_the_bias_moves_against_the_load():
@@ -167,7 +167,7 @@ def test_evaluation_reports_nothing():
 
 def test_scores_that_vanish_give_gates():
     layer, theta = make(4)
-    for choice in route(layer, theta, np.full((1, 3, 4), -200, np.float32))[0].choices:
+    for choice in route(layer, theta, np.full((1, 3, 4), -200, np.float32))[0].assignments:
         assert np.isfinite(choice.gate_GS).all()
 
 
@@ -208,7 +208,7 @@ def test_loads_even_out_in_time():
             tape.watch(bias)
             routing, scope = route(layer, theta, logits, training=True)
             total = tf.add_n(list(scope.losses.values()))
-        found = statistics(routing, tf.ones(logits.shape[:2]))
+        found = load_metrics(routing, tf.ones(logits.shape[:2]))
         return rule(bias, tape.gradient(total, bias)), found["load_max_over_mean"]
 
     uneven, bias = [], theta.selection_bias
@@ -224,7 +224,7 @@ def test_loads_even_out_in_time():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
+        ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
         ({"k": 0}, "router.k: 0; 1 or more"),
         ({"k": 1}, "router.k=1 with router.normalize=True"),
         ({"scale": -1.0}, "router.scale: -1.0; 0 or more"),

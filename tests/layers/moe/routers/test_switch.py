@@ -43,8 +43,8 @@ def test_it_has_the_values_of_the_paper():
     routing = loops.route(layer, theta, logits)
     assert routing.capacity == 64 * 1.25 / 4
     jittered = loops.route(layer, theta, logits, training=True)
-    both = routing.choices[0].kept_GS & jittered.choices[0].kept_GS
-    gates = [r.choices[0].gate_GS.numpy()[both] for r in (routing, jittered)]
+    both = routing.assignments[0].kept_GS & jittered.assignments[0].kept_GS
+    gates = [r.assignments[0].gate_GS.numpy()[both] for r in (routing, jittered)]
     assert 0 < np.abs(gates[0] - gates[1]).max() < 0.05
 
 
@@ -57,9 +57,9 @@ def test_even_loads_give_a_loss_of_1():
 
 def test_dropless_dispatch_needs_it_without_a_capacity_factor():
     layer, _ = loops.make(SwitchRouter, 4)
-    with pytest.raises(ValueError, match="router.capacity_factor=1.25 .* dispatch='dropless'"):
-        layer.take_all()
+    with pytest.raises(ValueError, match="router.capacity_factor=1.25 .* dropless"):
+        layer.disable_capacity()
     layer, theta = loops.make(SwitchRouter, 4, capacity_factor=0.0)
-    layer.take_all()
+    layer.disable_capacity()
     routing = loops.route(layer, theta, np.tile(np.eye(4, dtype="f4")[:1], (1, 9, 1)))
-    assert bool(tf.reduce_all(routing.choices[0].kept_GS))
+    assert bool(tf.reduce_all(routing.assignments[0].kept_GS))

@@ -106,8 +106,8 @@ def test_it_is_algorithm_1(mode, problem):
             slots,
             mode,
         )
-        assert_same_choice(routing.choices[0], expected.first, g, tokens)
-        assert_same_choice(routing.choices[1], expected.second, g, tokens)
+        assert_same_choice(routing.assignments[0], expected.first, g, tokens)
+        assert_same_choice(routing.assignments[1], expected.second, g, tokens)
         losses.append(expected.auxiliary_loss)
     assert_close(auxiliary_loss(routing), np.mean(losses), "float32")
     assert routing.num_experts == experts
@@ -118,9 +118,9 @@ def test_it_is_algorithm_1(mode, problem):
 def test_equal_gates_go_to_the_earlier_experts(mode):
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
     routing = route(layer, theta, np.zeros((1, 3, 4), np.float32))
-    np.testing.assert_array_equal(routing.choices[0].expert_GS, [[0, 0, 0]])
-    np.testing.assert_array_equal(routing.choices[1].expert_GS, [[1, 1, 1]])
-    np.testing.assert_array_equal(routing.choices[1].position_GS, [[0, 1, 2]])
+    np.testing.assert_array_equal(routing.assignments[0].expert_GS, [[0, 0, 0]])
+    np.testing.assert_array_equal(routing.assignments[1].expert_GS, [[1, 1, 1]])
+    np.testing.assert_array_equal(routing.assignments[1].position_GS, [[0, 1, 2]])
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("paper", 1 / 16), ("lingvo", 1.0)])
@@ -142,7 +142,7 @@ def test_padding_takes_no_place_by_either_choice(mode):
     layer_alone, _ = make(3, mode=mode, capacity_factor=1.0)
     alone = route(layer_alone, theta, real_logits)
     routing = route(layer, theta, padded, real)
-    for choice, expected in zip(routing.choices, alone.choices, strict=True):
+    for choice, expected in zip(routing.assignments, alone.assignments, strict=True):
         np.testing.assert_array_equal(choice.position_GS[:, 5:], expected.position_GS)
         np.testing.assert_allclose(choice.gate_GS[:, 5:], expected.gate_GS, rtol=1e-6)
         assert not tf.reduce_any(choice.kept_GS[:, :5])
@@ -154,7 +154,7 @@ def test_positions_beyond_256_are_exact_in_bfloat16(mode):
     tokens = 1000
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
     logits = tf.cast(np.tile([3.0, 2, 1, 0], (1, tokens, 1)), tf.bfloat16)
-    for choice in route(layer, theta, logits).choices:
+    for choice in route(layer, theta, logits).assignments:
         np.testing.assert_array_equal(choice.position_GS[0], np.arange(tokens))
         assert choice.position_GS.dtype == tf.int32 and choice.gate_GS.dtype == tf.float32
         assert bool(tf.reduce_all(choice.kept_GS))
@@ -166,13 +166,13 @@ def test_the_second_expert_is_drawn_with_twice_its_gate(mode):
     rng = np.random.default_rng(1)
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
     logits = rng.normal(size=(1, tokens, 4)).astype(np.float32) * 2
-    everyone = route(layer, theta, logits).choices[1].gate_GS.numpy()
+    everyone = route(layer, theta, logits).assignments[1].gate_GS.numpy()
     routing = route(layer, theta, logits, training=True)
-    wanted = routing.choices[1].kept_GS.numpy()
+    wanted = routing.assignments[1].kept_GS.numpy()
     assert_close(wanted.mean(), np.minimum(1, 2 * everyone).mean(), "sampling")
     likely = everyone > 0.4
     assert wanted[likely].mean() > wanted[~likely].mean()
-    assert bool(tf.reduce_all(routing.choices[0].kept_GS))
+    assert bool(tf.reduce_all(routing.assignments[0].kept_GS))
 
 
 @each_mode
@@ -182,7 +182,7 @@ def test_draws_depend_on_the_seed_in_training_only(mode):
 
     def kept(training: bool, seed: int) -> np.ndarray:
         routing = route(layer, theta, logits, training=training, seed=seed)
-        return routing.choices[1].kept_GS.numpy()
+        return routing.assignments[1].kept_GS.numpy()
 
     np.testing.assert_array_equal(kept(True, 1), kept(True, 1))
     assert not np.array_equal(kept(True, 1), kept(True, 2))
@@ -198,7 +198,7 @@ def test_by_a_threshold_the_second_expert_is_used_where_its_gate_passes_it(
     logits = np.random.default_rng(1).normal(size=(2, 32, 4)).astype(np.float32) * 2
     values = {"capacity_factor": 4.0, "second_expert_threshold": threshold}
     layer, theta = make(4, mode=mode, second_expert="threshold", **values)
-    second = route(layer, theta, logits, training=training).choices[1]
+    second = route(layer, theta, logits, training=training).assignments[1]
     gates = np.sort(algorithm.softmax(logits), -1)
     share = gates[..., -2] / (gates[..., -1] + gates[..., -2])
     np.testing.assert_array_equal(second.kept_GS, share >= threshold)
@@ -209,7 +209,7 @@ def test_by_a_threshold_the_second_expert_is_used_where_its_gate_passes_it(
 def test_gates_sum_to_one_where_both_are_kept(mode):
     logits = np.random.default_rng(1).normal(size=(2, 9, 4)).astype(np.float32)
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
-    first, second = route(layer, theta, logits).choices
+    first, second = route(layer, theta, logits).assignments
     assert_close(first.gate_GS + second.gate_GS, np.ones((2, 9)), "float32")
 
 
@@ -230,7 +230,7 @@ def test_the_load_carries_no_gradient():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_experts": 1}, "router: 2 experts per token of router.num_experts=1"),
+        ({"num_experts": 1}, "router: 2 experts per token, but router.num_experts=1"),
         ({"mode": "papre"}, r"router.mode: 'papre'. Did you mean 'paper'\?"),
         ({"second_expert": "randm"}, r"router.second_expert: .* 'random'\?"),
         ({"second_expert_threshold": 2.0}, "router.second_expert_threshold: 2.0; 0 to 1 was exp"),

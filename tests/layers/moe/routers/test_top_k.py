@@ -56,7 +56,7 @@ def test_it_is_the_loop_over_tokens(data, problem):
 def test_normalized_gates_are_a_softmax_of_the_largest_logits():
     logits = np.random.default_rng(1).normal(size=(1, 7, 5)).astype(np.float32)
     routing = loops.route(*loops.make(TopKRouter, 5, k=3, capacity_factor=5.0), logits)
-    gates = np.stack([choice.gate_GS[0] for choice in routing.choices], -1)
+    gates = np.stack([choice.gate_GS[0] for choice in routing.assignments], -1)
     assert_close(gates, softmax(-np.sort(-logits[0], -1)[:, :3]), "float32")
 
 
@@ -65,14 +65,14 @@ def test_even_loads_give_a_loss_of_1(k):
     rotated = np.stack([np.roll([3.0, 2, 1, 0], s) for s in range(8)])[None].astype(np.float32)
     routing = loops.route(*loops.make(TopKRouter, 4, k=k, normalize=False), rotated)
     assert_close(routing.losses["auxiliary_loss"].value, 1.0, "float32")
-    assert not any(tf.reduce_any(~choice.kept_GS) for choice in routing.choices)
+    assert not any(tf.reduce_any(~choice.kept_GS) for choice in routing.assignments)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_with_all_experts_chosen_normalizing_changes_nothing(normalize):
     logits = np.random.default_rng(1).normal(size=(1, 7, 3)).astype(np.float32)
     layer, theta = loops.make(TopKRouter, 3, k=3, normalize=normalize)
-    gates = sum(choice.gate_GS for choice in loops.route(layer, theta, logits).choices)
+    gates = sum(choice.gate_GS for choice in loops.route(layer, theta, logits).assignments)
     assert_close(gates, np.ones((1, 7)), "float32")
 
 
@@ -81,7 +81,7 @@ def test_gates_teach_the_weight():
     layer, theta = loops.make(TopKRouter, 4, k=2, capacity_factor=4.0)
     with tf.GradientTape() as tape:
         tape.watch(theta.w_gate)
-        gate_GS = loops.route(layer, theta, x).choices[0].gate_GS
+        gate_GS = loops.route(layer, theta, x).assignments[0].gate_GS
     gates = softmax(-np.sort(-x[0], -1)[:, :2])
     chosen = np.argsort(-x[0], -1)[:, :2]
     expected = np.zeros((4, 4))
@@ -98,7 +98,9 @@ def test_groups_limit_the_choice():
 
     def chosen(**more) -> list[int]:
         layer, theta = loops.make(TopKRouter, 6, **values, **more)
-        return [int(choice.expert_GS[0, 0]) for choice in loops.route(layer, theta, logits).choices]
+        return [
+            int(choice.expert_GS[0, 0]) for choice in loops.route(layer, theta, logits).assignments
+        ]
 
     assert chosen() == [0, 2, 3]
     assert chosen(expert_groups=3, groups_per_token=3) == [0, 2, 3]
@@ -112,7 +114,7 @@ def test_groups_limit_the_choice():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"k": 5}, "router.k: 5 experts per token of router.num_experts=4"),
+        ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
         ({"k": 0}, "router.k: 0; 1 or more was expected"),
         ({"k": 1}, "router.k=1 with router.normalize=True"),
         ({"expert_groups": 2, "groups_per_token": 0}, "router.groups_per_token=0 of router.exp"),

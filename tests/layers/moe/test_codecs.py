@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe import wire
+from lingvo_gshard.layers.moe import codecs
 
 ROWS = (2, 3, 2)
 SOME = np.random.default_rng(1).normal(size=(*ROWS, 5)).astype(np.float32)
@@ -21,32 +21,32 @@ finite = hnp.arrays(
 )
 
 
-def sent_and_read(name: str, x) -> np.ndarray:
-    form = wire.FORMATS[name]
-    return form.read(form.write(tf.constant(x)), tf.float32).numpy()
+def round_trip(name: str, x) -> np.ndarray:
+    codec = codecs.CODECS[name]
+    return codec.decode(codec.encode(tf.constant(x)), tf.float32).numpy()
 
 
 @hypothesis.given(finite)
 def test_int8_is_within_half_a_step_of_its_row(x):
-    steps, scale = wire.FORMATS["int8"].write(tf.constant(x))
+    steps, scale = codecs.CODECS["int8"].encode(tf.constant(x))
     assert steps.dtype == tf.int8 and steps.shape == x.shape and scale.shape == ROWS
     exact_scale = np.abs(x.astype(np.float64)).max(-1) / 127
     np.testing.assert_allclose(scale, exact_scale, rtol=1e-6, atol=1e-38)
-    error = np.abs(sent_and_read("int8", x) - x.astype(np.float64))
+    error = np.abs(round_trip("int8", x) - x.astype(np.float64))
     assert (error <= exact_scale[..., None] * 0.50002 + 1e-37).all()
 
 
 def test_int8_is_the_nearest_step_and_the_even_one_of_two():
     x = np.array([127, 0.5, 1.5, -0.5, -2.5, 3.5001], np.float32).reshape(1, 1, 1, 6)
     for scale in (1.0, 2.0**-20, 2.0**40):
-        steps, _ = wire.FORMATS["int8"].write(tf.constant(x * np.float32(scale)))
+        steps, _ = codecs.CODECS["int8"].encode(tf.constant(x * np.float32(scale)))
         assert steps.numpy().ravel().tolist() == [127, 0, 2, 0, -2, 4]
 
 
 def test_int8_of_zeros_is_zeros():
     x = SOME.copy()
     x[0, 1] = 0
-    read = sent_and_read("int8", x)
+    read = round_trip("int8", x)
     assert not read[0, 1].any() and read[0, 0].all()
 
 
@@ -55,7 +55,7 @@ def test_int8_of_zeros_is_zeros():
 def test_what_is_not_finite_stays_so_and_in_its_row(name, bad):
     x = SOME.copy()
     x[1, 2, 0, 3] = bad
-    read = sent_and_read(name, x)
+    read = round_trip(name, x)
     assert not np.isfinite(read[1, 2, 0, 3])
     assert np.isfinite(np.delete(read.reshape(-1, 5), (1 * 3 + 2) * 2, axis=0)).all()
 
@@ -63,11 +63,11 @@ def test_what_is_not_finite_stays_so_and_in_its_row(name, bad):
 @hypothesis.given(hnp.arrays(np.uint32, 24))
 def test_bfloat16_is_that_of_every_float32(bits):
     x = bits.view(np.float32).reshape(*ROWS, 2)
-    (sent,) = wire.FORMATS["bfloat16"].write(tf.constant(x))
+    (sent,) = codecs.CODECS["bfloat16"].encode(tf.constant(x))
     assert sent.dtype == tf.bfloat16
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
     normal = ~(np.abs(expected) < 2.0**-126)
-    read = sent_and_read("bfloat16", x)
+    read = round_trip("bfloat16", x)
     np.testing.assert_array_equal(read[normal], expected[normal])
     assert (np.abs(read[~normal]) <= 2.0**-126).all()
 
@@ -75,20 +75,20 @@ def test_bfloat16_is_that_of_every_float32(bits):
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 def test_compiled_it_is_rounded_as_well(name):
     """XLA may leave out a cast to bfloat16 and back."""
-    form = wire.FORMATS[name]
+    codec = codecs.CODECS[name]
     compiled = tf.function(
-        lambda x: form.read(form.write(x), x.dtype), autograph=False, jit_compile=True
+        lambda x: codec.decode(codec.encode(x), x.dtype), autograph=False, jit_compile=True
     )
     found = compiled(tf.constant(SOME))
-    np.testing.assert_array_equal(found, sent_and_read(name, SOME))
+    np.testing.assert_array_equal(found, round_trip(name, SOME))
     assert not np.array_equal(found, SOME)
 
 
-@pytest.mark.parametrize("name", wire.FORMATS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rows_come_back_in_their_own_type(name, dtype):
     x = tf.cast(SOME, dtype)
-    form = wire.FORMATS[name]
-    read = form.read(form.write(x), x.dtype)
+    codec = codecs.CODECS[name]
+    read = codec.decode(codec.encode(x), x.dtype)
     assert read.dtype == x.dtype
     np.testing.assert_allclose(tf.cast(read, tf.float32), SOME, atol=0.03)

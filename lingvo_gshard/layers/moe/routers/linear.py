@@ -1,4 +1,4 @@
-"""Gates: how well each expert suits each token, by a learned product in float32."""
+"""Base classes of learned routers: logits are a float32 product of the token with a weight."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import balance_loss, groups
-from lingvo_gshard.layers.moe.balance import entropy
-from lingvo_gshard.layers.moe.router import Router, TokenChoiceRouter
+from lingvo_gshard.layers.moe import groups
+from lingvo_gshard.layers.moe.load_metrics import gate_entropy
+from lingvo_gshard.layers.moe.routers import balance_loss
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import WeightedLoss
 from lingvo_gshard.sharding import annotate, einsum
 
 
-class LearnedLogits(Router):
-    """What routers share whose logits are products of tokens with a weight of shape [M,E].
+class LinearRouter(Router):
+    """A router whose logits are products of tokens with a weight [M,E].
 
-    jitter: Fedus et al. 2021 (arXiv 2101.03961, section 2.4). z-loss: the mean over tokens of the
-    squared log of the sum of exp(logits), Zoph et al. 2022 (arXiv 2202.08906, equation 5).
+    `jitter` is that of Fedus et al. 2021 (arXiv 2101.03961, section 2.4). The z-loss is the mean
+    over tokens of the squared log-sum-exp of the logits (Zoph et al. 2022, arXiv 2202.08906,
+    equation 5).
     """
 
     is_learned = True
@@ -43,28 +47,32 @@ class LearnedLogits(Router):
 
     @layer_method
     def logits(self, theta: NestedMap, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Returns [G,S,E] in float32."""
+        """Returns the logits [G,S,E] in float32."""
         x_float = tf.cast(x_GSM, tf.float32)
         if self.p.jitter and context.current().training:
-            drawn = groups.drawn(x_GSM.shape, self.random_seed("jitter"))
+            drawn = groups.uniform(x_GSM.shape, self.random_seed("jitter"))
             x_float *= 1.0 + self.p.jitter * (2.0 * annotate(drawn, "GSM") - 1.0)
         return einsum("GSM,ME->GSE", x_float, tf.cast(theta.w_gate, tf.float32))
 
     def z_loss(self, logits_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, WeightedLoss]:
-        """Returns the z-loss by its name; nothing where it has no weight."""
+        """Returns {"z_loss": loss}, or nothing if its weight is 0."""
         if not self.p.z_loss_weight:
             return {}
         squared_GS = tf.square(tf.reduce_logsumexp(logits_GSE, -1))
         mean = tf.reduce_sum(squared_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
         return {"z_loss": WeightedLoss(mean, self.p.z_loss_weight)}
 
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the logits."""
+        return 2 * shape.tokens * self.p.model_dim * self.p.num_experts
 
-class LearnedRouter(LearnedLogits, TokenChoiceRouter):
-    """A router with learned logits, in which tokens choose."""
+
+class LinearTokenChoiceRouter(LinearRouter, TokenChoiceRouter):
+    """A router with linear logits in which tokens choose experts."""
 
 
-class SoftmaxRouter(LearnedRouter):
-    """A learned router whose gates are a softmax, balanced by an auxiliary loss."""
+class SoftmaxRouter(LinearTokenChoiceRouter):
+    """A router whose gates are a softmax of the logits, balanced by an auxiliary loss."""
 
     @classmethod
     def params(cls) -> Params:
@@ -73,8 +81,8 @@ class SoftmaxRouter(LearnedRouter):
         p.define(
             "auxiliary_loss_level",
             balance_loss.GROUP,
-            "Over which tokens loads are balanced: of a 'group', of a 'batch', or of batches one "
-            "after another, 'global'.",
+            "Tokens over which the loss balances loads: of a 'group', of a 'batch', or of a moving "
+            "average over batches, 'global'.",
         )
         return p
 
@@ -90,11 +98,11 @@ class SoftmaxRouter(LearnedRouter):
     def auxiliary_loss(
         self, theta: NestedMap, gates_GSE: tf.Tensor, counted_GSE: tf.Tensor, mask_GS: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the loss, unweighted; counted is 1 at the experts that a token counts for."""
+        """Returns the load-balancing loss, unweighted; see `balance_loss.auxiliary_loss`."""
         level = self.p.auxiliary_loss_level
         recent = (self.recent_load, theta.recent_load) if level == balance_loss.GLOBAL else ()
         return balance_loss.auxiliary_loss(gates_GSE, counted_GSE, mask_GS, level, *recent)
 
     def metrics(self, gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns what is to be seen of the gates."""
-        return {"router_entropy": entropy(gates_GSE, mask_GS)}
+        """Returns the metrics of the gates."""
+        return {"router_entropy": gate_entropy(gates_GSE, mask_GS)}

@@ -1,4 +1,4 @@
-"""The auxiliary loss that has routers load their experts evenly, over groups, batches or more."""
+"""The load-balancing loss, over the tokens of a group, of a batch, or of recent batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,18 @@ def auxiliary_loss(
 ) -> tf.Tensor:
     """Returns E times the sum over experts of (share of tokens) * (mean gate): 1 for even loads.
 
-    That is E^2 times the paper's (arXiv 2006.16668, Algorithm 1) and the form of Fedus et al. 2021
-    (arXiv 2101.03961, equation 4). counted is 1 at the experts that a token counts for and 0 at
-    padding; the gradient passes through the gates alone.
+    This is E^2 times the paper's loss (arXiv 2006.16668, Algorithm 1), in the form of Fedus et al.
+    2021 (arXiv 2101.03961, equation 4). The gradient flows through the gates only.
 
-    level: 'group' takes the mean over groups of each one's loss; 'batch' shares and means of all
-    groups together, on however many devices; 'global' the shares of `recent` batches, too: Qiu et
-    al. 2025 (arXiv 2501.11873) on why experts then specialize more.
+    Args:
+      gates_GSE: float32, the gates of all experts.
+      counted_GSE: float32, 1 at the experts that a token counts for; 0 at padding.
+      mask_GS: float32, 0 at padding.
+      level: 'group' is the mean over groups of each group's loss. 'batch' takes shares and means
+        over all groups, on all devices. 'global' also averages the shares over recent batches,
+        which lets experts specialize more (Qiu et al. 2025, arXiv 2501.11873).
+      recent: the shares of recent batches, for 'global'.
+      theta: the weights of `recent`.
     """
     experts = gates_GSE.shape[-1]
     tokens = (1,) if level == GROUP else (0, 1)
@@ -44,13 +49,13 @@ def auxiliary_loss(
 
 
 class RecentLoad(Layer):
-    """The shares of tokens that experts got in the batches before, the latest the most."""
+    """Keeps a moving average over batches of each expert's share of the tokens."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         p.define("num_experts", 0, "Size of E.")
-        p.define("decay", 0.9, "Weight of what was before against the batch under way.")
+        p.define("decay", 0.9, "Decay of the moving average.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -58,19 +63,19 @@ class RecentLoad(Layer):
         p = self.p
         if not 0 <= p.decay < 1:
             raise ValueError(f"{path}.decay: {p.decay}; 0 or more and less than 1 was expected")
-        rule = functools.partial(_towards, decay=p.decay)
+        rule = functools.partial(_move_average, decay=p.decay)
         sizes = {"E": p.num_experts}
         start = initializers.constant(0.0)
         self.create_variable("share", "E", sizes, start, unsplit="E", update_rule=rule)
 
     @layer_method
     def fprop(self, theta: NestedMap, share_E: tf.Tensor) -> tf.Tensor:
-        """Returns the mean share [E] of this batch and those before, and keeps this one's."""
+        """Returns the average share [E] with this batch included, and reports it for the update."""
         self.report_update("share", theta.share, share_E)
         mean_E = self.p.decay * tf.stop_gradient(theta.share) + (1 - self.p.decay) * share_E
         total = tf.reduce_sum(share_E)
         return mean_E * total / tf.maximum(tf.reduce_sum(mean_E), 1e-9)
 
 
-def _towards(weight: tf.Tensor, share: tf.Tensor, decay: float) -> tf.Tensor:
+def _move_average(weight: tf.Tensor, share: tf.Tensor, decay: float) -> tf.Tensor:
     return decay * weight + (1 - decay) * share

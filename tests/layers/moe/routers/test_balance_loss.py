@@ -8,7 +8,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import balance_loss
+from lingvo_gshard.layers.moe.routers import balance_loss
 from lingvo_gshard.layers.moe.routers.top_k import TopKRouter
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.optim.adam import Adam

@@ -43,18 +43,18 @@ def test_a_balanced_load_is_kept_whole_and_a_skewed_one_is_not():
 def test_unlimited_experts_take_all_that_come():
     layer, theta = loops.make(TopKRouter, 4, k=2)
     one_sided = np.tile(LOGITS[:1, :1], (1, 16, 1))
-    assert not tf.reduce_all(loops.route(layer, theta, one_sided).choices[0].kept_GS)
-    layer.take_all()
+    assert not tf.reduce_all(loops.route(layer, theta, one_sided).assignments[0].kept_GS)
+    layer.disable_capacity()
     routing = loops.route(layer, theta, one_sided)
     assert routing.capacity == 16
-    assert all(tf.reduce_all(choice.kept_GS) for choice in routing.choices)
+    assert all(tf.reduce_all(choice.kept_GS) for choice in routing.assignments)
 
 
 @pytest.mark.parametrize("name", ["capacity_factor", "evaluation_capacity_factor"])
 def test_unlimited_experts_have_no_capacity_factor(name):
     layer, _ = loops.make(TopKRouter, 4, **{name: 2.0})
-    with pytest.raises(ValueError, match=f"router.{name}=2 limits .* dispatch='dropless'"):
-        layer.take_all()
+    with pytest.raises(ValueError, match=f"router.{name}=2 limits .* dropless"):
+        layer.disable_capacity()
 
 
 def masked_gates(rate: float, training: bool, seed: int = 1) -> np.ndarray:
@@ -64,8 +64,8 @@ def masked_gates(rate: float, training: bool, seed: int = 1) -> np.ndarray:
     x = tf.zeros((1, 4000, 4))
     router = p.instantiate(path="router")
     routing = loops.route(router, NestedMap(), x, training=training, seed=seed, ids=ids)
-    assert all(tf.reduce_all(choice.kept_GS) for choice in routing.choices)
-    return np.stack([choice.gate_GS[0] for choice in routing.choices])
+    assert all(tf.reduce_all(choice.kept_GS) for choice in routing.assignments)
+    return np.stack([choice.gate_GS[0] for choice in routing.assignments])
 
 
 def test_output_masking_takes_a_share_and_makes_the_others_more():

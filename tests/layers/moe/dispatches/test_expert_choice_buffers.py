@@ -6,23 +6,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.moe import dispatches
-from lingvo_gshard.layers.moe.routing import SlotRouting
+from lingvo_gshard.layers.moe.dispatches.buffers import Buffers
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
+from tests.layers.moe.dispatch_names import BUFFER_DISPATCHES, dispatch_params
 from tests.tolerances import assert_close
 
 M = 3
-each_dispatch = pytest.mark.parametrize("name", dispatches.SLOT_DISPATCHES)
+each_dispatch = pytest.mark.parametrize("name", BUFFER_DISPATCHES)
 
 
-def make_routing(token_of_slot_GEC, gate_of_slot_GEC, tokens: int) -> SlotRouting:
+def buffers_of(name: str, routing: ExpertChoiceRouting, dtype: tf.DType) -> Buffers:
+    return dispatch_params(name).instantiate().buffers(routing, dtype)
+
+
+def make_routing(token_of_slot_GEC, gate_of_slot_GEC, tokens: int) -> ExpertChoiceRouting:
     groups, experts, capacity = token_of_slot_GEC.shape
-    taken_GS = np.zeros((groups, tokens + 1), bool)
+    is_taken_GS = np.zeros((groups, tokens + 1), bool)
     for g in range(groups):
-        taken_GS[g, token_of_slot_GEC[g].ravel()] = True
-    return SlotRouting(
+        is_taken_GS[g, token_of_slot_GEC[g].ravel()] = True
+    return ExpertChoiceRouting(
         tf.constant(token_of_slot_GEC, tf.int32),
         tf.constant(gate_of_slot_GEC, tf.float32),
-        tf.constant(taken_GS[:, :tokens]),
+        tf.constant(is_taken_GS[:, :tokens]),
         experts,
         capacity,
     )
@@ -57,18 +62,18 @@ def test_they_are_the_loop_and_so_are_their_gradients(tokens, experts, capacity,
             d_x[g, s] += gate_GEC[g, e, c] * factor_E[e] * d_out[g, s]
             d_gate[g, e, c] = factor_E[e] * (x[g, s] @ d_out[g, s])
 
-    for name in dispatches.SLOT_DISPATCHES:
+    for name in BUFFER_DISPATCHES:
         x_GSM, gate = tf.constant(x, tf.float32), tf.constant(gate_GEC, tf.float32)
         with tf.GradientTape() as tape:
             tape.watch([x_GSM, gate])
             routing = make_routing(token_GEC, gate_GEC, tokens)
-            routing = SlotRouting(
-                routing.token_of_slot_GEC, gate, routing.taken_GS, experts, routing.capacity
+            routing = ExpertChoiceRouting(
+                routing.token_of_slot_GEC, gate, routing.is_taken_GS, experts, routing.capacity
             )
-            mover = dispatches.make(name, routing, tf.float32)
-            x_GECM = mover.dispatch(x_GSM)
+            buffers = buffers_of(name, routing, tf.float32)
+            x_GECM = buffers.dispatch(x_GSM)
             y_GECM = x_GECM * tf.constant(factor_E, tf.float32)[:, None, None]
-            y_GSM = mover.combine(y_GECM)
+            y_GSM = buffers.combine(y_GECM)
             total = tf.reduce_sum(y_GSM * tf.constant(d_out, tf.float32))
         np.testing.assert_array_equal(x_GECM, slots.astype(np.float32))
         assert_close(y_GSM, out, "float32")
@@ -86,8 +91,8 @@ def test_it_is_the_same_compiled(name):
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            mover = dispatches.make(name, routing, tf.float32)
-            y = mover.combine(mover.dispatch(x) ** 2)
+            buffers = buffers_of(name, routing, tf.float32)
+            y = buffers.combine(buffers.dispatch(x) ** 2)
             total = tf.reduce_sum(y**2)
         return y, tape.gradient(total, x)
 
@@ -103,11 +108,11 @@ def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
     order = np.random.default_rng(1).permutation(tokens)
     routing = make_routing(order[None, None], np.ones((1, 1, tokens)), tokens)
     x = tf.cast(np.random.default_rng(1).normal(size=(1, tokens, M)), tf.bfloat16)
-    mover = dispatches.make(name, routing, tf.bfloat16)
-    x_GECM = mover.dispatch(x)
+    buffers = buffers_of(name, routing, tf.bfloat16)
+    x_GECM = buffers.dispatch(x)
     assert x_GECM.dtype == tf.bfloat16
     np.testing.assert_array_equal(x_GECM[:, 0], tf.gather(x, order, axis=1))
-    np.testing.assert_array_equal(mover.combine(x_GECM), x)
+    np.testing.assert_array_equal(buffers.combine(x_GECM), x)
 
 
 def test_gather_makes_no_tensor_of_groups_tokens_experts_and_slots():
@@ -115,11 +120,11 @@ def test_gather_makes_no_tensor_of_groups_tokens_experts_and_slots():
     rng = np.random.default_rng(1)
     routing = make_routing(*draw_routing(rng, tokens, experts, capacity), tokens)
     sizes = {}
-    for name in dispatches.SLOT_DISPATCHES:
+    for name in BUFFER_DISPATCHES:
 
         def step(x, name=name):
-            mover = dispatches.make(name, routing, tf.float32)
-            return mover.combine(mover.dispatch(x))
+            buffers = buffers_of(name, routing, tf.float32)
+            return buffers.combine(buffers.dispatch(x))
 
         spec = tf.TensorSpec((groups, tokens, M))
         graph = tf.function(step, autograph=False).get_concrete_function(spec).graph

@@ -11,17 +11,21 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.moe import MixtureOfExperts, dispatches
-from lingvo_gshard.layers.moe.routing import Choice, Routing
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.routing import Assignment, TokenChoiceRouting
+from tests.layers.moe.dispatch_names import BUFFER_DISPATCHES, dispatch_params
 from tests.tolerances import assert_close
 
 M, H = 4, 6
-BUFFERS = ("gather", "einsum")
 
 
 def make(name: str, experts: int, group_size: int, **router):
     params = MixtureOfExperts.params().set(
-        model_dim=M, hidden_dim=H, num_experts=experts, group_size=group_size, dispatch=name
+        model_dim=M,
+        hidden_dim=H,
+        num_experts=experts,
+        group_size=group_size,
+        dispatch=dispatch_params(name),
     )
     params.router.set(**router)
     return params.instantiate(path="moe")
@@ -55,7 +59,7 @@ def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, trainin
     x = tf.constant(rng.normal(size=(1, tokens, M)), tf.float32)
     mask = tf.constant(rng.random((1, tokens)) < 0.8)
     results = []
-    for name in BUFFERS:
+    for name in BUFFER_DISPATCHES:
         layer = make(name, experts, group_size, mode=mode, capacity_factor=factor)
         mask_BL = tf.cast(mask, tf.float32)
         results.append(output_and_gradients(layer, layer.init(1), x, mask_BL, training))
@@ -63,19 +67,19 @@ def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, trainin
         assert_close(one, other, "order"), path
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("name", BUFFER_DISPATCHES)
 def test_dispatch_moves_rows_and_combine_weighs_them(name):
     """One group, two experts of two slots: by hand."""
-    choices = (
-        Choice(*_rows(expert=[0, 1, 0, 0], position=[0, 0, 1, 2], gate=[0.5, 0.25, 1, 0])),
-        Choice(*_rows(expert=[1, 0, 1, 1], position=[1, 3, 2, 5], gate=[0.5, 0, 0, 0])),
+    assignments = (
+        Assignment(*_rows(expert=[0, 1, 0, 0], position=[0, 0, 1, 2], gate=[0.5, 0.25, 1, 0])),
+        Assignment(*_rows(expert=[1, 0, 1, 1], position=[1, 3, 2, 5], gate=[0.5, 0, 0, 0])),
     )
-    routing = Routing(choices, 2, 2)
+    routing = TokenChoiceRouting(assignments, 2, 2)
     x = tf.constant([[[1.0], [2.0], [3.0], [4.0]]])
-    mover = dispatches.get(name, "moe")(routing, tf.float32)
-    slots_GECM = mover.dispatch(x)
+    buffers = dispatch_params(name).instantiate().buffers(routing, tf.float32)
+    slots_GECM = buffers.dispatch(x)
     np.testing.assert_array_equal(slots_GECM[..., 0], [[[1, 3], [2, 1]]])
-    combined = mover.combine(slots_GECM * tf.constant([10.0, 100.0])[:, None, None])
+    combined = buffers.combine(slots_GECM * tf.constant([10.0, 100.0])[:, None, None])
     np.testing.assert_allclose(combined[0, :, 0], [5 + 50, 50, 30, 0])
 
 
@@ -90,23 +94,24 @@ def _rows(expert, position, gate):
     )
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("name", BUFFER_DISPATCHES)
 def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
     tokens = 600
     index = tf.range(tokens)[None]
     zeros = tf.zeros([1, tokens])
     none = tf.zeros([1, tokens], tf.bool)
-    choices = (
-        Choice(tf.zeros_like(index), index, zeros + 1, ~none, zeros + 1),
-        Choice(tf.ones_like(index), index, zeros, none, zeros),
+    assignments = (
+        Assignment(tf.zeros_like(index), index, zeros + 1, ~none, zeros + 1),
+        Assignment(tf.ones_like(index), index, zeros, none, zeros),
     )
     x = tf.cast(np.random.default_rng(1).normal(size=(1, tokens, M)), tf.bfloat16)
-    mover = dispatches.get(name, "moe")(Routing(choices, 2, tokens), tf.bfloat16)
-    slots_GECM = mover.dispatch(x)
+    routing = TokenChoiceRouting(assignments, 2, tokens)
+    buffers = dispatch_params(name).instantiate().buffers(routing, tf.bfloat16)
+    slots_GECM = buffers.dispatch(x)
     assert slots_GECM.dtype == tf.bfloat16
     np.testing.assert_array_equal(slots_GECM[:, 0], x)
     np.testing.assert_array_equal(slots_GECM[:, 1], tf.zeros_like(x))
-    np.testing.assert_array_equal(mover.combine(slots_GECM), x)
+    np.testing.assert_array_equal(buffers.combine(slots_GECM), x)
 
 
 def largest_tensor(name: str) -> int:

@@ -1,0 +1,82 @@
+"""Einsum dispatch: products with one-hot tensors [G,S,E,C] (arXiv 2006.16668, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.layers.moe.dispatches.buffers import BufferDispatch, Buffers
+from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, Routing, TokenChoiceRouting
+from lingvo_gshard.sharding import einsum
+
+
+class EinsumDispatch(BufferDispatch):
+    """Dispatches and combines by einsums with one-hot tensors, as the paper does."""
+
+    def buffers(self, routing: Routing, dtype: tf.DType) -> Buffers:
+        """Returns the buffers of either kind of routing."""
+        if isinstance(routing, ExpertChoiceRouting):
+            return _ExpertChoiceBuffers(routing, dtype)
+        return _TokenChoiceBuffers(routing, dtype)
+
+
+class _OneHotBuffers(Buffers):
+    """Buffers reached through one tensor [G,S,E,C] for dispatch and one for combine."""
+
+    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+        """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
+        return einsum("GSEC,GSM->GECM", self._dispatch_mask(), x_GSM)
+
+    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs."""
+        return einsum("GSEC,GECM->GSM", self._combine_weights(), y_GECM)
+
+    def _dispatch_mask(self) -> tf.Tensor:
+        """Returns [G,S,E,C]: 1 where a token fills a slot, 0 elsewhere."""
+        raise NotImplementedError
+
+    def _combine_weights(self) -> tf.Tensor:
+        """Returns [G,S,E,C]: the gate where a token fills a slot, 0 elsewhere."""
+        raise NotImplementedError
+
+
+class _TokenChoiceBuffers(_OneHotBuffers):
+    def __init__(self, routing: TokenChoiceRouting, dtype: tf.DType):
+        self._routing, self._dtype = routing, dtype
+
+    def _dispatch_mask(self) -> tf.Tensor:
+        return self._one_hot([tf.cast(a.kept_GS, tf.float32) for a in self._routing.assignments])
+
+    def _combine_weights(self) -> tf.Tensor:
+        return self._one_hot([a.gate_GS for a in self._routing.assignments])
+
+    def _one_hot(self, weights_GS: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns [G,S,E,C]: each assignment's weight at its token and slot, 0 elsewhere."""
+        routing = self._routing
+        weights_GSEC = tf.add_n(
+            [
+                einsum(
+                    "GSE,GSC->GSEC",
+                    tf.one_hot(assignment.expert_GS, routing.num_experts) * weight_GS[..., None],
+                    tf.one_hot(assignment.position_GS, routing.capacity),
+                )
+                for assignment, weight_GS in zip(routing.assignments, weights_GS, strict=True)
+            ]
+        )
+        return tf.cast(weights_GSEC, self._dtype)
+
+
+class _ExpertChoiceBuffers(_OneHotBuffers):
+    """Zhou et al. 2022 (arXiv 2202.09368, section 3.2)."""
+
+    def __init__(self, routing: ExpertChoiceRouting, dtype: tf.DType):
+        self._routing, self._dtype = routing, dtype
+
+    def _dispatch_mask(self) -> tf.Tensor:
+        tokens = self._routing.is_taken_GS.shape[1]
+        return tf.one_hot(self._routing.token_of_slot_GEC, tokens, axis=1, dtype=self._dtype)
+
+    def _combine_weights(self) -> tf.Tensor:
+        gate_G1EC = tf.cast(self._routing.gate_of_slot_GEC, self._dtype)[:, None]
+        return self._dispatch_mask() * gate_G1EC

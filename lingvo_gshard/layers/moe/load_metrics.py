@@ -1,0 +1,62 @@
+"""Metrics of a routing: how evenly it loads the experts and how many tokens it drops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_gshard.layers.moe.routing import Routing
+
+
+def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns float32 scalars that describe the load of the experts over all groups.
+
+    The load of an expert is the number of tokens that it keeps.
+
+    load_max_over_mean    the largest load over the mean load; 1 is even
+    dropped_share         share of the requested capacity slots that were full; with expert choice,
+                          share of the real tokens that no expert chose
+    utilization           share of the capacity slots that hold a token
+    dead_experts          number of experts that keep no token
+
+    Args:
+      routing: the routing of one batch.
+      mask_GS: float32, 0 at padding.
+    """
+    load_E = routing.load()
+    total = tf.reduce_sum(load_E)
+    slots = mask_GS.shape[0] * routing.num_experts * routing.capacity
+    return {
+        "load_max_over_mean": tf.reduce_max(load_E) * routing.num_experts / tf.maximum(total, 1.0),
+        "dropped_share": routing.dropped_share(mask_GS),
+        "utilization": total / slots,
+        "dead_experts": tf.reduce_sum(tf.cast(tf.equal(load_E, 0.0), tf.float32)),
+    }
+
+
+def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Callable[[], tf.Tensor]]:
+    """Returns float32 tensors that a layer shows to observers, as functions that compute them.
+
+    load      [E]: tokens that each expert keeps
+    gate      [E]: sum of the gates of these tokens
+    tokens    scalar: real tokens
+    slots     scalar: capacity slots
+
+    Args:
+      routing: the routing of one batch.
+      mask_GS: float32, 0 at padding.
+    """
+    slots = float(mask_GS.shape[0] * routing.num_experts * routing.capacity)
+    return {
+        "load": routing.load,
+        "gate": routing.gate_sums,
+        "tokens": lambda: tf.reduce_sum(mask_GS),
+        "slots": lambda: tf.constant(slots),
+    }
+
+
+def gate_entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over real tokens of the entropy of their gates, in nats, float32."""
+    entropy_GS = -tf.reduce_sum(tf.math.xlogy(gates_GSE, gates_GSE), -1)
+    return tf.reduce_sum(entropy_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)

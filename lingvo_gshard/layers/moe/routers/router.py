@@ -1,0 +1,136 @@
+"""The interface of all routers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.moe.routing import Routing
+
+
+class Router(Layer):
+    """Decides which experts compute each token, and with what weight.
+
+    A new router is a subclass in a file of its own. It must define
+
+      fprop                 the routing of a batch
+      experts_per_token     unless it sets `experts_per_token_option`
+
+    and it overrides the following where the default does not hold:
+
+      flops                 if it has matrix products
+      disable_capacity      if it can route every token, as dropless dispatch asks
+      check_causal          if only some of its options use later tokens
+
+    `TokenChoiceRouter` is the base class of routers in which tokens choose experts. It applies
+    capacity. `LinearTokenChoiceRouter` and `SoftmaxRouter` add learned logits and a balancing loss.
+
+    Attributes:
+      experts_per_token_option: the hyperparameter that says how many experts compute a token; empty
+        if the number is fixed.
+      is_learned: whether the routing depends on learned weights, which say what experts are good
+        at. Experts of other routers cannot be pruned.
+      needs_token_ids: whether `fprop` needs the ids of the tokens.
+      sees_later_tokens: whether a token's routing depends on the tokens after it. A causal decoder
+        would then be trained with information that it does not have when it generates text. The
+        base class adds the hyperparameter `allow_causal`, which accepts this.
+      has_capacity_factor: whether the hyperparameters `capacity_factor` and
+        `evaluation_capacity_factor` set the size of the experts' buffers.
+    """
+
+    experts_per_token_option = ""
+    is_learned = False
+    needs_token_ids = False
+    sees_later_tokens = False
+    has_capacity_factor = False
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.")
+        p.define("num_experts", 0, "Size of E.")
+        if cls.sees_later_tokens:
+            p.define(
+                "allow_causal",
+                False,
+                "Whether a causal decoder may use this router, although it sees later tokens.",
+            )
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        used = self.experts_per_token(self.p)
+        if used > self.p.num_experts:
+            option = self.experts_per_token_option
+            raise ValueError(
+                f"{path}{'.' if option else ''}{option}: {used:g} experts per token, but "
+                f"{path}.num_experts={self.p.num_experts}"
+            )
+
+    @classmethod
+    def experts_per_token(cls, params: Params) -> float:
+        """Returns how many experts compute a token; the mean if tokens differ.
+
+        Args:
+          params: the router's Params.
+        """
+        if not cls.experts_per_token_option:
+            raise NotImplementedError(f"{cls.__name__} defines no experts_per_token")
+        return params.get(cls.experts_per_token_option)
+
+    @layer_method
+    def fprop(
+        self,
+        theta: NestedMap,
+        x_GSM: tf.Tensor,
+        mask_GS: tf.Tensor,
+        ids_GS: tf.Tensor | None = None,
+    ) -> Routing:
+        """Returns the routing of a batch.
+
+        Args:
+          theta: the router's weights.
+          x_GSM: the tokens, in G groups of S that are routed independently.
+          mask_GS: float32, 0 at padding. Padding is sent to no expert and counts nowhere.
+          ids_GS: int32, the tokens' ids; None unless `needs_token_ids`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no fprop")
+
+    def disable_capacity(self) -> None:
+        """Makes experts keep every token sent to them; a dropless dispatch calls it.
+
+        Raises:
+          ValueError: the router, or one of its options, limits what experts keep.
+        """
+        raise ValueError(
+            f"{self.path}: {type(self).__name__} limits how many tokens an expert computes, and a "
+            "dropless dispatch does not; choose another router or another dispatch"
+        )
+
+    def check_causal(self) -> None:
+        """Raises ValueError if a causal decoder must not use this router."""
+        if self.sees_later_tokens and not self.p.allow_causal:
+            raise ValueError(
+                f"{self.path}: {type(self).__name__} routes a token by the tokens after it, but "
+                "the layer has is_causal=True. Choose another router, or set "
+                f"{self.path}.allow_causal to train a decoder that cannot generate text the way "
+                "it was trained"
+            )
+
+    def check_choice(self, name: str, valid: Sequence[str]) -> None:
+        """Raises ValueError, with the nearest valid value, if a hyperparameter has another one."""
+        value = self.p.get(name)
+        if value not in valid:
+            raise ValueError(f"{self.path}.{name}: {value!r}. {names.nearest(value, valid)}")
+
+    def check_range(self, name: str, least: float, most: float = float("inf")) -> None:
+        """Raises ValueError if a hyperparameter is out of its range."""
+        value = self.p.get(name)
+        if not least <= value <= most:
+            upper = f" to {most:g}" if most < float("inf") else " or more"
+            raise ValueError(f"{self.path}.{name}: {value}; {least:g}{upper} was expected")

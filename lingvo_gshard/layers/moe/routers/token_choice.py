@@ -1,0 +1,136 @@
+"""The base class of routers in which tokens choose experts: it applies capacity."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe import groups
+from lingvo_gshard.layers.moe.capacity import PRIORITIES, Choice, assign, expert_capacity
+from lingvo_gshard.layers.moe.routers.router import Router
+from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
+
+# Used if no capacity factor is set: room for an even load.
+_DEFAULT_CAPACITY_FACTOR = 1.0
+
+
+class TokenChoiceRouter(Router):
+    """A router in which each token chooses experts, which keep tokens until their slots are full.
+
+    An even load is S * k / E tokens of a group, for k experts per token. The paper's capacity 2S/E
+    (arXiv 2006.16668, section 2.2) is a capacity factor of 1.
+
+    `output_masking_rate` is Expert Output Masking (NLLB team 2022, arXiv 2207.04672, section
+    6.2.2): in training that share of the experts' outputs is masked and the rest is scaled up.
+    """
+
+    has_capacity_factor = True
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "capacity_factor",
+            0.0,
+            "Capacity slots of an expert as a multiple of the even load of a group. 0: that load, "
+            "or no limit with dropless dispatch.",
+        )
+        p.define(
+            "evaluation_capacity_factor",
+            0.0,
+            "The factor outside of training. E drops no token; 0 uses the factor of training.",
+        )
+        p.define("minimum_capacity", 1, "Fewest capacity slots of an expert for a group.")
+        p.define(
+            "priority",
+            "position",
+            "Which tokens get the slots of a full expert: 'position', the earlier ones, or 'gate', "
+            "those with the larger gate.",
+        )
+        p.define("output_masking_rate", 0.0, "Share of the experts' outputs masked in training.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.check_choice("priority", PRIORITIES)
+        for name in ("capacity_factor", "evaluation_capacity_factor"):
+            self.check_range(name, 0)
+        self.check_range("minimum_capacity", 1)
+        self.check_range("output_masking_rate", 0, 0.99)
+        self._has_capacity = True
+
+    def disable_capacity(self) -> None:
+        """Makes experts keep every token sent to them; a dropless dispatch calls it.
+
+        Raises:
+          ValueError: a capacity factor is set.
+        """
+        for name in ("capacity_factor", "evaluation_capacity_factor"):
+            if self.p.get(name):
+                raise ValueError(
+                    f"{self.path}.{name}={self.p.get(name):g} limits how many tokens an expert "
+                    "computes, and a dropless dispatch does not; set it to 0 or choose another "
+                    "dispatch"
+                )
+        self._has_capacity = False
+
+    def check_causal(self) -> None:
+        """Raises ValueError if a causal decoder must not use this router."""
+        super().check_causal()
+        if self.p.priority == "gate":
+            raise ValueError(
+                f"{self.path}.priority='gate' lets later tokens displace earlier ones, but the "
+                f"layer has is_causal=True; set {self.path}.priority='position'"
+            )
+
+    def capacity(self, tokens: int, multiple: int = 1) -> int:
+        """Returns C, the capacity slots of an expert in the current pass.
+
+        Args:
+          tokens: size of S, the tokens of a group.
+          multiple: C is rounded up to a multiple of it.
+        """
+        p = self.p
+        if not self._has_capacity:
+            return tokens
+        factor = p.capacity_factor or _DEFAULT_CAPACITY_FACTOR
+        if not context.current().training and p.evaluation_capacity_factor:
+            factor = p.evaluation_capacity_factor
+        factor *= self.experts_per_token(p)
+        return expert_capacity(tokens, p.num_experts, factor, multiple, p.minimum_capacity)
+
+    def route(
+        self,
+        choices: Sequence[Choice],
+        capacity: int,
+        losses: dict[str, WeightedLoss] | None = None,
+        metrics: dict[str, tf.Tensor] | None = None,
+    ) -> TokenChoiceRouting:
+        """Returns the routing of tokens that made these choices.
+
+        Args:
+          choices: the first choice of every token, then the second, and so on.
+          capacity: size of C, see `capacity`.
+          losses: auxiliary losses by name.
+          metrics: float32 scalars by name.
+        """
+        p = self.p
+        assignments = assign(self._mask_outputs(choices), p.num_experts, capacity, p.priority)
+        return TokenChoiceRouting(assignments, p.num_experts, capacity, losses or {}, metrics or {})
+
+    def _mask_outputs(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Returns the choices with a random share of the gates set to 0, in training."""
+        rate = self.p.output_masking_rate
+        if not (rate and context.current().training):
+            return list(choices)
+        masked = []
+        for index, choice in enumerate(choices):
+            seed = self.random_seed(f"output_masking_{index}")
+            drawn_GS = groups.uniform(choice.gate_GS.shape, seed)
+            gate_GS = tf.where(drawn_GS < rate, 0.0, choice.gate_GS / (1.0 - rate))
+            masked.append(dataclasses.replace(choice, gate_GS=gate_GS))
+        return masked
