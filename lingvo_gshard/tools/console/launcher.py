@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pathlib
+import pkgutil
 import sys
 
 from absl import app, flags
 
 import lingvo_gshard
+from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tools.console import startup
 
 _PREFIX = "gshard-"
-_TOOLS = pathlib.Path(__file__).parents[1]
 
 
 def run_script() -> None:
@@ -47,8 +49,9 @@ def run_module() -> None:
 
 
 def tool_names() -> tuple[str, ...]:
-    """Returns the names of all tools, sorted."""
-    return tuple(sorted(path.stem for path in _TOOLS.glob("[a-z]*.py")))
+    """Returns the names of all tools, sorted: the modules of lingvo_gshard.tools."""
+    modules = pkgutil.iter_modules(tools.__path__)
+    return tuple(sorted(module.name for module in modules if not module.ispkg))
 
 
 def _run(tool: str, argv: list[str]) -> None:
@@ -69,8 +72,11 @@ def _keep_flags(argv: list[str]) -> list[str]:
 
 
 def _overview() -> str:
+    """Returns the version and the first line of each tool's documentation, without importing it."""
     lines = [f"lingvo_gshard {lingvo_gshard.__version__}", "", "Commands:"]
     for tool in tool_names():
-        purpose = ast.get_docstring(ast.parse((_TOOLS / f"{tool}.py").read_text(encoding="utf-8")))
-        lines.append(f"  {_PREFIX + tool:<16}  {purpose.splitlines()[0]}")
-    return "\n".join([*lines, "", f"Each explains itself: {_PREFIX}train --help"])
+        spec = importlib.util.find_spec(f"lingvo_gshard.tools.{tool}")
+        source = pathlib.Path(spec.origin).read_text(encoding="utf-8")
+        purpose = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        lines.append(f"  {_PREFIX + tool:<16}  {purpose}")
+    return "\n".join([*lines, "", f"For help on a command: {_PREFIX}train --help"])
