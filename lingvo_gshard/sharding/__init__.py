@@ -1,7 +1,8 @@
-"""What may be split, and where: letters name dimensions, and the layout is the annotation.
+"""Sharding: letters name the dimensions of tensors, and strategies split letters over mesh axes.
 
-Beside the letters stand the paper's own calls (`replicate`, `split`, `shard`, `mesh_split`) and
-`manual` regions, whose author moves the data.
+- `annotate` and `einsum` declare the letters of a tensor.
+- `replicate`, `split`, `shard` and `mesh_split` are the annotations of the GShard paper.
+- `manual` opens a region whose author moves the data between devices.
 """
 
 from lingvo_gshard.sharding.annotate import annotate, annotate_like, annotate_weights

@@ -1,12 +1,13 @@
-"""Collectives for manual regions: what devices say to one another, asked for by name.
+"""Collectives between the devices of a mesh, for manual regions.
 
-Each takes this device's part, inside a region of `manual`, and the axis or axes of the mesh whose
-devices take part; each is differentiable. None is an operation of its own: TensorFlow's collectives
-(XlaAllReduce, XlaReduceScatter) lower to groups of replicas, and a partitioned program is one
-replica. So the parts are handed to the partitioner as one tensor with the devices in its first
-dimensions, and it is asked for the whole's sum, or for another split of it: which it does by the
-collective in question, of the least bytes. Over no axes, on one device, or without a partitioning
-in use, they are the identity.
+Each function takes this device's shard, inside a region of `manual`, and the mesh axes along which
+devices communicate. Each is differentiable. Without a partitioning, on one device, or along no axes
+it is the identity.
+
+TensorFlow's own collectives (XlaAllReduce, XlaReduceScatter) communicate between replicas, but a
+partitioned program is a single replica. These functions instead leave the manual region, ask the
+partitioner for a sum or another split of the full tensor, and enter the region again. The
+partitioner compiles that into the collective.
 """
 
 from __future__ import annotations
@@ -25,50 +26,73 @@ Axes = str | tuple[str, ...]
 
 
 def psum(part: tf.Tensor, axes: Axes) -> tf.Tensor:
-    """Returns the sum of the parts of all devices along `axes`: one all-reduce.
+    """Returns the sum of the shards of all devices along `axes`, by one all-reduce.
 
-    Raises ValueError for an axis that the mesh does not have.
+    Raises:
+      ValueError: The mesh lacks one of the axes.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
         return part
-    return _from_whole(_summed(part, axes, mesh), axes, ((),) * part.shape.rank, mesh)
+    return _from_full(_summed(part, axes, mesh), axes, ((),) * part.shape.rank, mesh)
 
 
 def reduce_scatter(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
-    """Returns this device's slice, along one dimension, of the sum over devices along `axes`.
+    """Returns this device's slice of the sum over devices, by one reduce-scatter.
 
-    One reduce-scatter; XLA on CPU makes an all-reduce and a slice of it. Raises ValueError as
-    `psum` does, and if the dimension does not divide by the devices.
+    XLA for CPU compiles it into an all-reduce and a slice.
+
+    Args:
+      part: This device's summand.
+      axes: Mesh axes to sum over.
+      dimension: The dimension to slice.
+
+    Raises:
+      ValueError: The mesh lacks an axis, or the dimension does not divide by the devices.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
         return part
     _check_divides(part, dimension, axes, mesh)
     split = _over(axes, dimension, part)
-    return _from_whole(_summed(part, axes, mesh), axes, split, mesh)
+    return _from_full(_summed(part, axes, mesh), axes, split, mesh)
 
 
 def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
-    """Returns the parts of all devices along `axes`, side by side in one dimension: all-gather.
+    """Returns the shards of all devices along `axes`, concatenated, by one all-gather.
 
-    Raises ValueError as `psum` does.
+    Args:
+      part: This device's shard.
+      axes: Mesh axes to gather over.
+      dimension: The dimension to concatenate.
+
+    Raises:
+      ValueError: The mesh lacks one of the axes.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
         return part
-    whole = _to_whole(part, axes, _over(axes, dimension, part), mesh)
-    return _from_whole(whole, axes, ((),) * part.shape.rank, mesh)
+    full = _to_full(part, axes, _over(axes, dimension, part), mesh)
+    return _from_full(full, axes, ((),) * part.shape.rank, mesh)
 
 
 def all_to_all(
     part: tf.Tensor, axes: Axes, split_dimension: int, concat_dimension: int
 ) -> tf.Tensor:
-    """Returns what devices along `axes` have for this one: device i's i-th slices, side by side.
+    """Sends the i-th slice of this device's shard to device i along `axes`, by one all-to-all.
 
-    Every part is cut along `split_dimension`, one slice for each device; those received are put
-    side by side along `concat_dimension`. One all-to-all. Raises ValueError as `reduce_scatter`
-    does, and if both dimensions are the same.
+    Args:
+      part: This device's shard.
+      axes: Mesh axes along which devices exchange slices.
+      split_dimension: The dimension to cut into one slice for each device.
+      concat_dimension: The dimension along which received slices are concatenated.
+
+    Returns:
+      The slices that this device receives, in the order of the devices.
+
+    Raises:
+      ValueError: The mesh lacks an axis, `split_dimension` does not divide by the devices, or both
+        dimensions are the same.
     """
     mesh, axes = _mesh_with(axes)
     if mesh is None:
@@ -76,14 +100,20 @@ def all_to_all(
     if (split_dimension - concat_dimension) % part.shape.rank == 0:
         raise ValueError(f"all_to_all: both dimensions are {split_dimension}")
     _check_divides(part, split_dimension, axes, mesh)
-    whole = _to_whole(part, axes, _over(axes, concat_dimension, part), mesh)
-    return _from_whole(whole, axes, _over(axes, split_dimension, part), mesh)
+    full = _to_full(part, axes, _over(axes, concat_dimension, part), mesh)
+    return _from_full(full, axes, _over(axes, split_dimension, part), mesh)
 
 
 def rotate(part: tf.Tensor, axis: str, shift: int = 1) -> tf.Tensor:
-    """Returns the part of the device `shift` before this one along a ring: collective-permute.
+    """Returns the shard of the device `shift` places before this one, by one collective-permute.
 
-    Raises ValueError as `psum` does.
+    Args:
+      part: This device's shard.
+      axis: Mesh axis, read as a ring.
+      shift: Distance along the ring.
+
+    Raises:
+      ValueError: The mesh lacks the axis.
     """
     mesh, axes = _mesh_with(axis)
     if mesh is None or not shift % mesh.axis_size(axis):
@@ -108,9 +138,10 @@ def rotated(x: tf.Tensor, dimension: int, shift: int = 1) -> tf.Tensor:
 
 
 def axis_index(axis: str) -> tf.Tensor:
-    """Returns this device's place along an axis, a scalar int32 from 0; 0 on one device.
+    """Returns this device's index along a mesh axis, an int32 scalar; 0 on one device.
 
-    Raises ValueError as `psum` does.
+    Raises:
+      ValueError: The mesh lacks the axis.
     """
     mesh, axes = _mesh_with(axis)
     if mesh is None:
@@ -120,7 +151,7 @@ def axis_index(axis: str) -> tf.Tensor:
 
 
 def _mesh_with(axes: Axes) -> tuple[Mesh | None, tuple[str, ...]]:
-    """The mesh, or None if there is nothing to do, and the axes as a tuple."""
+    """Returns the axes as a tuple, and the mesh, or None if there is nothing to communicate."""
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     mesh = mesh_in_use()
     return (mesh, axes) if mesh and _count(axes, mesh) > 1 else (None, axes)
@@ -131,7 +162,7 @@ def _count(axes: tuple[str, ...], mesh: Mesh) -> int:
 
 
 def _over(axes: tuple[str, ...], dimension: int, part: tf.Tensor) -> Split:
-    """The split of one dimension over axes, the others whole."""
+    """Returns the split of one dimension of `part` over axes; the others are not split."""
     dimension %= part.shape.rank
     return tuple(axes if i == dimension else () for i in range(part.shape.rank))
 
@@ -140,17 +171,21 @@ def _others(axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
     return tuple(axis for axis in mesh.names if axis not in axes)
 
 
-def _to_whole(part: tf.Tensor, axes: tuple[str, ...], split: Split, mesh: Mesh) -> tf.Tensor:
-    """All devices' parts as one tensor: first the devices along other axes, then as `split`."""
+def _to_full(part: tf.Tensor, axes: tuple[str, ...], split: Split, mesh: Mesh) -> tf.Tensor:
+    """Returns the shards of all devices as one tensor.
+
+    Its first dimension indexes the devices along the other axes. The remaining dimensions are split
+    as `split` says.
+    """
     others = _others(axes, mesh)
     shape = [size * _count(over, mesh) for size, over in zip(part.shape, split, strict=True)]
-    whole_shape = [_count(others, mesh), *shape]
-    return xla.shard_to_full(part[tf.newaxis], (others, *split), mesh, whole_shape)
+    full_shape = [_count(others, mesh), *shape]
+    return xla.shard_to_full(part[tf.newaxis], (others, *split), mesh, full_shape)
 
 
-def _from_whole(whole: tf.Tensor, axes: tuple[str, ...], split: Split, mesh: Mesh) -> tf.Tensor:
-    """The reverse: this device's part of what `_to_whole` returns."""
-    return xla.full_to_shard(whole, (_others(axes, mesh), *split), mesh)[0]
+def _from_full(full: tf.Tensor, axes: tuple[str, ...], split: Split, mesh: Mesh) -> tf.Tensor:
+    """Returns this device's shard of a tensor that `_to_full` made."""
+    return xla.full_to_shard(full, (_others(axes, mesh), *split), mesh)[0]
 
 
 def _rotate(part: tf.Tensor, axes: tuple[str, ...], shift: int, mesh: Mesh) -> tf.Tensor:
@@ -158,9 +193,9 @@ def _rotate(part: tf.Tensor, axes: tuple[str, ...], shift: int, mesh: Mesh) -> t
 
     @custom_gradient
     def compute(part: tf.Tensor):
-        whole = _to_whole(part[tf.newaxis], axes, split, mesh)
+        full = _to_full(part[tf.newaxis], axes, split, mesh)
         return (
-            _from_whole(rotated(whole, 1, shift), axes, split, mesh)[0],
+            _from_full(rotated(full, 1, shift), axes, split, mesh)[0],
             lambda d: _rotate(d, axes, _count(axes, mesh) - shift, mesh),
         )
 
@@ -168,14 +203,14 @@ def _rotate(part: tf.Tensor, axes: tuple[str, ...], shift: int, mesh: Mesh) -> t
 
 
 def _summed(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
-    """What `_to_whole` returns of the sum of the parts of devices along `axes`."""
+    """Returns the sum of the shards along `axes` in the form of `_to_full`."""
     split = (axes, *((),) * part.shape.rank)
-    return tf.reduce_sum(_to_whole(part[tf.newaxis], axes, split, mesh), axis=1)
+    return tf.reduce_sum(_to_full(part[tf.newaxis], axes, split, mesh), axis=1)
 
 
 def _check_divides(part: tf.Tensor, dimension: int, axes: tuple[str, ...], mesh: Mesh) -> None:
     if part.shape[dimension] % _count(axes, mesh):
         raise ValueError(
-            f"Dimension {dimension} of a part {part.shape} does not divide by the "
+            f"Dimension {dimension} of a shard {part.shape} does not divide by the "
             f"{_count(axes, mesh)} devices along {', '.join(axes)} of --mesh={mesh}"
         )

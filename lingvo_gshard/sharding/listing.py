@@ -1,4 +1,4 @@
-"""The sharding of every weight and optimizer moment, as rows to read."""
+"""Tables of how each weight and optimizer moment is sharded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ WHOLE = "whole"
 
 @dataclasses.dataclass(frozen=True)
 class WeightRow:
-    """How one weight or moment is kept.
+    """How one weight or optimizer moment is sharded.
 
-    split: in words, such as `E over data (8), H over model (2)`, or `whole`; note: the dimensions
-    that do not divide and are therefore kept whole, else empty; bytes: of all its elements once.
+    Attributes:
+      path: Path of the weight.
+      layout: Letters of the weight.
+      shape: Shape of the full tensor.
+      dtype: Name of the type.
+      split: The split as text, such as "E over data (8), H over model (2)", or "whole".
+      bytes: Size of the full tensor.
+      bytes_per_device: Size of the shard on one device.
+      note: Names dimensions that do not divide evenly and are therefore not split. May be empty.
     """
 
     path: str
@@ -37,13 +44,19 @@ class WeightRow:
 def weight_rows(
     specs: NestedMap | Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights"
 ) -> list[WeightRow]:
-    """Returns a row for each spec, in order; kind 'moments' for those of an optimizer's moments."""
+    """Returns one row for each weight or optimizer moment.
+
+    Args:
+      specs: The weights or moments.
+      partitioning: How they are split.
+      kind: "weights" or "moments".
+    """
     flat = specs.flatten() if isinstance(specs, NestedMap) else specs
     return [_row(spec, partitioning, kind) for spec in flat]
 
 
 def split_in_words(layout: str, split: Split, partitioning: Partitioning) -> str:
-    """Returns a split as words, such as `B over data and fsdp (4 x 2)`, or `whole`."""
+    """Returns a split as text, such as "B over data and fsdp (4 x 2)", or "whole"."""
     phrases = []
     for letter, axes in zip(layout, split, strict=True):
         if axes:
@@ -70,7 +83,9 @@ def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow
 
 def _note(spec: VariableSpec, wanted: Split, stored: Split, partitioning: Partitioning) -> str:
     return "; ".join(
-        f"{letter} of {size} does not divide by {partitioning.parts(axes)}: kept whole"
-        for letter, size, axes, kept in zip(spec.layout, spec.shape, wanted, stored, strict=True)
-        if axes and not kept
+        f"{letter} of {size} does not divide by {partitioning.parts(axes)}: not split"
+        for letter, size, axes, stored_axes in zip(
+            spec.layout, spec.shape, wanted, stored, strict=True
+        )
+        if axes and not stored_axes
     )

@@ -1,23 +1,23 @@
-"""Manual regions: stretches of a model that its author partitions by hand.
+"""Manual regions: parts of a model that compute on the shards of one device.
 
-Between `full_to_shard` and `shard_to_full` a tensor is one device's part, shapes are per device,
-and nothing is moved but by the calls of `collectives`. `manual` wraps a function in both:
+Inside a region every tensor is this device's shard, and only the functions of `collectives` move
+data between devices. `full_to_shard` enters a region and `shard_to_full` leaves it. `manual` wraps
+a function in both:
 
     def experts(x_ECM, w_EMH):                      # E/n experts on each of n devices
         return tf.einsum("ECM,EMH->ECH", x_ECM, w_EMH)
 
     h_ECH = manual(experts, ["ECM", "EMH"], "ECH")(x_ECM, theta.w_in)
 
-A split is given by letters, as the partitioning in use splits an activation of that layout, or
-written out, `(("data",), (), ())`; `()` is whole. Regions are manual over all axes of the mesh:
-along axes that a split does not name, every device has a copy. Without a partitioning in use, on
-one device, and outside a graph this is all the identity, and the same code computes on wholes.
+A split is either a layout, split as the current partitioning splits such an activation, or the mesh
+axes of each dimension, such as `(("data",), (), ())`. Along mesh axes that a split does not name,
+every device has a copy. Without a partitioning, on one device, and in eager mode all functions are
+the identity, so that the same code computes on full tensors.
 
-A region takes equal parts, so every size must divide; and what a region computes with must have
-been carried into it, so a tensor from outside is made an argument (constants may be used as they
-are). House layers can be called in a function given to `manual`, where annotations do nothing.
-Of the two partitioners GSPMD has such regions; Shardy's are another kind, which TensorFlow has no
-operations for.
+- All shards have the same shape, so every split dimension must divide evenly.
+- A region may read only its arguments and constants. Pass other tensors as arguments.
+- Layers may be called in a function given to `manual`. Annotations have no effect there.
+- Regions need the GSPMD partitioner. TensorFlow has no operations for Shardy's manual regions.
 """
 
 from __future__ import annotations
@@ -39,19 +39,24 @@ def manual(
     in_splits: Sequence[str | Split],
     out_splits: str | Split | list[str | Split],
 ) -> Callable[..., tf.Tensor | list[tf.Tensor]]:
-    """Returns a function of whole tensors that computes `function` on each device's parts.
+    """Returns a function of full tensors that computes `function` on the shards of each device.
 
-    in_splits: one for each argument. out_splits: the result's, or a list where there are several.
-    Along axes that a result's split does not name, its parts must be equal on all devices.
+    Args:
+      function: Maps shards to one shard or several.
+      in_splits: The split of each argument.
+      out_splits: The split of the result, or a list of splits if there are several results. Along
+        mesh axes that a split does not name, the result must be equal on all devices.
 
-    Raises ValueError for other than that many arguments or results, for a tensor that the function
-    takes from around it, and as `full_to_shard` does.
+    Raises:
+      ValueError: When the returned function is called: the number of arguments or results differs,
+        `function` reads a tensor that is not an argument, a split dimension does not divide evenly,
+        or a letter or axis is unknown.
     """
 
     def partitioned(*tensors: tf.Tensor) -> tf.Tensor | list[tf.Tensor]:
         _check_count(function, "argument", len(in_splits), len(tensors))
         parts = [full_to_shard(x, split) for split, x in zip(in_splits, tensors, strict=True)]
-        with _inside(), _closed(function, parts):
+        with _inside(), _check_reads(function, parts):
             results = function(*parts)
         if not isinstance(out_splits, list):
             return shard_to_full(results, out_splits)
@@ -62,10 +67,16 @@ def manual(
 
 
 def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
-    """Returns this device's part of a whole tensor: the beginning of a manual region.
+    """Enters a manual region: returns this device's shard of a full tensor.
 
-    Its gradient is summed over the devices that have copies of the part.
-    Raises ValueError if a dimension does not divide into its parts, or a letter or axis is unknown.
+    The gradient of the full tensor sums over the devices that have copies of a shard.
+
+    Args:
+      tensor: The full tensor.
+      split: A layout, or the mesh axes of each dimension.
+
+    Raises:
+      ValueError: A split dimension does not divide evenly, or a letter or axis is unknown.
     """
     tensor = tf.convert_to_tensor(tensor)
     region = _region_in_use()
@@ -82,10 +93,14 @@ def full_to_shard(tensor: tf.Tensor, split: str | Split) -> tf.Tensor:
 
 
 def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
-    """Returns the whole tensor of which every device has computed a part: the end of a region.
+    """Leaves a manual region: returns the full tensor that the shards of all devices make up.
 
-    Devices along axes that the split does not name must have equal parts.
-    Raises ValueError as `full_to_shard` does.
+    Args:
+      part: This device's shard. Devices along axes that the split does not name have equal shards.
+      split: A layout, or the mesh axes of each dimension.
+
+    Raises:
+      ValueError: A letter or axis is unknown.
     """
     part = tf.convert_to_tensor(part)
     region = _region_in_use()
@@ -97,13 +112,19 @@ def shard_to_full(part: tf.Tensor, split: str | Split) -> tf.Tensor:
 
 
 def resolve(split: str | Split, rank: int) -> Split:
-    """Returns the split of a layout, or the written-out one; wholes where nothing is partitioned.
+    """Returns a split as the mesh axes of each dimension.
 
-    Tells, also inside a region, over which axes a letter is split: `resolve("BLH", 3)[2]`.
-    Raises ValueError if it is another rank's, or names an unknown letter or axis.
+    It works inside a region, too: `resolve("BLH", 3)[2]` are the axes that split H.
+
+    Args:
+      split: A layout, or the mesh axes of each dimension.
+      rank: The tensor's rank.
+
+    Raises:
+      ValueError: The ranks differ, or a letter is unknown.
     """
     if len(split) != rank:
-        raise ValueError(f"Manual region: {split} is no split of a tensor of rank {rank}")
+        raise ValueError(f"Manual region: {split} does not split a tensor of rank {rank}")
     region = _region_in_use()
     if region is None:
         return ((),) * rank
@@ -113,7 +134,7 @@ def resolve(split: str | Split, rank: int) -> Split:
 
 
 def mesh_in_use() -> Mesh | None:
-    """Returns the mesh that regions are manual over; None where there is but one device."""
+    """Returns the mesh of the manual region or partitioning, or None on one device."""
     region = _region_in_use()
     return region and region.mesh
 
@@ -135,10 +156,10 @@ def _inside() -> contextlib.AbstractContextManager[scope.Sharding]:
 
 
 @contextlib.contextmanager
-def _closed(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Refuses what is computed in it from other tensors than parts, and from no constants.
+def _check_reads(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Checks that a function called inside a `with` block reads arguments and constants only.
 
-    XLA would compute on such a tensor whole, and nothing would sum its gradient over the devices.
+    XLA would use another tensor in full, and nothing would sum its gradient over the devices.
     """
     if _region_in_use() is None:
         yield
@@ -155,12 +176,12 @@ def _closed(function: Callable, parts: Sequence[tf.Tensor]) -> Iterator[None]:
             if tensor.name not in known and tensor.op.type != "Const":
                 raise ValueError(
                     f"manual({_name(function)}): {op.name} computes with {tensor.name}, of shape "
-                    f"{tensor.shape}, which is whole; make it an argument with a split of its own"
+                    f"{tensor.shape}, which is not a shard. Pass it as an argument with a split"
                 )
 
 
 def _captures(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Tensors from outside of a function's graph, and what they are inside."""
+    """Returns (outer, inner) pairs of the tensors that a function's graph captures."""
     return getattr(graph, "captures", [])
 
 

@@ -1,4 +1,4 @@
-"""Mesh: named axes over devices, the one thing that strategies and layouts are mapped to."""
+"""Mesh: devices arranged along named axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lingvo_gshard.core.config import names
 
 DEVICE_ORDERS = ("contiguous", "topology")
 
-# What a table of letters says in place of axes: not split.
+# In a table of letters, replaces the axes of a letter that is not split.
 NO_AXES = "none"
 
 _EXPECTED = "expected axes with their sizes, such as data=4,model=2"
@@ -21,14 +21,17 @@ _EXPECTED = "expected axes with their sizes, such as data=4,model=2"
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """Axes, each a name and a size, whose product is the number of devices.
+    """Named axes over devices.
 
-    axes: (name, size) pairs; neighbors along the last axis are neighbors in the list of devices.
-    device_order: 'contiguous' puts devices in as they are listed; 'topology' so that each axis is a
-        ring or torus of the interconnect, where it is known (TPU).
+    Attributes:
+      axes: (name, size) pairs. The product of the sizes is the number of devices. Neighbors along
+        the last axis are neighbors in the list of devices.
+      device_order: "contiguous" keeps the order of the list of devices. "topology" makes each axis
+        a ring or torus of the interconnect, if it is known (TPU).
 
-    Raises ValueError naming --mesh if a name is no identifier or stands twice, a size is not
-    positive, or the device order is unknown.
+    Raises:
+      ValueError: A name is repeated or not an identifier, a size is not positive, or the device
+        order is unknown. The message names --mesh.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -39,7 +42,7 @@ class Mesh:
             if not name.isidentifier() or name == NO_AXES:
                 raise ValueError(f"--mesh={self}: {name!r} cannot name an axis; {_EXPECTED}")
             if self.names.count(name) > 1:
-                raise ValueError(f"--mesh={self}: axis {name!r} stands more than once")
+                raise ValueError(f"--mesh={self}: axis {name!r} is repeated")
             if size < 1:
                 raise ValueError(f"--mesh={self}: axis {name!r} has size {size}; {_EXPECTED}")
         if not self.axes:
@@ -52,7 +55,11 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str, device_order: str = "contiguous") -> Mesh:
-        """Returns the mesh written as `data=4,model=2`; ValueError naming --mesh if it is not."""
+        """Returns the mesh that a text such as "data=4,model=2" describes.
+
+        Raises:
+          ValueError: The text does not describe a mesh. The message names --mesh.
+        """
         axes = []
         for part in text.split(",") if text.strip() else ():
             name, _, size = (piece.strip() for piece in part.partition("="))
@@ -81,11 +88,15 @@ class Mesh:
 
     @property
     def ids(self) -> np.ndarray:
-        """XLA's partition ids in the mesh's shape: int64, row-major."""
+        """XLA's partition ids, int64 in the shape of the mesh, row-major."""
         return np.arange(self.size).reshape(self.shape)
 
     def axis_size(self, name: str) -> int:
-        """Returns the size of one axis; ValueError with the nearest name if there is none."""
+        """Returns the size of one axis.
+
+        Raises:
+          ValueError: There is no such axis. The message names the nearest one.
+        """
         if name not in self.names:
             raise ValueError(
                 f"--mesh={self} has no axis {name!r}. {names.nearest(name, self.names)}"
@@ -93,7 +104,11 @@ class Mesh:
         return dict(self.axes)[name]
 
     def check_devices(self, count: int) -> None:
-        """Raises ValueError naming --mesh if the axes do not multiply to `count` devices."""
+        """Checks the number of devices.
+
+        Raises:
+          ValueError: The product of the axes is not `count`. The message names --mesh.
+        """
         if self.size != count:
             product = " x ".join(str(size) for size in self.shape)
             raise ValueError(
@@ -101,9 +116,10 @@ class Mesh:
             )
 
     def arrange(self, devices: Sequence[Any]) -> np.ndarray:
-        """Returns jax devices as an object array of the mesh's shape, in `device_order`.
+        """Returns jax devices as an object array in the shape of the mesh, in `device_order`.
 
-        Raises ValueError naming --mesh if their number is another.
+        Raises:
+          ValueError: The number of devices differs. The message names --mesh.
         """
         self.check_devices(len(devices))
         if self.device_order == "topology":

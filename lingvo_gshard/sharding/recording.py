@@ -1,4 +1,4 @@
-"""Recording: every product and annotation of a function while it is traced, for who plans it.
+"""Records the products and annotations of a function while it is traced, for the cost model.
 
 with recording.record() as recorded:
     task.loss(theta, batch)
@@ -19,10 +19,15 @@ from lingvo_gshard.sharding import scope
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """An einsum or, with is_annotation, what `annotate` marked.
+    """One einsum or annotation.
 
-    equation: letters of the operands, "->", and those of the result.
-    path: of the layer that computes it. times: how often it runs; in a compiled loop, that of it.
+    Attributes:
+      equation: Layouts of the operands, "->", and the layout of the result.
+      operands: The operands. An annotation has one.
+      result: The result.
+      path: Path of the layer that computes it.
+      times: How often it runs: the number of iterations in a compiled loop, otherwise 1.
+      is_annotation: Whether this is an annotation.
     """
 
     equation: str
@@ -35,9 +40,11 @@ class Event:
 
 @dataclasses.dataclass
 class Recorded:
-    """Events in the order of tracing, and what loops return with the graph they were traced in.
+    """The events of a traced function.
 
-    Those whose body is a copy of that graph; other loops name theirs themselves.
+    Attributes:
+      events: Einsums and annotations in the order of tracing.
+      loops: (result, graph) of each loop whose body is a copy of another traced graph.
     """
 
     events: list[Event] = dataclasses.field(default_factory=list)
@@ -46,7 +53,7 @@ class Recorded:
 
 @contextlib.contextmanager
 def record() -> Iterator[Recorded]:
-    """Collects what is traced within it."""
+    """Records what is traced inside a `with` block."""
     recorded = Recorded()
     with scope.override(recorded=recorded):
         yield recorded
@@ -55,7 +62,7 @@ def record() -> Iterator[Recorded]:
 def add(
     equation: str, operands: tuple[tf.Tensor, ...], result: tf.Tensor, is_annotation: bool = False
 ) -> None:
-    """Records one einsum or annotation, where somebody records."""
+    """Records one einsum or annotation, if a recording is under way."""
     recorded = scope.current().recorded
     now = context.current()
     if recorded is None or now.is_recomputing:
@@ -68,7 +75,12 @@ def add(
 
 
 def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
-    """Records what a loop returns, where somebody records, and the graph its body was traced in."""
+    """Records a loop, if a recording is under way.
+
+    Args:
+      result: The tensor that the loop returns.
+      body: The graph in which the body was traced.
+    """
     recorded = scope.current().recorded
     if recorded is not None:
         recorded.loops.append((result, body))

@@ -1,4 +1,7 @@
-"""What every device holds whole although the strategy splits a letter of it: no silent fallback."""
+"""Finds tensors that every device stores in full although the strategy splits one of their letters.
+
+The runtime reports them, so that a strategy never falls back to replication silently.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,14 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """A weight or moment that is whole on every device, its bytes, and why."""
+    """A weight or moment that every device stores in full.
+
+    Attributes:
+      path: Path of the weight.
+      shape: Shape of the tensor.
+      bytes: Size of the tensor.
+      reason: Why it is not split.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -25,23 +35,38 @@ class Replicated:
 def replicated(
     specs: Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights", least: int = 0
 ) -> list[Replicated]:
-    """Returns the specs of `least` bytes or more that are whole although some letter is split.
+    """Returns the tensors that are replicated although the strategy splits one of their letters.
 
-    kind: 'weights' or 'moments'. Largest first.
+    Args:
+      specs: The weights or moments.
+      partitioning: How they are split.
+      kind: "weights" or "moments".
+      least: Bytes below which a tensor is left out.
+
+    Returns:
+      The tensors, largest first.
     """
     found = []
     for spec in specs:
         size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
         stored = partitioning.spec_storage_split(spec, kind)
-        whole = all(partitioning.parts(axes) == 1 for axes in stored)
+        is_whole = all(partitioning.parts(axes) == 1 for axes in stored)
         reasons = _reasons(spec, partitioning, kind)
-        if whole and reasons and size >= least:
+        if is_whole and reasons and size >= least:
             found.append(Replicated(spec.path, spec.shape, size, "; ".join(reasons)))
     return sorted(found, key=lambda row: -row.bytes)
 
 
 def check_replicated(found: Iterable[Replicated], most_megabytes: float) -> None:
-    """Raises ValueError naming --max_replicated_mb and the tensors if they are larger together."""
+    """Checks the total size of replicated tensors.
+
+    Args:
+      found: Tensors that every device stores in full.
+      most_megabytes: Largest total size in MiB.
+
+    Raises:
+      ValueError: They are larger. The message names --max_replicated_mb and the tensors.
+    """
     rows = list(found)
     total = sum(row.bytes for row in rows) / 2**20
     if total > most_megabytes:
@@ -49,17 +74,17 @@ def check_replicated(found: Iterable[Replicated], most_megabytes: float) -> None
         more = f"\n  and {len(rows) - 10} more" if len(rows) > 10 else ""
         raise ValueError(
             f"--max_replicated_mb={most_megabytes:g}: every device would hold {total:.1f} MiB "
-            f"whole although the strategy splits a letter of them:\n{shown}{more}"
+            f"in full although the strategy splits a letter of them:\n{shown}{more}"
         )
 
 
 def describe(row: Replicated) -> str:
-    """Returns a row as a line of text."""
+    """Returns a line of text about one replicated tensor."""
     return f"{row.path} {list(row.shape)}, {row.bytes / 2**20:.1f} MiB: {row.reason}"
 
 
 def _reasons(spec: VariableSpec, partitioning: Partitioning, kind: str) -> list[str]:
-    """Why letters that the strategy splits are not split in this tensor, one by one."""
+    """Returns a reason for each letter that the strategy splits but this tensor does not."""
     rules = partitioning.strategy.table(kind)
     wanted = partitioning.spec_split(spec, kind)
     reasons = []
@@ -68,7 +93,7 @@ def _reasons(spec: VariableSpec, partitioning: Partitioning, kind: str) -> list[
         if axes and size % parts:
             reasons.append(f"{letter} of {size} does not divide by {parts}")
         elif letter in spec.unsplit and partitioning.parts(rules.get(letter, ())) > 1:
-            reasons.append(f"the layer keeps {letter} whole")
+            reasons.append(f"the layer does not split {letter}")
         elif not axes and partitioning.parts(rules.get(letter, ())) > 1:
-            reasons.append(f"an override keeps {letter} whole")
+            reasons.append(f"an override does not split {letter}")
     return reasons

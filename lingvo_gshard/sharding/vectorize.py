@@ -1,11 +1,10 @@
-"""Vectorized: a function of one slice computed for all slices at once, side by side.
+"""vectorize: computes a function for all slices of stacked tensors at once.
 
-TensorFlow's pfor rewrites each operation of the function into one on stacks (Agarwal 2019, arXiv
-1903.04243). What it writes is split over the mesh as the stacks' letter says, and each slice within
-as the function's own annotations say. The only file that knows this private module.
+TensorFlow's pfor replaces each operation of the function by one on stacked tensors (Agarwal 2019,
+arXiv 1903.04243). The stacks are split over the mesh by their own letter. The function's own
+annotations split each slice. This is the only file that uses TensorFlow's private pfor module.
 
-Gradients written by hand are lost on the way. So what is vectorized is a function that computes
-gradients, not differentiated after.
+pfor drops custom gradients. To differentiate, vectorize a function that computes the gradients.
 """
 
 from __future__ import annotations
@@ -34,11 +33,19 @@ _UNKNOWN = "No pfor vectorization defined"
 def vectorize(
     letter: str, function: Callable[..., Sequence[tf.Tensor]], *stacks: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns function(*slices)'s results of all slices of the stacks, each result a stack.
+    """Maps a function over the first dimension of stacked tensors, in one graph.
 
-    letter: of the stacks' first dimension. Annotations within the function are those of a slice;
-    axes that the letter is split over are not theirs. Needs a graph.
-    Raises ValueError naming an operation that has no form on stacks.
+    Args:
+      letter: Letter of the first dimension. Annotations inside the function do not use the mesh
+        axes that split it.
+      function: Maps slices to tensors.
+      *stacks: Tensors with the same first dimension.
+
+    Returns:
+      The results, stacked along a new first dimension.
+
+    Raises:
+      ValueError: pfor cannot vectorize one of the operations. The message names it.
     """
     count = stacks[0].shape[0]
     partitioning = current_partitioning()
@@ -61,7 +68,7 @@ def vectorize(
 
 
 def _named(error: ValueError) -> ValueError:
-    """The error, or where an operation has no form on stacks one that says which and of whom."""
+    """Returns an error that names the layer and the operation, if pfor lacks the operation."""
     _, found, operation = str(error).partition(_UNKNOWN)
     if not found:
         return error
@@ -75,7 +82,7 @@ def _named(error: ValueError) -> ValueError:
 
 @contextlib.contextmanager
 def _converters(letter: str) -> Iterator[None]:
-    """Within it, pfor knows annotations, and operations that it lacks."""
+    """Teaches pfor, inside a `with` block, annotations and other operations that it lacks."""
     known = pfor._pfor_converter_registry
     before = dict(known)
     known.update(
@@ -98,7 +105,7 @@ def _annotated(operation: pfor._PforInput, letter: str) -> pfor.WrappedTensor:
     if split is None:
         raise ValueError(
             f"{context.layer_path()}: {operation.op.name} is annotated with devices, not with axes "
-            "of the mesh, which cannot be said of all stages of a pipeline at once"
+            "of the mesh. That is not possible for all stages of a pipeline at once"
         )
     return pfor.wrap(xla.tile(stack, (partitioning.reserved_axes, *split), partitioning.mesh), True)
 
@@ -108,7 +115,7 @@ def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:
 
 
 def _scatter_add(operation: pfor._PforInput) -> pfor.WrappedTensor:
-    """One scatter, with each slice's number before its indices."""
+    """Returns one scatter for all slices, with the slice's number prepended to its indices."""
     operation.stack_inputs([0, 1, 2])
     stack, indices, updates = (operation.stacked_input(i) for i in range(3))
     numbers = tf.reshape(tf.range(tf.shape(indices)[0]), [-1] + [1] * (indices.shape.rank - 1))

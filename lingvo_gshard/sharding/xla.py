@@ -1,8 +1,9 @@
-"""Splits as XLA's OpSharding; the only file that knows TensorFlow's private sharding module.
+"""Converts splits to XLA's OpSharding.
 
-A split says per dimension over which axes of the mesh it is cut: `(("data",), (), ("model",))`;
-`()` is whole. TensorFlow writes it into the graph as an XlaSharding operation, which lowers to
-`custom_call @Sharding` in StableHLO, and annotates the gradient as it does the tensor itself.
+A split lists the mesh axes of each dimension, such as `(("data",), (), ("model",))`. `()` means not
+split. TensorFlow writes a split into the graph as an XlaSharding operation, which lowers to
+`custom_call @Sharding` in StableHLO. The gradient gets the same annotation as the tensor. This is
+the only file that uses TensorFlow's private sharding module.
 """
 
 from __future__ import annotations
@@ -28,13 +29,21 @@ except ImportError as error:
 
 
 def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
-    """Returns the tensor, annotated as split over the mesh's axes, and so is its gradient.
+    """Annotates a tensor and its gradient as split over mesh axes.
 
-    A dimension over several axes is cut along the first, and each part along the next. Devices
-    along axes that the split does not name hold copies; a split of wholes only is annotated as
-    replicated. Outside a graph it is the identity.
+    A dimension over several axes is split along the first, then each shard along the next. Devices
+    along axes that the split does not name hold copies. In eager mode this is the identity.
 
-    Raises ValueError if the tensor has another rank, or an axis is unknown or stands twice.
+    Args:
+      tensor: The tensor.
+      split: The mesh axes of each dimension.
+      mesh: The mesh.
+
+    Returns:
+      The annotated tensor.
+
+    Raises:
+      ValueError: The ranks differ, or an axis is unknown or repeated.
     """
     if tensor.shape.rank not in (None, len(split)):
         raise ValueError(
@@ -44,56 +53,65 @@ def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor, annotated as held whole by every device."""
+    """Annotates a tensor as replicated on all devices."""
     return _annotate(tensor, xla_sharding.Sharding.replicate())
 
 
 def assign(tensor: tf.Tensor, devices: np.ndarray) -> tf.Tensor:
-    """Returns the tensor, annotated as cut into the parts that `devices` arranges.
+    """Annotates a tensor as split over given devices.
 
-    devices: partition ids in the tensor's dimensions and one more: the devices along that last one
-        hold copies of the same part. XLA wants every device of the program in it, once.
+    Args:
+      tensor: The tensor.
+      devices: Partition ids [*shards, copies]: one dimension for each of the tensor's, whose size
+        is the number of shards, and a last dimension of devices that hold copies of a shard. XLA
+        requires every device of the program exactly once.
     """
     return _annotate(tensor, _from_tiling(devices))
 
 
 def full_to_shard(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
-    """Returns one device's part of the tensor; what is computed from it is not partitioned.
+    """Enters a manual region: returns this device's shard, which XLA does not partition further.
 
-    The gradient is the sum of those of the copies that several devices have of a part.
+    The gradient of the full tensor sums over the devices that have copies of a shard.
     """
 
     @custom_gradient
-    def part_of(whole: tf.Tensor):
+    def part_of(full: tf.Tensor):
         def gradient(d_part: tf.Tensor) -> tf.Tensor:
-            return _sum_of_copies(d_part, split, mesh, whole.shape)
+            return _sum_of_copies(d_part, split, mesh, full.shape)
 
-        return xla_sharding.auto_to_manual_spmd_partition(whole, op_sharding(split, mesh)), gradient
+        return xla_sharding.auto_to_manual_spmd_partition(full, op_sharding(split, mesh)), gradient
 
     return part_of(tensor)
 
 
 def shard_to_full(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int]) -> tf.Tensor:
-    """Returns the tensor of which every device holds a part; `shape` is the whole's.
+    """Leaves a manual region: returns the full tensor that the shards of all devices make up.
 
-    The whole is as much each copy's work as the others': each gets an equal share of the gradient.
+    Each copy of a shard receives an equal share of the gradient.
+
+    Args:
+      part: This device's shard.
+      split: The mesh axes of each dimension.
+      mesh: The mesh.
+      shape: Shape of the full tensor.
     """
     serialized = op_sharding(split, mesh)
     copies = _tiling(split, mesh).shape[-1]
 
     @custom_gradient
-    def whole_of(part: tf.Tensor):
-        def gradient(d_whole: tf.Tensor) -> tf.Tensor:
-            share = d_whole if copies == 1 else d_whole / copies
+    def full_of(part: tf.Tensor):
+        def gradient(d_full: tf.Tensor) -> tf.Tensor:
+            share = d_full if copies == 1 else d_full / copies
             return xla_sharding.auto_to_manual_spmd_partition(share, serialized)
 
         return xla_sharding.manual_to_auto_spmd_partition(part, serialized, list(shape)), gradient
 
-    return whole_of(part)
+    return full_of(part)
 
 
 def _sum_of_copies(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int]) -> tf.Tensor:
-    """The whole whose parts are sums over the devices that the split leaves with copies."""
+    """Returns the full tensor whose shards are sums over the devices with copies of a shard."""
     used = [axis for axes in split for axis in axes]
     others = tuple(axis for axis in mesh.names if axis not in used)
     stacked = shard_to_full(
@@ -103,14 +121,21 @@ def _sum_of_copies(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[in
 
 
 def op_sharding(split: Split, mesh: Mesh) -> bytes:
-    """Returns the split as a serialized xla.OpSharding; ValueError as `tile`."""
+    """Returns the split as a serialized xla.OpSharding.
+
+    Raises:
+      ValueError: An axis is unknown or repeated.
+    """
     return _sharding(split, mesh).proto.SerializeToString()
 
 
 def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
-    """Returns the split that an OpSharding is on a mesh, or None if no axes of it make that split.
+    """Returns the split that an OpSharding describes, or None if mesh axes cannot express it.
 
-    serialized: the `sharding` of an XlaSharding operation, on a tensor of that rank.
+    Args:
+      serialized: The attribute `sharding` of an XlaSharding operation.
+      rank: Rank of the operation's tensor.
+      mesh: The mesh.
     """
     proto = type(xla_sharding.Sharding.replicate().proto).FromString(serialized)
     if proto.type == proto.REPLICATED:
@@ -124,7 +149,7 @@ def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
     axes = [name for name, size in mesh.axes if size > 1]
     for count in range(len(axes) + 1):
         for order in itertools.permutations(axes, count):
-            split = _dealt(order, parts[:rank], mesh)
+            split = _assign_axes(order, parts[:rank], mesh)
             if split and np.array_equal(_sorted_copies(_tiling(split, mesh), rank), devices):
                 return split
     return None
@@ -148,7 +173,7 @@ def _from_tiling(devices: np.ndarray) -> xla_sharding.Sharding:
 
 
 def _tiling(split: Split, mesh: Mesh) -> np.ndarray:
-    """Partition ids in the tensor's dimensions, and in one more those that hold copies."""
+    """Returns partition ids [*shards, copies], as `assign` takes them."""
     used = [axis for axes in split for axis in axes]
     parts = [math.prod(mesh.axis_size(axis) for axis in axes) for axes in split]
     order = used + [axis for axis in mesh.names if axis not in used]
@@ -162,12 +187,15 @@ def _annotate(tensor: tf.Tensor, sharding: xla_sharding.Sharding) -> tf.Tensor:
 
 
 def _sorted_copies(devices: np.ndarray, rank: int) -> np.ndarray:
-    """The same tiling with its copies in their last dimension and in one order."""
+    """Returns the same tiling with all copies in one last dimension, sorted."""
     return np.sort(devices.reshape([*devices.shape[:rank], -1]), axis=-1)
 
 
-def _dealt(axes: Sequence[str], parts: Sequence[int], mesh: Mesh) -> Split | None:
-    """The axes in their order, dealt to dimensions of so many parts; None if that does not fit."""
+def _assign_axes(axes: Sequence[str], parts: Sequence[int], mesh: Mesh) -> Split | None:
+    """Returns the split that assigns axes, in order, to dimensions of given numbers of shards.
+
+    Returns None if the sizes of the axes do not match.
+    """
     left, split = list(axes), []
     for count in parts:
         taken: list[str] = []

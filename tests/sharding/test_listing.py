@@ -42,11 +42,11 @@ def test_whole_weights_and_scalars():
 
 def test_dimensions_that_do_not_divide_are_noted():
     rows = weight_rows([spec("w", "EMH", 12, 4, 6), spec("v", "EMH", 12, 4, 5)], PLACED)
-    note = "E of 12 does not divide by 8: kept whole"
+    note = "E of 12 does not divide by 8: not split"
     assert (rows[0].split, rows[0].note) == ("H over model (2)", note)
     assert rows[0].bytes_per_device == rows[0].bytes // 2
     assert rows[1].split == "whole"
-    assert rows[1].note == f"{note}; H of 5 does not divide by 2: kept whole"
+    assert rows[1].note == f"{note}; H of 5 does not divide by 2: not split"
 
 
 def test_letters_kept_whole_are_no_matter_of_division():

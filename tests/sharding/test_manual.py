@@ -194,7 +194,7 @@ def _identity(x):
         (lambda x: full_to_shard(x[:6], BY_DATA), "dimension 0 of .6, 6. .* 4 parts of data in"),
         (lambda x: full_to_shard(x, ((), ("modle",))), "no axis 'modle'. Did you mean 'model'?"),
         (lambda x: full_to_shard(x, "BX"), "'X' names no dimension"),
-        (lambda x: full_to_shard(x, "B"), "B is no split of a tensor of rank 2"),
+        (lambda x: full_to_shard(x, "B"), "B does not split a tensor of rank 2"),
         (lambda x: manual(_identity, [BY_DATA], BY_DATA)(x, x), "_identity.: 2 arguments for 1"),
         (
             lambda x: manual(lambda x: [x, x], [BY_DATA], [BY_DATA])(x),
@@ -202,7 +202,7 @@ def _identity(x):
         ),
         (
             lambda x: manual(lambda part: part + x[0], [BY_DATA], BY_DATA)(x),
-            "computes with x:0, of shape .8, 6., which is whole; make it an argument",
+            "computes with x:0, of shape .8, 6., which is not a shard. Pass it as an argument",
         ),
     ],
 )

@@ -81,7 +81,7 @@ def test_topology_makes_neighbors_on_an_axis_neighbors_in_the_machine():
         ("4=data", "'4=data'"),
         ("da ta=2", "'da ta' cannot name an axis"),
         ("none=2", "'none' cannot name an axis"),
-        ("data=2,model=2,data=2", "axis 'data' stands more than once"),
+        ("data=2,model=2,data=2", "axis 'data' is repeated"),
     ],
 )
 def test_what_is_no_mesh_is_refused(text, message):

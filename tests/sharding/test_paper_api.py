@@ -113,14 +113,14 @@ def test_on_one_device_results_are_the_same(jit_compile, mesh):
         (lambda x: split(x, -3, 2), "the tensor has the dimensions 0 to 1"),
         (lambda x: split(x, 0, 0), "num_partitions must be at least 1"),
         (lambda x: split(x, 0, 9), "9 partitions of dimension 0, which has only 8"),
-        (lambda x: split(x, 0, 3), "takes 3 devices, but the mesh in use, data=4, has 4 devices"),
-        (lambda x: split(x, 0, 8), "takes 8 devices, but the mesh in use, data=4, has 4 devices"),
+        (lambda x: split(x, 0, 3), "uses 3 devices, but --mesh=data=4 has 4 devices"),
+        (lambda x: split(x, 0, 8), "uses 8 devices, but --mesh=data=4 has 4 devices"),
         (lambda x: shard(x, [0, 1]), "1 dimensions for a tensor of rank 2"),
-        (lambda x: shard(x, [[0.0], [1.0]]), "device ids are integers, not float64"),
+        (lambda x: shard(x, [[0.0], [1.0]]), "device ids must be integers, not float64"),
         (lambda x: shard(x, [[0], [-1]]), "device -1 is negative"),
-        (lambda x: shard(x, [[0, 1], [2, 1]]), "device 1 is in it more than once"),
-        (lambda x: shard(x, [[0], [4]]), "no device 4; .* data=4, has 4 devices, from 0 to 3"),
-        (lambda x: shard(x, np.zeros([0, 1], int)), "there are no devices in it"),
+        (lambda x: shard(x, [[0, 1], [2, 1]]), "device 1 is repeated"),
+        (lambda x: shard(x, [[0], [4]]), "no device 4. --mesh=data=4 has 4 devices, from 0 to 3"),
+        (lambda x: shard(x, np.zeros([0, 1], int)), "it lists no devices"),
         (lambda x: shard(x, np.arange(16).reshape(1, 16)), "16 partitions of dimension 1"),
         (lambda x: mesh_split(x, np.arange(4), [0]), "1 entries for a tensor of rank 2"),
         (
@@ -129,7 +129,7 @@ def test_on_one_device_results_are_the_same(jit_compile, mesh):
         ),
         (lambda x: mesh_split(x, np.arange(4), [-2, -1]), "the mesh has no dimension -2"),
         (lambda x: mesh_split(x, np.arange(4), [0, 0]), "dimension 0 of the mesh is used more"),
-        (lambda x: mesh_split(x, [0, 1, 1, 2], [0, -1]), "device 1 is in it more than once"),
+        (lambda x: mesh_split(x, [0, 1, 1, 2], [0, -1]), "device 1 is repeated"),
     ],
 )
 def test_mistakes_are_refused(annotate, message):
@@ -139,5 +139,5 @@ def test_mistakes_are_refused(annotate, message):
 
 def test_a_tensor_of_unknown_rank_is_refused():
     function = tf.function(lambda x: split(x, 0, 2), input_signature=[tf.TensorSpec(None)])
-    with pytest.raises(ValueError, match="the tensor's rank is not known"):
+    with pytest.raises(ValueError, match="the tensor's rank is unknown"):
         function.get_concrete_function()

@@ -41,7 +41,7 @@ def test_what_does_not_divide_and_what_the_layer_keeps_whole():
     assert rows == {
         "uneven": Replicated("uneven", (6, 4, 2), 192, "E of 6 does not divide by 4"),
         "half": Replicated("half", (6, 4, 4), 384, "E of 6 does not divide by 4"),
-        "router": Replicated("router", (4, 8), 128, "the layer keeps E whole"),
+        "router": Replicated("router", (4, 8), 128, "the layer does not split E"),
     }
     assert list(rows) == ["half", "uneven", "router"]
 
@@ -55,7 +55,7 @@ def test_what_is_split_by_another_letter_is_not_whole():
 def test_an_override_is_named():
     rows = found("tensor", "model=4", {"feed_forward": "weights: H->none"})
     assert rows["feed_forward.w_in"] == Replicated(
-        "feed_forward.w_in", (4, 16), 128, "an override keeps H whole"
+        "feed_forward.w_in", (4, 16), 128, "an override does not split H"
     )
 
 
@@ -81,7 +81,7 @@ def test_more_than_is_allowed_is_refused_with_the_flag_and_the_tensors():
         check_replicated(iter(rows), 77.5)
     lines = str(error.value).splitlines()
     assert lines[0] == (
-        "--max_replicated_mb=77.5: every device would hold 78.0 MiB whole although the strategy "
+        "--max_replicated_mb=77.5: every device would hold 78.0 MiB in full although the strategy "
         "splits a letter of them:"
     )
     assert lines[1] == f"  {describe(rows[0])}" == "  w12 [12], 12.0 MiB: reason 12"

@@ -73,7 +73,7 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
     assert "weights: 34 arrays, 53.6 KiB; each device holds" in out
     (whole,) = record["replicated"]
     assert whole["path"] == "encoder.layers[0].feed_forward.router.w_gate"
-    assert whole["reason"] == "the layer keeps E whole" and whole["reason"] in out
+    assert whole["reason"] == "the layer does not split E" and whole["reason"] in out
     assert record["unused_axes"] == [] and "Warning" not in out
 
 
@@ -92,7 +92,7 @@ def test_what_is_not_split_is_said(capsys):
     code, out, _ = run_here(capsys, "--mesh=data=2,model=3", "--strategy=tensor")
     assert code == 0
     assert "Warning: nothing is split over axis 'data': its 2 devices do the same" in out
-    assert "whole (N of 4 does not divide by 3: kept whole)" in out
+    assert "whole (N of 4 does not divide by 3: not split)" in out
     assert "V of 64 does not divide by 3" in out.split("replicated")[1]
     code, out, err = run_here(
         capsys, "--mesh=model=3", "--strategy=tensor", "--max_replicated_mb=0.01"

@@ -109,7 +109,7 @@ def test_another_runtime_resumes_the_run(sharded_run, capsys):
         (["--mesh=data"], "--mesh=data: 'data'; expected axes with their sizes"),
         (["--mesh="], "--mesh is empty; expected axes"),
         (["--mesh=data=0"], "axis 'data' has size 0"),
-        (["--mesh=data=2,data=4"], "axis 'data' stands more than once"),
+        (["--mesh=data=2,data=4"], "axis 'data' is repeated"),
         (["--mesh=data=4,model=4"], "--mesh needs 16 devices, but there are 8"),
         (["--mesh=data=8", "--strategy=exprt"], "unknown strategy 'exprt'. Did you mean 'expert'?"),
         (["--mesh=data=8", "--strategy=expert_tensr"], "'tensr'. Did you mean 'tensor'?"),
