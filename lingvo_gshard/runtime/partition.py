@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Array, Program
+from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split

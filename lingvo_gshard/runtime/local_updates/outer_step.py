@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.program import Array, Program
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import state_arrays
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.training.trainer import Trainer

@@ -20,8 +20,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.local_updates.outer_step import outer_moment_arrays, outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers
+from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import Array
 from lingvo_gshard.runtime.program.step_programs import state_arrays, train_program
 from lingvo_gshard.runtime.spmd import SpmdFunction, SpmdOptions, SpmdRuntime
 from lingvo_gshard.runtime.step_compiler import (

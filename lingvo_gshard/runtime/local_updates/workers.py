@@ -11,7 +11,7 @@ import numpy as np
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.runtime.program.program import Array
+from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Strategy

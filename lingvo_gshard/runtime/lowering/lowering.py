@@ -15,8 +15,9 @@ from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import keep_apart
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
+from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
-from lingvo_gshard.runtime.program.program import Array, Program, writers_versions
+from lingvo_gshard.runtime.program.program import Program, writers_versions
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning

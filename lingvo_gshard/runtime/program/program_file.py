@@ -1,66 +1,134 @@
-"""The file of a saved program: a zip of what jax.export reads and of a stamped record of the rest.
+"""The file of a saved program: a zip of an exported function and a record that describes it.
 
-Needs jax alone, as whoever runs such a file does; docs/programs.md says what is in it.
+`program.json` is the record; `exported` holds what `jax.export.deserialize` reads. This module does
+not import TensorFlow, so that a program runs where TensorFlow is not installed. docs/programs.md
+describes the file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
-import json
 import os
 import pathlib
 import zipfile
 
 import jax
+import msgspec
 
 from lingvo_gshard.data.sources.files import write_atomically
+from lingvo_gshard.runtime.program.array import Array
 
-_FORMAT = 1
+FORMAT = 1
 _RECORD, _EXPORTED = "program.json", "exported"
 
 
-def write(path: str | os.PathLike, record: dict, exported: bytes) -> None:
-    """Writes a record, of JSON values, and an exported function's bytes as one zip."""
-    record = {"format": _FORMAT, **record}
-    record["stamp"] = _stamp(record, exported)
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The useful work of one call of a program, from which its efficiency is computed.
+
+    Attributes:
+      flops: floating-point operations, as core/flops.py counts them.
+      tokens: tokens of a batch, padding included.
+      vocabularies: (path of an input, number of different ids in it).
+    """
+
+    flops: int
+    tokens: int
+    vocabularies: tuple[tuple[str, int], ...] = ()
+
+
+class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """The description of a program in its file.
+
+    Attributes:
+      name: name of the function, such as `train_step`.
+      inputs: the function's arguments, in order.
+      outputs: the function's results, in order.
+      donated: indices of the inputs whose memory the outputs may reuse.
+      mesh: axes and sizes, such as "data=4,model=2".
+      device_order: "contiguous" or "topology".
+      partitioner: "gspmd" or "shardy".
+      strategy: the table of letters that split the tensors.
+      flags: XLA_FLAGS when the program was written.
+      versions: package -> version, of the packages that wrote the program.
+      work: None if it was not counted.
+      digest: `Program.digest`.
+      format: format of the file.
+      stamp: hash of the file's content except for the stamp.
+    """
+
+    name: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    donated: tuple[int, ...]
+    mesh: str
+    device_order: str
+    partitioner: str
+    strategy: str
+    flags: str
+    versions: dict[str, str]
+    work: Work | None = None
+    digest: str = ""
+    format: int = FORMAT
+    stamp: str = ""
+
+
+class _Header(msgspec.Struct):
+    """The part of a record that files of every format have."""
+
+    format: int = 0
+
+
+def write(path: str | os.PathLike, record: ProgramRecord, exported: bytes) -> None:
+    """Writes a record and an exported function as one zip."""
+    record = msgspec.structs.replace(record, stamp=stamp(record, exported))
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr(_RECORD, json.dumps(record, indent=1))
+        file.writestr(_RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1))
         file.writestr(_EXPORTED, exported)
     write_atomically(path, content.getvalue())
 
 
-def read(path: str | os.PathLike) -> tuple[dict, bytes]:
-    """Returns the record and the exported function's bytes.
+def read(path: str | os.PathLike) -> tuple[ProgramRecord, bytes]:
+    """Returns the record and the exported function.
 
-    Raises ValueError naming the file and what does not match: format, content, or a jax older than
-    the writer's.
+    Raises:
+      ValueError: names the file and the problem: it is no saved program, has another format, was
+        changed, or was written with a newer jax.
     """
     content = io.BytesIO(pathlib.Path(path).read_bytes())
     try:
         with zipfile.ZipFile(content) as file:
-            record = dict(json.loads(file.read(_RECORD)))
-            exported = file.read(_EXPORTED)
-    except Exception as error:  # Damage makes zipfile raise errors of many kinds.
+            text, exported = file.read(_RECORD), file.read(_EXPORTED)
+        found = msgspec.json.decode(text, type=_Header).format
+        if found == FORMAT:
+            record = msgspec.json.decode(text, type=ProgramRecord)
+    except Exception as error:  # zipfile raises many types on a damaged file.
         raise ValueError(f"{path} is not a saved program: {error}") from None
-    if record.get("format") != _FORMAT:
-        raise ValueError(f"{path}: format {record.get('format')}, but this reads {_FORMAT}")
-    if record.get("stamp") != _stamp(record, exported):
-        raise ValueError(f"{path}: the content has another hash than the file's stamp says")
-    written_with = record["versions"].get("jax", "0")
+    if found != FORMAT:
+        raise ValueError(f"{path} has format {found}, but this version reads format {FORMAT}")
+    if record.stamp != stamp(record, exported):
+        raise ValueError(f"{path} was changed after it was written: its hash is not its stamp")
+    written_with = record.versions.get("jax", "0")
     if _numbers(jax.__version__) < _numbers(written_with):
         raise ValueError(
-            f"{path}: written with jax {written_with}; jax {jax.__version__} is older and may not "
-            "know its operations"
+            f"{path} was written with jax {written_with}. Install that version or a newer one; "
+            f"this is jax {jax.__version__}"
         )
     return record, exported
 
 
-def _stamp(record: dict, exported: bytes) -> str:
-    """A hash of all that a file holds beside this stamp."""
-    rest = {name: value for name, value in record.items() if name != "stamp"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode() + exported).hexdigest()
+def encode(record: ProgramRecord) -> bytes:
+    """Returns the record as JSON, equal bytes for equal records."""
+    return msgspec.json.encode(record, order="deterministic")
+
+
+def stamp(record: ProgramRecord, exported: bytes) -> str:
+    """Returns the hash of a file's content."""
+    unstamped = msgspec.structs.replace(record, stamp="")
+    return hashlib.sha256(encode(unstamped) + exported).hexdigest()
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ import tensorflow as tf
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.program import Array, Program, Work
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.program.program_file import Work
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task

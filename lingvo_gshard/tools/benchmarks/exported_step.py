@@ -14,10 +14,12 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program_file import ProgramRecord
 
 STEP, INITIAL = "train_step", "init_state"
 # Standard deviation of synthetic weights.
@@ -36,12 +38,12 @@ class SavedStep:
     def __init__(self, path: str, report: Callable[[str], None], initial: str | None = None):
         """Raises ValueError naming the file that is no such program or fits no device here."""
         record, exported = _load(path, STEP)
-        if not record.get("work"):
+        if not record.work:
             raise ValueError(
                 f"{path} does not say its useful operations: it was written by an earlier "
                 "version, or it is not a training step"
             )
-        self.path, self.record, self.work = path, record, record["work"]
+        self.path, self.record, self.work = path, record, record.work
         self.devices = _devices(path, record)
         self.gemm_dtype = product_dtype(exported.mlir_module())
         report("compiling the step")
@@ -49,8 +51,8 @@ class SavedStep:
         self._compiled = _compile(record, exported, self.devices)
         self.compile_seconds = time.perf_counter() - started
         report("making a state")
-        shardings = _shardings(record, record["inputs"], self.devices)
-        pairs = list(zip(record["inputs"], shardings, strict=True))
+        shardings = _shardings(record, record.inputs, self.devices)
+        pairs = list(zip(record.inputs, shardings, strict=True))
         with jax.enable_x64(True):
             if initial:
                 self._state = _drawn(initial, path, record, self.devices)
@@ -58,7 +60,7 @@ class SavedStep:
                 self._state = [_made_up(*pair) for pair in pairs if not _is_batch(pair[0])]
             batch = [(array, sharding) for array, sharding in pairs if _is_batch(array)]
             self._batch = [
-                jax.device_put(_batch_value(path, array, self.work["vocabularies"]), sharding)
+                jax.device_put(_batch_value(path, array, dict(self.work.vocabularies)), sharding)
                 for array, sharding in batch
             ]
 
@@ -92,9 +94,9 @@ def product_dtype(module: str) -> str:
     return max(operations, key=operations.get, default="float32")
 
 
-def _load(path: str, name: str) -> tuple[dict, jax.export.Exported]:
+def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
     record, exported = program_file.read(path)
-    if record["name"] != name:
+    if record.name != name:
         raise ValueError(
             f"{path} holds the program {record['name']!r}, but {name!r} was expected; write it "
             f"with gshard-inspect --function={name} --program={path}"
@@ -102,7 +104,7 @@ def _load(path: str, name: str) -> tuple[dict, jax.export.Exported]:
     return record, jax.export.deserialize(bytearray(exported))
 
 
-def _devices(path: str, record: dict) -> list[jax.Device]:
+def _devices(path: str, record: ProgramRecord) -> list[jax.Device]:
     """As many as the mesh has; CPU devices are made virtually where jax has no others."""
     count = math.prod(_axes(record).values())
     with contextlib.suppress(RuntimeError):
@@ -117,30 +119,24 @@ def _devices(path: str, record: dict) -> list[jax.Device]:
     return found[:count]
 
 
-def _axes(record: dict) -> dict[str, int]:
-    pairs = (axis.split("=") for axis in record["mesh"].split(",") if axis)
+def _axes(record: ProgramRecord) -> dict[str, int]:
+    pairs = (axis.split("=") for axis in record.mesh.split(",") if axis)
     return {name: int(size) for name, size in pairs}
 
 
 def _shardings(
-    record: dict, arrays: Sequence[dict], devices: Sequence[jax.Device]
+    record: ProgramRecord, arrays: Sequence[Array], devices: Sequence[jax.Device]
 ) -> list[NamedSharding | None]:
     axes = _axes(record)
     arranged = np.array(devices).reshape(tuple(axes.values()))
-    if record["device_order"] == "topology":
+    if record.device_order == "topology":
         from jax.experimental import mesh_utils
 
         arranged = mesh_utils.create_device_mesh(
             arranged.shape, devices=list(devices), allow_split_physical_axes=True
         )
     mesh = jax.sharding.Mesh(arranged, tuple(axes))
-    splits = [array["split"] for array in arrays]
-    return [
-        None
-        if split is None
-        else NamedSharding(mesh, PartitionSpec(*(tuple(axes) or None for axes in split)))
-        for split in splits
-    ]
+    return [array.sharding(mesh) for array in arrays]
 
 
 @contextlib.contextmanager
@@ -154,35 +150,33 @@ def _partitioner(name: str) -> Iterator[None]:
 
 
 def _compile(
-    record: dict, exported: jax.export.Exported, devices: Sequence[jax.Device]
+    record: ProgramRecord, exported: jax.export.Exported, devices: Sequence[jax.Device]
 ) -> jax.stages.Compiled:
-    inputs = _shardings(record, record["inputs"], devices)
-    outputs = _shardings(record, record["outputs"], devices)
+    inputs = _shardings(record, record.inputs, devices)
+    outputs = _shardings(record, record.outputs, devices)
     function = jax.jit(
-        exported.call, donate_argnums=tuple(record["donated"]), out_shardings=tuple(outputs)
+        exported.call, donate_argnums=tuple(record.donated), out_shardings=tuple(outputs)
     )
-    with _partitioner(record["partitioner"]), jax.enable_x64(True):
+    with _partitioner(record.partitioner), jax.enable_x64(True):
         arguments = [
-            jax.ShapeDtypeStruct(array["shape"], jnp.dtype(array["dtype"]), sharding=sharding)
-            for array, sharding in zip(record["inputs"], inputs, strict=True)
+            jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding)
+            for array, sharding in zip(record.inputs, inputs, strict=True)
         ]
         return function.lower(*arguments).compile()
 
 
-def _is_batch(array: dict) -> bool:
-    return array["path"].startswith("batch.")
+def _is_batch(array: Array) -> bool:
+    return array.path.startswith("batch.")
 
 
-def _drawn(path: str, step: str, record: dict, devices: Sequence[jax.Device]) -> list[jax.Array]:
+def _drawn(
+    path: str, step: str, record: ProgramRecord, devices: Sequence[jax.Device]
+) -> list[jax.Array]:
     """The state that an init_state program draws, checked to be that of the step."""
     initial, exported = _load(path, INITIAL)
-    found = [(a["path"], a["shape"], a["dtype"], a["split"]) for a in initial["outputs"]]
-    expected = [
-        (a["path"], a["shape"], a["dtype"], a["split"])
-        for a in record["inputs"]
-        if not _is_batch(a)
-    ]
-    if initial["mesh"] != record["mesh"] or found != expected:
+    found = [(a.path, a.shape, a.dtype, a.split) for a in initial.outputs]
+    expected = [(a.path, a.shape, a.dtype, a.split) for a in record.inputs if not _is_batch(a)]
+    if initial.mesh != record.mesh or found != expected:
         differ = [a[0] for a, b in zip(found, expected, strict=False) if a != b]
         raise ValueError(
             f"--init_state={path} draws another state than {step} takes: "
@@ -193,10 +187,10 @@ def _drawn(path: str, step: str, record: dict, devices: Sequence[jax.Device]) ->
     return list(_compile(initial, exported, devices)())
 
 
-def _made_up(array: dict, sharding: NamedSharding) -> jax.Array:
+def _made_up(array: Array, sharding: NamedSharding) -> jax.Array:
     """An initial value: small random weights, scales of 1, and moments, counts and biases of 0."""
-    path, dtype = array["path"], jnp.dtype(array["dtype"])
-    shape = tuple(array["shape"])
+    path, dtype = array.path, jnp.dtype(array.dtype)
+    shape = tuple(array.shape)
     if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("moments."):
         value = 0.0
     elif not shape or path.endswith("scale"):
@@ -222,10 +216,10 @@ def _maker(
     return jax.jit(make, out_shardings=sharding)
 
 
-def _batch_value(path: str, array: dict, vocabularies: dict[str, int]) -> np.ndarray:
+def _batch_value(path: str, array: Array, vocabularies: dict[str, int]) -> np.ndarray:
     """Returns a synthetic array of the batch; raises ValueError naming the file."""
-    name = array["path"]
+    name = array.path
     try:
-        return synthetic.make_array(name, array["shape"], array["dtype"], vocabularies.get(name))
+        return synthetic.make_array(name, array.shape, array.dtype, vocabularies.get(name))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -23,7 +23,7 @@ from lingvo_gshard.layers.moe import (
 )
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
-from lingvo_gshard.runtime.program.program import Array
+from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import gemm
 from lingvo_gshard.tools.benchmarks.timing import seconds_of

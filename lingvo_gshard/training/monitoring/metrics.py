@@ -1,45 +1,62 @@
-"""Metrics on disk: a row of metrics.jsonl for every step, and curves for TensorBoard."""
+"""Writes metrics: a row of metrics.jsonl for every step, and curves for TensorBoard."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import pathlib
 from collections.abc import Callable
 
+import msgspec
 import tensorflow as tf
 
 Row = dict[str, float]
 
 
+class _Step(msgspec.Struct):
+    """The field that every row of metrics.jsonl has."""
+
+    step: int
+
+
+_ENCODER = msgspec.json.Encoder()
+_STEP_DECODER = msgspec.json.Decoder(_Step)
+
+
 class MetricsWriter:
     """Appends rows to <logdir>/metrics.jsonl and points to <logdir>/events.
 
-    Opened with the step that a run goes on from, it drops the rows of later steps, so that the
-    file has one row for each step. A full disk is reported once; rows wait in memory for room.
+    While the disk is full, rows wait in memory.
     """
 
     def __init__(self, logdir: pathlib.Path, step: int, say: Callable[[str], None] = print):
+        """Opens the files of a run.
+
+        Args:
+          logdir: the run's directory.
+          step: the step that the run resumes from. Rows of later steps are removed, so that the
+            file has one row for each step.
+          say: shows a warning to the user.
+        """
         self._say = say
         self._warned = False
         self._unwritten = b""
         path = logdir / "metrics.jsonl"
-        _keep_rows(path, step)
+        _drop_rows_after(path, step)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._events = tf.summary.create_file_writer(str(logdir / "events"))
 
     def write(self, step: int, row: Row) -> None:
-        """Appends one row; what is not finite becomes null."""
-        values = {name: _finite_or_none(value) for name, value in row.items()}
-        self._unwritten += json.dumps({"step": step, **values}).encode() + b"\n"
+        """Appends one row. Values that are not finite become null."""
+        self._unwritten += _ENCODER.encode({"step": step, **row}) + b"\n"
         try:
             while self._unwritten:
                 written = os.write(self._file, self._unwritten)
                 self._unwritten = self._unwritten[written:]
             self._warned = False
         except OSError as error:
-            self._warn(f"metrics.jsonl cannot be written ({error.strerror}); its rows are held")
+            self._warn(
+                f"metrics.jsonl cannot be written ({error.strerror}); new rows wait in memory"
+            )
 
     def curves(self, step: int, row: Row) -> None:
         """Adds one point to each TensorBoard curve."""
@@ -66,7 +83,7 @@ class MetricsWriter:
 
 
 class NoWriter:
-    """Stands where MetricsWriter does in the processes that leave writing to the main one."""
+    """Replaces MetricsWriter in processes that leave writing to the main one."""
 
     def write(self, step: int, row: Row) -> None:
         """Writes nothing."""
@@ -78,22 +95,18 @@ class NoWriter:
         """Closes nothing."""
 
 
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _keep_rows(path: pathlib.Path, step: int) -> None:
-    """Rewrites the file with the whole rows up to and including `step`."""
+def _drop_rows_after(path: pathlib.Path, step: int) -> None:
+    """Rewrites the file without the rows of later steps and without damaged rows."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            keep = line.endswith(b"\n") and json.loads(line)["step"] <= step
-        except (ValueError, KeyError, TypeError):
-            keep = False
-        if keep:
-            kept.append(line)
+    kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_kept(line, step)]
     shorter = path.with_suffix(".jsonl.new")
     shorter.write_bytes(b"".join(kept))
     os.replace(shorter, path)
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and _STEP_DECODER.decode(line).step <= step
+    except msgspec.DecodeError:
+        return False

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
-from lingvo_gshard.runtime.program.program import PARTITIONERS, Array
+from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, paper_api
 from lingvo_gshard.sharding.partitioning import Partitioning
 

@@ -3,7 +3,8 @@
 import json
 import zipfile
 
-from lingvo_gshard.runtime.program.program import Program, Work
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.program.program_file import Work
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests import tiny

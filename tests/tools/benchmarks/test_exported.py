@@ -15,7 +15,9 @@ import tensorflow as tf
 
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program import program_file
-from lingvo_gshard.runtime.program.program import Array, Program, Work
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.runtime.program.program_file import Work
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import exported as exported_bench
@@ -137,7 +139,7 @@ def test_jax_takes_a_file_to_another_platform_than_it_was_lowered_for(files):
     record, exported = program_file.read(files / "step.zip")
     step = jax.export.deserialize(bytearray(exported))
     assert step.platforms == ("cpu",) and "custom_call" not in step.mlir_module()
-    arguments = [jax.ShapeDtypeStruct(a["shape"], a["dtype"]) for a in record["inputs"]]
+    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in record.inputs]
     for platform in ("cuda", "tpu"):
         jax.jit(step.call).trace(*arguments).lower(lowering_platforms=(platform,))
 
