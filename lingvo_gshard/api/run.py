@@ -21,7 +21,8 @@ from lingvo_gshard.decoding import Sampling, Translator, Writer
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.checkpoint.store import IN_WORDS, CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.runtime_protocol import Runtime
@@ -281,10 +282,8 @@ class Run:
             task = with_vocabulary_sizes(self.params.task, self.input)
             trainer = self.params.trainer.instantiate(task)
             runtime = self.backend.make_runtime(trainer)
-            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated,))
+            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
         finally:
             store.close()
-        part = trainer.evaluated
-        specs, arrays = trainer.state_specs()[part], checkpoint.arrays.get(part, {})
-        runtime.load_theta(unflatten(specs, arrays, IN_WORDS[part]))
+        runtime.load_theta(restored_theta(trainer, checkpoint))
         return TrainedModel(checkpoint.step, trainer.task, runtime, self.input)

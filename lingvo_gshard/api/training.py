@@ -14,7 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.loop import Loop, Outcome
+from lingvo_gshard.training.loop import Outcome, TrainingLoop
 from lingvo_gshard.training.params_text import experiment_from_text
 from lingvo_gshard.training.signals import StoppedError, StopRequest
 
@@ -94,7 +94,7 @@ def _train(
             _say(console, f"Resuming from the checkpoint of step {checkpoint.step:,}")
             _warn_of_new_schedule(console, params, checkpoint)
         summary.print_summary(console, params, input_, trainer, runtime)
-        loop = Loop(params, trainer, runtime, input_, logdir, store, stop, console)
+        loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
         return loop.run(checkpoint)
     finally:
         store.close()
@@ -106,7 +106,7 @@ def _warn_of_new_schedule(
     """Warns if a changed number of steps stretches or shortens the learning rate's schedule."""
     before, now = experiment_from_text(checkpoint.params_text).trainer.steps, params.trainer.steps
     schedule = params.trainer.schedule
-    if before != now and "total_steps" in schedule and not schedule.total_steps:
+    if before != now and schedule.cls.ends_with_run(schedule):
         _say(
             console,
             f"Warning: the learning rate now decays to step {now:,}, before it was {before:,}; "

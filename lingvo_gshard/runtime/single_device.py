@@ -68,7 +68,7 @@ class SingleDeviceRuntime:
 
     def load_theta(self, theta: NestedMap) -> None:
         """Takes over, alone, the part of a state that is evaluated and decoded with."""
-        self.load_state(NestedMap({self._trainer.evaluated: theta}))
+        self.load_state(NestedMap({self._trainer.evaluated_part: theta}))
 
     def state(self) -> NestedMap:
         """Returns a copy of the state as NumPy arrays, when the steps under way are done."""
@@ -114,8 +114,8 @@ class SingleDeviceRuntime:
         return NestedMap(values_and_weights(self._trainer.eval_step(self._theta(), batch)))
 
     def _theta(self) -> NestedMap:
-        part = self._variables[self._trainer.evaluated]
-        return self._trainer.weights_to_evaluate(part.transform(lambda v: v.read_value()))
+        part = self._variables[self._trainer.evaluated_part]
+        return self._trainer.evaluated_theta(part.transform(lambda v: v.read_value()))
 
 
 class SingleDeviceFunction:

@@ -124,11 +124,11 @@ class _AnnotatedTrainer:
         self._trainer = trainer
 
     @property
-    def evaluated(self) -> str:
-        return self._trainer.evaluated
+    def evaluated_part(self) -> str:
+        return self._trainer.evaluated_part
 
-    def weights_to_evaluate(self, part: NestedMap) -> NestedMap:
-        return self._trainer.weights_to_evaluate(part)
+    def evaluated_theta(self, part: NestedMap) -> NestedMap:
+        return self._trainer.evaluated_theta(part)
 
     def init_state(self) -> NestedMap:
         return self._trainer.init_state()

@@ -1,24 +1,22 @@
-"""The training loop: feeds a runtime, writes metrics and checkpoints, and ends in good order."""
+"""The training loop: feeds batches to a runtime, and evaluates and saves when it is time."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 
-import numpy as np
 import rich.console
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
-from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint.store import IN_WORDS, Checkpoint, CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
-from lingvo_gshard.training.monitoring.expert_balance import ExpertBalance
-from lingvo_gshard.training.monitoring.metrics import MetricsWriter, NoWriter, Row
-from lingvo_gshard.training.monitoring.progress import Progress
+from lingvo_gshard.training.monitoring.metrics import Row
+from lingvo_gshard.training.monitoring.run_log import RunLog
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
@@ -26,36 +24,42 @@ from lingvo_gshard.training.trainer import Trainer
 
 @dataclasses.dataclass
 class Outcome:
-    """How training ended.
+    """How a run ended.
 
     Attributes:
-      step: number of steps taken in all.
-      finished: whether these are all steps of the experiment.
-      signal: the signal that stopped training, such as "Ctrl-C"; None without one.
-      metrics: metrics of the last step taken by this call; empty if it took none.
+      step: number of steps taken, those of earlier runs included.
+      finished: whether these are all steps of the run.
+      signal: the signal that ended the run, "Ctrl-C" or "SIGTERM"; None if there was none.
     """
 
     step: int
     finished: bool
     signal: str | None
-    metrics: Row = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
 class _Pending:
-    """A step whose metrics have not been read; its batch is kept for a diagnosis."""
+    """A step whose metrics have not been read.
+
+    Attributes:
+      step: number of the step, from 1.
+      metrics: the step's metrics, which may still be computed.
+      batch: the step's batch, for a diagnosis.
+    """
 
     step: int
     metrics: Metrics
     batch: Batch
 
 
-class Loop:
-    """Trains to `trainer.steps` in a logdir that has been claimed for these Params.
+class TrainingLoop:
+    """Trains to `trainer.steps` in a log directory that was claimed for the run's Params.
 
-    Metrics are read one step late, so that the device need not wait for the host. Where several
-    processes train together, each has a loop; all stop at the same step, and the main one shows
-    and writes.
+    The loop reads a step's metrics after it has started the next step, so that the device does not
+    wait for the host. In a cluster each process has a loop; all stop at the same step.
+
+    Attributes:
+      step: number of steps started.
     """
 
     def __init__(
@@ -69,6 +73,18 @@ class Loop:
         stop: StopRequest,
         console: rich.console.Console,
     ):
+        """Makes the loop of one run.
+
+        Args:
+          params: the experiment's Params, which every checkpoint records.
+          trainer: the experiment's trainer.
+          runtime: holds the state and runs the steps.
+          input_: the batches.
+          logdir: where metrics are written.
+          store: where checkpoints are written.
+          stop: tells when to stop early.
+          console: where progress is shown.
+        """
         self._params = params
         self._trainer = trainer
         self._runtime = runtime
@@ -76,21 +92,22 @@ class Loop:
         self._logdir = logdir
         self._store = store
         self._stop = stop
-        self._console = console if processes.is_main() else rich.console.Console(quiet=True)
+        self._console = console
         self._pending: _Pending | None = None
-        self._balance = ExpertBalance()
-        self._last_row: Row = {}
+        self._saved_step = 0
         self.step = 0
 
     def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
-        """Trains from a checkpoint, or else from the start; returns how it ended.
+        """Trains from a checkpoint, or from the initial weights if there is none.
 
-        The dev split is read before the first step: what is wrong with it costs no training.
-        Raises NonFiniteError, naming the step and the layer, if a loss or gradient is not finite,
-        and OSError if the last checkpoint cannot be saved. Checkpoints saved before stay.
+        Checks the dev split before the first step, so that errors in it cost no training.
+
+        Raises:
+          NonFiniteError: a loss or gradient is not finite. Names the step and the layer.
+          OSError: the last checkpoint could not be saved. Older checkpoints remain.
         """
         p = self._trainer.p
-        self.step = checkpoint.step if checkpoint else 0
+        self.step = self._saved_step = checkpoint.step if checkpoint else 0
         if self.step >= p.steps:
             return Outcome(self.step, True, None)
         with contextlib.ExitStack() as stack:
@@ -98,119 +115,90 @@ class Loop:
                 self._input.check_split("dev")
             self._batches = self._input.train_batches(p.seed)
             stack.callback(self._batches.close)
-            self._begin(checkpoint)
-            self._progress = stack.enter_context(
-                Progress(self._console, self.step, p.steps, p.log_every_steps, self._balance.digest)
-            )
-            self._writer = self._open_writer()
-            stack.callback(self._writer.close)
-            self._store.say = self._progress.say
+            self._load(checkpoint)
+            log = RunLog(self._console, self._logdir, p, self.step)
+            self._log = stack.enter_context(log)
+            self._store.say = self._log.say
             self._stop.finishing = True
             self._train()
-            self._say_all(self._balance.summary())
+            self._log.show_summary()
             self._finish_saving()
-        return Outcome(self.step, self.step >= p.steps, self._stop.agreed, self._last_row)
+        return Outcome(self.step, self.step >= p.steps, self._stop.agreed)
 
-    def _open_writer(self) -> MetricsWriter | NoWriter:
-        if not processes.is_main():
-            return NoWriter()
-        return MetricsWriter(self._logdir.path, self.step, self._progress.say)
-
-    def _begin(self, checkpoint: Checkpoint | None) -> None:
-        """Brings weights and input to where the checkpoint left them, or to the start."""
+    def _load(self, checkpoint: Checkpoint | None) -> None:
+        """Restores the state and the input's position, or initializes them."""
         if checkpoint is None:
             self._runtime.init_state()
-        else:
-            like = self._runtime.abstract_state()
-            self._runtime.load_state(restored_state(self._trainer, checkpoint, like))
-            self._batches.set_state(checkpoint.position)
-            # The runtime has its own copy now; a second one may not fit beside it.
-            checkpoint.arrays.clear()
+            return
+        abstract_state = self._runtime.abstract_state()
+        self._runtime.load_state(restored_state(self._trainer, checkpoint, abstract_state))
+        self._batches.set_state(checkpoint.position)
+        # The runtime has its own copy. Two may not fit into memory.
+        checkpoint.arrays.clear()
 
     def _train(self) -> None:
         p = self._trainer.p
-        saved = self.step
         while self.step < p.steps and not self._stop.agreed:
-            batch = next(self._batches)
-            self._take_step(batch)
-            if self._due(p.evaluate_every_steps) or self.step == p.steps:
-                self._record(evaluate=True)
-            if self._due(p.checkpoint_every_steps) and self.step < p.steps:
-                self._record()
+            self._take_step(next(self._batches))
+            if self._is_due(p.evaluate_every_steps) or self.step == p.steps:
+                self._finish_step(evaluate=True)
+            if self._is_due(p.checkpoint_every_steps) and self.step < p.steps:
+                self._finish_step()
                 self._save()
-                saved = self.step
-        self._record()
-        if self.step > saved:
+        self._finish_step()
+        if self.step > self._saved_step:
             self._save()
 
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
     def _take_step(self, batch: Batch) -> None:
-        """Starts a step, and then looks at the metrics of the one before."""
-        # Before the step, since what is announced is known when all that came before is done.
+        """Starts a step and then finishes the one before."""
+        # Announced first: the answer is known as soon as all work started earlier is done.
         self._stop.announce()
         compiled = self._runtime.compile_seconds
         metrics = self._runtime.train_step(batch)
-        self._record()
+        self._finish_step()
         self.step += 1
         self._pending = _Pending(self.step, metrics, batch)
         seconds = self._runtime.compile_seconds - compiled
         if seconds:
-            self._progress.say(f"step {self.step:,}  compiled in {seconds:.1f} s")
-        for note in self._runtime.pop_messages():
-            self._progress.say(note)
+            self._log.say(f"step {self.step:,}  compiled in {seconds:.1f} s")
+        for message in self._runtime.pop_messages():
+            self._log.say(message)
 
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.step % every == 0
-
-    def _record(self, evaluate: bool = False) -> None:
-        """Reads, checks, shows and writes the metrics of the step before, if not yet done."""
+    def _finish_step(self, evaluate: bool = False) -> None:
+        """Waits for the pending step, if there is one, and logs its metrics."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
         row = pending.metrics.read()
-        if self._trainer.stops(row):
-            raise self._not_finite(pending, row)
-        if "cross_entropy" in row:
-            row["perplexity"] = perplexity(row["cross_entropy"])
-        self._progress.count(row.get("tokens", 0.0))
-        if self._progress.tokens_per_second:
-            row["tokens_per_second"] = self._progress.tokens_per_second
-        self._balance.add(pending.step, row)
-        self._progress.update(pending.step, row)
-        if self._is_logged(pending.step):
-            self._say_all(self._balance.end_interval())
+        if self._trainer.should_stop(row):
+            raise self._non_finite_error(pending, row)
+        self._log.add_step(pending.step, row)
         if evaluate:
             row.update(self._evaluate(pending.step))
-        self._writer.write(pending.step, row)
-        self._last_row = row
-        if evaluate or self._is_logged(pending.step):
-            self._writer.curves(pending.step, row)
+        is_point = evaluate or self._log.is_logged(pending.step)
+        self._log.write(pending.step, row, is_point)
+        if is_point:
             self._store.poll()
 
-    def _is_logged(self, step: int) -> bool:
-        return step % self._trainer.p.log_every_steps == 0 or step == self._trainer.p.steps
-
-    def _say_all(self, lines: list[str]) -> None:
-        for line in lines:
-            self._progress.say(line)
-
     def _evaluate(self, step: int) -> Row:
-        """Returns the metrics of the dev split; nothing without one, or if asked to stop."""
-        means = WeightedMeans()
+        """Returns the metrics of the dev split; none if there is no such split or on a stop."""
         if "dev" not in self._input.splits:
             return {}
+        means = WeightedMeans()
         for batch in self._input.evaluation_batches("dev"):
             self._stop.announce()
             if self._stop.agreed:
                 return {}
             means.add(self._runtime.eval_step(batch))
-        self._progress.pause()
+        self._log.pause()
         row = {f"dev/{name}": value for name, value in means.means().items()}
         if "dev/cross_entropy" in row:
             row["dev/perplexity"] = perplexity(row["dev/cross_entropy"])
         if row:
-            shown = ("loss", "perplexity", "accuracy")
-            parts = [f"{name} {row[f'dev/{name}']:.4f}" for name in shown if f"dev/{name}" in row]
-            self._progress.say(f"step {step:,}  dev: {'  '.join(parts)}")
+            self._log.show_dev(step, row)
         return row
 
     def _save(self) -> None:
@@ -221,42 +209,23 @@ class Loop:
             self._params.to_text(),
             self._input.save_vocabularies,
         )
+        self._saved_step = self.step
 
     def _finish_saving(self) -> None:
-        if not self._store.finish() or max(self._store.steps, default=0) != self.step:
+        is_saved = self._store.finish()
+        newest = max(self._store.steps, default=0)
+        if not is_saved or newest != self.step:
             raise OSError(
-                f"step {self.step:,} could not be saved; the run can go on from step "
-                f"{max(self._store.steps, default=0):,} when there is room"
+                f"step {self.step:,} could not be saved. Free some disk space; the same command "
+                f"then resumes from step {newest:,}"
             )
 
-    def _not_finite(self, pending: _Pending, row: Row) -> NonFiniteError:
+    def _non_finite_error(self, pending: _Pending, row: Row) -> NonFiniteError:
         where = diagnose(self._trainer, self._runtime.theta_on_host(), pending.batch, pending.step)
         self._store.finish()
-        good = self._store.steps
-        kept = f"the last good checkpoint is step {good[-1]:,}" if good else "none was saved yet"
+        steps = self._store.steps
+        last = f"the last good checkpoint is step {steps[-1]:,}" if steps else "none was saved yet"
         return NonFiniteError(
             f"step {pending.step:,}: loss {row['loss']}, gradient norm {row['gradient_norm']}: "
-            f"{where}; {kept}"
+            f"{where}; {last}"
         )
-
-
-def restored_state(
-    trainer: Trainer, checkpoint: Checkpoint, like: NestedMap | None = None
-) -> NestedMap:
-    """Returns a checkpoint as a trainer's state; ValueError naming the arrays that do not fit.
-
-    What it holds nothing of, since the trainer kept no averages or scaled no loss then, begins; so
-    do moments after local updates, where each worker has its own. like: the state's arrays as a
-    runtime has them, which may keep parts beside a trainer's.
-    """
-    specs = NestedMap({**(like or {}), **trainer.state_specs()})
-    read = {
-        part: unflatten(specs[part], arrays, IN_WORDS.get(part, part))
-        for part, arrays in checkpoint.arrays.items()
-        if part in specs
-    }
-    state = trainer.beside_weights(read["theta"])
-    if "moments" not in read:
-        state.moments = specs.moments.transform(lambda spec: np.zeros(spec.shape, spec.dtype))
-    state.update(read, step=np.int32(checkpoint.step), stopped=np.bool_(False))
-    return state

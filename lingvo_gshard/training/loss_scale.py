@@ -67,8 +67,8 @@ class LossScale(Configurable):
         """Returns the state before the first step."""
         return self.specs().transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
 
-    def cannot_back_off(self, scale: tf.Tensor | float) -> tf.Tensor | bool:
-        """Returns whether the scale is as small as it may be."""
+    def is_minimal(self, scale: tf.Tensor | float) -> tf.Tensor | bool:
+        """Returns whether the scale cannot become smaller."""
         return scale <= self.p.minimum
 
     def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:

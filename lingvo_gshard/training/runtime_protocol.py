@@ -70,7 +70,7 @@ class Runtime(WeightsHolder, Protocol):
         """Replaces the evaluated weights; there is no other state afterwards.
 
         Args:
-          theta: the part of a state that `Trainer.evaluated` names.
+          theta: the part of a state that `Trainer.evaluated_part` names.
         """
 
     def state(self) -> NestedMap:

@@ -1,6 +1,6 @@
-"""The training step as functions: state and batch in, new state and metrics out.
+"""Trainer: a training step as a pure function of the state and a batch.
 
-Nothing here knows where it runs. A runtime traces these functions, keeps the state and feeds them.
+Nothing here depends on devices. A runtime traces these functions, holds the state and feeds them.
 """
 
 from __future__ import annotations
@@ -26,80 +26,82 @@ from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 
 
 class Trainer(Configurable):
-    """`init_state`, `train_step` and `eval_step` of one task under one optimizer.
+    """The initial state, the training step and the evaluation step of one task.
 
-    The state is NestedMap(step, stopped, theta, moments): the int32 number of steps taken, whether
-    a loss or gradient was not finite (bool), the weights, and the optimizer's moments. From the
-    step that was not finite on, theta, moments and step stay as they were, so that whoever reads
-    the metrics a little later still finds the state that led to it.
+    The state is a NestedMap with these parts:
 
-    With `average_decay` there are `averages` of the weights, too. Where the loss is scaled there is
-    `loss_scale`, and a step that is not finite is skipped: it counts, but the weights, moments and
-    averages stay as they were. Only one with the least scale stops the training.
+        step        int32, the number of steps taken
+        stopped     bool, whether a loss or gradient that was not finite has ended the training
+        theta       the weights
+        moments     the moments of the optimizer
+        averages    averages of the weights, with `average_decay`
+        loss_scale  the scale of the loss, with a precision that needs one
+
+    Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
+    state that led to the bad step must still be there to diagnose it. With a loss scale, a step
+    that is not finite is skipped: it counts, but changes neither weights nor moments nor averages.
+    It ends the training only if the scale cannot become smaller.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("steps", 1000, "Steps to train in all.")
-        p.define("seed", 1, "Seed of weights, dropout, routing and the input's order.")
+        p.define("steps", 1000, "Number of steps to train, those of earlier runs included.")
+        p.define("seed", 1, "Seed of the weights, of dropout and routing, and of the input.")
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
-        p.define(
-            "micro_batches", 1, "In how many parts, one after another, a step computes its batch."
-        )
-        p.define(
-            "local_updates",
-            LocalUpdates.params(),
-            "How the workers of a mesh train alone and meet.",
-        )
+        p.define("micro_batches", 1, "Number of parts of a batch that are computed in sequence.")
+        p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
         p.define(
             "precision",
             "float32",
             f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
         )
-        p.define("loss_scale", LossScale.params(), "With float16: how the loss is scaled.")
-        p.define("average_decay", 0.0, "How slowly averages of the weights forget; 0: none kept.")
-        p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0: not clipped.")
+        p.define("loss_scale", LossScale.params(), "How the loss is scaled, with float16.")
+        p.define("average_decay", 0.0, "Decay of the averages of the weights; 0 keeps none.")
+        p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.")
         p.define("log_every_steps", 50, "Steps between log lines and between curve points.")
         p.define("checkpoint_every_steps", 1000, "Steps between checkpoints; 0: only at the end.")
-        p.define("keep_checkpoints", 3, "How many checkpoints are kept.")
+        p.define("keep_checkpoints", 3, "Number of checkpoints to keep.")
         p.define("evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.")
         return p
 
     def __init__(self, params: Params, task: Task | Params):
-        """task: of the types that `precision` means; its Params get these here.
+        """Makes the trainer of a task.
 
-        Raises ValueError, naming the Params, if its types are others.
+        Args:
+          params: the trainer's Params.
+          task: a task whose dtypes are those of `precision`, or the Params of a task, which get
+            these dtypes here.
+
+        Raises:
+          ValueError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
         _check(params)
-        types = precision.get(params.precision)
+        dtypes = precision.get(params.precision)
         if isinstance(task, Params):
-            task = types.typed(task).instantiate()
-        types.check(task)
+            task = dtypes.typed(task).instantiate()
+        dtypes.check(task)
         self.task = task
-        self.loss_scale = params.loss_scale.instantiate() if types.scales_loss else None
+        self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
-        schedule = params.schedule.copy()
-        if "total_steps" in schedule and not schedule.total_steps:
-            schedule.total_steps = params.steps
-        self.schedule = schedule.instantiate()
+        self.schedule = params.schedule.cls.for_run(params.schedule, params.steps).instantiate()
         self.theta_specs = task.variable_specs()
         self.optimizer.check(self.theta_specs)
 
     @property
-    def evaluated(self) -> str:
-        """The part of the state that is evaluated and decoded with: averages if there are any."""
+    def evaluated_part(self) -> str:
+        """The part of the state that is evaluated and decoded with: `averages` or `theta`."""
         return averages.PART if self.p.average_decay else "theta"
 
-    def weights_to_evaluate(self, part: NestedMap) -> NestedMap:
-        """Returns theta, in the weights' types, made of the part of the state `evaluated` names."""
+    def evaluated_theta(self, part: NestedMap) -> NestedMap:
+        """Returns weights, in their own dtypes, from the state's `evaluated_part`."""
         return averages.to_weights(self.theta_specs, part) if self.p.average_decay else part
 
     def state_specs(self) -> NestedMap:
-        """Returns the state's VariableSpec tree: path, layout, shape and type of every tensor."""
+        """Returns the state's tree of VariableSpec."""
         zero = constant(0)
         specs = NestedMap(
             step=VariableSpec("step", "", (), "int32", zero),
@@ -114,7 +116,7 @@ class Trainer(Configurable):
         return specs
 
     def init_state(self) -> NestedMap:
-        """Returns the state before the first step, a function of `seed` alone."""
+        """Returns the state before the first step. It depends on `seed` only."""
         seed = tf.constant([self.p.seed & 0x7FFFFFFF, 0], tf.int32)
         specs = self.state_specs()
         state = NestedMap(
@@ -123,11 +125,11 @@ class Trainer(Configurable):
             theta=specs.theta.transform(lambda spec: spec.init(seed)),
             moments=specs.moments.transform(lambda spec: spec.init(seed)),
         )
-        state.update(self.beside_weights(state.theta))
+        state.update(self.initial_extras(state.theta))
         return state
 
-    def beside_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns what the state has beside weights and moments as it begins with these weights."""
+    def initial_extras(self, theta: NestedMap) -> NestedMap:
+        """Returns the initial averages and loss scale, if there are any, for these weights."""
         parts = NestedMap()
         if self.p.average_decay:
             parts[averages.PART] = averages.begin(theta)
@@ -135,16 +137,16 @@ class Trainer(Configurable):
             parts[loss_scale.PART] = self.loss_scale.begin()
         return parts
 
-    def stops(self, metrics: dict[str, float]) -> bool:
-        """Returns whether a step of these metrics stopped the training; the state says so, too."""
+    def should_stop(self, metrics: dict[str, float]) -> bool:
+        """Returns whether the step with these metrics ended the training, as `stopped` says."""
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"]):
             return False
-        return not self.loss_scale or self.loss_scale.cannot_back_off(metrics["loss_scale"])
+        return not self.loss_scale or self.loss_scale.is_minimal(metrics["loss_scale"])
 
     def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
-        """Returns the state after one step and its metrics, name -> float32 scalar.
+        """Returns the state after one step, and the step's metrics, name -> float32 scalar.
 
-        Random numbers come from (seed, step) and each layer's path.
+        Random numbers depend on the seed, the step and each layer's path.
         """
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         scale = state.loss_scale.scale if self.loss_scale else None
@@ -164,35 +166,51 @@ class Trainer(Configurable):
     def _next_state(
         self, state: NestedMap, gradients: NestedMap, learning_rate: tf.Tensor, finite: tf.Tensor
     ) -> NestedMap:
-        """The state after a step with these gradients, which are finite or not."""
+        """Returns the state after a step. `finite` tells whether its loss and gradient are."""
         goes_on, updates = finite, state.step
         if self.loss_scale:
-            goes_on |= ~self.loss_scale.cannot_back_off(state.loss_scale.scale)
+            goes_on |= ~self.loss_scale.is_minimal(state.loss_scale.scale)
             updates -= state.loss_scale.skipped_steps
         stopped = state.stopped | ~goes_on
-        held = stopped | ~finite if self.loss_scale else stopped
+        is_frozen = stopped | ~finite if self.loss_scale else stopped
         theta, moments = self.optimizer.update(
-            self.theta_specs, state.theta, gradients, state.moments, updates, learning_rate, held
+            self.theta_specs,
+            state.theta,
+            gradients,
+            state.moments,
+            updates,
+            learning_rate,
+            is_frozen,
         )
         step = tf.where(stopped, state.step, state.step + 1)
         new_state = NestedMap(step=step, stopped=stopped, theta=theta, moments=moments)
         if self.p.average_decay:
-            new_state[averages.PART] = averages.update(
-                self.theta_specs,
-                state.averages,
-                theta,
-                updates,
-                self.p.average_decay,
-                lambda old, new: tf.where(held, old, new),
-            )
+            new_state[averages.PART] = self._next_averages(state, theta, updates, is_frozen)
         if self.loss_scale:
-            moved = self.loss_scale.update(state.loss_scale, finite)
-            pairs = zip(state.loss_scale.flatten(), moved.flatten(), strict=True)
-            new_state[loss_scale.PART] = moved.pack(tf.where(stopped, *pair) for pair in pairs)
+            new_state[loss_scale.PART] = self._next_loss_scale(state, finite, stopped)
         return new_state
 
+    def _next_averages(
+        self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_frozen: tf.Tensor
+    ) -> NestedMap:
+        return averages.update(
+            self.theta_specs,
+            state.averages,
+            theta,
+            updates,
+            self.p.average_decay,
+            lambda old, new: tf.where(is_frozen, old, new),
+        )
+
+    def _next_loss_scale(
+        self, state: NestedMap, finite: tf.Tensor, stopped: tf.Tensor
+    ) -> NestedMap:
+        new = self.loss_scale.update(state.loss_scale, finite)
+        pairs = zip(state.loss_scale.flatten(), new.flatten(), strict=True)
+        return new.pack(tf.where(stopped, *pair) for pair in pairs)
+
     def _norm(self, gradients: NestedMap) -> tf.Tensor:
-        """The global norm, of the weights that the optimizer moves."""
+        """Returns the global norm of the gradients of the weights that the optimizer moves."""
         pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
         return tf.sqrt(
             tf.add_n([_sum_of_squares(g) for spec, g in pairs if self.optimizer.moves(spec)])
@@ -212,11 +230,15 @@ class Trainer(Configurable):
         on_output: Callable[[str, tf.Tensor], None] | None = None,
         scale: tf.Tensor | None = None,
     ) -> micro_batches.Result:
-        """Returns the training loss, the metrics and the gradients of theta under an int32 [2] key.
+        """Returns the training loss, the metrics and the gradients of the weights.
 
-        on_output: sees the layers' outputs in forward order, as in `context.scope`.
-        scale: a float32 scalar; the backward pass is that of the loss times it, what is returned
-        is not.
+        Args:
+          theta: the weights.
+          batch: feature name -> tensor.
+          key: int32 [2], seeds the random numbers.
+          on_output: called with each layer's output in forward order, as in `context.scope`.
+          scale: a float32 scalar that multiplies the loss in the backward pass. The returned
+            gradients are divided by it.
         """
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
@@ -250,7 +272,7 @@ class Trainer(Configurable):
         return loss, {**metrics, **scope.metrics}, gradients
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
-        """Returns the metrics of one batch without training, name -> (value, weight)."""
+        """Returns the metrics of one batch, name -> (value, weight), without training."""
         with context.scope(training=False) as scope:
             loss, metrics = self.task.loss(theta, batch)
         metrics = {"loss": (loss, metrics.get("tokens", (1.0,))[0]), **metrics, **scope.metrics}
@@ -263,7 +285,7 @@ class Trainer(Configurable):
 
 
 def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:
-    """By rows first, and those as means: XLA makes one sum of two, by a slower way on a CPU."""
+    # Sums rows first, as means: XLA would merge two sums into one, which is slower on a CPU.
     squares = tf.square(tf.cast(gradient, tf.float32))
     if squares.shape.rank < 2:
         return tf.reduce_sum(squares)
@@ -271,14 +293,14 @@ def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """The factor that brings the gradient's norm down to clip_norm (arXiv 1211.5063, 3.2)."""
+    """Returns the factor that clips the gradient to `clip_norm` (arXiv 1211.5063, section 3.2)."""
     if not clip_norm:
         return tf.constant(1.0)
     return clip_norm / tf.maximum(norm, clip_norm)
 
 
 def _check(params: Params) -> None:
-    at_least = {
+    minimum = {
         "steps": 1,
         "micro_batches": 1,
         "clip_norm": 0,
@@ -287,10 +309,10 @@ def _check(params: Params) -> None:
         "keep_checkpoints": 1,
         "evaluate_every_steps": 0,
     }
-    for name, least in at_least.items():
+    for name, least in minimum.items():
         if params.get(name) < least:
             raise ValueError(f"trainer.{name} is {params.get(name)}; {least} or more expected")
     if not 0 <= params.average_decay < 1:
         raise ValueError(
-            f"trainer.average_decay is {params.average_decay}; it must be in [0, 1), 0 for none"
+            f"trainer.average_decay is {params.average_decay}; a number in [0, 1) expected"
         )

@@ -11,7 +11,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import averages
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.loop import restored_state
+from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.surgery import conversion
 from tests import tiny
 from tests.training import mixed_task
@@ -49,7 +49,7 @@ def test_follow_the_recurrence(decay, precision):
         for average, a in zip(state.averages.flatten(), expected, strict=True):
             assert average.dtype == tf.float32
             np.testing.assert_allclose(average, a, rtol=1e-5, atol=1e-6)
-    evaluated = trainer.weights_to_evaluate(state.averages)
+    evaluated = trainer.evaluated_theta(state.averages)
     assert [w.dtype for w in evaluated.flatten()] == [w.dtype for w in state.theta.flatten()]
 
 
@@ -74,7 +74,7 @@ def test_stay_in_a_stopped_step():
 def test_without_a_decay_there_are_none():
     trainer = mixed_task.trainer()
     assert "averages" not in trainer.state_specs() and "averages" not in trainer.init_state()
-    assert trainer.evaluated == "theta"
+    assert trainer.evaluated_part == "theta"
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])

@@ -12,7 +12,7 @@ import rich.console
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.loop import Loop
+from lingvo_gshard.training.loop import TrainingLoop
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
 from lingvo_gshard.training.signals import StopRequest
 from tests import tiny
@@ -42,7 +42,7 @@ class Run:
         try:
             with StopRequest() as stop:
                 checkpoint = store.restore()
-                loop = Loop(
+                loop = TrainingLoop(
                     self.params, trainer, self.runtime, input_, self.logdir, store, stop, console
                 )
                 return loop.run(checkpoint)
@@ -219,7 +219,7 @@ def test_without_room_training_goes_on_and_the_end_is_an_error(tmp_path, monkeyp
     monkeypatch.setattr(
         checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=0) if full else usage
     )
-    with pytest.raises(OSError, match="step 12 could not be saved; .* from step 4"):
+    with pytest.raises(OSError, match=r"step 12 could not be saved\. .* from step 4"):
         run.go()
     assert len(run.rows()) == 12
     assert "step 8 could not be saved (no space left" in run.screen.getvalue()

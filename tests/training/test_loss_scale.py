@@ -56,7 +56,7 @@ def test_steps_are_skipped_until_the_scale_fits_and_then_it_learns():
         rows.append({name: float(value) for name, value in metrics.items()})
         finite = np.isfinite(rows[-1]["gradient_norm"])
         assert int(new_state.step) == index + 1 and not bool(new_state.stopped)
-        assert not trainer.stops(rows[-1])
+        assert not trainer.should_stop(rows[-1])
         if not finite:
             for part in ("theta", "moments", "averages"):
                 assert_same(new_state[part], state[part])
@@ -114,10 +114,10 @@ def test_what_is_not_finite_with_the_least_scale_stops():
     state, batch = trainer.init_state(), tiny.make_batch(1, 0)
     batch["x"][0, 0] = np.inf
     state, metrics = trainer.train_step(state, batch)
-    assert not bool(state.stopped) and not trainer.stops(metrics)
+    assert not bool(state.stopped) and not trainer.should_stop(metrics)
     assert float(state.loss_scale.scale) == 1.0
     stopped, metrics = trainer.train_step(state, batch)
-    assert bool(stopped.stopped) and trainer.stops(metrics)
+    assert bool(stopped.stopped) and trainer.should_stop(metrics)
     later, _ = trainer.train_step(stopped, tiny.make_batch(1, 1))
     for part in ("theta", "moments", "loss_scale"):
         assert_same(stopped[part], state[part])

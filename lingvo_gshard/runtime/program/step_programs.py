@@ -137,7 +137,7 @@ def function_program(
 
 def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
     """Returns, of the arrays of a state, those of the weights that are evaluated."""
-    return [array for array in arrays if array.path.startswith(f"{trainer.evaluated}.")]
+    return [array for array in arrays if array.path.startswith(f"{trainer.evaluated_part}.")]
 
 
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
@@ -163,11 +163,11 @@ def _state_array(path: str, spec: VariableSpec, partitioning: Partitioning) -> A
 
 def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
     """The weights that are evaluated, annotated, from the flat tensors that are kept of them."""
-    part = trainer.evaluated
+    part = trainer.evaluated_part
     kept = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
     if part == "theta":
         return kept
-    theta = trainer.weights_to_evaluate(kept)
+    theta = trainer.evaluated_theta(kept)
     return annotated(NestedMap(theta=theta), trainer).theta
 
 

@@ -1,7 +1,7 @@
-"""The arrays of a checkpoint's item on disk: what there is, whether it fits, and reading it.
+"""Reads, writes and checks the arrays of one item of a checkpoint.
 
-An array is NumPy's, or jax's and then perhaps split over the devices of several processes, of which
-each writes and reads its own shards. What is on disk is the same whatever the split was.
+An array is a NumPy array or a jax.Array, which may be sharded over the devices of several
+processes. Each process writes and reads its own shards. The files do not depend on the sharding.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest
 
 Array = np.ndarray | jax.Array
+# Maps a dotted path to an array.
 Arrays = dict[str, Array]
 
-# Arrays lie on disk in pieces of at most this many bytes, so that a shard can be read from an array
-# that was written whole, without holding the whole of it.
+# The largest piece of an array on disk, in bytes. A process can read its shard of an array that was
+# written unsharded without loading all of it.
 _CHUNK_BYTES = 2**26
 
 
 def save_arguments(arrays: Arrays) -> ocp.args.PyTreeSave:
-    """Returns what Orbax needs to write `arrays`."""
+    """Returns Orbax's arguments for writing `arrays`."""
     return ocp.args.PyTreeSave(
         arrays, save_args={path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in arrays}
     )
@@ -39,53 +41,77 @@ def describe(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def read(directory: pathlib.Path, shardings: Mapping[str, jax.sharding.Sharding | None]) -> Arrays:
-    """Returns the arrays of these paths: jax's where there is a sharding, NumPy's where None.
+    """Reads arrays; each process reads what its own devices hold.
 
-    With several processes each reads what its own devices hold.
+    Args:
+      directory: the item.
+      shardings: path -> sharding of the jax.Array to read. None reads a NumPy array.
     """
     arguments = {path: _restore_argument(sharding) for path, sharding in shardings.items()}
     restore = ocp.args.PyTreeRestore(restore_args=arguments)
     return dict(ocp.PyTreeCheckpointHandler().restore(directory, args=restore))
 
 
-def check_fit(expected: Mapping[str, Any], found: Mapping[str, Any], what: str) -> None:
-    """Raises ValueError naming the paths that are missing, left over, or of other shape or type.
+def unflatten(specs: NestedMap, arrays: Arrays, name: str) -> NestedMap:
+    """Returns `arrays` as a tree.
 
-    Both map paths to what has a shape and a dtype; `expected` is the model's.
+    Args:
+      specs: a tree of VariableSpec, whose structure, shapes and dtypes the arrays must have.
+      arrays: the arrays by dotted path.
+      name: names the arrays in messages, such as "weights".
+
+    Raises:
+      ValueError: names the arrays that are missing, left over, or of another shape or dtype.
+    """
+    expected = dict(specs.flatten_items())
+    check_fit(expected, arrays, name)
+    return specs.pack(arrays[path] for path in expected)
+
+
+def check_fit(expected: Mapping[str, Any], found: Mapping[str, Any], name: str) -> None:
+    """Checks that arrays are those of the model.
+
+    Args:
+      expected: path -> an object with shape and dtype, from the model.
+      found: path -> an object with shape and dtype, from the checkpoint.
+      name: names the arrays in messages, such as "weights".
+
+    Raises:
+      ValueError: names the arrays that are missing, left over, or of another shape or dtype.
     """
     wrong = [f"{path} is missing" for path in expected if path not in found]
     wrong += [f"{path} is not in the model" for path in found if path not in expected]
     for path, array in expected.items():
         if path not in found:
             continue
-        for attribute in (_shape, _type):
-            here, there = attribute(array), attribute(found[path])
-            if here != there:
-                wrong.append(f"{path} is {there}, the model's is {here}")
+        for attribute in (_shape, _dtype):
+            in_model, stored = attribute(array), attribute(found[path])
+            if in_model != stored:
+                wrong.append(f"{path} is {stored}, the model's is {in_model}")
     if wrong:
         shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise ValueError(f"The checkpoint's {what} do not fit the model: {shown}")
+        raise ValueError(f"The checkpoint's {name} do not fit the model: {shown}")
 
 
 def digests(arrays: Arrays) -> dict[str, int]:
-    """Returns the digests of the main process's NumPy arrays and of all processes' jax.Arrays."""
+    """Returns path -> digest. Counts the main process's NumPy arrays and everyone's jax.Arrays."""
     own = processes.together(lambda: _digests(arrays, processes.is_main()))
     parts = processes.gather(own)
     return {path: sum(part[path] for part in parts) % MODULUS for path in arrays}
 
 
-def check_digests(arrays: Arrays, expected: Mapping[str, int], what: str) -> None:
+def check_digests(arrays: Arrays, expected: Mapping[str, int], name: str) -> None:
     """Raises ValueError naming the arrays that do not have the expected digests."""
-    numpys = {path: array for path, array in arrays.items() if isinstance(array, np.ndarray)}
-    split = {path: array for path, array in arrays.items() if path not in numpys}
+    on_host = {path: array for path, array in arrays.items() if isinstance(array, np.ndarray)}
+    sharded = {path: array for path, array in arrays.items() if path not in on_host}
 
     def check(found: Mapping[str, int]) -> None:
         wrong = sorted(path for path in found if found[path] != expected[path])
         if wrong:
-            raise ValueError(f"{what} has other contents than were saved: {', '.join(wrong[:3])}")
+            raise ValueError(f"{name} has other contents than were saved: {', '.join(wrong[:3])}")
 
-    processes.together(lambda: check(_digests(numpys, True)))
-    check(digests(split))
+    processes.together(lambda: check(_digests(on_host, True)))
+    check(digests(sharded))
 
 
 def bytes_to_write(arrays: Arrays) -> int:
@@ -115,5 +141,5 @@ def _shape(array: Any) -> tuple[int, ...]:
     return tuple(array.shape)
 
 
-def _type(array: Any) -> str:
+def _dtype(array: Any) -> str:
     return np.dtype(array.dtype).name

@@ -1,9 +1,8 @@
-"""Checkpoints: what a run needs to go on, written by Orbax in the background and never half.
+"""The checkpoints of a run: written by Orbax in the background, and complete or not there at all.
 
-A checkpoint `checkpoints/<step>/` holds an item for each part of the state that is made of arrays,
-`theta`, `moments` and whatever else the trainer keeps (arrays by their dotted paths, the same on
-disk however they were split over devices), and `run` (run.json: step, data position, versions and
-the digest of every array; params.txt; extras/: files of the input such as its vocabularies).
+A checkpoint `checkpoints/<step>/` holds an item for each part of the state that has arrays, such as
+`theta` and `moments`, and the item `run` (run_item.py). Arrays are stored by their dotted paths.
+The files do not depend on how arrays were sharded.
 
 Orbax counts jax devices when it starts. Set JAX_PLATFORMS=cpu where jax must not take the GPU.
 """
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import importlib.metadata
-import json
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,89 +19,36 @@ from typing import Any
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-import lingvo_gshard
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training import local_updates, processes
+from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import arrays as checkpoint_arrays
+from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.arrays import Arrays, check_fit
 from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax, reason_of
+from lingvo_gshard.training.checkpoint.parts import IN_RUN_RECORD, PART_NAMES
+from lingvo_gshard.training.checkpoint.run_item import (
+    Checkpoint,
+    RunRecord,
+    RunSave,
+    WriteExtras,
+    read_run,
+)
 
 Say = Callable[[str], None]
-WriteExtras = Callable[[pathlib.Path], None]
 
-# The parts of a state that `run` holds.
-_IN_RUN = ("step", "stopped")
-# Those that are items of their own.
-IN_WORDS = {
-    "theta": "weights",
-    "moments": "optimizer moments",
-    "averages": "averages of weights",
-    "loss_scale": "loss scale",
-    local_updates.WORKERS: "workers' own states",
-    local_updates.OUTER: "outer optimizer's moments",
-}
-
-# A save of several processes fails if one of them has not written its part by then.
+# A save of several processes fails if one of them takes longer than this.
 _SAVE_SECONDS = 1800
 
 
-@dataclasses.dataclass
-class Checkpoint:
-    """A restored checkpoint: arrays by dotted path, the data position, and where its files are.
-
-    arrays: of each part of the state that was restored.
-    """
-
-    step: int
-    arrays: dict[str, Arrays]
-    position: Any
-    params_text: str
-    versions: dict[str, str]
-    digests: dict[str, dict[str, int]]
-    extras: pathlib.Path
-
-    @property
-    def theta(self) -> Arrays:
-        """The weights."""
-        return self.arrays.get("theta", {})
-
-    @property
-    def moments(self) -> Arrays:
-        """The optimizer's moments."""
-        return self.arrays.get("moments", {})
-
-
-class _RunHandler(ocp.CheckpointHandler):
-    """Writes the `run` item, in the main process."""
-
-    def save(self, directory, args: _RunSave) -> None:
-        if not processes.is_main():
-            return
-        directory = pathlib.Path(directory)
-        (directory / "run.json").write_text(json.dumps(args.record, indent=1), encoding="utf-8")
-        (directory / "params.txt").write_text(args.params_text, encoding="utf-8")
-        (directory / "extras").mkdir()
-        if args.write_extras is not None:
-            args.write_extras(directory / "extras")
-
-    def restore(self, directory, args=None) -> None:
-        raise NotImplementedError("The store reads this item itself.")
-
-
-@ocp.args.register_with_handler(_RunHandler, for_save=True, for_restore=True)
-@dataclasses.dataclass
-class _RunSave(ocp.args.CheckpointArgs):
-    record: dict[str, Any]
-    params_text: str
-    write_extras: WriteExtras | None
-
-
 class CheckpointStore:
-    """The checkpoints of one run: saved asynchronously and atomically, the last `keep` of them.
+    """The checkpoints of one run.
 
-    A save that fails is reported through `say` and loses nothing that was saved before. `writable`
-    False reads only, and leaves every file as it is. Where several processes train together, each
-    has a store of the same directory and makes the same calls; the main one reports.
+    Saves are asynchronous and atomic. A save that fails is reported and leaves older checkpoints
+    alone. In a cluster each process has a store of the same directory and makes the same calls; the
+    main process reports.
+
+    Attributes:
+      say: shows a line to the user.
     """
 
     def __init__(
@@ -114,6 +58,14 @@ class CheckpointStore:
         say: Say = print,
         writable: bool = True,
     ):
+        """Opens a directory of checkpoints.
+
+        Args:
+          directory: created if the store is writable.
+          keep: number of checkpoints to keep; older ones are deleted.
+          say: shows a line to the user.
+          writable: False leaves every file as it is.
+        """
         self._directory = pathlib.Path(directory).absolute()
         self._keep = keep
         self.say = say
@@ -135,105 +87,113 @@ class CheckpointStore:
         params_text: str,
         write_extras: WriteExtras | None = None,
     ) -> None:
-        """Starts to save; returns as soon as `state`'s arrays may be changed or donated.
+        """Starts a save. Returns as soon as the arrays may be changed or donated.
 
-        state: its parts hold NumPy arrays or jax.Arrays. Of the latter each process writes the
-            shards it has.
-        position: what the input's `get_state` gave after the last batch of `step`.
-        write_extras: called with an empty directory inside the checkpoint.
+        Args:
+          step: number of steps taken.
+          state: parts of NumPy arrays or jax.Arrays. Each process writes its shards of jax.Arrays.
+          position: the input's `get_state()` after the last batch of `step`.
+          params_text: the run's Params as text.
+          write_extras: writes files into an empty directory of the checkpoint.
         """
         self.finish()
         arrays = {
-            item: dict(part.flatten_items()) for item, part in state.items() if item not in _IN_RUN
+            part: dict(tree.flatten_items())
+            for part, tree in state.items()
+            if part not in IN_RUN_RECORD
         }
-        items = {item: checkpoint_arrays.save_arguments(arrays[item]) for item in arrays}
         self._saving = step
         try:
-            self._check_room(arrays)
-            digests = {item: checkpoint_arrays.digests(arrays[item]) for item in arrays}
-            record = {
-                "step": step,
-                "position": position,
-                "versions": versions(),
-                "digests": digests,
-            }
-            run = _RunSave(record, params_text, write_extras)
-            arguments = ocp.args.Composite(**items, run=run)
+            self._check_free_space(arrays)
+            digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
+            record = RunRecord(step, position, run_item.versions(), digests)
+            items = {part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays}
+            items[run_item.ITEM] = RunSave(record, params_text, write_extras)
+            arguments = ocp.args.Composite(**items)
             processes.together(lambda: self._manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.
-            self._failed(error)
+            self._abandon_save(error)
 
     def finish(self) -> bool:
-        """Waits for the save under way; True if there was none or it succeeded."""
+        """Waits for the save in progress. Returns False if it failed."""
         if self._saving is None:
             return True
         try:
             processes.together(self._manager.wait_until_finished)
         except Exception as error:
-            self._failed(error)
+            self._abandon_save(error)
             return False
         self._steps = [*self._steps, self._saving][-self._keep :]
         self._saving = None
         return True
 
     def poll(self) -> None:
-        """Reports a save that has failed in the background, without waiting for one under way."""
+        """Reports a save that has failed, without waiting for one that is in progress."""
         if self._saving is None:
             return
         if not any(processes.gather(self._manager.is_saving_in_progress())):
             self.finish()
 
     def peek(self) -> Checkpoint | None:
-        """Returns the newest checkpoint whose record is readable, without its arrays.
+        """Returns the newest checkpoint whose `run` item is readable, without its arrays.
 
-        None if there is no checkpoint at all; ValueError if no record is readable.
+        Returns:
+          None if there is no checkpoint.
+
+        Raises:
+          ValueError: there are checkpoints, but none is readable.
         """
         for step in reversed(self._steps):
+            path = self._path(step)
             try:
-                return processes.together(lambda step=step: self._read_record(step))
-            except Exception:  # To say so, and to set it aside, is left to `restore`.
+                return processes.together(lambda path=path: read_run(path))
+            except Exception:  # `restore` reports the damage and sets the checkpoint aside.
                 continue
-        return _none_left(self._directory, self._steps)
+        return self._none_readable(self._steps)
 
     def restore(
-        self, like: NestedMap | None = None, parts: Sequence[str] = ()
+        self, abstract_state: NestedMap | None = None, parts: Sequence[str] = ()
     ) -> Checkpoint | None:
-        """Returns the newest readable checkpoint, or None if there is none at all.
+        """Returns the newest readable checkpoint.
 
-        A damaged one is reported, set aside as `damaged-<step>` where the store is writable, and
-        the one before is taken. Raises ValueError if all are damaged.
+        A damaged checkpoint is reported, renamed to `damaged-<step>` if the store is writable, and
+        the one before it is read.
 
-        like: its parts hold jax.ShapeDtypeStructs. Each array is placed as the sharding says, each
-            process reading its own shards; without a sharding, and without `like`, it is NumPy's.
-            ValueError if the checkpoint has other paths, shapes or types.
-        parts: of the state, those to read; none: all that there are.
+        Args:
+          abstract_state: a tree of jax.ShapeDtypeStructs. Arrays become jax.Arrays with these
+            shardings, of which each process reads its own shards. An array without a sharding, and
+            every array if this is None, becomes a NumPy array.
+          parts: the parts of the state to read; empty reads all.
+
+        Returns:
+          None if there is no checkpoint.
+
+        Raises:
+          ValueError: all checkpoints are damaged, or the newest does not fit `abstract_state`.
         """
         self.finish()
         steps = self.steps
         for step in reversed(steps):
-            directory = self._directory / str(step)
+            path = self._path(step)
             try:
-                checkpoint = processes.together(lambda step=step: self._read_record(step))
-                items = _parts_to_read(checkpoint, like, parts)
-                found = processes.together(
-                    lambda at=directory, items=items: {
-                        item: checkpoint_arrays.describe(at / item) for item in items
-                    }
+                checkpoint, stored = processes.together(
+                    lambda path=path: _describe(path, abstract_state, parts)
                 )
-            except Exception as error:  # A damaged file shows itself in any way it likes.
+            except Exception as error:  # A damaged file raises errors of many types.
                 self._set_aside(step, error)
                 continue
-            shardings = {item: _shardings(item, found[item], like) for item in items}
+            # Outside the try block: a model that does not fit is no damage.
+            shardings = {part: _shardings(part, stored[part], abstract_state) for part in stored}
             try:
-                arrays = _read_arrays(directory, shardings, checkpoint.digests)
+                arrays = _read_arrays(path, shardings, checkpoint.record.digests)
             except Exception as error:
                 self._set_aside(step, error)
                 continue
             return dataclasses.replace(checkpoint, arrays=arrays)
-        return _none_left(self._directory, steps)
+        return self._none_readable(steps)
 
     def close(self) -> None:
-        """Waits for the save under way and lets go of Orbax's threads."""
+        """Waits for the save in progress and stops Orbax's threads."""
         if self._manager is None:
             return
         try:
@@ -245,7 +205,7 @@ class CheckpointStore:
     def _open(self) -> ocp.CheckpointManager | None:
         if self._writable and processes.is_main():
             self._directory.mkdir(parents=True, exist_ok=True)
-        self._steps = processes.from_main(_steps_in(self._directory))
+        self._steps = processes.from_main(steps_in(self._directory))
         if not self._writable:
             return None
         several = processes.count() > 1
@@ -254,125 +214,105 @@ class CheckpointStore:
             cleanup_tmp_directories=True,
             create=False,
             async_options=ocp.AsyncOptions(timeout_secs=_SAVE_SECONDS),
-            # Where they are named, the processes wait for one another with a time limit.
+            # Naming the processes makes them wait for one another with a time limit.
             multiprocessing_options=ocp.options.MultiprocessingOptions(
                 active_processes=set(range(processes.count())) if several else None
             ),
         )
-        return ocp.CheckpointManager(
-            self._directory, options=options, item_names=(*IN_WORDS, "run")
-        )
+        item_names = (*PART_NAMES, run_item.ITEM)
+        return ocp.CheckpointManager(self._directory, options=options, item_names=item_names)
 
-    def _check_room(self, arrays: dict[str, Arrays]) -> None:
-        """Raises OSError if the disk has no room, rather than fill it for everyone else."""
-        sizes = [checkpoint_arrays.bytes_to_write(arrays[item]) for item in arrays]
-        needed = sum(processes.gather(sum(sizes))) + 2**20
+    def _path(self, step: int) -> pathlib.Path:
+        return self._directory / str(step)
+
+    def _check_free_space(self, arrays: dict[str, Arrays]) -> None:
+        """Raises OSError if the checkpoint would fill the disk."""
+        own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
+        needed = sum(processes.gather(own)) + 2**20
         free = processes.from_main(shutil.disk_usage(self._directory).free)
         if free < needed:
-            words = f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free"
-            raise OSError(errno.ENOSPC, words)
+            raise OSError(
+                errno.ENOSPC,
+                f"no space left: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free",
+            )
 
-    def _read_record(self, step: int) -> Checkpoint:
-        directory = self._directory / str(step) / "run"
-        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-        return Checkpoint(
-            step=record["step"],
-            arrays={},
-            position=record["position"],
-            params_text=(directory / "params.txt").read_text(encoding="utf-8"),
-            versions=record["versions"],
-            digests=record["digests"],
-            extras=directory / "extras",
-        )
-
-    def _failed(self, error: Exception) -> None:
+    def _abandon_save(self, error: Exception) -> None:
+        """Reports a failed save and starts Orbax again, which does not recover by itself."""
         step, self._saving = self._saving, None
         self._manager.close()
         self._manager = self._open()
-        last = (
-            f"the last good one is step {self._steps[-1]}" if self._steps else "there is none yet"
-        )
+        last = f"the last good one is step {self._steps[-1]}" if self._steps else "there is none"
         self._warn(f"the checkpoint of step {step} could not be saved ({reason_of(error)}); {last}")
 
     def _set_aside(self, step: int, error: Exception) -> None:
+        """Reports a damaged checkpoint and renames it if the store is writable."""
         self._warn(f"the checkpoint of step {step} is damaged: {reason_of(error)}")
         self._steps.remove(step)
         if self._writable:
-            processes.together(lambda: self._rename(step))
+            processes.together(lambda: self._rename_damaged(step))
             self._manager.reload()
 
-    def _rename(self, step: int) -> None:
-        """Moves a damaged checkpoint out of the way, in the main process."""
+    def _rename_damaged(self, step: int) -> None:
         if not processes.is_main():
             return
         number, target = 0, self._directory.parent / f"damaged-{step}"
         while target.exists():
             number += 1
             target = self._directory.parent / f"damaged-{step}-{number}"
-        (self._directory / str(step)).rename(target)
-        self.say(f"It is kept as {target}")
+        self._path(step).rename(target)
+        self.say(f"The damaged checkpoint was moved to {target}")
 
-    def _warn(self, words: str) -> None:
+    def _none_readable(self, steps: list[int]) -> None:
+        """Returns None if there were no checkpoints, else raises ValueError."""
+        if steps:
+            raise ValueError(f"{self._directory}: none of its {len(steps)} checkpoints is readable")
+
+    def _warn(self, text: str) -> None:
         if processes.is_main():
-            self.say(f"Warning: {words}")
+            self.say(f"Warning: {text}")
 
 
-def unflatten(like: NestedMap, arrays: Arrays, what: str) -> NestedMap:
-    """Returns `arrays` in the structure of `like`, a tree of VariableSpec.
-
-    Raises ValueError naming the paths that are missing, left over, or of other shape or type.
-    """
-    specs = dict(like.flatten_items())
-    check_fit(specs, arrays, what)
-    return like.pack(arrays[path] for path in specs)
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions a checkpoint records."""
-    names = ("tensorflow", "orbax-checkpoint", "jax", "numpy")
-    found = {name: importlib.metadata.version(name) for name in names}
-    return {"lingvo_gshard": lingvo_gshard.__version__, **found}
-
-
-def _steps_in(directory: pathlib.Path) -> list[int]:
-    """The steps of the complete checkpoints: those still being written have longer names."""
+def steps_in(directory: pathlib.Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in a directory, ascending."""
     if not directory.is_dir():
         return []
+    # A checkpoint that is being written has a longer name.
     return sorted(int(child.name) for child in directory.iterdir() if child.name.isdigit())
 
 
-def _parts_to_read(
-    checkpoint: Checkpoint, like: NestedMap | None, parts: Sequence[str]
-) -> list[str]:
-    """Of what a checkpoint holds, the parts that are asked for."""
-    held = [item for item in checkpoint.digests if like is None or item in like]
-    return [item for item in held if item in parts] if parts else held
+def _describe(
+    directory: pathlib.Path, abstract_state: NestedMap | None, parts: Sequence[str]
+) -> tuple[Checkpoint, dict[str, dict[str, Any]]]:
+    """Returns a checkpoint without arrays, and the stored arrays of the parts to read."""
+    checkpoint = read_run(directory)
+    stored = [
+        part
+        for part in checkpoint.record.digests
+        if (abstract_state is None or part in abstract_state) and (not parts or part in parts)
+    ]
+    return checkpoint, {part: checkpoint_arrays.describe(directory / part) for part in stored}
 
 
-def _shardings(item: str, found: dict[str, Any], like: NestedMap | None) -> dict[str, Any]:
-    """Returns path -> sharding or None; ValueError if the item does not fit `like`."""
-    if like is None:
-        return dict.fromkeys(found)
-    expected = dict(like[item].flatten_items())
-    check_fit(expected, found, IN_WORDS[item])
+def _shardings(
+    part: str, stored: dict[str, Any], abstract_state: NestedMap | None
+) -> dict[str, Any]:
+    """Returns path -> sharding or None; ValueError if the part does not fit `abstract_state`."""
+    if abstract_state is None:
+        return dict.fromkeys(stored)
+    expected = dict(abstract_state[part].flatten_items())
+    check_fit(expected, stored, PART_NAMES[part])
     return {path: struct.sharding for path, struct in expected.items()}
 
 
 def _read_arrays(
     directory: pathlib.Path, shardings: dict[str, dict], digests: dict[str, dict[str, int]]
 ) -> dict[str, Arrays]:
-    """Returns item -> arrays; an error in all processes if any cannot read what was saved."""
+    """Returns part -> arrays. Raises an error in all processes if one cannot read its arrays."""
     arrays = processes.together(
         lambda: {
-            item: checkpoint_arrays.read(directory / item, shardings[item]) for item in shardings
+            part: checkpoint_arrays.read(directory / part, shardings[part]) for part in shardings
         }
     )
-    for item, values in arrays.items():
-        checkpoint_arrays.check_digests(values, digests[item], item)
+    for part, values in arrays.items():
+        checkpoint_arrays.check_digests(values, digests[part], part)
     return arrays
-
-
-def _none_left(directory: pathlib.Path, steps: list[int]) -> None:
-    """Raises ValueError if there were checkpoints."""
-    if steps:
-        raise ValueError(f"{directory}: none of its {len(steps)} checkpoints is readable")

@@ -1,9 +1,4 @@
-"""Learning-rate schedules: float32 functions of the step, computed inside the graph.
-
-Every schedule takes the step as an int32 scalar that counts from 0 and returns the learning rate
-of that step. Where `warmup_steps` is w > 0, the first w steps are multiplied by (step + 1) / w.
-Where `total_steps` is 0, the trainer's `steps` stand in its place.
-"""
+"""Learning-rate schedules: functions of the step, computed in the graph in float32."""
 
 from __future__ import annotations
 
@@ -15,13 +10,16 @@ from lingvo_gshard.core.config.params import Configurable, Params
 
 
 class Schedule(Configurable):
-    """A peak learning rate, a linear warm-up, and a decay that a subclass defines."""
+    """A peak learning rate, a linear warm-up, and a decay that a subclass defines.
+
+    With `warmup_steps` w > 0 the rate of the first w steps is multiplied by (step + 1) / w.
+    """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("learning_rate", 1e-3, "The rate that the schedule's shape multiplies.")
-        p.define("warmup_steps", 0, "Steps of linear warm-up.")
+        p.define("learning_rate", 1e-3, "The peak rate, which the decay multiplies.")
+        p.define("warmup_steps", 0, "Number of steps of linear warm-up.")
         return p
 
     def __init__(self, params: Params):
@@ -35,8 +33,20 @@ class Schedule(Configurable):
                 f"trainer.schedule.warmup_steps is {params.warmup_steps}; 0 or more expected"
             )
 
+    @classmethod
+    def for_run(cls, params: Params, steps: int) -> Params:
+        """Returns the schedule's Params for a run of so many steps."""
+        del steps
+        return params
+
+    @classmethod
+    def ends_with_run(cls, params: Params) -> bool:
+        """Returns whether a change of the run's number of steps changes the schedule."""
+        del params
+        return False
+
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the float32 learning rate of int32 `step`."""
+        """Returns the float32 learning rate of an int32 step, which counts from 0."""
         step = tf.cast(step, tf.float32)
         rate = self.p.learning_rate * self.decay(step)
         if self.p.warmup_steps:
@@ -44,22 +54,22 @@ class Schedule(Configurable):
         return rate
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the float32 factor of float32 `step`, warm-up aside."""
+        """Returns the float32 factor of a float32 step, without the warm-up."""
         raise NotImplementedError(f"{type(self).__name__} defines no decay")
 
 
 class Constant(Schedule):
-    """learning_rate."""
+    """A constant rate after the warm-up."""
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
         return tf.ones_like(step)
 
 
 class InverseSquareRoot(Schedule):
-    """learning_rate / sqrt(max(step, decay_start)).
+    """Decays as learning_rate / sqrt(max(step, decay_start)).
 
-    The GShard paper (A.2): learning_rate 1.0, constant for 10,000 steps and decaying from there.
-    With warmup_steps = decay_start it is the schedule of Vaswani et al. 2017 (arXiv 1706.03762,
+    The defaults are those of the GShard paper, A.2: learning rate 1.0 and decay_start 10,000. With
+    warmup_steps = decay_start this is the schedule of Vaswani et al. 2017 (arXiv 1706.03762,
     equation 3).
     """
 
@@ -81,14 +91,14 @@ class InverseSquareRoot(Schedule):
         return tf.math.rsqrt(tf.maximum(step, float(self.p.decay_start)))
 
 
-class _Bounded(Schedule):
-    """A schedule that ends at `total_steps` with `final_fraction` of its rate."""
+class BoundedSchedule(Schedule):
+    """A decay that ends at `total_steps` with `final_fraction` of the peak rate."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("total_steps", 0, "The step at which the decay ends; 0: the trainer's steps.")
-        p.define("final_fraction", 0.0, "What is left of the rate at the end.")
+        p.define("total_steps", 0, "The step at which the decay ends; 0: at the end of the run.")
+        p.define("final_fraction", 0.0, "The share of the rate that remains at the end.")
         return p
 
     def __init__(self, params: Params):
@@ -98,13 +108,23 @@ class _Bounded(Schedule):
                 f"trainer.schedule.total_steps is {params.total_steps}; 1 or more expected"
             )
 
+    @classmethod
+    def for_run(cls, params: Params, steps: int) -> Params:
+        if params.total_steps:
+            return params
+        return params.copy().set(total_steps=steps)
+
+    @classmethod
+    def ends_with_run(cls, params: Params) -> bool:
+        return not params.total_steps
+
     def shape(self, left: tf.Tensor) -> tf.Tensor:
-        """Returns the factor from the share of the decay that is left, 1 falling to 0."""
+        """Returns the factor, 1 falling to 0, when the share `left` of the decay is to come."""
         raise NotImplementedError(f"{type(self).__name__} defines no shape")
 
     @property
     def decay_steps(self) -> int:
-        """The number of steps the decay takes."""
+        """Number of steps from the start of the decay to its end."""
         return max(1, self.p.total_steps - self.p.warmup_steps)
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
@@ -113,27 +133,29 @@ class _Bounded(Schedule):
         return self.p.final_fraction + (1.0 - self.p.final_fraction) * shape
 
 
-class Linear(_Bounded):
-    """Falls in a straight line from the end of the warm-up to total_steps."""
+class Linear(BoundedSchedule):
+    """Decays linearly from the end of the warm-up to total_steps."""
 
     def shape(self, left: tf.Tensor) -> tf.Tensor:
         return left
 
 
-class Cosine(_Bounded):
-    """Half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5, one period)."""
+class Cosine(BoundedSchedule):
+    """Decays along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5)."""
 
     def shape(self, left: tf.Tensor) -> tf.Tensor:
         return 0.5 * (1.0 + tf.cos(math.pi * (1.0 - left)))
 
 
-class WarmupStableDecay(_Bounded):
-    """Constant until the last `decay_steps` steps, then a straight line (arXiv 2404.06395, 4.1)."""
+class WarmupStableDecay(BoundedSchedule):
+    """Constant, then linear in the last `decay_share` of the steps (arXiv 2404.06395, 4.1)."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("decay_share", 0.2, "Share of total_steps at the end over which the rate falls.")
+        p.define(
+            "decay_share", 0.2, "The share of total_steps, at their end, in which the rate decays."
+        )
         return p
 
     def __init__(self, params: Params):

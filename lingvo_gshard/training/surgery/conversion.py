@@ -59,7 +59,7 @@ def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
     """
     specs, seed = trainer.state_specs(), trainer.p.seed
     theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)
-    beside = trainer.beside_weights(theta).transform(np.asarray)
+    beside = trainer.initial_extras(theta).transform(np.asarray)
     return NestedMap(theta=theta, moments=moments, **beside)
 
 

@@ -13,7 +13,7 @@ from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.loop import restored_state
+from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.optim.momentum import Momentum
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny

@@ -70,7 +70,7 @@ def test_restores_the_newest_to_the_bit(store, said):
     assert_holds(checkpoint, 12)
     assert checkpoint.params_text == "name : 12\n"
     assert (checkpoint.extras / "words.txt").read_text() == "a b c"
-    assert {"lingvo_gshard", "tensorflow", "orbax-checkpoint"} <= checkpoint.versions.keys()
+    assert {"lingvo_gshard", "tensorflow", "orbax-checkpoint"} <= checkpoint.record.versions.keys()
     assert not said
 
 

@@ -1,0 +1,133 @@
+"""The `run` item of a checkpoint: what a run needs to resume besides the arrays of its state."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import orbax.checkpoint as ocp
+
+import lingvo_gshard
+from lingvo_gshard.training import processes
+from lingvo_gshard.training.checkpoint.arrays import Arrays
+
+# Writes further files into the directory it is given.
+WriteExtras = Callable[[pathlib.Path], None]
+
+ITEM = "run"
+_RECORD, _PARAMS, _EXTRAS = "run.json", "params.txt", "extras"
+_PACKAGES = ("tensorflow", "orbax-checkpoint", "jax", "numpy")
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The content of run.json.
+
+    Attributes:
+      step: number of steps taken.
+      position: position of the input, as JSON values.
+      versions: package -> version, of the packages that wrote the checkpoint.
+      digests: item -> path of an array -> its digest.
+    """
+
+    step: int
+    position: Any
+    versions: dict[str, str]
+    digests: dict[str, dict[str, int]]
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """A checkpoint that was read.
+
+    Attributes:
+      record: the content of run.json.
+      params_text: the run's Params, as `Params.to_text` writes them.
+      extras: directory of the input's files, such as vocabularies.
+      arrays: item -> path -> array, of the items that were restored.
+    """
+
+    record: RunRecord
+    params_text: str
+    extras: pathlib.Path
+    arrays: dict[str, Arrays] = dataclasses.field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return self.record.step
+
+    @property
+    def position(self) -> Any:
+        """Position of the input, as JSON values."""
+        return self.record.position
+
+    @property
+    def theta(self) -> Arrays:
+        """The weights by path; empty if they were not restored."""
+        return self.arrays.get("theta", {})
+
+    @property
+    def moments(self) -> Arrays:
+        """The optimizer's moments by path; empty if they were not restored."""
+        return self.arrays.get("moments", {})
+
+
+class RunHandler(ocp.CheckpointHandler):
+    """Writes the `run` item for Orbax, in the main process."""
+
+    def save(self, directory: Any, args: RunSave) -> None:
+        """Writes run.json, params.txt and extras/."""
+        if not processes.is_main():
+            return
+        directory = pathlib.Path(directory)
+        record = msgspec.json.format(msgspec.json.encode(args.record), indent=1)
+        (directory / _RECORD).write_bytes(record)
+        (directory / _PARAMS).write_text(args.params_text, encoding="utf-8")
+        (directory / _EXTRAS).mkdir()
+        if args.write_extras is not None:
+            args.write_extras(directory / _EXTRAS)
+
+    def restore(self, directory: Any, args: Any = None) -> None:
+        """Not used: `read_run` reads the item."""
+        raise NotImplementedError("read_run reads this item")
+
+
+@ocp.args.register_with_handler(RunHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class RunSave(ocp.args.CheckpointArgs):
+    """The content of a `run` item that is to be written.
+
+    Attributes:
+      record: the content of run.json.
+      params_text: the content of params.txt.
+      write_extras: writes files into the directory extras/; None leaves it empty.
+    """
+
+    record: RunRecord
+    params_text: str
+    write_extras: WriteExtras | None
+
+
+def read_run(checkpoint: pathlib.Path) -> Checkpoint:
+    """Returns a checkpoint without arrays, from its directory.
+
+    Raises:
+      OSError: a file cannot be read.
+      msgspec.DecodeError: run.json is damaged.
+    """
+    directory = checkpoint / ITEM
+    return Checkpoint(
+        record=msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord),
+        params_text=(directory / _PARAMS).read_text(encoding="utf-8"),
+        extras=directory / _EXTRAS,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Returns package -> version, as a checkpoint records them."""
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"lingvo_gshard": lingvo_gshard.__version__, **found}

@@ -1,0 +1,114 @@
+"""RunLog: everything a training run shows on the console and writes about its steps."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import rich.console
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.tasks.evaluation import perplexity
+from lingvo_gshard.training import processes
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring.expert_balance import ExpertBalance
+from lingvo_gshard.training.monitoring.metrics import MetricsWriter, NoWriter, Row
+from lingvo_gshard.training.monitoring.progress import Progress
+
+_SHOWN_OF_DEV = ("loss", "perplexity", "accuracy")
+
+
+class RunLog:
+    """Shows progress and writes metrics while it is used as a context manager.
+
+    In a cluster only the main process shows and writes.
+    """
+
+    def __init__(self, console: rich.console.Console, logdir: Logdir, params: Params, step: int):
+        """Makes the log of one run.
+
+        Args:
+          console: where progress is shown.
+          logdir: where metrics are written.
+          params: the trainer's Params.
+          step: the step that the run resumes from.
+        """
+        self._console = console if processes.is_main() else rich.console.Console(quiet=True)
+        self._logdir = logdir
+        self._params = params
+        self._step = step
+        self._balance = ExpertBalance()
+
+    def __enter__(self) -> RunLog:
+        self._progress = Progress(
+            self._console,
+            self._step,
+            self._params.steps,
+            self._params.log_every_steps,
+            self._balance.digest,
+        )
+        self._progress.__enter__()
+        is_main = processes.is_main()
+        self._writer = (
+            MetricsWriter(self._logdir.path, self._step, self.say) if is_main else NoWriter()
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+        self._progress.__exit__(kind, error, traceback)
+
+    def say(self, text: str) -> None:
+        """Shows a line, above the progress bar if there is one."""
+        self._progress.say(text)
+
+    def is_logged(self, step: int) -> bool:
+        """Returns whether the step gets a log line and a point on each curve."""
+        return step % self._params.log_every_steps == 0 or step == self._params.steps
+
+    def add_step(self, step: int, row: Row) -> None:
+        """Shows the metrics of a training step, and adds derived ones to `row`."""
+        if "cross_entropy" in row:
+            row["perplexity"] = perplexity(row["cross_entropy"])
+        self._progress.count(row.get("tokens", 0.0))
+        if self._progress.tokens_per_second:
+            row["tokens_per_second"] = self._progress.tokens_per_second
+        self._balance.add(step, row)
+        self._progress.update(step, row)
+        if self.is_logged(step):
+            self._say_all(self._balance.end_interval())
+
+    def show_dev(self, step: int, row: Row) -> None:
+        """Shows the metrics of the dev split."""
+        parts = [
+            f"{name} {row[f'dev/{name}']:.4f}" for name in _SHOWN_OF_DEV if f"dev/{name}" in row
+        ]
+        self.say(f"step {step:,}  dev: {'  '.join(parts)}")
+
+    def pause(self) -> None:
+        """Excludes the time until the next step from the throughput."""
+        self._progress.pause()
+
+    def write(self, step: int, row: Row, is_point: bool) -> None:
+        """Writes the metrics of a step.
+
+        Args:
+          step: number of the step, from 1.
+          row: name -> value.
+          is_point: whether to add a point to each TensorBoard curve as well.
+        """
+        self._writer.write(step, row)
+        if is_point:
+            self._writer.curves(step, row)
+
+    def show_summary(self) -> None:
+        """Shows what there is to say at the end of a run."""
+        self._say_all(self._balance.summary())
+
+    def _say_all(self, lines: list[str]) -> None:
+        for line in lines:
+            self.say(line)
