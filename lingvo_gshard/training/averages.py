@@ -1,14 +1,14 @@
-"""Averages of the weights over the steps, to evaluate and decode with.
+"""Averages of the weights over steps, for evaluation and decoding.
 
-What the weights were in the last steps of a run, averaged, is nearer to where they were going than
-any one of them (Polyak and Juditsky 1992, Acceleration of stochastic approximation by averaging).
-Here older weights count exponentially less: after update t, counted from 0,
+The average of the weights over the last steps of a run is better than the weights of one step
+(Polyak and Juditsky 1992, Acceleration of stochastic approximation by averaging). Here it is an
+exponential moving average. After update t, counted from 0,
 
     average += (1 - d) (weight - average),   d = min(decay, (1 + t) / (10 + t))
 
-d is smaller at first, as in TensorFlow's tf.train.ExponentialMovingAverage with num_updates: so the
-average is over about the last tenth of the steps, and begins to forget the initial weights, which
-it begins with, at once.
+Early in a run d is smaller, as in TensorFlow's tf.train.ExponentialMovingAverage with num_updates.
+The average then covers about the last tenth of the steps and forgets the initial weights, from
+which it starts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim.optimizer import SCOPE, Commit
 
-# The part of a trainer's state.
+# The part of a trainer's state that holds the averages.
 PART = "averages"
 
 
 def specs(theta: NestedMap) -> NestedMap:
-    """Returns the VariableSpec tree of the weights' averages: float32, else as the weights."""
+    """Returns the averages' tree of VariableSpec: that of the weights, but float32."""
     return theta.transform(
         lambda spec: dataclasses.replace(
             spec, path=f"{spec.path}/average", dtype="float32", update_rule=None
@@ -37,7 +37,7 @@ def specs(theta: NestedMap) -> NestedMap:
 
 
 def begin(theta: NestedMap) -> NestedMap:
-    """Returns the averages before the first step: tensors if theta is, or copies of arrays."""
+    """Returns the initial averages: tensors if theta is, else copies of the arrays."""
 
     def first(weight: tf.Tensor | np.ndarray | jax.Array) -> tf.Tensor | np.ndarray | jax.Array:
         if tf.is_tensor(weight):
@@ -55,9 +55,15 @@ def update(
     decay: float,
     commit: Commit,
 ) -> NestedMap:
-    """Returns the averages after a step that left the weights at theta.
+    """Returns the averages after a step.
 
-    specs: of the weights. updates: how often the weights were moved before, an int32 scalar.
+    Args:
+      specs: the weights' tree of VariableSpec.
+      averages: float32, before the step.
+      theta: the weights after the step.
+      updates: an int32 scalar, the number of earlier updates of the weights.
+      decay: the decay after many updates.
+      commit: returns the new value, or the old one in a step that must not change the state.
     """
     t = tf.cast(updates, tf.float32)
     share = 1.0 - tf.minimum(decay, (1.0 + t) / (10.0 + t))
@@ -71,6 +77,6 @@ def update(
 
 
 def to_weights(specs: NestedMap, averages: NestedMap) -> NestedMap:
-    """Returns averages in the types of the weights whose VariableSpecs are given."""
+    """Returns the averages in the dtypes of the weights."""
     pairs = zip(specs.flatten(), averages.flatten(), strict=True)
     return specs.pack(tf.cast(average, spec.dtype) for spec, average in pairs)

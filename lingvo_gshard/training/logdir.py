@@ -1,4 +1,4 @@
-"""The log directory: params.txt, metrics.jsonl, events/, checkpoints/; and whose it is."""
+"""The log directory of a run: its paths, and the check that it belongs to the run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.params_text import experiment_from_text
 
-# These say how long a run goes, what it shows, what is split and of which types, not what is
-# computed.
+# Params that may change when a run resumes. They set the run's length, its output, its sharding and
+# its types, but not what it computes.
 FREE_PATHS = frozenset(
     (
         "trainer.steps",
@@ -37,7 +37,13 @@ FREE_PATHS = frozenset(
 
 
 class Logdir:
-    """The paths of one run's directory, and the check that it belongs to this run."""
+    """The directory of one run.
+
+    Attributes:
+      path: the directory, absolute.
+      params: the file params.txt, with every hyperparameter.
+      checkpoints: the directory of the checkpoints.
+    """
 
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path).absolute()
@@ -45,33 +51,34 @@ class Logdir:
         self.checkpoints = self.path / "checkpoints"
 
     def has_checkpoints(self) -> bool:
-        """Whether any checkpoint has been completed here."""
+        """Returns whether the directory has a complete checkpoint."""
         return self.last_step is not None
 
     @property
     def last_step(self) -> int | None:
-        """The step of the newest checkpoint completed here, None if there is none."""
+        """The step of the newest complete checkpoint; None if there is none."""
         if not self.checkpoints.is_dir():
             return None
         steps = [int(child.name) for child in self.checkpoints.iterdir() if child.name.isdigit()]
         return max(steps, default=None)
 
     def read_params(self) -> Params:
-        """Returns the Params of the run; ValueError naming the directory if it holds none."""
+        """Returns the Params of the run. Raises ValueError if the directory holds no run."""
         try:
             text = self.params.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise ValueError(f"{self.path} holds no run: there is no params.txt") from None
+            raise ValueError(f"{self.path} holds no run: it has no params.txt") from None
         try:
             return experiment_from_text(text)
         except ValueError as error:
             raise ValueError(f"{self.params}: {error}") from None
 
     def claim(self, params: Params) -> None:
-        """Makes the directory and writes params.txt, in the main process.
+        """Creates the directory and writes params.txt, in the main process.
 
-        Raises ValueError, in all processes, if that cannot be done, if not all of them see the same
-        directory, or if a run of other Params is saved here, as in `check`.
+        Raises:
+          ValueError: in all processes, if the directory cannot be written, if processes do not see
+            the same directory, or if it belongs to another run (`check`).
         """
         self.check(params)
         problem = self._write(params.to_text()) if processes.is_main() else None
@@ -80,10 +87,9 @@ class Logdir:
             raise ValueError(f"--logdir {self.path} {problem}")
 
     def check(self, params: Params) -> None:
-        """Raises ValueError naming the paths that differ if a run of other Params is saved here.
+        """Raises ValueError naming the Params that differ from those of the run saved here.
 
-        Params that say how long a run goes, what it shows, what is split and of which types
-        (FREE_PATHS) may differ.
+        FREE_PATHS may differ.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--logdir {self.path} is a file; a directory was expected")
@@ -92,16 +98,16 @@ class Logdir:
         saved = self.read_params()
         different = [row for row in saved.diff(params) if row[0] not in FREE_PATHS]
         if different:
-            shown = [f"  {path}: {was} there, {now} here" for path, was, now in different[:10]]
+            shown = [f"  {path}: {old} there, {new} here" for path, old, new in different[:10]]
             if len(different) > 10:
                 shown.append(f"  and {len(different) - 10} more")
             raise ValueError(
                 f"--logdir {self.path} holds a run of {saved.name or 'another experiment'} with "
-                "other Params; give another directory, or the same Params:\n" + "\n".join(shown)
+                "other Params. Choose another directory, or the same Params:\n" + "\n".join(shown)
             )
 
     def _write(self, text: str) -> str | None:
-        """Writes params.txt; returns what is wrong if that cannot be done."""
+        """Writes params.txt. Returns the problem if that is impossible."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             unfinished = self.params.with_suffix(".txt.new")
@@ -112,7 +118,7 @@ class Logdir:
         return None
 
     def _not_shared(self) -> str | None:
-        """Returns what is wrong if a process does not see what the main one writes here."""
+        """Returns the problem if a process does not see the main process's directory."""
         if processes.count() == 1:
             return None
         token = self.path / f".shared-{processes.from_main(secrets.token_hex(8))}"
@@ -125,12 +131,13 @@ class Logdir:
         if not blind:
             return None
         return (
-            f"of process {blind[0]} is another directory than process 0's; a shared one is expected"
+            f"of process {blind[0]} is another directory than that of process 0. All processes "
+            "must share one"
         )
 
 
 def _appears(path: pathlib.Path, seconds: float = 20.0) -> bool:
-    """Whether a file is there, or comes to be: network file systems take their time."""
+    """Waits for a file, which a network file system may show late. Returns whether it exists."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > deadline:

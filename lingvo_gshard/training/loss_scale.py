@@ -1,9 +1,9 @@
-"""Dynamic loss scaling, for activations whose type holds no gradients as small as they are.
+"""Dynamic loss scaling, for activation types that cannot hold small gradients.
 
-The gradient of the loss times a scale is computed, and divided by the scale in float32. The scale
-is as large as the type allows: it grows after many finite steps in a row, and where a gradient is
-not finite the step is skipped and the scale backs off. Micikevicius et al. 2018, arXiv 1710.03740,
-section 3.2.
+The backward pass computes the gradient of the loss times a scale; the gradient is then divided by
+the scale in float32. The scale is as large as the type allows: it grows after many finite steps in
+a row. If a gradient is not finite, the step is skipped and the scale becomes smaller. Micikevicius
+et al. 2018, arXiv 1710.03740, section 3.2.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 
-# The part of a trainer's state.
+# The part of a trainer's state that holds the scale.
 PART = "loss_scale"
 
 
 class LossScale(Configurable):
-    """The rule by which the scale moves; its state is NestedMap(good_steps, scale, skipped_steps).
+    """Decides how the scale changes. Its state is a NestedMap with these scalars:
 
-    good_steps: int32, finite steps since the scale last changed. skipped_steps: int32, of the run.
+    scale          float32
+    good_steps     int32, finite steps since the scale last changed
+    skipped_steps  int32, skipped steps of the run
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("initial", 2.0**15, "Scale of the first step.")
-        p.define("growth_interval", 2000, "Finite steps in a row after which the scale grows.")
-        p.define("growth_factor", 2.0, "What the scale then is multiplied by.")
-        p.define("backoff_factor", 0.5, "What it is multiplied by after a step not finite.")
+        p.define("initial", 2.0**15, "The scale of the first step.")
+        p.define("growth_interval", 2000, "Finite steps in a row before the scale grows.")
+        p.define("growth_factor", 2.0, "The factor by which the scale grows.")
+        p.define("backoff_factor", 0.5, "The factor of the scale after a step that is not finite.")
         p.define(
-            "minimum", 1.0, "Least scale; a step that is not finite with it ends the training."
+            "minimum", 1.0, "The smallest scale. A step that is not finite with it ends the run."
         )
         return p
 
@@ -52,7 +54,7 @@ class LossScale(Configurable):
                 raise ValueError(f"trainer.loss_scale.{name} is {p.get(name)}; {words} expected")
 
     def specs(self) -> NestedMap:
-        """Returns the state's VariableSpec tree."""
+        """Returns the state's tree of VariableSpec."""
 
         def spec(name: str, dtype: str, start: float) -> VariableSpec:
             return VariableSpec(f"{PART}/{name}", "", (), dtype, constant(start))
@@ -72,17 +74,20 @@ class LossScale(Configurable):
         return scale <= self.p.minimum
 
     def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:
-        """Returns the state after a step. finite: a bool scalar, whether it was.
+        """Returns the state after a step.
 
-        A scale that would leave float32 does not grow.
+        Args:
+          state: the state before the step.
+          finite: a bool scalar, whether the step's loss and gradients were finite.
         """
         p, good_steps = self.p, state.good_steps + 1
         grows = good_steps >= p.growth_interval
         grown = state.scale * p.growth_factor
+        # A scale does not grow beyond the range of float32.
         grown = tf.where(grows & tf.math.is_finite(grown), grown, state.scale)
-        less = tf.maximum(state.scale * p.backoff_factor, p.minimum)
+        reduced = tf.maximum(state.scale * p.backoff_factor, p.minimum)
         return NestedMap(
             good_steps=tf.where(finite & ~grows, good_steps, 0),
-            scale=tf.where(finite, grown, less),
+            scale=tf.where(finite, grown, reduced),
             skipped_steps=state.skipped_steps + tf.cast(~finite, tf.int32),
         )

@@ -1,4 +1,4 @@
-"""Micro-batches: a step whose batch is computed part by part, with the gradients of the whole."""
+"""Micro-batches: computes a batch in parts, with the gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ from lingvo_gshard.sharding import annotate, annotate_like
 
 TensorBatch = dict[str, tf.Tensor]
 Result = tuple[tf.Tensor, dict[str, context.Metric], NestedMap]
-# compute(batch, key): the loss, the metrics and the gradients of a batch.
+# Maps (batch, key) to the loss, the metrics and the gradients of the batch.
 Compute = Callable[[TensorBatch, tf.Tensor], Result]
 
-# The metric that is a count, which parts add to; all others are means.
+# The metric that is summed over parts. All others are averaged.
 _COUNT = "tokens"
 
 
 def accumulate(
     compute: Compute, batch: TensorBatch, key: tf.Tensor, count: int, specs: NestedMap
 ) -> Result:
-    """Returns what `compute` would of the whole batch, in `count` parts, one after another.
+    """Returns `compute` of the whole batch, computed in `count` parts in sequence.
 
-    Losses and gradients are means weighted as the metric 'loss' is, by the tokens of each part, and
-    summed in float32; so are the layers' own losses, each of which is that of a part: experts are
-    routed and balanced part by part. Random numbers differ from part to part.
+    Losses and gradients are means over the parts, weighted by the parts' tokens and summed in
+    float32. Experts are routed and balanced within each part, so auxiliary losses are those of the
+    parts. Random numbers differ between parts. In graph mode the parts are a loop.
 
-    specs: of the weights, which gradients are split like. In graph mode the parts are one loop.
-    Raises ValueError if the rows do not divide by `count`.
+    Args:
+      compute: computes one part.
+      batch: feature name -> tensor; part i takes every count-th row, from row i on.
+      key: int32 [2], seeds the random numbers.
+      count: number of parts.
+      specs: the weights' tree of VariableSpec; gradients are sharded like the weights.
+
+    Raises:
+      ValueError: the number of rows is not a multiple of `count`.
     """
     for name, rows in batch.items():
         if rows.shape[0] % count:
@@ -43,7 +50,7 @@ def accumulate(
 
 
 class _Sums:
-    """Sums, over the parts, of what a result is made of, as one flat list of float32 tensors."""
+    """Sums of results over the parts, as a flat list of float32 tensors."""
 
     def __init__(
         self, compute: Compute, batch: TensorBatch, key: tf.Tensor, count: int, specs: NestedMap
@@ -53,23 +60,25 @@ class _Sums:
         self._names: list[str] = []
 
     def one_by_one(self) -> list[tf.Tensor]:
-        parts = [self._of_part(tf.constant(i)) for i in range(self._count)]
+        """Returns the sums, computed eagerly."""
+        parts = [self._terms(tf.constant(i)) for i in range(self._count)]
         return [tf.add_n(column) for column in zip(*parts, strict=True)]
 
     def by_loop(self) -> list[tf.Tensor]:
-        traced = tf.function(self._of_part, autograph=False)
+        """Returns the sums, computed by a loop in the graph."""
+        traced = tf.function(self._terms, autograph=False)
         shapes = traced.get_concrete_function(tf.TensorSpec([], tf.int32)).output_shapes
         zeros = self._as_weights([tf.zeros(shape) for shape in shapes])
 
         def body(i: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            pairs = zip(sums, self._of_part(i), strict=True)
+            pairs = zip(sums, self._terms(i), strict=True)
             return i + 1, self._as_weights([total + part for total, part in pairs])
 
         start = (tf.constant(0), zeros)
         return tf.while_loop(lambda i, _: i < self._count, body, start)[1]
 
-    def _of_part(self, i: tf.Tensor) -> list[tf.Tensor]:
-        """The weight of part i and its loss, each metric and its weight, and the gradients."""
+    def _terms(self, i: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the terms of part i: weight, loss, each metric and its weight, gradients."""
         part = {name: self._rows(rows, i) for name, rows in self._batch.items()}
         loss, metrics, gradients = self._compute(
             part, random_numbers.hashed_fold_in_word(self._key, i)
@@ -82,14 +91,14 @@ class _Sums:
         return sums + [weight * tf.cast(g, tf.float32) for g in gradients.flatten()]
 
     def _rows(self, rows: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        """Every count-th row, from row i on: of each device's rows an equal share."""
+        """Returns every count-th row, from row i on: an equal share of each device's rows."""
         shape = rows.shape.as_list()
         by_part = tf.reshape(rows, [shape[0] // self._count, self._count, *shape[1:]])
         part = tf.gather(by_part, i, axis=1)
         return annotate(part, "BL") if len(shape) == 2 else part
 
     def _as_weights(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums, those of gradients split as the weights are."""
+        """Returns the sums, with gradients sharded like the weights."""
         specs = self._specs.flatten()
         scalars, gradients = sums[: -len(specs)], sums[-len(specs) :]
         pairs = zip(gradients, specs, strict=True)

@@ -1,4 +1,4 @@
-"""Params from their text dump, so that a log directory says by itself what it holds."""
+"""Parses Params from their text form, so that a log directory describes its run by itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from lingvo_gshard.core.config.params import Params
 
 
 def experiment_from_text(text: str) -> Params:
-    """Returns the experiment's Params whose `to_text` gave `text`.
+    """Returns an experiment's Params from the text that `Params.to_text` wrote.
 
-    Hyperparameters that the text does not have keep their defaults. Raises ValueError with the line
-    number for a line that is no `path : value`, or whose path, class or value is unknown.
+    Hyperparameters that the text lacks keep their defaults.
+
+    Raises:
+      ValueError: a line is not `path : value`, or its path, class or value is unknown. Names the
+        number of the line.
     """
     root = Experiment.params()
     lines = []
@@ -24,7 +27,7 @@ def experiment_from_text(text: str) -> Params:
         if not separator:
             raise ValueError(f"line {number}: {line!r} is not 'path : value'")
         lines.append((path, value, number))
-    # A class makes its node with default children, which deeper lines then replace or fill.
+    # A class creates its node with default children, which deeper lines replace or fill.
     for path, value, number in sorted(lines, key=_classes_first):
         try:
             _apply(root, path, value)
@@ -52,7 +55,7 @@ def _apply(root: Params, path: str, value: str) -> None:
 
 
 def _grow(root: Params, path: str, index: int) -> None:
-    """Makes the list at `path` long enough to have element `index`."""
+    """Extends the list at `path` so that it has element `index`."""
     values = root.get(path)
     values = list(values) if isinstance(values, (list, tuple)) else []
     root.set_path(path, values + [None] * (index + 1 - len(values)))
@@ -74,4 +77,4 @@ def _parse(text: str) -> Any:
         for part in parts[split:]:
             found = getattr(found, part)
         return found
-    raise ImportError(f"no module has {text!r}")
+    raise ImportError(f"{text!r} is in no module")

@@ -1,7 +1,8 @@
-"""Precision: of which type weights and activations are, by one name for a whole run.
+"""Precision: the types of weights and activations of a run, chosen by one name.
 
-Whatever the name, these are float32: routing, softmax and losses, the statistics of norms, sums of
-gradients over micro-batches, and what optimizers compute and, unless told otherwise, keep.
+Some things are float32 with every precision: routing, softmax, losses, the statistics of norms,
+sums of gradients over micro-batches, and the computations of optimizers. Moments are float32 unless
+`moment_dtype` says otherwise.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.tasks.task import Task
 
-_KNOB = "trainer.precision"
+_PARAM = "trainer.precision"
 _DEFAULT = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """The types of one name.
+    """The types that one name stands for.
 
-    weights: in which they are kept between steps; bfloat16 ones are rounded at random after each.
-    scales_loss: whether gradients may be too small for the type, so that the loss is scaled.
+    Attributes:
+      name: the value of `trainer.precision`.
+      activations: dtype of the activations.
+      weights: dtype of the weights between steps. bfloat16 weights are rounded stochastically.
+      scales_loss: whether to scale the loss, since gradients may be too small for the type.
     """
 
     name: str
@@ -32,36 +36,38 @@ class Precision:
     def typed(self, task: Params) -> Params:
         """Returns a task's Params with these types.
 
-        Raises ValueError, naming both Params, where the task's say otherwise, and where its
-        activations are of no type that can be chosen.
+        Raises:
+          ValueError: the task's Params ask for other types, or the task does not let the types of
+            its activations be chosen.
         """
         task = task.copy()
         for name, dtype in self._types(task.cls):
             if task.get(name) not in ("", dtype):
-                raise self._contradiction(name, task.get(name), dtype, "leave it empty")
+                raise self._contradiction(name, task.get(name), dtype, "Leave it empty")
             task.set(**{name: dtype})
         return task
 
     def check(self, task: Task) -> None:
-        """Raises ValueError, naming both Params, if a task was made with other types."""
+        """Raises ValueError naming both Params if a task was made with other types."""
         for name, dtype in self._types(type(task)):
             found = task.p.get(name) or _DEFAULT
             if found != dtype:
-                raise self._contradiction(name, found, dtype, "make the trainer of its Params")
+                advice = "Make the trainer from the task's Params"
+                raise self._contradiction(name, found, dtype, advice)
 
     def _types(self, task: type[Task]) -> list[tuple[str, str]]:
-        """The names of the task's Params that hold a type, with the types they shall hold."""
+        """Returns (hyperparameter, dtype) for the task's Params that hold a type."""
         if self.activations not in task.ACTIVATION_DTYPES:
             raise ValueError(
-                f"{_KNOB}={self.name!r} computes activations in {self.activations}, but "
+                f"{_PARAM}={self.name!r} computes activations in {self.activations}, but "
                 f"{task.__name__} only in {', '.join(task.ACTIVATION_DTYPES)}"
             )
         return [("dtype", self.weights), ("fprop_dtype", self.activations)]
 
     def _contradiction(self, name: str, found: str, expected: str, advice: str) -> ValueError:
         return ValueError(
-            f"task.{name} is {found!r}, and {_KNOB}={self.name!r} makes it {expected!r}; {advice}, "
-            f"or choose another {_KNOB}"
+            f"task.{name} is {found!r}, but {_PARAM}={self.name!r} needs {expected!r}. {advice}, "
+            f"or choose another {_PARAM}"
         )
 
 
@@ -77,7 +83,7 @@ PRECISIONS = {
 
 
 def get(name: str) -> Precision:
-    """Returns the precision of a name; ValueError, with the nearest one, if there is none."""
+    """Returns the precision of a name. Raises ValueError with the nearest name if unknown."""
     if name not in PRECISIONS:
-        raise ValueError(f"{_KNOB} is {name!r}. {names.nearest(name, list(PRECISIONS))}")
+        raise ValueError(f"{_PARAM} is {name!r}. {names.nearest(name, list(PRECISIONS))}")
     return PRECISIONS[name]

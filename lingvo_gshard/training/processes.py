@@ -1,7 +1,7 @@
-"""Several processes that run one program: which of them this is, and what they tell one another.
+"""The processes of a cluster that train together: who this one is, and how they share values.
 
-jax counts them once `jax.distributed` has brought them together. Alone, which is the usual case,
-everything here answers at once and starts nothing.
+jax counts the processes that `jax.distributed` has connected. In the usual case of one process, the
+functions here return at once and start nothing.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ def count() -> int:
 
 
 def index() -> int:
-    """Returns the number of this process, from 0."""
+    """Returns the index of this process, from 0."""
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints and writes what all share."""
+    """Returns whether this process prints and writes for all."""
     return index() == 0
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns every process's value, made of JSON types, in the order of the processes.
+    """Returns every process's value, in the order of the processes.
 
-    All processes must call this, in the same order among all that they compute together. It waits
-    for what has been started before.
+    All processes must make this call, in the same order among their collective computations. The
+    call waits for computations that were started before.
+
+    Args:
+      value: a value of JSON types.
     """
     if count() == 1:
         return [value]
     content = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(content.size))
-    # Powers of two, so that few lengths are ever compiled.
+    # Powers of two, so that few lengths are compiled.
     padded = np.zeros((1 << int(sizes.max()).bit_length(),), np.uint8)
     padded[: content.size] = content
     rows = multihost_utils.process_allgather(padded)
@@ -48,18 +51,20 @@ def gather(value: Any) -> list[Any]:
 
 
 def from_main(value: Any) -> Any:
-    """Returns the main process's value to all; see `gather`."""
+    """Returns the main process's value in all processes. See `gather`."""
     return gather(value if is_main() else None)[0]
 
 
 class SharedError(Exception):
-    """What went wrong in one of several processes, raised in all of them."""
+    """An error in one of several processes, raised in all of them."""
 
 
 def together(function: Callable[[], Any]) -> Any:
-    """Returns `function()`, which all processes call; if it fails in one, it fails in all.
+    """Returns `function()`. All processes must make this call; see `gather`.
 
-    Alone its own error is raised, else SharedError saying what and where; see `gather`.
+    Raises:
+      SharedError: the call failed in one of several processes. Names the process and the error. A
+        single process raises its own error instead.
     """
     if count() == 1:
         return function()
@@ -75,27 +80,27 @@ def together(function: Callable[[], Any]) -> Any:
 
 
 class Ballot:
-    """One small number of each process, of which all learn the highest without waiting for it.
+    """Finds the highest of one number per process, without waiting for it.
 
-    All processes must cast at the same points of what they compute together. The result is known
-    when everything that was started before the casting is done.
+    All processes must call `cast` at the same points among their collective computations. The
+    result is available when all computations that were started before are done.
     """
 
     def __init__(self):
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",))
         self._split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        self._find_highest = jax.jit(lambda numbers: numbers.max(), out_shardings=whole)
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self._find_highest = jax.jit(lambda numbers: numbers.max(), out_shardings=replicated)
         self._highest: jax.Array | None = None
 
     def cast(self, number: int) -> None:
-        """Casts this process's number."""
-        mine = np.array([number], np.int32)
+        """Starts a vote with this process's number."""
+        own = np.array([number], np.int32)
         numbers = jax.make_array_from_callback(
-            (self._split.num_devices,), self._split, lambda _: mine
+            (self._split.num_devices,), self._split, lambda _: own
         )
         self._highest = self._find_highest(numbers)
 
     def highest(self) -> int:
-        """Returns the highest number of the last casting; 0 before any."""
+        """Returns the highest number of the last vote; 0 if there was none."""
         return 0 if self._highest is None else int(self._highest.addressable_data(0))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: finish the step, save, and leave in good order."""
+"""Handles Ctrl-C and SIGTERM: finishes the step, saves, and ends the run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ _REQUESTS = (None, "Ctrl-C", "SIGTERM")
 
 
 class StoppedError(Exception):
-    """The process was asked to stop while there was nothing to finish."""
+    """A signal arrived while there was no step to finish."""
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a request that the loop looks at between steps.
+    """Turns SIGINT and SIGTERM into a request that the training loop reads between steps.
 
-    Used as a context manager. Outside `finishing`, where nothing needs to be finished, a signal
-    raises StoppedError at once; inside it sets `requested`, and a second one raises
-    KeyboardInterrupt. Where several processes train together, `announce` and `agreed` make a
-    request to one of them a request to all, at the same step.
+    Use it as a context manager. In a cluster, `announce` and `agreed` turn a signal to one process
+    into a request that all processes see at the same step.
+
+    Attributes:
+      requested: the signal that this process received, "Ctrl-C" or "SIGTERM"; None before one.
+      finishing: whether a signal lets the step finish. If False, a signal raises StoppedError. A
+        second signal raises KeyboardInterrupt.
     """
 
     def __init__(self):
@@ -39,7 +42,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def announce(self) -> None:
-        """Tells all processes of a request; each calls this before it starts the same step."""
+        """Shares this process's request. All processes call it before they start the same step."""
         if processes.count() == 1:
             return
         if self._ballot is None:
@@ -48,7 +51,7 @@ class StopRequest:
 
     @property
     def agreed(self) -> str | None:
-        """The request that all processes know of, one `announce` late; alone, `requested`."""
+        """The request that all processes know, as of the last `announce`."""
         if processes.count() == 1:
             return self.requested
         return _REQUESTS[self._ballot.highest()] if self._ballot else None
@@ -59,6 +62,8 @@ class StopRequest:
         self.requested = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         if not self.finishing:
             raise StoppedError(self.requested)
-        # A handler may run in the middle of a print, where another print would be an error.
-        words = f"\n{self.requested}: the step is finished and saved; once more leaves at once\n"
+        # The handler may interrupt a print, during which another print would be an error.
+        words = (
+            f"\n{self.requested}: finishing the step and saving. Repeat to quit without saving\n"
+        )
         os.write(2, words.encode())

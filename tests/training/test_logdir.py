@@ -91,7 +91,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_an_empty_directory_holds_no_run(tmp_path):
-    with pytest.raises(ValueError, match="holds no run: there is no params.txt"):
+    with pytest.raises(ValueError, match="holds no run: it has no params.txt"):
         Logdir(tmp_path).read_params()
 
 

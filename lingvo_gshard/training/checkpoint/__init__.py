@@ -1,1 +1,1 @@
-"""Checkpoints: saving, verifying and restoring the state of a run."""
+"""Saves, verifies and restores the state of a run."""

@@ -1,9 +1,9 @@
-"""Digests of arrays that do not depend on how an array is split, or over how many processes.
+"""Digests of arrays that do not depend on their sharding or on the number of processes.
 
-An array is a row of unsigned words w_i in C order: an element of up to 4 bytes is one word, a
-longer one is cut into words of 4 bytes. Its digest is the sum of w_i (2 i + 1) mod 2^64. A shard's
-part of the sum needs nothing but the shard and its place, and every change of a single word shows,
-since 2 i + 1 is odd and so has an inverse mod 2^64.
+An array is read as unsigned words w_i in C order. An element of up to 4 bytes is one word; a longer
+one is split into words of 4 bytes. The digest is the sum of w_i (2 i + 1) mod 2^64. Each shard
+contributes a term that depends only on its words and its offset. A change of a single word always
+changes the digest, because 2 i + 1 is odd and has an inverse mod 2^64.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _BLOCK = 2**16  # Words summed at once, few enough to stay in a core's cache.
 
 
 def digest(array: np.ndarray | jax.Array, counts: bool = True) -> int:
-    """Returns this process's part of an array's digest; the parts add up to it, mod 2^64.
+    """Returns this process's term of an array's digest. The terms add up to it, mod 2^64.
 
-    counts: whether a NumPy array, which every process may hold, is this process's to count.
+    Args:
+      array: the array. Of a jax.Array the process counts the shards that are first replicas.
+      counts: whether the process counts a NumPy array, of which every process may have a copy.
     """
     if not isinstance(array, jax.Array):
         array = np.asarray(array)
@@ -35,7 +37,7 @@ def digest(array: np.ndarray | jax.Array, counts: bool = True) -> int:
 
 
 def _part(shard: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Sums the words of a shard that begins at `offset` in an array of `shape`."""
+    """Returns the term of a shard at `offset` in an array of `shape`."""
     if not shard.size:
         return 0
     words, offset, shape = _words(shard), (*offset, 0), (*shape, _words_per_element(shard))
@@ -51,14 +53,14 @@ def _words_per_element(array: np.ndarray) -> int:
 
 
 def _words(array: np.ndarray) -> np.ndarray:
-    """The array as unsigned words, with one more dimension for those of one element."""
+    """Returns the array as unsigned words, with a last dimension over an element's words."""
     width = min(array.dtype.itemsize, 4)
     flat = np.ascontiguousarray(array).reshape(-1).view(f"<u{width}")
     return flat.reshape(*array.shape, _words_per_element(array))
 
 
 def _first_of_row(part: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """The first dimension of the largest rows whose words follow one another in the whole array."""
+    """Returns the first dimension of the largest contiguous rows of a part."""
     axis = len(shape) - 1
     while axis > 0 and part[axis] == shape[axis]:
         axis -= 1
@@ -72,7 +74,7 @@ def _stride(shape: tuple[int, ...], axis: int) -> int:
 def _starts(
     leading: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The places in the whole array where the rows of a part begin; uint64 [rows]."""
+    """Returns the index in the whole array of each row's first word: uint64 [rows]."""
     starts = np.zeros((1,), np.uint64)
     for axis, size in enumerate(leading):
         places = (np.arange(size, dtype=np.uint64) + np.uint64(offset[axis])) * np.uint64(
@@ -83,7 +85,7 @@ def _starts(
 
 
 def _sums(rows: np.ndarray, starts: np.ndarray) -> Iterator[int]:
-    """The sums of w_i (2 i + 1), block by block."""
+    """Yields the sums of w_i (2 i + 1) of the blocks of a shard."""
     width = rows.shape[1]
     columns = min(width, _BLOCK)
     height = max(_BLOCK // columns, 1)

@@ -1,4 +1,4 @@
-"""Errors of Orbax: told once and in a line, where it would tell them many times and at length."""
+"""Turns errors of Orbax, which it logs many times and at length, into one line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lingvo_gshard.training.processes import SharedError
 
 @functools.cache
 def quiet_orbax() -> None:
-    """Drops what follows a failure that the store reports in one line.
+    """Silences what Orbax and TensorStore log about a failure that the store reports itself.
 
-    Orbax logs a traceback from each of its threads, and TensorStore's other reads and writes end
-    after the event loop that waited for them.
+    Orbax logs a traceback from each of its threads. TensorStore's remaining reads and writes
+    complain that their event loop is closed.
     """
     logging.getLogger("absl").addFilter(
         lambda record: "orbax" not in pathlib.PurePath(record.pathname).parts
@@ -23,17 +23,17 @@ def quiet_orbax() -> None:
     logging.getLogger("asyncio").addFilter(
         lambda record: "exception was never retrieved" not in record.getMessage()
     )
-    plain = sys.unraisablehook
+    previous = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            plain(unraisable)
+            previous(unraisable)
 
     sys.unraisablehook = hook
 
 
 def reason_of(error: Exception) -> str:
-    """Returns an error in a line: what the system says of it, else its type and first line."""
+    """Returns an error as one line: the system's message, else its type and first line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if "No space left on device" in str(error):

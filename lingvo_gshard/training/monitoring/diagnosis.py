@@ -1,4 +1,4 @@
-"""Finds out, after the fact, where a training step left the finite numbers."""
+"""Finds the layer at which a training step became non-finite."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from lingvo_gshard.training.trainer import Trainer
 
 
 class NonFiniteError(RuntimeError):
-    """A training step whose loss or gradient is not finite."""
+    """The loss or the gradient of a training step is not finite."""
 
 
 def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) -> str:
-    """Returns a sentence that names where a step stopped being finite.
+    """Says where a step became non-finite.
 
-    Repeats the step eagerly from the weights before it and names the first layer, in forward order,
-    whose observed output is not finite; if all are, the weights whose gradient is not.
+    Repeats the step eagerly. Names the first layer in forward order whose output is not finite, or
+    the weights whose gradients are not.
 
-    step: counts from 1, as in the metrics.
+    Args:
+      trainer: the trainer of the step.
+      theta: the weights before the step.
+      batch: the batch of the step.
+      step: number of the step, from 1.
+
+    Returns:
+      A clause for an error message.
     """
     first: list[str] = []
 
-    def look(path: str, output: tf.Tensor) -> None:
+    def observe(path: str, output: tf.Tensor) -> None:
         if not first and not _finite(output):
             layer, _, _ = path.partition("/")
             first.append(layer)
@@ -31,16 +38,16 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) 
     theta = theta.transform(tf.convert_to_tensor)
     batch = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
     key = tf.constant([trainer.p.seed & 0x7FFFFFFF, step], tf.int32)
-    loss, _, gradients = trainer.gradients(theta, batch, key, on_output=look)
+    loss, _, gradients = trainer.gradients(theta, batch, key, on_output=observe)
     if first:
         return f"the first layer whose output is not finite is {first[0]}"
     if not _finite(loss):
-        return "every layer's output is finite, the loss made of them is not"
+        return "the outputs of all layers are finite, but the loss is not"
     wrong = [path for path, gradient in gradients.flatten_items() if not _finite(gradient)]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        return f"the loss is finite, the gradient is not for {', '.join(wrong[:5])}{more}"
-    return "repeated step by step it is finite, so the compiled step overflows where that does not"
+        return f"the loss is finite, but the gradient is not for {', '.join(wrong[:5])}{more}"
+    return "the step is finite when it is repeated without XLA, so the compiled step overflows"
 
 
 def _finite(value: tf.Tensor) -> bool:

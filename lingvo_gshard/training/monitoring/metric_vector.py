@@ -1,4 +1,4 @@
-"""The metrics of a step as it leaves the device: one vector, and the names of its numbers."""
+"""Packs the metrics of a step into one vector, which leaves the device in one transfer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Named = Iterable[tuple[str, tf.Tensor]]
 
 
 def metric_vector(metrics: Named) -> tuple[list[str], tf.Tensor]:
-    """Returns names and a float32 vector of as many numbers.
+    """Returns the names of the metrics and a float32 vector of their values.
 
-    metrics: (name, scalar), and of layers that are one loop (name, vector), whose numbers get the
-    names of the layers.
+    Args:
+      metrics: pairs (name, scalar). Repeated layers have pairs (name, vector), whose elements are
+        named after the layers.
     """
     names: list[str] = []
     parts = []
@@ -29,7 +30,7 @@ def metric_vector(metrics: Named) -> tuple[list[str], tf.Tensor]:
 
 
 def values_and_weights(pairs: dict[str, tuple[tf.Tensor, tf.Tensor]]) -> Named:
-    """Yields the values of metrics by name, then their weights; that of `loss` as `loss weight`."""
+    """Yields each metric's value by name, then each weight, named `<name> weight`."""
     yield from ((name, value) for name, (value, _) in pairs.items())
     yield from ((f"{name}{_WEIGHT}", weight) for name, (_, weight) in pairs.items())
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines anywhere else."""
+"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = (
 
 
 class BarOnTerminal:
-    """What shows `_bar` while it is used as a context manager; None where there is no terminal."""
+    """Base of context managers that show `_bar`, which is None without a terminal."""
 
     _bar: rich.progress.Progress | None = None
 
@@ -34,10 +34,7 @@ class BarOnTerminal:
 
 
 class Progress(BarOnTerminal):
-    """Shows step, loss, throughput and time left. Used as a context manager around the loop.
-
-    digest: what else is to be said of the metrics of a step that is shown.
-    """
+    """Shows step, loss, throughput and remaining time. Use it as a context manager."""
 
     def __init__(
         self,
@@ -47,6 +44,15 @@ class Progress(BarOnTerminal):
         every: int,
         digest: Callable[[Row], str] | None = None,
     ):
+        """Makes the display of one run.
+
+        Args:
+          console: where to show it.
+          step: the step that the run resumes from.
+          steps: the last step of the run.
+          every: steps between plain lines, if there is no terminal.
+          digest: maps a step's metrics to further text to show.
+        """
         self._console = console
         self._digest = digest
         self._steps = steps
@@ -59,15 +65,15 @@ class Progress(BarOnTerminal):
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput of about the last fifty steps."""
+        """Throughput, averaged over about fifty steps."""
         return self._rate.tokens
 
     def count(self, tokens: float) -> None:
-        """Counts one step of so many tokens towards the throughput."""
+        """Counts a step of so many tokens."""
         self._rate.add(tokens)
 
     def pause(self) -> None:
-        """Keeps the time until the next step out of the throughput."""
+        """Excludes the time until the next step from the throughput."""
         self._rate.pause()
 
     def update(self, step: int, row: Row) -> None:
@@ -81,7 +87,7 @@ class Progress(BarOnTerminal):
             self.say(f"step {step:,}/{self._steps:,}  {text}")
 
     def say(self, text: str) -> None:
-        """Prints a line, above the bar where there is one."""
+        """Prints a line, above the bar if there is one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _describe(self, step: int, row: Row) -> str:
@@ -99,7 +105,7 @@ class Progress(BarOnTerminal):
 
 
 class _Rate:
-    """Steps and tokens per second, averaged with a memory of about fifty steps."""
+    """Steps and tokens per second, averaged exponentially over about fifty steps."""
 
     def __init__(self):
         self.steps = 0.0
@@ -121,7 +127,7 @@ class _Rate:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in words: `45 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Formats seconds, such as `45 s`, `3 min 20 s` or `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

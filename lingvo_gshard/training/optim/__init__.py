@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules and the moments they keep."""
+"""Optimizers, learning-rate schedules and weight groups."""

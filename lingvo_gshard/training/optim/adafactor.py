@@ -1,4 +1,4 @@
-"""Adafactor: Adam's second moment kept as the outer product of a row and a column."""
+"""Adafactor: Adam with a second moment that is factored into a row and a column."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 
 
 class Adafactor(Optimizer):
-    """Shazeer and Stern 2018 (arXiv 1804.04235), algorithm 4 with the settings of GShard A.2:
+    """Shazeer and Stern 2018 (arXiv 1804.04235), algorithm 4 with the settings of GShard, A.2.
 
         beta = min(beta2, 1 - t^-0.8)
-        V = beta V + (1 - beta) (g^2 + epsilon), kept as its means over rows and over columns
+        V = beta V + (1 - beta) (g^2 + epsilon), stored as its means over rows and over columns
         u = g / sqrt(V);  u /= max(1, rms(u) / update_clip);  w -= learning_rate u
 
-    beta1 is 0, as in GShard: there is no first moment. A weight is factored over the two largest of
-    its dimensions, never over a stacked one ('E' experts, 'R' repeated layers, 'P' stages), so
-    that more experts than model dimensions change nothing. rms(u) is taken over the whole weight,
-    for each repeated layer or stage apart.
+    As in GShard, beta1 is 0 and there is no first moment. A weight is factored over its two largest
+    dimensions. Stacked dimensions ('E' experts, 'R' repeated layers, 'P' stages) are not factored,
+    so the number of experts does not change the factors. rms(u) is the root mean square over the
+    weight, and over each repeated layer or stage separately.
     """
 
     @classmethod
@@ -28,11 +28,11 @@ class Adafactor(Optimizer):
         p = super().params()
         p.define("beta2", 0.99, "Upper bound of the decay of the second moment.")
         p.define("decay_exponent", 0.8, "The decay at step t is at most 1 - t^-exponent.")
-        p.define("update_clip", 1.0, "Largest root mean square of a weight's update.")
+        p.define("update_clip", 1.0, "Largest root mean square of the update of a weight.")
         p.define("epsilon", 1e-30, "Added to the squared gradient.")
-        p.define("min_factored_size", 128, "Smaller dimensions are not factored.")
-        p.define("relative_update", False, "Whether to scale updates by rms(weight).")
-        p.define("min_weight_rms", 1e-3, "Least rms(weight) that relative_update scales by.")
+        p.define("min_factored_size", 128, "Dimensions smaller than this are not factored.")
+        p.define("relative_update", False, "Whether to multiply updates by rms(weight).")
+        p.define("min_weight_rms", 1e-3, "Lower bound of rms(weight) in relative_update.")
         return p
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
@@ -46,7 +46,7 @@ class Adafactor(Optimizer):
         }
 
     def factored_letters(self, spec: VariableSpec) -> tuple[str, str] | None:
-        """Returns the (row, column) letters over which the second moment is factored, or None."""
+        """Returns the (row, column) letters to factor over; None if the weight is not factored."""
         candidates = [
             (size, index)
             for index, (letter, size) in enumerate(zip(spec.layout, spec.shape, strict=True))
@@ -87,7 +87,7 @@ class Adafactor(Optimizer):
         beta: tf.Tensor,
         commit: Commit,
     ) -> tuple[Moments, tf.Tensor]:
-        """Returns the moments after the step and 1 / sqrt(V), which broadcasts to the weight."""
+        """Returns the new moments, and 1 / sqrt(V), which broadcasts to the weight."""
         square = gradient * gradient + self.p.epsilon
         letters = self.factored_letters(spec)
 
@@ -100,7 +100,7 @@ class Adafactor(Optimizer):
         row, column = (spec.layout.index(letter) for letter in letters)
         row_moment = decay("row_moment", tf.reduce_mean(square, column))
         column_moment = decay("column_moment", tf.reduce_mean(square, row))
-        # `row` stands before `column`, so taking the column away leaves the row's index as it was.
+        # `row` is less than `column`, so it is still the row's index in row_moment.
         mean = tf.reduce_mean(row_moment, row, keepdims=True)
         row_factor = tf.expand_dims(tf.math.rsqrt(row_moment / mean), column)
         column_factor = tf.expand_dims(tf.math.rsqrt(column_moment), row)

@@ -1,4 +1,4 @@
-"""Adam, with decoupled weight decay (AdamW) and narrow moments where asked for."""
+"""Adam, optionally with decoupled weight decay (AdamW) and narrow moments."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Adam(MomentOptimizer):
-    """Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1, in the form of its section 2:
+    """Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1 in the form of section 2.
 
         m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
         w -= learning_rate (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w)
 
-    The decay is that of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
+    The weight decay is that of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
     """
 
     moment_names = (FIRST, SECOND)
@@ -51,7 +51,7 @@ class Adam(MomentOptimizer):
         square = gradient * gradient
         second = p.beta2 * old_second + (1.0 - p.beta2) * square
         second, second_moments = self.store(spec, moments, SECOND, second, step, commit)
-        # Scalars are folded together first, so that each weight costs one root and one division.
+        # Scalars are combined first, so that an element costs one root and one division.
         scale = learning_rate / (1.0 - tf.pow(p.beta1, t))
         root_scale = tf.math.rsqrt(1.0 - tf.pow(p.beta2, t))
         change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)

@@ -1,4 +1,4 @@
-"""Lion: the sign of a mean of gradients, with one moment."""
+"""Lion: updates by the sign of a running mean of gradients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Lion(MomentOptimizer):
-    """Chen et al. 2023 (arXiv 2302.06675), algorithm 2:
+    """Chen et al. 2023 (arXiv 2302.06675), algorithm 2.
 
         w -= learning_rate (sign(beta1 m + (1 - beta1) g) + decay w)
         m = beta2 m + (1 - beta2) g
 
-    Every element moves by the learning rate, so that it wants one 3 to 10 times smaller than Adam,
-    and a decay as many times larger (section 5). From a command line:
+    Every element moves by the learning rate. Choose one that is 3 to 10 times smaller than Adam's,
+    and a weight decay that is 3 to 10 times larger (section 5). On a command line:
 
         --gin_param='trainer.optimizer = @lingvo_gshard.training.optim.lion.Lion'
     """
@@ -25,7 +25,7 @@ class Lion(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta1", 0.9, "Share of the moment in what the update is the sign of.")
+        p.define("beta1", 0.9, "Weight of the moment in the direction of the update.")
         p.define("beta2", 0.99, "Decay of the moment.")
         return p
 

@@ -1,4 +1,4 @@
-"""Optimizers that keep moments of the gradient: in which type, and which weights decay."""
+"""Optimizers that keep moments of the gradient, in a choice of dtypes, with weight decay."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from lingvo_gshard.training.optim import narrow_moments, weight_groups
 from lingvo_gshard.training.optim.narrow_moments import BFLOAT16, DTYPES, FLOAT32, INT8
 from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 
-# A moment is of gradients, or of their squares.
+# Names of moments: a running mean of gradients, and one of their squares.
 FIRST, SECOND = "first_moment", "second_moment"
 
 
 class MomentOptimizer(Optimizer):
-    """An optimizer whose moments are moments, each of the weight's layout.
+    """An optimizer whose moments have the layout of the weight.
 
-    A subclass names its moments, FIRST of gradients and SECOND of squares, reads them by `moment`
-    and hands new ones to `kept`. With moment_dtype bfloat16 and int8 both return what is computed
-    with, in float32; what is kept between steps narrow_moments.py describes. In int8 the scales are
-    a moment of the weight's layout without the last letter, and vectors, which are small, stay
-    float32.
+    A subclass lists its moments in `moment_names`, reads them with `load` and writes them with
+    `store`. Both use float32, whatever `moment_dtype` is; narrow_moments.py describes the narrow
+    formats. In int8 each moment has scales, an array of the weight's layout without its last
+    letter. Moments of vectors stay float32, since they are small.
     """
 
     moment_names: tuple[str, ...] = (FIRST,)
@@ -33,9 +32,9 @@ class MomentOptimizer(Optimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("moment_dtype", FLOAT32, f"How moments are kept: {', '.join(DTYPES)}.")
-        p.define("weight_decay", 0.0, "Decoupled decay of matrices, per unit of learning rate.")
-        p.define("weight_decay_exclude", (), "Patterns of paths of weights that do not decay.")
+        p.define("moment_dtype", FLOAT32, f"Type of the moments: {', '.join(DTYPES)}.")
+        p.define("weight_decay", 0.0, "Decoupled decay of matrices, a factor of the learning rate.")
+        p.define("weight_decay_exclude", (), "Patterns of paths of weights without decay.")
         return p
 
     def __init__(self, params: Params):
@@ -68,7 +67,7 @@ class MomentOptimizer(Optimizer):
         return dict.fromkeys(self.moment_names, dtype)
 
     def load(self, spec: VariableSpec, moments: Moments, name: str) -> tf.Tensor:
-        """Returns a moment as float32."""
+        """Returns a moment in float32."""
         if self._dtype(spec) != INT8:
             return tf.cast(moments[name], tf.float32)
         read = narrow_moments.dequantize_square if name == SECOND else narrow_moments.dequantize
@@ -83,9 +82,11 @@ class MomentOptimizer(Optimizer):
         step: tf.Tensor,
         commit: Commit,
     ) -> tuple[tf.Tensor, Moments]:
-        """Returns a moment's new float32 `value` as the step computes with it, and its moments.
+        """Stores a new float32 value of a moment.
 
-        In float32 the value is what is kept; else it is not yet rounded.
+        Returns:
+          The value to compute the update from, and the arrays to keep. The value is the committed
+          one for float32 moments, and not yet rounded for narrow ones.
         """
         dtype = self._dtype(spec)
         if dtype == FLOAT32:
@@ -101,11 +102,11 @@ class MomentOptimizer(Optimizer):
     def with_decay(
         self, spec: VariableSpec, change: tf.Tensor, weight: tf.Tensor, learning_rate: tf.Tensor
     ) -> tf.Tensor:
-        """Returns what a step takes off a weight, `change` and what decay takes.
+        """Returns `change` plus weight decay, the amount to subtract from a weight.
 
-        It is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101, section 2)
-        and touches only weights of two dimensions or more, so neither biases nor norms' scales, of
-        whatever stack, and none that weight_decay_exclude means.
+        The decay is decoupled from the gradient (Loshchilov and Hutter 2019, arXiv 1711.05101,
+        section 2). It leaves out biases, scales of norms, stacked or not, and the weights that
+        `weight_decay_exclude` matches.
         """
         decay = self.p.weight_decay
         if not decay or weight_groups.is_vector(spec):

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent: plain, with momentum, and with Nesterov's."""
+"""Stochastic gradient descent: plain, with momentum, or with Nesterov momentum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Momentum(MomentOptimizer):
-    """Gradient descent with a heavy ball (Polyak 1964, doi 10.1016/0041-5553(64)90137-5):
+    """Gradient descent with momentum (Polyak 1964, doi 10.1016/0041-5553(64)90137-5).
 
         m = beta m + g;  w -= learning_rate (m + decay w)
 
-    With `nesterov` the weight moves by g + beta m in place of m: Sutskever et al. 2013
-    (https://proceedings.mlr.press/v28/sutskever13.html, equations 3 and 4), whose point ahead is
-    the weight here. With beta 0 it is plain gradient descent, which has no moments. From a command
-    line:
+    With `nesterov` the weight moves by g + beta m instead of m (Sutskever et al. 2013,
+    https://proceedings.mlr.press/v28/sutskever13.html, equations 3 and 4, with the look-ahead point
+    as the weight). With beta 0 this is plain gradient descent without moments. On a command line:
 
         --gin_param='trainer.optimizer = @lingvo_gshard.training.optim.momentum.Momentum'
     """
@@ -26,8 +25,8 @@ class Momentum(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta", 0.9, "What is left of the moment after a step.")
-        p.define("nesterov", False, "Whether the weight moves ahead of the moment.")
+        p.define("beta", 0.9, "Decay of the moment.")
+        p.define("nesterov", False, "Whether to use Nesterov momentum.")
         return p
 
     def __init__(self, params: Params):

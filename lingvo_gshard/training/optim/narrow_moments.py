@@ -1,16 +1,16 @@
-"""Moments in fewer bits: what an optimizer keeps between steps in place of float32.
+"""Narrow formats in which optimizers store moments between steps instead of float32.
 
-bfloat16: the upper half of the float32.
+bfloat16 is the upper half of a float32.
 
-int8: 8 bits for each element and a float32 scale for each block (Dettmers et al. 2021, arXiv
-2110.02861, section 2). Here a block is a row along the last dimension, so that the scales are split
-as the rows are, and the levels are scale x (q / Q)^2, finer towards zero. The second moment, which
-spans the square of what gradients span, is kept by its root, and no element of it reads as less
-than the lowest level: an element that fell to zero would be divided by almost nothing.
+int8 stores 8 bits for each element and a float32 scale for each block (Dettmers et al. 2021, arXiv
+2110.02861, section 2). A block is a row along the last dimension, so scales are sharded as the rows
+are. Levels are scale x (q / Q)^2, finer towards zero. A second moment is stored by its root, since
+it spans the square of the gradients' range. None of its elements is read as less than the lowest
+level; the update would divide by almost nothing where an element was rounded to zero.
 
-Both are rounded at random, so that what is kept is on average what it should be: a moment moves in
-a step by a share of itself (1 - beta) that is often less than half a level, and would not move at
-all if rounded to the nearest. The random numbers come from the step and the moment's path.
+Both formats are rounded stochastically. In a step a moment changes by a share 1 - beta of itself,
+often less than half a level, and rounding to nearest would lose every such change. The random
+numbers depend on the step and the moment's path.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SIGNED_LEVELS, _ROOT_LEVELS = 127, 255
 
 
 def key(path: str, step: tf.Tensor) -> tf.Tensor:
-    """Returns the int32 [2] key that a moment is rounded with after a step."""
+    """Returns the int32 [2] key of the random numbers that round an array after a step."""
     return tf.stack([tf.constant(random_numbers.word(path), tf.int32), tf.cast(step, tf.int32)])
 
 
 def to_bfloat16(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Returns float32 `x` as one of its two bfloat16 neighbors, by chance as near as each is."""
+    """Rounds float32 `x` stochastically to bfloat16."""
     below = tf.constant(0xFFFF, tf.uint32)
     chance = tf.bitwise.bitwise_and(random_numbers.hashed_words(x.shape.as_list(), key), below)
     bits = tf.bitcast(x, tf.uint32) + chance
@@ -40,36 +40,36 @@ def to_bfloat16(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
 
 
 def quantize(x: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (int8 levels, float32 scales) of a float32 moment; scales lack the last dimension."""
+    """Returns int8 levels [..., N] and float32 scales [...] of a float32 moment [..., N]."""
     levels, scale = _levels(tf.abs(x), _SIGNED_LEVELS, key)
     return tf.cast(tf.sign(x) * levels, tf.int8), scale
 
 
 def dequantize(levels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns the float32 moment that `quantize` kept."""
+    """Returns the float32 moment that `quantize` stored."""
     share = tf.cast(levels, tf.float32) / _SIGNED_LEVELS
     return tf.expand_dims(scale, -1) * share * tf.abs(share)
 
 
 def quantize_square(x: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (uint8 levels, float32 scales) of the root of a float32 moment, 0 or more."""
+    """Returns uint8 levels and float32 scales of the root of a moment that is 0 or more."""
     levels, scale = _levels(tf.sqrt(x), _ROOT_LEVELS, key)
     return tf.cast(levels, tf.uint8), scale
 
 
 def dequantize_square(levels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns the float32 moment that `quantize_square` kept, of at least the lowest level."""
+    """Returns the float32 moment that `quantize_square` stored, at least the lowest level."""
     share = tf.maximum(tf.cast(levels, tf.float32), 1.0) / _ROOT_LEVELS
     return tf.square(tf.expand_dims(scale, -1) * share * share)
 
 
 def _levels(x: tf.Tensor, most: int, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Float32 levels 0..most of what is 0 or more, rounded so that their squares are right."""
+    """Returns float32 levels 0..most of x >= 0 and scales; squares are unbiased."""
     scale = tf.reduce_max(x, -1)
     rows = tf.expand_dims(scale, -1)
     level = tf.minimum(tf.sqrt(tf.math.divide_no_nan(x, rows)), 1.0) * most
     lower = tf.floor(level)
-    # From a square to the next one is 2 lower + 1.
+    # (lower + 1)^2 - lower^2 = 2 lower + 1.
     upward = (level * level - lower * lower) / (2.0 * lower + 1.0)
     chance = random_numbers.hashed_uniform(x.shape.as_list(), key)
     return lower + tf.cast(chance < upward, tf.float32), scale

@@ -1,8 +1,8 @@
-"""What every optimizer is: a rule for one weight, and the walk over the tree of them.
+"""Optimizer: an update rule for one weight, applied to a tree of weights.
 
-An optimizer holds no tensors. Its moments are a tree like theta with a small map of named tensors
-at the place of each weight; their layouts are made of the weight's letters, so that they are split
-over a mesh as the weight is.
+An optimizer holds no tensors. The moments of all weights are a tree like theta, with a small map of
+named tensors in the place of each weight. A moment's layout is made of its weight's letters, so it
+is sharded as the weight is.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim import narrow_moments, weight_groups
 
-# Around the name scopes of what an optimizer computes, which are those of the weights' paths.
+# Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
 SCOPE = "optimizer"
 
 _FACTORS = "trainer.optimizer.learning_rate_factors"
 
+# The moments of one weight, by name.
 Moments = dict[str, tf.Tensor]
-# commit(old, new): new, but old in a step that must change nothing.
+# commit(old, new) returns `new`, or `old` in a step that must not change the state.
 Commit = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Optimizer(Configurable):
-    """A functional update rule: `update(specs, theta, gradients, moments, step, learning_rate)`.
+    """A functional update rule.
 
-    A subclass says which moments a weight has (`moment_layouts`), of which types (`moment_dtypes`),
-    and how one weight moves (`update_weight`). Weights with a rule of their own have no moments and
-    move by that; weights with a learning rate of 0 have none either and stay as they are.
+    A subclass defines the moments of a weight (`moment_layouts`, `moment_dtypes`) and the update of
+    a weight (`update_weight`). Two kinds of weights have no moments and skip `update_weight`: those
+    with an update rule of their own, and those with a learning-rate factor of 0, which do not move.
 
-    A class is chosen, and then its Params set, in a gin file or by two flags:
+    Flags or a gin file choose an optimizer and set its Params:
 
         --gin_param='trainer.optimizer = @lingvo_gshard.training.optim.adam.Adam'
         --gin_param='trainer.optimizer.learning_rate_factors = {"*embedding": 0.1, "decoder": 0}'
@@ -48,21 +49,26 @@ class Optimizer(Configurable):
         p.define(
             "learning_rate_factors",
             {},
-            "Pattern of paths -> factor of the learning rate; the first that matches a weight "
-            "holds. 0: the weights stay as they are.",
+            "Pattern of weight paths -> factor of the learning rate. A weight uses the first "
+            "pattern that matches; a factor of 0 freezes it.",
         )
         return p
 
     def __init__(self, params: Params):
+        """Raises ValueError naming a factor that is negative or not finite."""
         super().__init__(params)
         for pattern, factor in params.learning_rate_factors.items():
             if not (isinstance(factor, (int, float)) and 0.0 <= factor < math.inf):
                 raise ValueError(f"{_FACTORS}[{pattern!r}] is {factor!r}; 0 or more expected")
 
     def check(self, specs: NestedMap) -> None:
-        """Raises ValueError, naming the Params path, for a pattern that means none of the weights.
+        """Checks the Params against the weights of a model.
 
-        And if no weight is left for the optimizer to move.
+        Args:
+          specs: the weights' tree of VariableSpec.
+
+        Raises:
+          ValueError: a pattern matches no weight, or all weights are frozen.
         """
         weight_groups.check(_FACTORS, self.p.learning_rate_factors, specs)
         if not any(self.moves(spec) for spec in specs.flatten()):
@@ -71,22 +77,25 @@ class Optimizer(Configurable):
             )
 
     def moves(self, spec: VariableSpec) -> bool:
-        """Returns whether the optimizer moves a weight: not if its learning rate is 0."""
+        """Returns whether `update_weight` updates a weight."""
         return not spec.update_rule and self.learning_rate_factor(spec) > 0.0
 
     def learning_rate_factor(self, spec: VariableSpec) -> float:
-        """Returns what a weight's learning rate is multiplied by."""
+        """Returns the factor of a weight's learning rate."""
         for pattern, factor in self.p.learning_rate_factors.items():
             if weight_groups.matches(pattern, spec):
                 return float(factor)
         return 1.0
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
-        """Returns moment name -> its layout, each a selection of the weight's letters in order."""
+        """Returns name -> layout of a weight's moments.
+
+        A layout is a selection of the letters of the weight's layout, in the same order.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no moment_layouts")
 
     def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
-        """Returns moment name -> its type, of those moments that are not float32."""
+        """Returns name -> dtype of the moments that are not float32."""
         del spec
         return {}
 
@@ -100,22 +109,29 @@ class Optimizer(Configurable):
         learning_rate: tf.Tensor,
         commit: Commit,
     ) -> tuple[tf.Tensor, Moments]:
-        """Returns one weight and its moments after a step.
+        """Returns a weight and its moments after one step.
 
-        Weight and gradient are float32, moments of their own types; `step` counts from 0 and
-        `learning_rate` is a scalar. What is returned goes through `commit` first, and where moments
-        are float32 the weight is computed from them as kept: XLA then updates both in place, where
-        it would else copy every moment.
+        Everything returned must go through `commit`. Compute the weight from the committed moments
+        where these are float32: XLA then updates both in place, and copies the moments otherwise.
+
+        Args:
+          spec: the weight's spec.
+          weight: float32.
+          gradient: float32, of the weight's shape.
+          moments: in their own dtypes.
+          step: an int32 scalar that counts from 0.
+          learning_rate: a float32 scalar.
+          commit: see `Commit`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
     def moment_specs(self, specs: NestedMap) -> NestedMap:
-        """Returns the moments' VariableSpec tree: zero at the start."""
+        """Returns the moments' tree of VariableSpec, for the weights' tree. Moments start at 0."""
         return specs.transform(
             lambda spec: NestedMap(
                 {
                     name: _moment_spec(spec, name, layout, self.moment_dtypes(spec))
-                    for name, layout in self._moment_layouts_of(spec).items()
+                    for name, layout in self._layouts_of_moved(spec).items()
                 }
             )
         )
@@ -128,49 +144,66 @@ class Optimizer(Configurable):
         moments: NestedMap,
         step: tf.Tensor,
         learning_rate: tf.Tensor,
-        stopped: tf.Tensor | bool = False,
+        is_frozen: tf.Tensor | bool = False,
     ) -> tuple[NestedMap, NestedMap]:
-        """Returns (theta, moments) after one step; computed in float32, whatever the weights' type.
+        """Returns (theta, moments) after one step, computed in float32.
 
-        Weights that are kept in bfloat16 are rounded to it at random, so that steps smaller than
-        half of its last place move them, too, on average as far as they should (Gupta et al. 2015,
-        arXiv 1502.02551; in training with bfloat16 weights alone: Zamirai et al. 2020, arXiv
-        2010.06192).
+        bfloat16 weights are rounded stochastically. Updates smaller than half a unit in the last
+        place then move a weight by the right amount on average (Gupta et al. 2015, arXiv
+        1502.02551; for bfloat16 weights Zamirai et al. 2020, arXiv 2010.06192).
 
-        specs: the tree of VariableSpec, which gives theta, gradients and moments their structure.
-        stopped: a bool scalar; where it is true, theta and moments come back as they were.
+        Args:
+          specs: the tree of VariableSpec of theta and gradients.
+          theta: the weights.
+          gradients: the weights' gradients.
+          moments: a tree like `moment_specs(specs)`.
+          step: an int32 scalar that counts from 0.
+          learning_rate: a float32 scalar.
+          is_frozen: a bool scalar; if true, theta and moments are returned unchanged.
         """
 
         def commit(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-            return tf.where(stopped, old, new)
+            return tf.where(is_frozen, old, new)
 
-        weights, moment_maps = [], []
+        new_weights, new_moments = [], []
         flat_moments = iter(moments.flatten())
         rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
         for spec, weight, gradient in rows:
-            moment = {name: next(flat_moments) for name in sorted(self._moment_layouts_of(spec))}
-            factor = self.learning_rate_factor(spec)
+            own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
             with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
-                weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
-                if spec.update_rule:
-                    updated = commit(weight_32, spec.update_rule(weight_32, gradient_32))
-                elif not factor:
-                    updated = weight
-                else:
-                    rate = learning_rate if factor == 1.0 else factor * learning_rate
-                    updated, moment = self.update_weight(
-                        spec, weight_32, gradient_32, moment, step, rate, commit
-                    )
-                weights.append(_stored(spec, updated, weight.dtype, step))
-            moment_maps.append(NestedMap(moment))
-        return specs.pack(weights), specs.pack(moment_maps)
+                new_weight, own = self._update_one(
+                    spec, weight, gradient, own, step, learning_rate, commit
+                )
+                new_weights.append(_stored(spec, new_weight, weight.dtype, step))
+            new_moments.append(NestedMap(own))
+        return specs.pack(new_weights), specs.pack(new_moments)
 
-    def _moment_layouts_of(self, spec: VariableSpec) -> dict[str, str]:
+    def _update_one(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        commit: Commit,
+    ) -> tuple[tf.Tensor, Moments]:
+        """Updates one weight by its own rule, by `update_weight`, or not at all."""
+        weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+        if spec.update_rule:
+            return commit(weight_32, spec.update_rule(weight_32, gradient_32)), moments
+        factor = self.learning_rate_factor(spec)
+        if not factor:
+            return weight, moments
+        rate = learning_rate if factor == 1.0 else factor * learning_rate
+        return self.update_weight(spec, weight_32, gradient_32, moments, step, rate, commit)
+
+    def _layouts_of_moved(self, spec: VariableSpec) -> dict[str, str]:
         return self.moment_layouts(spec) if self.moves(spec) else {}
 
 
 def check_decays(params: Params, *names: str) -> None:
-    """Raises ValueError naming the hyperparameter of an optimizer that is not in [0, 1)."""
+    """Raises ValueError naming a hyperparameter of an optimizer that is not in [0, 1)."""
     for name in names:
         if not 0.0 <= params.get(name) < 1.0:
             raise ValueError(
@@ -179,7 +212,7 @@ def check_decays(params: Params, *names: str) -> None:
 
 
 def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
-    """A weight as it is kept; what the type holds exactly, as in a stopped step, stays as it is."""
+    """Returns an updated weight in its own dtype. Values that the dtype holds do not change."""
     if dtype == tf.bfloat16 and updated.dtype == tf.float32:
         return narrow_moments.to_bfloat16(updated, narrow_moments.key(spec.path, step))
     return tf.cast(updated, dtype)

@@ -1,8 +1,9 @@
-"""Groups of weights: those that a hyperparameter of the optimizer means, by patterns of paths.
+"""Groups of weights that a hyperparameter of the optimizer selects by patterns of paths.
 
-A pattern is the path of a layer or weight, such as `encoder.layers[1].feed_forward`, with "*" for
-any text and "?" for any character; it holds for all that is below, as in `sharding.overrides`. The
-weights of a loop over layers go by the paths that they would have without the loop as well.
+A pattern is the path of a layer or a weight, such as `encoder.layers[1].feed_forward`. "*" matches
+any text and "?" any character. A pattern also matches everything below the path, as in
+`sharding.overrides`. A weight of repeated layers also has the paths it would have without the
+repetition.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from lingvo_gshard.sharding.partitioning import matches_path
 
 
 def is_vector(spec: VariableSpec) -> bool:
-    """Whether a weight is a scalar or a vector, such as a bias or a norm's scale, or a stack."""
+    """Returns whether a weight is a scalar, a vector, or a stack of them, such as biases."""
     return len(spec.layout.lstrip(letters.WEIGHT_BATCH)) < 2
 
 
 def matches(pattern: str, spec: VariableSpec) -> bool:
-    """Returns whether a pattern means this weight.
+    """Returns whether a pattern matches a weight.
 
-    Raises ValueError if it means some layers of a loop and not others: those are one weight.
+    Raises:
+      ValueError: the pattern matches some of the repeated layers that share the weight's array, but
+        not all.
     """
     if matches_path(pattern, spec.path):
         return True
@@ -32,18 +35,18 @@ def matches(pattern: str, spec: VariableSpec) -> bool:
     if any(found) and not all(found):
         path = spec.slices[found.index(False)]
         raise ValueError(
-            f"the pattern {pattern!r} means only some of the layers that are one loop, "
-            f"{spec.path}; {path} would have to be another weight"
+            f"the pattern {pattern!r} matches some of the repeated layers of {spec.path}, but not "
+            f"{path}; a pattern must match all of them or none"
         )
     return any(found)
 
 
 def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
-    """Raises ValueError, naming `where`, for a pattern that is no string or means no weight."""
+    """Raises ValueError, naming `where`, for a pattern that is no string or matches no weight."""
     weights = specs.flatten()
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise ValueError(f"{where}: {pattern!r}; a pattern of paths expected, as in '*.bias'")
+            raise ValueError(f"{where}: {pattern!r}; a pattern of paths such as '*.bias' expected")
         try:
             found = [spec for spec in weights if matches(pattern, spec)]
         except ValueError as error:

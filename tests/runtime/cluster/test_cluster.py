@@ -152,7 +152,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path, process, name):
     ended = run(2, tmp_path, 200, plan=f"{process}:7:{name}")
     assert_good(*ended)
     assert ended[0].report["to"] == ended[1].report["to"] == 7
-    assert "the step is finished and saved" in ended[process].err
+    assert "finishing the step and saving" in ended[process].err
     assert_saved(tmp_path, 7)
 
 

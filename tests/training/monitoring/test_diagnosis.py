@@ -36,7 +36,7 @@ def test_names_the_weights_whose_gradient_overflows():
     plain = trainer.task.hidden.fprop
     trainer.task.hidden.fprop = lambda *arguments: overflow(plain(*arguments))
     found = diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
-    assert found.startswith("the loss is finite, the gradient is not for hidden.b, hidden.w")
+    assert found.startswith("the loss is finite, but the gradient is not for hidden.b, hidden.w")
 
 
 def test_names_the_loss():

@@ -70,7 +70,9 @@ def test_a_loops_weights_go_by_their_layers_names_too():
     for pattern in ("encoder", "*.body[0].w", "encoder.layers[?].w", "task.encoder.layers[?]"):
         assert weight_groups.matches(pattern, spec), pattern
     assert not weight_groups.matches("decoder", spec)
-    with pytest.raises(ValueError, match=r"\[f\]: the pattern '.*layers\[2\].*only some.*one loop"):
+    with pytest.raises(
+        ValueError, match=r"\[f\]: the pattern '.*layers\[2\].*some of the repeated"
+    ):
         weight_groups.check("[f]", ["encoder.layers[2]"], NestedMap(w=spec))
 
 
@@ -83,7 +85,7 @@ def test_a_loops_weights_go_by_their_layers_names_too():
         ),
         ({"hidden": -1}, r"trainer\.optimizer\.learning_rate_factors\['hidden'\] is -1"),
         ({"hidden": "1"}, r"learning_rate_factors\['hidden'\] is '1'"),
-        ({3: 1.0}, r"learning_rate_factors: 3; a pattern of paths expected"),
+        ({3: 1.0}, r"learning_rate_factors: 3; a pattern of paths such as"),
         ({"*": 0}, r"leaves no weight to train"),
     ],
 )

@@ -1,0 +1,66 @@
+"""A new optimizer is one class: gin chooses it, it trains, and sharding does not change it."""
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.config import gin_binding
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.optim.optimizer import Optimizer
+from lingvo_gshard.training.trainer import Trainer
+from tests import tiny
+
+STEPS = 12
+
+
+class RootMeanSquare(Optimizer):
+    """Divides the gradient by the root of a running mean of its square."""
+
+    @classmethod
+    def params(cls):
+        p = super().params()
+        p.define("decay", 0.9, "Decay of the running mean.")
+        return p
+
+    def moment_layouts(self, spec):
+        return {"square": spec.layout}
+
+    def update_weight(self, spec, weight, gradient, moments, step, learning_rate, commit):
+        mean = self.p.decay * moments["square"] + (1.0 - self.p.decay) * gradient**2
+        square = commit(moments["square"], mean)
+        change = learning_rate * gradient * tf.math.rsqrt(square + 1e-6)
+        return commit(weight, weight - change), {"square": square}
+
+
+def make_trainer() -> Trainer:
+    settings = [
+        f"trainer.optimizer = @{__name__}.RootMeanSquare",
+        "trainer.optimizer.decay = 0.8",
+        "trainer.schedule.learning_rate = 0.01",
+    ]
+    p = gin_binding.apply_gin(tiny.experiment_params(STEPS), [], settings)
+    return p.trainer.instantiate(p.task)
+
+
+def train(runtime) -> list[float]:
+    runtime.init_state()
+    return [runtime.train_step(tiny.make_batch(1, i)).read()["loss"] for i in range(STEPS)]
+
+
+def test_a_new_optimizer_trains():
+    trainer = make_trainer()
+    assert type(trainer.optimizer).__name__ == "RootMeanSquare" and trainer.optimizer.p.decay == 0.8
+    losses = train(SingleDeviceRuntime(trainer))
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+
+def test_sharding_does_not_change_it():
+    partitioning = Partitioning.make("data=2", "fsdp")
+    sharded = SpmdRuntime(make_trainer(), partitioning, devices_for(2))
+    np.testing.assert_allclose(
+        train(sharded), train(SingleDeviceRuntime(make_trainer())), rtol=1e-5
+    )
+    weight, moment = sharded.state().theta.hidden.w, sharded.state().moments.hidden.w.square
+    assert moment.sharding == weight.sharding and not moment.sharding.is_fully_replicated
