@@ -16,7 +16,7 @@ from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_input, startup
 from lingvo_gshard.tools.expert_tools.converted import Whole
-from lingvo_gshard.training.checkpoint.store import unflatten
+from lingvo_gshard.training.checkpoint.arrays import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,9 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.checkpoint.store import Checkpoint, CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint.arrays import unflatten
+from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer

@@ -47,6 +47,6 @@ def restored_theta(trainer: Trainer, checkpoint: Checkpoint) -> NestedMap:
     Raises:
       ValueError: names the arrays that do not fit the trainer's specs.
     """
-    part = trainer.evaluated
+    part = trainer.evaluated_part
     specs, arrays = trainer.state_specs()[part], checkpoint.arrays.get(part, {})
     return unflatten(specs, arrays, PART_NAMES[part])

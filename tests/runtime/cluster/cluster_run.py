@@ -22,7 +22,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.tools.flags.cluster import cluster_options, define_cluster_flags
 from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint.store import CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint.arrays import unflatten
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.signals import StoppedError, StopRequest
 from tests import tiny

@@ -12,7 +12,8 @@ from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint import store as checkpoint_lib
-from lingvo_gshard.training.checkpoint.store import CheckpointStore, unflatten
+from lingvo_gshard.training.checkpoint.arrays import unflatten
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 
 # TensorStore's reads of a damaged checkpoint's other arrays may end after Orbax's event loop has.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
