@@ -85,7 +85,7 @@ def compile_for(
 
 def _compile(program: Program, topology: Topology, started: float) -> CompiledProgram:
     """Compiles a program; `started` is the time from which its compile time counts."""
-    with standard_error.kept(_EVERYTHING):
+    with standard_error.capture(_EVERYTHING):
         executable = Executable(program, topology.compile_devices())
     seconds = time.monotonic() - started
     return CompiledProgram(

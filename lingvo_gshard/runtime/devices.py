@@ -1,4 +1,4 @@
-"""The devices of a mesh: real ones, or CPU devices made virtually where there are fewer."""
+"""Finds the devices of a mesh, and creates virtual CPU devices if there are too few."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ def let_jax_choose_devices() -> None:
 
 
 def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
-    """Returns `count` devices, of all processes together; None: all there are.
+    """Returns the devices for a mesh.
 
-    A process that has fewer accelerators, or none, makes its share of `count` as virtual CPU
-    devices, which its cores take turns for. Raises ValueError naming --mesh if that is no longer
-    possible, since jax has started, or if several processes have another number of devices.
+    A process without enough accelerators creates virtual CPU devices, which share its cores.
+
+    Args:
+      count: number of devices of all processes together; None for all that exist.
+      processes: number of processes.
+
+    Raises:
+      ValueError: names --mesh if jax has started with fewer devices, or if the processes of a
+        cluster have another number of devices.
     """
     _leave_accelerators_to_jax()
     if count is not None:
@@ -48,7 +54,7 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
 
 
 def _leave_accelerators_to_jax() -> None:
-    """TensorFlow only traces here; it would take all memory of a GPU that it sees."""
+    """Hides accelerators from TensorFlow, which would take all memory of a GPU it sees."""
     for kind in ("GPU", "TPU"):
         try:
             tf.config.set_visible_devices([], kind)
@@ -57,7 +63,7 @@ def _leave_accelerators_to_jax() -> None:
 
 
 def _make_virtual(count: int) -> None:
-    """Asks for `count` CPU devices, if that can still be asked."""
+    """Sets the number of CPU devices, unless jax has started."""
     try:
         if jax.config.jax_num_cpu_devices < count:
             jax.config.update("jax_num_cpu_devices", count)

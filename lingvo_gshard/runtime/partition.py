@@ -1,4 +1,4 @@
-"""partition: any TensorFlow function whose author wrote annotations, as a function of N devices."""
+"""partition: runs any annotated TensorFlow function on the devices of a mesh."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
 
+# The layout of an argument that the function's own annotations decide.
 INFERRED = None
 
 
 class Partitioned:
-    """A TensorFlow function over a mesh, compiled once for each set of shapes it is called with.
+    """A TensorFlow function over a mesh, compiled once for each combination of argument shapes.
 
-    Arguments and results are nested structures of arrays; what comes back are jax.Arrays, which may
-    be given to the next call without leaving the devices.
+    Arguments and results are nested structures of arrays. Results are jax.Arrays, which can be
+    passed to the next call without leaving the devices.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Partitioned:
         self._compiled: dict[str, tuple[Executable, Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the function on the mesh; returns as soon as it is under way."""
+        """Runs the function on the mesh. Returns before the computation ends."""
         executable, structure = self._find(arguments)
         program = executable.program
         arrays = [
@@ -61,20 +62,20 @@ class Partitioned:
         ]
         results = iter(executable(*arrays))
         return tf.nest.map_structure(
-            lambda is_there: next(results) if is_there else None, structure
+            lambda is_tensor: next(results) if is_tensor else None, structure
         )
 
     def lower(self, *arguments: Any) -> Program:
-        """Returns the program for arguments of these shapes: arrays, or tf.TensorSpecs."""
+        """Returns the program for arguments of these shapes, given as arrays or tf.TensorSpecs."""
         return self._lower(arguments)[0]
 
     def compile(self, *arguments: Any) -> Executable:
-        """Returns what is run for arguments of these shapes, with its HLO and its memory."""
+        """Returns the compiled program for arguments of these shapes."""
         return self._find(arguments)[0]
 
     @property
     def compile_count(self) -> int:
-        """The number of programs compiled so far."""
+        """Number of programs compiled so far."""
         return len(self._compiled)
 
     def _find(self, arguments: tuple) -> tuple[Executable, Any]:
@@ -85,7 +86,7 @@ class Partitioned:
         return self._compiled[key]
 
     def _lower(self, arguments: tuple) -> tuple[Program, Any]:
-        """The program, and the structure of its results: whether there is one, or None."""
+        """Returns the program and the structure of its results, with False for each None."""
         structures: list[Any] = []
 
         def flat(*tensors: tf.Tensor) -> list:
@@ -99,11 +100,11 @@ class Partitioned:
         return program, structures[0]
 
     def _inputs(self, arguments: tuple) -> tuple[list[Array], list[int]]:
-        """The flat inputs with their splits, and which of them are donated."""
+        """Returns the flat inputs, and the indices of those that are donated."""
         if self._layouts and len(self._layouts) != len(arguments):
             raise ValueError(
-                f"layouts: there are {len(self._layouts)} for the {len(arguments)} arguments of "
-                f"{self._name}; None for one that needs none"
+                f"layouts: {self._name} has {len(arguments)} arguments, but there are "
+                f"{len(self._layouts)} layouts. Use None for an argument without one"
             )
         inputs: list[Array] = []
         donated: list[int] = []
@@ -120,13 +121,14 @@ class Partitioned:
         return inputs, donated
 
     def layouts_of(self, position: int, argument: Any) -> list:
-        """Returns the layout of each array of an argument, as it was given; None: inferred."""
+        """Returns the given layout of each array of an argument; None for an inferred one."""
         layout = self._layouts[position] if self._layouts else INFERRED
         try:
             return _flatten_like(argument, layout)
         except ValueError:
             raise ValueError(
-                f"layouts: {layout!r} has not the structure of argument[{position}] of {self._name}"
+                f"layouts: {layout!r} does not have the structure of argument[{position}] of "
+                f"{self._name}"
             ) from None
 
     def _split(self, layout: str | Split | None, shape: tuple[int, ...], path: str) -> Split | None:
@@ -157,20 +159,25 @@ def partition(
 ) -> Partitioned:
     """Returns a callable that runs a TensorFlow function on the devices of a mesh.
 
-    function: takes and returns nested structures of tensors and is traced by tf.function. What its
-        author annotated, with letters and the strategy or with the paper's calls, is how it is cut.
-    mesh: such as "data=4,model=2"; devices default to as many as it needs, virtual CPU devices
-        where the machine has fewer.
-    layouts: for each argument how its arrays lie on the devices: letters, which `weights:` before
-        them makes those of a weight, or a split, for all its arrays; or a list or dict of such,
-        structured as the argument, for each. None, and where not given at all: as the function
-        annotates the argument, whole where it does not.
-    donate: positions of the arguments whose memory the results may take over.
-    overrides: as in Partitioning.make.
-    partitioner: "gspmd" or "shardy".
+    The function's sharding annotations, letters under a strategy or the paper's calls, decide how
+    it is partitioned.
 
-    Raises ValueError for an unknown axis, letter or strategy, for a mesh of other than the devices
-    given, and, when called, for layouts that do not fit the arguments.
+    Args:
+      function: takes and returns nested structures of tensors. tf.function traces it.
+      mesh: axes and sizes, such as "data=4,model=2".
+      strategy: maps letters to axes.
+      layouts: one entry per argument, for all arrays of the argument or, as a list or dict with the
+        argument's structure, for each array. An entry is a string of letters, such as "BLM" or, for
+        a weight, "weights: MH"; a split; or None, which uses the function's annotation of the
+        argument and replicates an argument without one.
+      donate: positions of the arguments whose memory the results may reuse.
+      overrides: as in Partitioning.make.
+      partitioner: "gspmd" or "shardy".
+      devices: as many as the mesh needs by default, virtual CPU devices if there are too few.
+
+    Raises:
+      ValueError: an axis, letter or strategy is unknown, or the devices do not fill the mesh. Calls
+        raise it for layouts that do not fit the arguments.
     """
     partitioning = Partitioning.make(mesh, strategy, overrides)
     devices = devices_for(partitioning.mesh.size) if devices is None else devices
@@ -178,7 +185,7 @@ def partition(
 
 
 def _flatten_like(argument: Any, layout: Any) -> list:
-    """The layout of each array; ValueError where lists and dicts are not as the argument's."""
+    """Returns the layout of each array. Raises ValueError if the structures differ."""
     leaves = tf.nest.flatten(argument)
     if not isinstance(layout, (list, dict)) or not tf.nest.is_nested(argument):
         return [layout] * len(leaves)
@@ -195,7 +202,7 @@ def _leaves(arguments: tuple) -> list:
 
 
 def _array(value: Any) -> np.ndarray | jax.Array:
-    """The value as an array; of Python's own numbers as TensorFlow takes them, in 32 bits."""
+    """Returns the value as an array. Python numbers become 32-bit, as in TensorFlow."""
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (bool, int, float, complex)):

@@ -22,13 +22,13 @@ from lingvo_gshard.training.trainer import Trainer
 
 
 class SingleDeviceRuntime:
-    """Runs a trainer's functions on the first device, GPU or CPU.
+    """Runs a trainer's functions on the first GPU, or on the CPU.
 
-    The weights and moments are updated in place. A step compiles once per shape of batch;
-    `compile_seconds` grows by the time that each first step of a shape took.
+    Weights and moments are updated in place. A step compiles once for each shape of a batch.
     """
 
     def __init__(self, trainer: Trainer):
+        """Makes a runtime without a state."""
         self._trainer = trainer
         self._variables: NestedMap | None = None
         self._train = _Compiled(self._train_step, self._compile)
@@ -42,16 +42,16 @@ class SingleDeviceRuntime:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds spent so far in first steps: tracing, compiling, and the step itself."""
+        """Seconds spent so far in the first step of each shape: tracing, compiling and running."""
         return self._train.seconds + self._evaluate.seconds
 
     @property
     def compile_count(self) -> int:
-        """The number of train and eval computations compiled so far."""
+        """Number of training and evaluation steps compiled so far."""
         return self._train.count + self._evaluate.count
 
     def pop_messages(self) -> list[str]:
-        """Returns what there is to say: nothing, where nothing is split."""
+        """Returns no messages: there is nothing to report on one device."""
         return []
 
     def init_state(self) -> None:
@@ -59,7 +59,7 @@ class SingleDeviceRuntime:
         self.load_state(self._trainer.init_state())
 
     def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of tensors or NumPy arrays."""
+        """Replaces the state by a tree of tensors or NumPy arrays."""
         if self._variables is None:
             self._variables = state.transform(lambda value: tf.Variable(value, trainable=False))
             return
@@ -67,11 +67,11 @@ class SingleDeviceRuntime:
             variable.assign(value)
 
     def load_theta(self, theta: NestedMap) -> None:
-        """Takes over, alone, the part of a state that is evaluated and decoded with."""
+        """Replaces the evaluated weights; there is no other state afterwards."""
         self.load_state(NestedMap({self._trainer.evaluated_part: theta}))
 
     def state(self) -> NestedMap:
-        """Returns a copy of the state as NumPy arrays, when the steps under way are done."""
+        """Waits for the steps in progress and returns a copy of the state as NumPy arrays."""
         return self._variables.transform(lambda variable: variable.numpy())
 
     def theta_on_host(self) -> NestedMap:
@@ -79,28 +79,28 @@ class SingleDeviceRuntime:
         return self._variables.theta.transform(lambda variable: variable.numpy())
 
     def abstract_state(self) -> NestedMap | None:
-        """Returns how a checkpoint's arrays are to be placed: anywhere."""
+        """Returns None: the runtime takes and returns NumPy arrays."""
         return None
 
     @property
     def step(self) -> int:
-        """The number of steps taken."""
+        """Number of steps taken."""
         return int(self._variables.step.numpy())
 
     def train_step(self, batch: Batch) -> StepMetrics:
-        """Takes one step; does not wait for it where the device runs by itself."""
+        """Takes one training step. On a GPU it returns before the step is done."""
         return self._train(batch)
 
     def eval_step(self, batch: Batch) -> WeightedMetrics:
-        """Returns name -> (value, weight) of one batch without training."""
+        """Returns the metrics of one batch, name -> (value, weight), without training."""
         return pair_with_weights(self._evaluate(batch).read())
 
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
-        """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
+        """Returns `function` with the current weights as its first argument."""
         return SingleDeviceFunction(lambda ids: function(self._theta(), ids), self._compile)
 
     def _compile(self, function: Callable) -> Callable:
-        """A function of tensors as one XLA computation for each of their shapes."""
+        """Returns a function of tensors as one XLA computation per combination of shapes."""
         return tf.function(function, jit_compile=True, autograph=False)
 
     def _train_step(self, batch: Batch) -> NestedMap:
@@ -126,15 +126,16 @@ class SingleDeviceFunction:
 
     @property
     def compile_count(self) -> int:
-        """The number of shapes compiled so far."""
+        """Number of shapes compiled so far."""
         return self._compiled.experimental_get_tracing_count()
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
+        """Returns the function of `array`."""
         return self._compiled(tf.convert_to_tensor(array)).numpy()
 
 
 class _Compiled:
-    """A function of a batch, compiled by XLA once per shape, whose scalars leave as one vector."""
+    """A function of a batch that returns metrics, compiled by XLA once per shape."""
 
     def __init__(self, function: Callable[[Batch], NestedMap], compile_: Callable):
         self._function = function
@@ -144,7 +145,7 @@ class _Compiled:
 
     @property
     def count(self) -> int:
-        """The number of shapes compiled so far."""
+        """Number of shapes compiled so far."""
         return self._compiled.experimental_get_tracing_count()
 
     def __call__(self, batch: Batch) -> StepMetrics:

@@ -1,4 +1,4 @@
-"""Standard error, read while a library in C++ writes to it."""
+"""Captures standard error, which libraries in C++ write to directly."""
 
 from __future__ import annotations
 
@@ -9,45 +9,50 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-# Keeps everything in a file, and shows what has none of the words. It is a process of its own so
-# that what is written last is shown, too, when this one aborts. The colon: no line left is fine.
-_KEEP = 'file=$1; shift; tee "$file" | grep -v -F "$@" >&2; :'
-_PATIENCE_SECONDS = 10
+# Copies everything to a file, and shows lines without the hidden words. A separate process still
+# shows the last lines if this one aborts. The colon ignores the exit code of grep.
+_COPY = 'file=$1; shift; tee "$file" | grep -v -F "$@" >&2; :'
+_WAIT_SECONDS = 10
 
 
-class Kept:
-    """What was written to standard error, complete when its context has been left."""
+class Captured:
+    """Captured output.
+
+    Attributes:
+      text: everything that was written; set when the context ends.
+    """
 
     text = ""
 
 
 @contextlib.contextmanager
-def kept(hidden: Sequence[str]) -> Iterator[Kept]:
-    """Within it, whatever this process writes to standard error is kept, and shown as well.
+def capture(hidden: Sequence[str]) -> Iterator[Captured]:
+    """Captures what this process writes to standard error inside the context, and shows it.
 
-    hidden: lines with any of these words are kept and not shown.
+    Args:
+      hidden: lines that contain one of these are captured but not shown.
     """
-    result = Kept()
+    result = Captured()
     words = [argument for word in hidden for argument in ("-e", word)]
     sys.stderr.flush()
     screen = os.dup(2)
     with tempfile.NamedTemporaryFile() as file:
-        # In a session of its own, so that Ctrl-C does not end it before this process.
-        keeper = subprocess.Popen(
-            ["sh", "-c", _KEEP, "sh", file.name, *words],
+        # A session of its own protects it from Ctrl-C, so that it outlives this process.
+        copier = subprocess.Popen(
+            ["sh", "-c", _COPY, "sh", file.name, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.dup2(keeper.stdin.fileno(), 2)
-        keeper.stdin.close()
+        os.dup2(copier.stdin.fileno(), 2)
+        copier.stdin.close()
         try:
             yield result
         finally:
             sys.stderr.flush()
             os.dup2(screen, 2)
             os.close(screen)
-            # A process started meanwhile may hold on to the pipe.
+            # A process that was started inside the context may hold the pipe open.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                keeper.wait(_PATIENCE_SECONDS)
+                copier.wait(_WAIT_SECONDS)
             result.text = file.read().decode(errors="replace")

@@ -1,7 +1,7 @@
-"""The tpu_strategy runtime: the local runtime's steps under a tf.distribute strategy.
+"""The runtime of TensorFlow's TPU build: the steps of one device under a tf.distribute strategy.
 
-Under TPUStrategy one replica spans all cores of a TPU, and TensorFlow's own TPU compiler partitions
-the step as its annotations say. docs/tpu.md says how to start it and what has been run where.
+Under TPUStrategy one replica spans all cores of a TPU, and TensorFlow's TPU compiler partitions the
+step as its annotations say. docs/tpu.md says how to start it and what was run where.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ WAIT_SECONDS = 300.0
 class TpuStrategyRuntime(SingleDeviceRuntime):
     """Runs a trainer's functions under a strategy of one replica, which may span many cores.
 
-    The state is in variables made under the strategy's scope. TPUStrategy gives every core a whole
-    copy of each; what is computed from them is split over the mesh.
+    The state is held in variables of the strategy. TPUStrategy replicates each variable on every
+    core; the computation itself is split over the mesh.
     """
 
     def __init__(
@@ -42,21 +42,29 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         partitioning: Partitioning,
         max_replicated_megabytes: float | None = None,
     ):
-        """Raises ValueError if the strategy has several replicas, or if every core would hold more
-        than `max_replicated_megabytes` whole although the strategy of `partitioning` splits it.
+        """Makes a runtime without a state.
+
+        Args:
+          trainer: defines the state and the steps.
+          strategy: a strategy of one replica, such as `connect` returns.
+          partitioning: the mesh over the cores and what is split over its axes.
+          max_replicated_megabytes: as in SpmdOptions.
+
+        Raises:
+          ValueError: the strategy has several replicas, or too much is replicated.
         """
         if strategy.num_replicas_in_sync != 1:
             raise ValueError(
-                f"the strategy has {strategy.num_replicas_in_sync} replicas; 1 over all cores "
-                "expected, see lingvo_gshard.runtime.tpu_strategy.connect"
+                f"the strategy has {strategy.num_replicas_in_sync} replicas; one over all cores "
+                "expected. See lingvo_gshard.runtime.tpu_strategy.connect"
             )
         super().__init__(_AnnotatedTrainer(trainer))
         self._strategy = strategy
         self._partitioning = partitioning
-        whole = _kept_whole(trainer, partitioning)
+        replicated = _replicated(trainer, partitioning)
         if max_replicated_megabytes is not None:
-            check_replicated(whole, max_replicated_megabytes)
-        self._notes = reports.not_split(whole)
+            check_replicated(replicated, max_replicated_megabytes)
+        self._notes = reports.not_split(replicated)
 
     @property
     def device_summary(self) -> str:
@@ -67,34 +75,36 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         )
 
     def pop_messages(self) -> list[str]:
-        """Returns what there is to say since the last call: what every core holds whole."""
+        """Returns new messages about what every core holds whole."""
         notes, self._notes = self._notes, []
         return notes
 
     def init_state(self) -> None:
-        """Draws the initial weights, on the host."""
+        """Draws the initial weights on the host."""
         with tf.device("/device:CPU:0"):
             state = self._trainer.init_state()
         self.load_state(state)
 
     def load_state(self, state: NestedMap) -> None:
-        """Takes over a state of tensors or NumPy arrays."""
+        """Replaces the state by a tree of tensors or NumPy arrays."""
         with self._strategy.scope():
             super().load_state(state)
 
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
-        """Returns a function (theta, ids) -> tensor as one of ids alone, on the weights held."""
+        """Returns `function` with the current weights as its first argument."""
         return super().bind_weights(
             lambda theta, ids: function(self._trainer.annotated(theta), ids)
         )
 
     def _compile(self, function: Callable) -> Callable:
-        """The strategy runs the XLA computation; annotations in it follow the partitioning."""
+        """Returns a function that the strategy runs, with annotations under the partitioning."""
         computation = tf.function(function, jit_compile=True, autograph=False)
 
         def on_replica(argument: tf.Tensor | TensorBatch) -> tf.Tensor:
             with use_partitioning(self._partitioning):
-                return self._whole(computation(tf.nest.map_structure(self._rows, argument)))
+                return self._annotate_replicated(
+                    computation(tf.nest.map_structure(self._annotate_rows, argument))
+                )
 
         def run(argument: tf.Tensor | TensorBatch) -> tf.Tensor:
             result = self._strategy.run(on_replica, args=(argument,))
@@ -102,23 +112,23 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
 
         return tf.function(run, autograph=False)
 
-    def _rows(self, tensor: tf.Tensor) -> tf.Tensor:
-        """An input, annotated as the rows of a batch are split: TPUStrategy reads it there."""
+    def _annotate_rows(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Annotates an input over the rows of a batch, which TPUStrategy reads."""
         spec = tf.TensorSpec(tensor.shape, tensor.dtype)
         (array,) = batch_arrays({"rows": spec}, self._partitioning)
-        return self._tile(tensor, array.split)
+        return self._annotate(tensor, array.split)
 
-    def _whole(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A result, annotated as whole on every core."""
-        return self._tile(tensor, ((),) * tensor.shape.rank)
+    def _annotate_replicated(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Annotates a result as replicated."""
+        return self._annotate(tensor, ((),) * tensor.shape.rank)
 
-    def _tile(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:
+    def _annotate(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:
         mesh = self._partitioning.mesh
         return tensor if mesh.size == 1 else xla.tile(tensor, split, mesh)
 
 
 class _AnnotatedTrainer:
-    """A trainer's functions, with the weights and moments of their states annotated as split."""
+    """A trainer's functions with sharding annotations on weights and moments."""
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
@@ -141,30 +151,35 @@ class _AnnotatedTrainer:
         return self._trainer.eval_step(self.annotated(theta), batch)
 
     def annotated(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights annotated as split."""
+        """Returns the weights with sharding annotations."""
         return annotated(NestedMap(theta=theta), self._trainer).theta
 
 
-def _kept_whole(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:
-    """The weights and moments that the strategy splits, largest first; TPUStrategy splits none."""
+def _replicated(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:
+    """Returns the tensors that the strategy splits and TPUStrategy replicates, largest first."""
     rows = []
     specs = trainer.state_specs()
     for part, kind in PARTS.items():
         for spec in specs[part].flatten() if part in specs else ():
             if any(partitioning.parts(axes) > 1 for axes in partitioning.spec_split(spec, kind)):
                 size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
-                reason = "TPUStrategy gives every core all of it"
+                reason = "TPUStrategy replicates it on every core"
                 rows.append(Replicated(spec.path, spec.shape, size, reason))
     return sorted(rows, key=lambda row: -row.bytes)
 
 
 def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute.TPUStrategy, int]:
-    """Returns a strategy of one replica over all cores of a TPU, and the number of cores.
+    """Connects to a TPU, and makes jax, which writes checkpoints, leave it to TensorFlow.
 
-    tpu: "local" on a TPU VM, else the name of a Cloud TPU or `grpc://address:port`.
-    jax, which writes checkpoints, is told to leave the TPU to TensorFlow.
+    Args:
+      tpu: "local" on a TPU VM, else the name of a Cloud TPU or `grpc://address:port`.
+      wait_seconds: time to wait for an answer.
 
-    Raises ValueError naming --tpu if there is no TPU, or no answer within `wait_seconds`.
+    Returns:
+      A strategy of one replica over all cores, and the number of cores.
+
+    Raises:
+      ValueError: names --tpu if there is no TPU, or no answer in time.
     """
     jax.config.update("jax_platforms", "cpu")
     found: list = []
@@ -174,10 +189,10 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
             tf.config.experimental_connect_to_cluster(resolver)
             found.append((resolver, tf.tpu.experimental.initialize_tpu_system(resolver)))
-        except Exception as error:  # TensorFlow's own errors and those of several cloud libraries
+        except Exception as error:  # TensorFlow and several cloud libraries raise their own types.
             found.append(error)
 
-    # TensorFlow waits without end for an address that does not answer.
+    # TensorFlow waits forever for an address that does not answer.
     thread = threading.Thread(target=initialize, name="connect", daemon=True)
     thread.start()
     thread.join(wait_seconds)
@@ -186,8 +201,8 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
     if isinstance(found[0], Exception):
         reason = " ".join(str(found[0]).split())[:300]
         raise ValueError(
-            f"--tpu={tpu}: TensorFlow {tf.__version__} reaches no TPU: {reason}. It takes "
-            "TensorFlow's TPU build on a TPU VM, see docs/tpu.md; --runtime=spmd needs neither"
+            f"--tpu={tpu}: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime "
+            "needs TensorFlow's TPU build on a TPU VM, see docs/tpu.md; --runtime=spmd needs neither"
         )
     return one_replica(*found[0])
 
@@ -195,7 +210,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
 def one_replica(
     resolver: tf.distribute.cluster_resolver.ClusterResolver, topology: tf.tpu.experimental.Topology
 ) -> tuple[tf.distribute.TPUStrategy, int]:
-    """Returns a strategy whose one replica XLA partitions over all cores, and their number."""
+    """Returns a strategy of one replica that spans all cores, and the number of cores."""
     assignment = tf.tpu.experimental.DeviceAssignment.build(
         topology, computation_shape=topology.mesh_shape, num_replicas=1
     )

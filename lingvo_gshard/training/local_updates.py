@@ -1,4 +1,4 @@
-"""Local updates: workers that train alone for a while, and what is made of their weights then."""
+"""Local updates: workers train alone for some steps, and then synchronize their weights."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim.momentum import Momentum
 
-# The axis of the mesh over which workers stand, and the parts of their runtime's state.
+# The axis of the mesh over the workers, and the parts that they add to the state.
 AXIS = "worker"
 WORKERS, OUTER = "workers", "outer"
 
-_HERE = "trainer.local_updates"
+_PARAM = "trainer.local_updates"
 
 
 class LocalUpdates(Configurable):
-    """The rule by which the weights of all workers become one again, every `every` steps.
+    """The outer step, which makes the workers' weights equal after every `every` inner steps.
 
-    Between two such steps a worker trains by itself, from the same weights w as all others, on its
-    own rows, with its own optimizer. Then the mean of what the workers have moved by is taken for a
-    gradient of w, and an outer optimizer moves w by it:
+    All workers start from the same weights w. Each takes inner steps on its own rows with its own
+    optimizer. The outer step treats the workers' mean change as a gradient of w:
 
         gradient = w - mean of the workers' weights
         m = momentum m + gradient;  w -= learning_rate m
 
-    with `nesterov` by gradient + momentum m in place of m. As it stands, learning_rate 1 without
-    momentum, w becomes the mean: federated averaging (McMahan et al. 2017, arXiv 1602.05629,
-    algorithm 1, of clients with equally many examples). Adam within and Nesterov's momentum 0.9
-    with learning rate 0.7 without are DiLoCo's (Douillard et al. 2023, arXiv 2311.08105, algorithm
-    1 and section 3), which trains 500 steps between.
+    With `nesterov` w moves by gradient + momentum m instead of m.
+
+    The default, learning rate 1 without momentum, sets w to the mean. This is federated averaging
+    (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, with clients of equal size). DiLoCo
+    (Douillard et al. 2023, arXiv 2311.08105, algorithm 1 and section 3) takes 500 inner steps of
+    AdamW, and outer steps with Nesterov momentum 0.9 and learning rate 0.7.
 
     Weights with an update rule of their own, such as routers' biases, become the mean.
     """
@@ -41,29 +41,29 @@ class LocalUpdates(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("every", 0, "Steps that workers train alone; 0: there are no workers.")
+        p.define("every", 0, "Inner steps between two outer steps; 0 disables local updates.")
         p.define("learning_rate", 1.0, "Learning rate of the outer optimizer.")
-        p.define("momentum", 0.0, "What is left of the outer optimizer's moment; 0: it has none.")
-        p.define("nesterov", False, "Whether the weights move ahead of the moment.")
+        p.define("momentum", 0.0, "Momentum of the outer optimizer; 0 disables it.")
+        p.define("nesterov", False, "Whether the outer optimizer uses Nesterov momentum.")
         return p
 
     def __init__(self, params: Params):
-        """Raises ValueError naming the Params for what means nothing."""
+        """Raises ValueError naming a hyperparameter that is out of range."""
         super().__init__(params)
         p = params
         if p.every < 0:
-            raise ValueError(f"{_HERE}.every is {p.every}; 1 or more expected, or 0 for no workers")
+            raise ValueError(f"{_PARAM}.every is {p.every}; 0 or more expected")
         if not 0.0 < p.learning_rate < math.inf:
-            raise ValueError(f"{_HERE}.learning_rate is {p.learning_rate}; more than 0 expected")
+            raise ValueError(f"{_PARAM}.learning_rate is {p.learning_rate}; more than 0 expected")
         if not 0.0 <= p.momentum < 1.0:
-            raise ValueError(f"{_HERE}.momentum is {p.momentum}; it must be in [0, 1)")
+            raise ValueError(f"{_PARAM}.momentum is {p.momentum}; it must be in [0, 1)")
         if p.nesterov and not p.momentum:
-            raise ValueError(f"{_HERE}.nesterov needs {_HERE}.momentum, which is 0")
+            raise ValueError(f"{_PARAM}.nesterov needs {_PARAM}.momentum, which is 0")
         outer = Momentum.params().set(beta=p.momentum, nesterov=p.nesterov)
         self._optimizer = outer.instantiate()
 
     def moment_specs(self, theta: NestedMap) -> NestedMap:
-        """Returns the outer optimizer's VariableSpec tree, of the weights' specs."""
+        """Returns the tree of VariableSpec of the outer optimizer's moments."""
         return self._optimizer.moment_specs(theta)
 
     def update(
@@ -75,10 +75,15 @@ class LocalUpdates(Configurable):
         step: tf.Tensor,
         stopped: tf.Tensor,
     ) -> tuple[NestedMap, NestedMap]:
-        """Returns (theta, moments) after the workers have met.
+        """Returns (theta, moments) after an outer step.
 
-        theta: the weights that they began with; means: those they have now, averaged, in float32.
-        stopped: a bool scalar; where it is true, theta and moments come back as they were.
+        Args:
+          specs: the weights' tree of VariableSpec.
+          theta: the weights after the previous outer step.
+          means: the means of the workers' weights, in float32.
+          moments: the outer optimizer's moments.
+          step: an int32 scalar, the number of inner steps.
+          stopped: a bool scalar; if true, theta and moments are returned unchanged.
         """
         pairs = zip(theta.flatten(), means.flatten(), strict=True)
         gradients = theta.pack(tf.cast(weight, tf.float32) - mean for weight, mean in pairs)
@@ -88,7 +93,7 @@ class LocalUpdates(Configurable):
 
 
 def _averaged(spec: VariableSpec) -> VariableSpec:
-    """A weight with a rule of its own, whose rule is to become the mean."""
+    """Replaces the update rule of a weight, if it has one, by taking the mean."""
     if not spec.update_rule:
         return spec
     return dataclasses.replace(spec, update_rule=lambda weight, gradient: weight - gradient)

@@ -12,14 +12,14 @@ from lingvo_gshard.runtime import standard_error
 LAST_WORDS = """
 import os
 from lingvo_gshard.runtime import standard_error
-with standard_error.kept(["hidden"]):
+with standard_error.capture(["hidden"]):
     os.write(2, b"a hidden line\\nlast words\\n")
     os.{end}
 """
 
 
 def test_is_kept_and_shown_but_for_hidden_lines(capfd):
-    with standard_error.kept(["wolf", "f.x"]) as output:
+    with standard_error.capture(["wolf", "f.x"]) as output:
         os.write(2, b"a sheep\nthe wolf says\nfox f.x\nfax\nno end")
     assert output.text == "a sheep\nthe wolf says\nfox f.x\nfax\nno end"
     assert capfd.readouterr().err == "a sheep\nfax\nno end\n"
@@ -28,13 +28,13 @@ def test_is_kept_and_shown_but_for_hidden_lines(capfd):
 
 
 def test_nothing_is_nothing(capfd):
-    with standard_error.kept(["x"]) as output:
+    with standard_error.capture(["x"]) as output:
         pass
     assert output.text == "" and capfd.readouterr() == ("", "")
 
 
 def test_an_error_leaves_it_as_it_was(capfd):
-    with pytest.raises(KeyError), standard_error.kept(["x"]) as output:
+    with pytest.raises(KeyError), standard_error.capture(["x"]) as output:
         os.write(2, b"before\nx\n")
         raise KeyError
     assert output.text == "before\nx\n"

@@ -85,7 +85,7 @@ def test_says_what_every_core_holds_whole(trainer):
 
 def test_a_strategy_of_several_replicas_is_refused(trainer):
     strategy = types.SimpleNamespace(num_replicas_in_sync=2)
-    with pytest.raises(ValueError, match="has 2 replicas; 1 over all cores expected"):
+    with pytest.raises(ValueError, match="has 2 replicas; one over all cores expected"):
         TpuStrategyRuntime(trainer, strategy, Partitioning.make("data=2", SPLIT))
 
 

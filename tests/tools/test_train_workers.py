@@ -15,8 +15,8 @@ _EVERY = "--gin_param=trainer.local_updates.every = 2"
     [
         ([_EVERY], "trainer.local_updates.every=2 needs an axis worker of --mesh, as in --mesh="),
         ([_EVERY, "--mesh=data=8"], "--mesh=data=8 has none"),
-        (["--mesh=worker=4,data=2"], "has an axis worker, which needs trainer.local_updates.every"),
-        ([_EVERY, "--mesh=worker=5,data=1"], "does not divide by the 5 workers of --mesh=worker=5"),
+        (["--mesh=worker=4,data=2"], "has an axis worker, which the strategy does not use. Set"),
+        ([_EVERY, "--mesh=worker=5,data=1"], "is no multiple of the 5 workers of --mesh=worker=5"),
         ([_EVERY, "--mesh=worker=8"], "--strategy=expert needs axis 'data', which --mesh=worker=8"),
     ],
 )

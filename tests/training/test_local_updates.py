@@ -60,7 +60,7 @@ def test_a_moment_moves_the_weights_and_not_what_has_a_rule(nesterov, w):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"every": -1}, "trainer.local_updates.every is -1; 1 or more expected, or 0 for no"),
+        ({"every": -1}, "trainer.local_updates.every is -1; 0 or more expected"),
         ({"learning_rate": 0.0}, "trainer.local_updates.learning_rate is 0.0; more than 0"),
         ({"momentum": 1.0}, "trainer.local_updates.momentum is 1.0; it must be in"),
         ({"nesterov": True}, "trainer.local_updates.nesterov needs trainer.local_updates.momentum"),

@@ -1,1 +1,1 @@
-"""Workers that train alone and seldom exchange weights (DiLoCo, FedAvg)."""
+"""Local updates over a mesh: workers that train alone and synchronize from time to time."""

@@ -1,4 +1,4 @@
-"""The workers of a mesh: what stands over each, and how rows and weights lie over all of them."""
+"""Workers: a mesh with an axis `worker`, as one mesh per worker and one mesh of all devices."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from lingvo_gshard.sharding.strategies import Strategy
 from lingvo_gshard.training.local_updates import AXIS
 
 _EVERY = "trainer.local_updates.every"
-# The axes of a worker that is one device.
+# The axes of a worker with one device.
 _ONE = (("data", 1),)
 
 
 def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) -> None:
-    """Raises ValueError where trainer.local_updates, the mesh and a batch's rows do not fit.
+    """Checks that trainer.local_updates, the mesh and the batch fit together.
 
-    Without local updates, an axis `worker` that the strategy uses is an ordinary mesh axis.
+    Without local updates, `worker` is an ordinary axis if the strategy uses it.
 
     Args:
       trainer: the trainer's Params.
-      partitioning: None without a mesh.
-      rows: rows of a batch, or None where they are not known.
+      partitioning: the mesh and the strategy; None without a mesh.
+      rows: rows of a batch; None if unknown.
+
+    Raises:
+      ValueError: names the flag or hyperparameter that does not fit.
     """
     every = trainer.local_updates.every
     mesh = partitioning.mesh if partitioning else None
@@ -43,33 +46,35 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
         )
     if has_workers and not every and AXIS in partitioning.unused_axes:
         raise ValueError(
-            f"--mesh={mesh} has an axis {AXIS}, which needs {_EVERY}, the steps that workers train "
-            "alone, to be 1 or more"
+            f"--mesh={mesh} has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to the "
+            "number of steps that workers train alone, or remove the axis"
         )
     if every and rows is not None:
         _share(rows, mesh)
 
 
 class Workers:
-    """A mesh with an axis `worker`, as one mesh for each worker and as one for all.
+    """The workers of a mesh with an axis `worker`.
 
     Attributes:
       count: number of workers.
       partitioning: the partitioning over one worker's mesh.
       together: the mesh of all devices, with the axis `worker` first.
-      everywhere: the partitioning over `together`: each worker has its own rows, all have the same
-        weights.
+      everywhere: the partitioning over `together`. Rows are split over workers, weights are not.
+      devices: the devices of each worker.
+      mesh: the jax mesh of all devices.
+      meshes: the jax mesh of each worker.
     """
 
     def __init__(self, partitioning: Partitioning, devices: Sequence[jax.Device]):
-        """Raises ValueError if the strategy splits a letter over the workers."""
+        """Raises ValueError if the strategy splits a letter over the axis `worker`."""
         mesh = partitioning.mesh
         self.count = mesh.axis_size(AXIS)
         tables = [partitioning.strategy, *(table for _, table in partitioning.overrides)]
         if any(AXIS in table.axes for table in tables):
             raise ValueError(
                 f"--strategy={partitioning.strategy.name} and sharding.overrides may split nothing "
-                f"over axis {AXIS} with {_EVERY}: workers have all weights, and rows of their own"
+                f"over axis {AXIS} with {_EVERY}: each worker has all weights"
             )
         rest = tuple(axis for axis in mesh.axes if axis[0] != AXIS) or _ONE
         self.partitioning = dataclasses.replace(partitioning, mesh=Mesh(rest))
@@ -90,7 +95,7 @@ class Workers:
 
     @property
     def all_devices(self) -> list[jax.Device]:
-        """Worker by worker."""
+        """The devices of all workers, in the order of the workers."""
         return [device for own in self.devices for device in own]
 
     @functools.cached_property
@@ -140,17 +145,17 @@ class Workers:
         }
 
     def rows_of(self, batch: dict[str, np.ndarray], worker: int) -> dict[str, np.ndarray]:
-        """Returns a worker's rows of a batch; ValueError if they cannot be divided equally."""
+        """Returns a worker's rows of a batch. Raises ValueError if they do not divide equally."""
         share = _share(len(next(iter(batch.values()))), self.together)
         return {name: x[worker * share : (worker + 1) * share] for name, x in batch.items()}
 
 
 def _share(rows: int, mesh: Mesh) -> int:
-    """A worker's rows of a batch of so many."""
+    """Returns the number of rows of each worker."""
     count = mesh.axis_size(AXIS)
     if rows % count:
         raise ValueError(
-            f"input.batch_rows={rows} does not divide by the {count} workers of --mesh={mesh}"
+            f"input.batch_rows={rows} is no multiple of the {count} workers of --mesh={mesh}"
         )
     return rows // count
 

@@ -1,1 +1,1 @@
-"""From a TensorFlow function to a Program."""
+"""Lowers TensorFlow functions to programs."""

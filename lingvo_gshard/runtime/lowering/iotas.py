@@ -1,8 +1,8 @@
-"""Tensors that count along a dimension, in the form in which XLA's partitioner knows them.
+"""Rewrites tensors that count along a dimension as iotas, which XLA's partitioner recognizes.
 
-A scatter or gather of rows within rows is partitioned without communication where the partitioner
-sees that its indices count the rows: it looks for an iota. TensorFlow broadcasts and reshapes a
-short one, which hides it, or makes a constant of the result, of up to megabytes.
+The partitioner cuts a gather or scatter of rows within rows without communication if the indices
+are an iota over the rows. TensorFlow hides the iota by reshapes and broadcasts of a short one, or
+folds the result into a constant, which can take megabytes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import numpy as np
 from jaxlib.mlir import ir
 
-_LEAST_CONSTANT = 64
+# Smaller constants stay as they are.
+_MIN_CONSTANT_SIZE = 64
+# Operations that move elements without computing.
 _MOVES = (
     "stablehlo.reshape",
     "stablehlo.broadcast_in_dim",
     "stablehlo.transpose",
     "stablehlo.slice",
 )
-# As TensorFlow writes a range: start + step * iota. Each with the number that changes nothing.
+# TensorFlow writes a range as start + step * iota. Maps each operation to its neutral number.
 _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
 
 
 def make_iotas(module: ir.Module) -> None:
-    """Makes an iota of every int32 tensor that counts along one of its dimensions."""
+    """Replaces every int32 tensor that counts along one of its dimensions by an iota."""
     found: list[tuple[ir.Operation, int]] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
@@ -49,7 +51,7 @@ def _replace(operation: ir.Operation, dimension: int) -> None:
 
 
 def _counts_along(operation: ir.Operation) -> int | None:
-    """The dimension of the result along which its elements are their own indices, if any."""
+    """Returns the dimension along which the result's elements are their own indices, or None."""
     if operation.name == "stablehlo.iota":
         return ir.IntegerAttr(operation.attributes["iota_dimension"]).value
     if operation.name == "stablehlo.constant":
@@ -68,7 +70,7 @@ def _counts_of(value: ir.Value) -> int | None:
 
 
 def _moved(operation: ir.Operation, before: int) -> int | None:
-    """Where a dimension of the operand is in the result, if it is whole there."""
+    """Returns where a dimension of the operand is in the result; None if it is not whole."""
     old, new = _shape(operation.operands[0]), _shape(operation.results[0])
     if operation.name == "stablehlo.slice":
         return before if old == new else None
@@ -77,7 +79,7 @@ def _moved(operation: ir.Operation, before: int) -> int | None:
     if operation.name == "stablehlo.broadcast_in_dim":
         after = ir.DenseI64ArrayAttr(operation.attributes["broadcast_dimensions"])[before]
         return after if old[before] == new[after] else None
-    # A reshape that only adds and removes dimensions of size 1.
+    # The rest is a reshape. Only one that adds and removes dimensions of size 1 keeps the iota.
     kept = [d for d, size in enumerate(old) if size != 1]
     if [old[d] for d in kept] != [size for size in new if size != 1] or before not in kept:
         return None
@@ -85,7 +87,7 @@ def _moved(operation: ir.Operation, before: int) -> int | None:
 
 
 def _is_all(value: ir.Value, number: int) -> bool:
-    """Whether every element is that number."""
+    """Returns whether every element equals `number`."""
     owner = value.owner
     while not isinstance(owner, ir.Block) and owner.name in _MOVES:
         owner = owner.operands[0].owner
@@ -98,7 +100,7 @@ def _is_all(value: ir.Value, number: int) -> bool:
 def _constant_counts_along(operation: ir.Operation) -> int | None:
     values = ir.DenseElementsAttr(operation.attributes["value"])
     shape = _shape(operation.results[0])
-    if values.is_splat or np.prod(shape) < _LEAST_CONSTANT:
+    if values.is_splat or np.prod(shape) < _MIN_CONSTANT_SIZE:
         return None
     array = np.array(values).reshape(shape)
     for dimension, size in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Lowering: a TensorFlow function, traced under a partitioning, becomes a Program."""
+"""Lowering: traces a TensorFlow function under a partitioning and makes a Program of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
-from lingvo_gshard.runtime.lowering.manual_constants import keep_apart
+from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
@@ -23,6 +23,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
+# (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
 Outputs = Sequence[tuple[str, tf.Tensor, Split | None]]
 
 
@@ -34,15 +35,22 @@ def lower(
     donated: Sequence[int] = (),
     partitioner: str = "gspmd",
 ) -> Program:
-    """Traces `function` of flat tensors and returns it as a Program over `partitioning`'s mesh.
+    """Returns a function of flat tensors as a Program.
 
-    function: returns (path, tensor, split) of every output; its annotations follow `partitioning`.
-        Tensors that it finds outside of itself become constants.
+    TensorFlow always lowers for "CPU". Only its TPU builds have the XlaSharding kernel for TPU, and
+    at this stage StableHLO does not depend on the platform.
 
-    TensorFlow lowers for 'CPU' whatever the target: it has no XlaSharding kernel for TPU outside of
-    TPU builds, and StableHLO of this stage is the same for all.
+    Args:
+      name: name of the program.
+      function: takes one tensor per input and returns its outputs. Tensors that it captures become
+        constants.
+      inputs: the program's inputs. Inputs without a split get the one the function annotates.
+      partitioning: the mesh, and what the function's annotations mean.
+      donated: indices of the inputs whose memory the outputs may reuse.
+      partitioner: "gspmd" or "shardy".
 
-    Raises ValueError if the function uses a variable, or if an output's shape depends on values.
+    Raises:
+      ValueError: the function uses a variable, or the shape of an output depends on values.
     """
     described: list[tuple[str, tf.Tensor, Split | None]] = []
 
@@ -81,7 +89,7 @@ def lower(
 
 
 def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partitioning) -> Array:
-    """An input without a split gets that of its first annotation in the graph, or stays whole."""
+    """Returns an input with a split: its own, that of its first annotation, or none at all."""
     if array.split is not None:
         return array
     split = ((),) * len(array.shape)
@@ -94,23 +102,23 @@ def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partiti
 
 
 def _output(name: str, path: str, tensor: tf.Tensor, split: Split | None) -> Array:
-    """The output as the program has it; ValueError if its shape depends on values."""
+    """Returns a program's output. Raises ValueError if its shape depends on values."""
     if not tensor.shape.is_fully_defined():
         raise ValueError(
-            f"{name}: {path} has shape {tensor.shape}, which is not known before it runs; XLA "
-            "needs a fixed one"
+            f"{name}: {path} has the shape {tensor.shape}, which depends on values. XLA needs a "
+            "fixed shape"
         )
     return Array(path, tuple(tensor.shape.as_list()), tensor.dtype.name, split)
 
 
 def _portable(name: str, module: bytes, constants: list, mesh: Mesh, partitioner: str) -> bytes:
-    """StableHLO bytecode of this TensorFlow as an artifact that other versions read."""
+    """Returns TensorFlow's StableHLO as a portable artifact, which other versions can read."""
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
         _name(parsed, name)
         make_constants(parsed, constants)
         make_iotas(parsed)
-        keep_apart(parsed)
+        separate_constants(parsed)
         if partitioner == "shardy":
             to_shardy(parsed, mesh)
         version = stablehlo.get_minimum_version()

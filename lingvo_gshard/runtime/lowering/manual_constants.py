@@ -1,21 +1,21 @@
-"""Manual regions share no constants with the rest of a program, or XLA's partitioner aborts.
+"""Gives each use of a constant its own copy, which XLA's partitioner needs around manual regions.
 
-Before it partitions, XLA makes one of equal constants, wherever they are used. One that a manual
-region uses becomes manual, and a computation outside that uses it, too, cannot be partitioned any
-more: the process ends with `Check failed: !IsManualLeaf()`. XLA does not look into functions for
-that, and only puts them in place right before it partitions.
+Before partitioning, XLA merges equal constants wherever they are used. A constant that a manual
+region uses becomes manual, and a computation outside the region that shares it cannot be
+partitioned: the process aborts with `Check failed: !IsManualLeaf()`. XLA does not merge constants
+of different functions, and inlines functions only right before it partitions.
 """
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 _CONSTANT = ("stablehlo.constant", "stablehlo.iota")
-# Of the operations that hold others, those that are computed as they stand: not a reduction's.
+# Operations whose bodies hold constants that can become calls. A reduction's body cannot.
 _AROUND = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 
 
-def keep_apart(module: ir.Module) -> None:
-    """Makes a call of a function of every constant, in a module that has manual regions."""
+def separate_constants(module: ir.Module) -> None:
+    """Moves every constant into a function of its own, in a module with manual regions."""
     constants, enters_region = [], []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
@@ -33,7 +33,7 @@ def keep_apart(module: ir.Module) -> None:
 
 
 def _make_call(constant: ir.Operation, name: str, module: ir.Module) -> None:
-    """Replaces an operation without operands by the call of a function that is only it."""
+    """Replaces a constant by a call of a new function that returns it."""
     types = [result.type for result in constant.results]
     with constant.location:
         with ir.InsertionPoint(module.body):

@@ -1,8 +1,7 @@
-"""The Shardy form of a module: annotations as constraints over the mesh's named axes.
+"""Rewrites a module's GSPMD annotations as Shardy constraints over the mesh's named axes.
 
-TensorFlow writes annotations as GSPMD reads them, `custom_call @Sharding` with numbered devices. Of
-a module with such calls XLA would say that it falls back to GSPMD; so they are rewritten for the
-partitioner that was asked for. See https://openxla.org/shardy/sharding_representation.
+TensorFlow writes annotations for GSPMD: `custom_call @Sharding` with numbered devices. XLA falls
+back to GSPMD for such modules. See https://openxla.org/shardy/sharding_representation.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ _MANUAL = ("SPMDFullToShardShape", "SPMDShardToFullShape")
 def to_shardy(module: ir.Module, mesh: Mesh) -> None:
     """Rewrites the module's annotations in place.
 
-    Raises ValueError for a manual region, and for an annotation that no assignment of the mesh's
-    axes to dimensions describes, such as one with devices in an order of its own.
+    Raises:
+      ValueError: the module has a manual region, or an annotation that is not a split over axes of
+        the mesh, such as one with devices in another order.
     """
     annotations = []
 
@@ -38,7 +38,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
         if operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
             if target in _MANUAL:
-                raise ValueError("--partitioner=shardy knows no manual regions; use gspmd")
+                raise ValueError("--partitioner=shardy does not support manual regions. Use gspmd")
             if target == "Sharding":
                 annotations.append(operation)
         return ir.WalkResult.ADVANCE
@@ -71,7 +71,7 @@ def _attribute(split: Split, mesh: Mesh) -> ir.Attribute:
 
 
 def _split_of(text: str, rank: int, mesh: Mesh) -> Split:
-    """The split over the mesh's axes that an HLO sharding's text describes."""
+    """Returns the split over the mesh's axes that the text of an HLO sharding describes."""
     if text == "{replicated}":
         return ((),) * rank
     match = _TILED.fullmatch(text)
@@ -82,12 +82,12 @@ def _split_of(text: str, rank: int, mesh: Mesh) -> Split:
             if np.array_equal(_device_sets(_devices(match, tiles), len(sizes)), _sets(split, mesh)):
                 return split
     raise ValueError(
-        f"--partitioner=shardy: the annotation {text} is no split over --mesh={mesh}; use gspmd"
+        f"--partitioner=shardy: the annotation {text} is no split over --mesh={mesh}. Use gspmd"
     )
 
 
 def _candidates(sizes: tuple[int, ...], mesh: Mesh) -> Iterator[Split]:
-    """Every assignment of axes to dimensions that cuts them into so many parts."""
+    """Yields each assignment of axes to dimensions that splits dimension i into sizes[i] parts."""
     choices = [
         [
             axes
@@ -121,7 +121,7 @@ def _sets(split: Split, mesh: Mesh) -> np.ndarray:
 
 
 def _device_sets(devices: np.ndarray, rank: int) -> np.ndarray:
-    """The devices of each tile, those that hold copies of it in ascending order."""
+    """Returns the devices of each tile, with replicas of a tile in ascending order."""
     return np.sort(devices.reshape([*devices.shape[:rank], -1]), axis=-1)
 
 

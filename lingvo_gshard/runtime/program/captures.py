@@ -1,7 +1,7 @@
-"""What a TensorFlow function uses beside its arguments: constants go into the program.
+"""Turns tensors that a TensorFlow function captures into constants of its program.
 
-TensorFlow makes further parameters of tensors that a function finds outside of itself. A program
-has none but its inputs, so their values become constants of it.
+TensorFlow makes additional parameters of tensors that a function uses from outside. A program has
+no inputs but its arguments, so the values of captured tensors become constants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from jaxlib.mlir import ir
 def captured_constants(name: str, function: tf.types.experimental.ConcreteFunction) -> list:
     """Returns the values of the tensors that a traced function captured, as NumPy arrays.
 
-    Raises ValueError naming variables, whose values a program could not follow.
+    Raises:
+      ValueError: the function captured variables, whose values a program cannot follow, or tensors
+        without a value.
     """
     variables = sorted(variable.name for variable in function.graph.variables)
     if variables:
@@ -27,12 +29,12 @@ def captured_constants(name: str, function: tf.types.experimental.ConcreteFuncti
     captured = function.captured_inputs
     for tensor in captured:
         if not hasattr(tensor, "numpy") or tensor.dtype == tf.resource:
-            raise ValueError(f"{name} uses {tensor} from outside of it; make it an argument")
+            raise ValueError(f"{name} uses {tensor} from outside the function. Make it an argument")
     return [tensor.numpy() for tensor in captured]
 
 
 def make_constants(module: ir.Module, values: list[np.ndarray]) -> None:
-    """Replaces the last parameters of the module's main function by constants of these values."""
+    """Replaces the last parameters of the module's main function by constants."""
     main = ir.SymbolTable(module.operation)["main"]
     block = main.regions[0].blocks[0]
     kept = len(block.arguments) - len(values)

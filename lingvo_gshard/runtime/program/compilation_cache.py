@@ -1,7 +1,7 @@
-"""Compiled programs kept on disk, with what the compiler said when it compiled them.
+"""A cache of compiled programs on disk, with the compiler's output.
 
-jax keeps the programs. Its compiler says nothing of one that it finds there, so that warnings of
-the first run would be missing from the second: they are kept beside.
+jax caches the programs. Its compiler prints nothing for a cached program, so a second run would
+lack the warnings of the first. The output is therefore stored next to the programs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _LEAST_SECONDS = 1.0
 
 
 def keep_in(directory: str | os.PathLike) -> None:
-    """Has programs that take a second or more to compile kept in a directory, for later runs.
+    """Caches programs that take a second or more to compile in a directory.
 
-    Raises ValueError naming --compilation_cache if it cannot be made.
+    Raises:
+      ValueError: names --compilation_cache if the directory cannot be created.
     """
     try:
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
@@ -28,9 +29,11 @@ def keep_in(directory: str | os.PathLike) -> None:
 
 
 def with_earlier_output(digest: str, output: str) -> str:
-    """Returns what the compiler said of the program of that digest, now or when it was first made.
+    """Returns the compiler's output for a program, from the cache if `output` is empty.
 
-    digest: of the program and all that it was compiled for.
+    Args:
+      digest: digest of the program and its compilation options.
+      output: the output of this compilation; stored in the cache unless empty.
     """
     if not jax.config.jax_compilation_cache_dir:
         return output

@@ -94,7 +94,7 @@ def _compile(lowered: jax.stages.Lowered, partitioner: str) -> tuple[jax.stages.
     logged = jax.config.jax_logging_level
     jax.config.update("jax_logging_level", "WARNING")
     try:
-        with standard_error.kept(_HIDDEN) as output, using_partitioner(partitioner):
+        with standard_error.capture(_HIDDEN) as output, using_partitioner(partitioner):
             compiled = lowered.compile()
     finally:
         jax.config.update("jax_logging_level", logged)

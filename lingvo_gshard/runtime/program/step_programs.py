@@ -1,4 +1,4 @@
-"""The programs of a trainer: initial state, training step and evaluation step, as data."""
+"""Makes the programs of a trainer: initial state, training step, evaluation step, functions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lingvo_gshard.training.trainer import Trainer
 BatchSpecs = dict[str, tf.TensorSpec]
 _BATCH_LAYOUT = "BL"
 
-# The parts of a state that are split, with the kind of tensor whose letters say how.
+# The sharded parts of a state, and the strategy's table that shards each.
 PARTS = {"theta": "weights", "moments": "moments", "averages": "moments"}
 
 
 def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
-    """Returns the arrays of the trainer's state, flat, with where each lies."""
+    """Returns the arrays of the trainer's state as a flat list."""
     return [
         _state_array(path, spec, partitioning)
         for path, spec in trainer.state_specs().flatten_items()
@@ -35,7 +35,7 @@ def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
 
 
 def batch_arrays(specs: BatchSpecs, partitioning: Partitioning) -> list[Array]:
-    """Returns the arrays of a batch, by name, its rows split as activations' rows are."""
+    """Returns the arrays of a batch in alphabetical order, split over rows like activations."""
     arrays = []
     for name, spec in sorted(specs.items()):
         shape = tuple(spec.shape.as_list())
@@ -45,7 +45,7 @@ def batch_arrays(specs: BatchSpecs, partitioning: Partitioning) -> list[Array]:
 
 
 def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str) -> Program:
-    """Returns the program that draws the initial state, every part where it will lie."""
+    """Returns the program that draws the initial state, each shard on its own device."""
     arrays = state_arrays(trainer, partitioning)
 
     def init() -> list:
@@ -100,9 +100,9 @@ def train_program(
 def eval_program(
     trainer: Trainer, partitioning: Partitioning, partitioner: str, batch: BatchSpecs
 ) -> tuple[Program, list[str]]:
-    """Returns the evaluation step and its metrics' names; `name weight` is the weight of `name`.
+    """Returns the evaluation step and the names of its metrics (`values_and_weights`).
 
-    Inputs: the weights that are evaluated, batch. Output: the metrics as one float32 vector.
+    Inputs: the evaluated weights, batch. Output: the metrics as one float32 vector.
     """
     arrays = evaluated_arrays(state_arrays(trainer, partitioning), trainer)
     names: list[str] = []
@@ -124,7 +124,7 @@ def function_program(
     function: Callable[[NestedMap, tf.Tensor], tf.Tensor],
     ids: tf.TensorSpec,
 ) -> Program:
-    """Returns a function (theta, ids) -> tensor as a program; every device has its whole result."""
+    """Returns the program of a function (theta, ids) -> tensor, with a replicated result."""
     arrays = evaluated_arrays(state_arrays(trainer, partitioning), trainer)
 
     def call(*tensors: tf.Tensor) -> list:
@@ -136,12 +136,12 @@ def function_program(
 
 
 def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
-    """Returns, of the arrays of a state, those of the weights that are evaluated."""
+    """Returns those of a state's arrays that hold the evaluated weights."""
     return [array for array in arrays if array.path.startswith(f"{trainer.evaluated_part}.")]
 
 
 def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
-    """Returns the state with what it has of PARTS annotated as it is split."""
+    """Returns the state with sharding annotations on all tensors of PARTS."""
     specs = trainer.state_specs()
     marked = NestedMap(state)
     for part, kind in PARTS.items():
@@ -162,16 +162,17 @@ def _state_array(path: str, spec: VariableSpec, partitioning: Partitioning) -> A
 
 
 def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMap:
-    """The weights that are evaluated, annotated, from the flat tensors that are kept of them."""
+    """Returns the evaluated weights, annotated, from the tensors of the state's evaluated part."""
     part = trainer.evaluated_part
-    kept = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
+    values = annotated(NestedMap({part: trainer.theta_specs.pack(tensors)}), trainer)[part]
     if part == "theta":
-        return kept
-    theta = trainer.evaluated_theta(kept)
+        return values
+    theta = trainer.evaluated_theta(values)
     return annotated(NestedMap(theta=theta), trainer).theta
 
 
 def _described(arrays: Sequence[Array], state: NestedMap) -> list:
+    """Returns the state as the outputs that `lower` takes: (path, tensor, split)."""
     return [(a.path, x, a.split) for a, x in zip(arrays, state.flatten(), strict=True)]
 
 
@@ -180,5 +181,5 @@ def _batch(specs: BatchSpecs, tensors: Sequence[tf.Tensor]) -> dict[str, tf.Tens
 
 
 def _described_metrics(values: tf.Tensor) -> tuple[str, tf.Tensor, tuple]:
-    """Returns the output of a program that a vector of metrics is."""
+    """Returns the metrics as an output that `lower` takes: (path, tensor, split)."""
     return "metrics", values, ((),)

@@ -98,7 +98,7 @@ def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
     record, exported = program_file.read(path)
     if record.name != name:
         raise ValueError(
-            f"{path} holds the program {record['name']!r}, but {name!r} was expected; write it "
+            f"{path} holds the program {record.name!r}, but {name!r} was expected; write it "
             f"with gshard-inspect --function={name} --program={path}"
         )
     return record, jax.export.deserialize(bytearray(exported))
@@ -113,7 +113,7 @@ def _devices(path: str, record: ProgramRecord) -> list[jax.Device]:
     found = jax.devices()
     if len(found) < count:
         raise ValueError(
-            f"{path} is for --mesh={record['mesh']}, {count} devices, but there are {len(found)} "
+            f"{path} is for --mesh={record.mesh}, {count} devices, but there are {len(found)} "
             f"({found[0].device_kind}); write it for as many, such as --mesh=data={len(found)}"
         )
     return found[:count]
@@ -180,8 +180,8 @@ def _drawn(
         differ = [a[0] for a, b in zip(found, expected, strict=False) if a != b]
         raise ValueError(
             f"--init_state={path} draws another state than {step} takes: "
-            f"{len(found)} arrays on {initial['mesh'] or 'one device'}, {len(expected)} on "
-            f"{record['mesh'] or 'one device'} expected"
+            f"{len(found)} arrays on {initial.mesh or 'one device'}, {len(expected)} on "
+            f"{record.mesh or 'one device'} expected"
             + (f"; the first that differs is {differ[0]}" if differ else "")
         )
     return list(_compile(initial, exported, devices)())

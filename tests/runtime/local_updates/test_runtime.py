@@ -255,13 +255,13 @@ def test_rows_and_weights_lie_as_the_mesh_says():
             0,
             partitioning("worker=4,data=2"),
             8,
-            "--mesh=worker=4,data=2 has an axis worker, which needs",
+            "--mesh=worker=4,data=2 has an axis worker, which the strategy does",
         ),
         (
             5,
             partitioning("worker=4,data=2"),
             6,
-            "input.batch_rows=6 does not divide by the 4 workers of",
+            "input.batch_rows=6 is no multiple of the 4 workers of",
         ),
     ],
 )
@@ -288,5 +288,5 @@ def test_what_workers_cannot_do_is_refused(runtime):
     p.trainer.set(average_decay=0.9).local_updates.every = 5
     with pytest.raises(ValueError, match="trainer.average_decay=0.9 cannot be combined with"):
         make(p.trainer.instantiate(p.task))
-    with pytest.raises(ValueError, match="input.batch_rows=6 does not divide by the 4 workers"):
+    with pytest.raises(ValueError, match="input.batch_rows=6 is no multiple of the 4 workers"):
         runtime.train_step(tiny.make_batch(1, 0, 6))

@@ -5,7 +5,7 @@ import tensorflow as tf
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from lingvo_gshard.runtime.lowering.manual_constants import keep_apart
+from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding.manual import full_to_shard, manual, shard_to_full
 
@@ -32,7 +32,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
 def _operations_of_main(text: str) -> list[str]:
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
-        keep_apart(module)
+        separate_constants(module)
         assert module.operation.verify()
         main = ir.SymbolTable(module.operation)["main"]
         return [operation.operation.name for operation in main.regions[0].blocks[0].operations]

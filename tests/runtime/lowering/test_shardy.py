@@ -38,7 +38,7 @@ def test_reads_the_text_of_a_sharding(text, split):
 
 
 def test_refuses_devices_in_an_order_of_their_own():
-    with pytest.raises(ValueError, match="no split over --mesh=data=2,model=4; use gspmd"):
+    with pytest.raises(ValueError, match="no split over --mesh=data=2,model=4. Use gspmd"):
         shardy._split_of("{devices=[8,1]1,0,2,3,4,5,6,7}", 2, MESH)
 
 

@@ -25,5 +25,5 @@ def test_a_file_keeps_the_work_of_any_task(tmp_path):
     assert record["work"] == {
         "flops": flops,
         "tokens": 16,
-        "vocabularies": {"batch.y": tiny.CLASSES},
+        "vocabularies": [["batch.y", tiny.CLASSES]],
     }

@@ -48,7 +48,7 @@ def test_names_the_loss():
         return value * np.inf, metrics
 
     trainer.task.loss = loss
-    assert "the loss made of them is not" in diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
+    assert "but the loss is not" in diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
 
 
 def test_says_when_it_cannot_be_repeated():
