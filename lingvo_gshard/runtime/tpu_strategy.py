@@ -202,7 +202,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
         reason = " ".join(str(found[0]).split())[:300]
         raise ValueError(
             f"--tpu={tpu}: TensorFlow {tf.__version__} reaches no TPU: {reason}. This runtime "
-            "needs TensorFlow's TPU build on a TPU VM, see docs/tpu.md; --runtime=spmd needs neither"
+            "needs TensorFlow's TPU build on a TPU VM (docs/tpu.md); --runtime=spmd needs neither"
         )
     return one_replica(*found[0])
 

@@ -46,8 +46,8 @@ def check(trainer: Params, partitioning: Partitioning | None, rows: int | None) 
         )
     if has_workers and not every and AXIS in partitioning.unused_axes:
         raise ValueError(
-            f"--mesh={mesh} has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to the "
-            "number of steps that workers train alone, or remove the axis"
+            f"--mesh={mesh} has an axis {AXIS}, which the strategy does not use. Set {_EVERY} to "
+            "the number of steps that workers train alone, or remove the axis"
         )
     if every and rows is not None:
         _share(rows, mesh)
