@@ -95,7 +95,7 @@ def test_a_table_is_refused():
 
 
 def test_a_shape_that_depends_on_values_is_refused():
-    with pytest.raises(ValueError, match=r"test: y has the shape \(None,\), which depends on values"):
+    with pytest.raises(ValueError, match=r"test: y has the shape \(None,\)"):
         lowered(lambda x: tf.boolean_mask(x, x > 0), whole(8))
 
 
