@@ -66,7 +66,7 @@ COMPILE_DEPTH = (
     "The paper claims this of devices only; loops over the layers do the same for depth. Seconds"
     " of one run each, which depend on what else the machine does."
 )
-REMATERIALizATION = (
+REMATERIALIZATION = (
     "Here all of a layer but its input is computed again, once: of the arithmetic that is a"
     " quarter at most, since a backward pass is two forward passes. The paper's shares are larger,"
     " and grow with depth, so more than one forward pass was computed again; it does not say what."

@@ -54,6 +54,6 @@ ACTIVATIONS_GB = {"moe_128e_12l": 2.30, "moe_512e_12l": 2.18}
 
 SECTION_5_PLACE = "section 5"
 # Shares of the step's cycles.
-REMATERIALizATION = {"moe_512e_12l": 0.0, "moe_512e_36l": 0.28, "moe_2048e_60l": 0.34}
+REMATERIALIZATION = {"moe_512e_12l": 0.0, "moe_512e_36l": 0.28, "moe_2048e_60l": 0.34}
 ALL_TO_ALL_GROWTH_128_TO_2048 = 3.75
 ATTENTION_SHARE_OF_PEAK = 0.30

@@ -278,9 +278,9 @@ def _arithmetic() -> list[Comparison]:
             figures.SECTION_5_PLACE,
             _rematerialized_share,
             WITHIN_30,
-            explanation=why.REMATERIALizATION if published else "",
+            explanation=why.REMATERIALIZATION if published else "",
         )
-        for model, published in figures.REMATERIALizATION.items()
+        for model, published in figures.REMATERIALIZATION.items()
     ]
     return [
         *rows,

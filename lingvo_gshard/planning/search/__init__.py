@@ -1,6 +1,6 @@
-"""Search: which mesh, letters and rematerialization make a step fit and be fastest.
+"""Searches for the mesh, sharding and rematerialization policy of the fastest step that fits.
 
-A task is traced once (traced.py); what it records is costed for a mesh and tables of letters by a
-model (costs.py); an integer program chooses tables for groups of layers (choosing.py); compilations
-of the best decide (search.py).
+The task is traced once (trace/). A cost model rates the sharding options of each group of layers on
+each mesh (costs/). An integer linear program picks one option for each group (ilp.py). The best
+candidates are compiled to decide (search.py).
 """

@@ -1,4 +1,4 @@
-"""Candidates: a mesh, tables of letters and a policy, as the flags that a user would give."""
+"""Candidates of the search: a mesh, sharding tables and a rematerialization policy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
-from lingvo_gshard.planning.search.groups import Group, Grouped
-from lingvo_gshard.planning.search.traced.roles import Option
+from lingvo_gshard.planning.search.groups import LayerGroup, LayerGroups
+from lingvo_gshard.planning.search.sharding_options import ShardingOption
 from lingvo_gshard.sharding.mesh import NO_AXES, Mesh
 from lingvo_gshard.sharding.strategies import KINDS, Table
 
@@ -21,9 +21,14 @@ _OTHER_NAMES = ("model", "inner", "outer")
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """What is to be compiled. overrides: (pattern of paths, table) of layers split otherwise.
+    """A way to run a training step.
 
-    micro_batches: into how many parts the trainer cuts a batch.
+    Attributes:
+      mesh: axes and sizes.
+      strategy: sharding table, or name of a strategy.
+      overrides: (pattern of layer paths, table) for layers that are sharded differently.
+      rematerialize: rematerialization policy.
+      micro_batches: number of micro-batches of a step.
     """
 
     mesh: str
@@ -33,9 +38,10 @@ class Candidate:
     micro_batches: int = 1
 
     def flags(self, rematerialize_params: Iterable[str] = ()) -> list[str]:
-        """Returns the flags of a tool.
+        """Returns the command-line flags that select the candidate.
 
-        rematerialize_params: the task's Params that take a policy, see `policy_params`.
+        Args:
+          rematerialize_params: paths of the Params that take a policy, see `policy_params`.
         """
         given = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
         if self.overrides:
@@ -47,32 +53,42 @@ class Candidate:
 def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
     """Returns the paths of the hyperparameters that are rematerialization policies.
 
-    leaves: of an experiment's Params, as `params.leaves()` gives them.
+    Args:
+      leaves: (path, value) of an experiment's hyperparameters, from `params.leaves()`.
     """
     return [path for path, _ in leaves if path.rpartition(".")[2] == "rematerialize"]
 
 
 def candidate(
-    grouped: Grouped, chosen: Sequence[Option], mesh: Mesh, policy: str, paths: Iterable[str]
+    groups: LayerGroups,
+    chosen: Sequence[ShardingOption],
+    mesh: Mesh,
+    policy: str,
+    paths: Iterable[str],
 ) -> Candidate:
-    """Returns the candidate in which each group has its chosen option, axes named for their use.
+    """Returns the candidate that shards each group by its chosen option.
 
-    paths: of all layers that have weights.
+    Args:
+      groups: the groups of layers.
+      chosen: the option of each group.
+      mesh: mesh with placeholder names; the candidate's axes are named for their use.
+      policy: rematerialization policy.
+      paths: paths of all layers that have weights.
     """
     names = _axis_names(mesh, chosen)
     tables = [
         _renamed(_tables(option, mesh, group), names)
-        for group, option in zip(grouped.groups, chosen, strict=True)
+        for group, option in zip(groups.groups, chosen, strict=True)
     ]
-    common = _common(grouped.groups, tables)
+    common = _common(groups.groups, tables)
     overrides = []
-    for group, own in zip(grouped.groups, tables, strict=True):
+    for group, own in zip(groups.groups, tables, strict=True):
         different = {
             kind: {x: axes for x, axes in own[kind].items() if common[kind][x] != axes}
             for kind in KINDS
         }
         if any(different.values()):
-            # Where an override says nothing of moments they are split as it splits the weights.
+            # An override without a table for moments shards them like the weights.
             different["moments"] |= {x: own["moments"][x] for x in different["weights"]}
             text = _text(different, _rules)
             overrides += [(pattern, text) for pattern in patterns(group.paths, paths)]
@@ -81,7 +97,7 @@ def candidate(
 
 
 def patterns(paths: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Returns patterns that match these layers, and those below them, but none of the others."""
+    """Returns patterns that match the layers `paths` and their children, but not `others`."""
     inside = set(paths)
     outside = [path for path in others if not any(_is_below(path, p) for p in inside)]
     tops = [p for p in sorted(inside) if not any(p != q and _is_below(p, q) for q in inside)]
@@ -104,8 +120,8 @@ def _matches(pattern: str, path: str) -> bool:
     return any(fnmatch.fnmatchcase(name, escaped) for name in around)
 
 
-def _axis_names(mesh: Mesh, chosen: Sequence[Option]) -> dict[str, str]:
-    """A name for each axis; `data` is the batch's over which weights are whole."""
+def _axis_names(mesh: Mesh, chosen: Sequence[ShardingOption]) -> dict[str, str]:
+    """Returns a name for each axis: `data` shards the batch and replicates the weights."""
     used: dict[str, str] = {}
     rows = [a for a in mesh.names if any(a in option.rows(mesh) for option in chosen)]
     gathered = [
@@ -123,8 +139,8 @@ def _axis_names(mesh: Mesh, chosen: Sequence[Option]) -> dict[str, str]:
     return used
 
 
-def _tables(option: Option, mesh: Mesh, group: Group) -> Tables:
-    """An option's tables with every letter of the group, for it may stand whole in this group."""
+def _tables(option: ShardingOption, mesh: Mesh, group: LayerGroup) -> Tables:
+    """Returns an option's tables, with an entry for every letter that the group replicates."""
     strategy = option.strategy(mesh)
     weights = {x for spec in group.weights for x in spec.layout}
     relevant = {"activations": group.letters | {"B"}, "weights": weights, "moments": weights}
@@ -140,8 +156,8 @@ def _renamed(tables: Tables, names: dict[str, str]) -> Tables:
     }
 
 
-def _common(groups: Sequence[Group], tables: Sequence[Tables]) -> Tables:
-    """For every letter its axes in the group with most weights of those that have the letter."""
+def _common(groups: Sequence[LayerGroup], tables: Sequence[Tables]) -> Tables:
+    """Returns the axes of each letter, from the group with the most weights that has the letter."""
     by_weight = sorted(
         zip(groups, tables, strict=True),
         key=lambda pair: sum(_elements(spec.shape) for spec in pair[0].weights),
@@ -161,7 +177,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _text(tables: Tables, rules: Callable[[Table], str]) -> str:
-    """The tables as strategies.get reads them: moments only where they differ from weights."""
+    """Returns the tables as text for strategies.get, moments only if they differ from weights."""
     moments = {x: axes for x, axes in tables["moments"].items() if tables["weights"].get(x) != axes}
     kinds = {**tables, "moments": moments}
     sections = [f"{kind}: {text}" for kind in KINDS if (text := rules(kinds[kind]))]
@@ -178,5 +194,5 @@ def _rules(table: Table) -> str:
 
 
 def _rules_of_split(table: Table) -> str:
-    """Without the letters that stay whole, as those that a table does not name do."""
+    """Returns the rules of sharded letters; a table replicates letters that it does not name."""
     return _rules({letter: axes for letter, axes in table.items() if axes})

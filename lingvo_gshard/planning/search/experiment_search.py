@@ -12,13 +12,13 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress, ignore_progress
-from lingvo_gshard.planning.search import results
+from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.candidates import Candidate, policy_params
-from lingvo_gshard.planning.search.compiling import by_planner
+from lingvo_gshard.planning.search.compile_candidates import candidate_compiler
 from lingvo_gshard.planning.search.costs.topology_rates import rates_of
-from lingvo_gshard.planning.search.results import SearchResult
+from lingvo_gshard.planning.search.result import SearchResult
 from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.trace.tracing import trace
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
 from lingvo_gshard.training.trainer import Trainer
 
@@ -37,7 +37,7 @@ class ExperimentSearch:
     plan: Plan | None
     policy_params: tuple[str, ...]
 
-    def flags(self, row: results.Row) -> list[str]:
+    def flags(self, row: search_result.RatedCandidate) -> list[str]:
         """Returns the command-line flags that select a candidate."""
         return row.candidate.flags(self.policy_params)
 
@@ -73,7 +73,9 @@ def search_experiment(
     plans: dict[Candidate, Plan] = {}
     compile_candidate = None
     if compilations:
-        compile_candidate = by_planner(trainer_of, batch, topology, partitioner, plans, progress)
+        compile_candidate = candidate_compiler(
+            trainer_of, batch, topology, partitioner, plans, progress
+        )
     result = search(
         trace(trainer_of(remat_policy.NONE), batch),
         topology.devices,
@@ -82,7 +84,7 @@ def search_experiment(
         compile_best=compilations,
         policies=tuple(remat_policy.POLICIES) if paths else (remat_policy.NONE,),
         torus=_torus(topology),
-        on_progress=log,
+        log=log,
     )
     plan = plans.get(result.best.candidate) if result.best else None
     if plan is not None:

@@ -1,4 +1,4 @@
-"""Shapes of meshes that are worth a look."""
+"""Enumerates the mesh shapes that the search tries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ _LETTERS = "abc"
 
 
 def shapes(devices: int, torus: tuple[int, ...] = (), most_axes: int = 3) -> list[tuple[int, ...]]:
-    """Returns the sizes of up to `most_axes` axes that multiply to the devices, fewest axes first.
+    """Returns mesh shapes of up to `most_axes` axes, fewest axes first.
 
-    Of three axes only in falling order: which of them is which is the tables' choice, and the last
-    one, whose devices are neighbors, had better be the smallest.
-    torus: of the interconnect; then axes do not cut across its dimensions.
+    Three axes are listed only in descending order of size: the sharding options already permute
+    their use, and the devices of the last axis are neighbors, so it is best the smallest.
+
+    Args:
+      devices: number of devices, the product of every shape.
+      torus: shape of the interconnect. Axes then align with its dimensions.
+      most_axes: maximum number of axes.
     """
     found: list[tuple[int, ...]] = []
     for axes in range(1, most_axes + 1):
@@ -27,12 +31,12 @@ def shapes(devices: int, torus: tuple[int, ...] = (), most_axes: int = 3) -> lis
 
 
 def unnamed(sizes: tuple[int, ...]) -> Mesh:
-    """Returns a mesh of these sizes, whose axes have names that say nothing."""
+    """Returns a mesh of these sizes with placeholder names."""
     return Mesh(tuple(zip(_LETTERS, sizes, strict=False)))
 
 
 def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ordered ways to write a number as a product of `count` factors larger than 1."""
+    """Yields all ordered products of `count` factors larger than 1 that equal a number."""
     if count == 1:
         if number > 1:
             yield (number,)
@@ -44,7 +48,7 @@ def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
-    """Whether every axis is a part of a torus's dimension, or several whole ones."""
+    """Returns whether every axis divides a dimension of the torus or spans whole dimensions."""
     if math.prod(torus) != math.prod(sizes):
         return True
     ends = [math.prod(torus[i:]) for i in range(len(torus))]

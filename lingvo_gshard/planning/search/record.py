@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.planning.plan.plan import Plan, Record
-from lingvo_gshard.planning.search import results
+from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 
 
@@ -43,7 +43,7 @@ class CandidateRecord(Record, kw_only=True):
     name: str
     flags: list[str]
     model: CostRecord
-    compiled: results.Compiled | None
+    compiled: search_result.CompiledCost | None
     problem: str
 
 
@@ -54,7 +54,7 @@ class SearchRecord(Record, kw_only=True):
       best: the fastest candidate that fits; None if none fits.
       front: candidates that no other one beats in both time and memory, fastest first.
       candidates: all candidates that the search made.
-      yardsticks: named strategies, for comparison.
+      baselines: named strategies, for comparison.
       capacity: bytes of a device that a program may use.
       plan: plan of the best candidate; None if it was not compiled.
     """
@@ -62,7 +62,7 @@ class SearchRecord(Record, kw_only=True):
     best: CandidateRecord | None
     front: list[CandidateRecord]
     candidates: list[CandidateRecord]
-    yardsticks: list[CandidateRecord]
+    baselines: list[CandidateRecord]
     capacity: int
     plan: Plan | None
 
@@ -74,13 +74,13 @@ def to_record(search: ExperimentSearch) -> SearchRecord:
         best=_candidate(search, result.best) if result.best else None,
         front=[_candidate(search, row) for row in result.front],
         candidates=[_candidate(search, row) for row in result.rows],
-        yardsticks=[_candidate(search, row) for row in result.yardsticks],
+        baselines=[_candidate(search, row) for row in result.baselines],
         capacity=result.capacity,
         plan=search.plan,
     )
 
 
-def _candidate(search: ExperimentSearch, row: results.Row) -> CandidateRecord:
+def _candidate(search: ExperimentSearch, row: search_result.RatedCandidate) -> CandidateRecord:
     candidate = row.candidate
     return CandidateRecord(
         mesh=candidate.mesh,

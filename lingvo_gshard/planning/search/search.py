@@ -1,48 +1,46 @@
-"""The search: every mesh and policy, the best tables for each, and compilations to decide."""
+"""Searches all meshes and rematerialization policies, and compiles the best candidates."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.letters import ROWS
-from lingvo_gshard.planning.search import meshes
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.planning.search import meshes, sharding_options
 from lingvo_gshard.planning.search.candidates import Candidate, candidate
-from lingvo_gshard.planning.search.choosing import Choice, Pairs, choose, undominated
 from lingvo_gshard.planning.search.costs.cost import Cost
 from lingvo_gshard.planning.search.costs.cost_model import CostModel
 from lingvo_gshard.planning.search.costs.rates import Rates
-from lingvo_gshard.planning.search.groups import Grouped, group
-from lingvo_gshard.planning.search.results import (
+from lingvo_gshard.planning.search.groups import LayerGroups, group
+from lingvo_gshard.planning.search.ilp import OptionCost, PairCosts, pareto_optimal, solve
+from lingvo_gshard.planning.search.result import (
     CompileCandidate,
-    Row,
+    RatedCandidate,
     SearchResult,
     front,
 )
-from lingvo_gshard.planning.search.traced import roles
-from lingvo_gshard.planning.search.traced.graph import Traced
-from lingvo_gshard.planning.search.traced.roles import Option
+from lingvo_gshard.planning.search.sharding_options import ShardingOption
+from lingvo_gshard.planning.search.trace.graph import TracedStep
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy
 
-# Of the device's memory, what the model may fill: it leaves out what elementwise operations hold.
-# The front is sought at the smaller shares as well.
+# Shares of the device's memory that the cost model may fill. The first leaves room for elementwise
+# operations, which the model ignores; the others yield the rest of the Pareto front.
 _SHARES = (0.9, 0.65, 0.45, 0.3, 0.2)
-# Of two candidates this close in seconds, the simpler one: the model knows no better.
+# Ratio of times below which the simpler candidate is preferred: the model is not more accurate.
 _CLOSE = 1.03
-# And this close in seconds and bytes they are too much the same to compile both.
+# Ratio of times and of bytes below which only one of two candidates is compiled.
 _SAME = 1.01
-# Named strategies that split L or P.
-_BEYOND_THE_MODEL = ("sequence", "context", "pipeline")
-
-Progress = Callable[[str], None]
+# Named strategies that the cost model cannot rate: it knows neither sharded positions nor stages.
+_UNRATED = ("sequence", "context", "pipeline")
 
 
 def search(
-    traced: Traced,
+    step: TracedStep,
     devices: int,
     rates: Rates,
     compile_candidate: CompileCandidate | None = None,
@@ -50,63 +48,69 @@ def search(
     policies: Sequence[str] = tuple(remat_policy.POLICIES),
     torus: tuple[int, ...] = (),
     most_axes: int = 3,
-    on_progress: Progress | None = None,
+    log: Progress = ignore_progress,
 ) -> SearchResult:
-    """Returns the fastest ways that fit to run a traced step on so many devices.
+    """Returns the fastest ways to run a traced step that fit in memory.
 
-    compile_candidate: decides among the `compile_best` that the model thinks fastest and to fit;
-        where the compiler finds that one needs more memory than the model knew, the next ones are
-        taken smaller. Without it the model's word is final.
-    policies: of rematerialization, those to try. torus: the interconnect's shape in devices, if it
-        is one. most_axes: of a mesh.
+    Args:
+      step: the traced step.
+      devices: number of devices.
+      rates: speed of the devices.
+      compile_candidate: compiles the best candidates to decide among them. None decides by the cost
+        model alone.
+      compile_best: number of candidates to compile. If one needs more memory than the model
+        estimated, the next ones are chosen smaller.
+      policies: rematerialization policies to try.
+      torus: shape of the interconnect in devices; empty if it is no torus.
+      most_axes: maximum number of mesh axes.
+      log: called with each event of the search.
     """
-    tell = on_progress or (lambda text: None)
-    grouped = group(traced)
-    on_meshes = [
-        _OnMesh(traced, grouped, meshes.unnamed(sizes), rates)
+    grouped = group(step)
+    mesh_searches = [
+        _MeshSearch(step, grouped, meshes.unnamed(sizes), rates)
         for sizes in meshes.shapes(devices, torus, most_axes) or [(devices,)]
     ]
-    rows: dict[Candidate, Row] = {}
-    for on_mesh in on_meshes:
-        for row in on_mesh.rows(policies):
+    rows: dict[Candidate, RatedCandidate] = {}
+    for mesh_search in mesh_searches:
+        for row in mesh_search.rows(policies):
             rows.setdefault(row.candidate, row)
-        tell(f"{len(rows)} candidates, up to meshes of {on_mesh.shape}")
+        log(f"{len(rows)} candidates, up to meshes of {mesh_search.shape}")
     if not rows:
-        tell("the model finds nothing that fits; looking for what comes nearest")
-        for on_mesh in on_meshes:
-            rows.update({row.candidate: row for row in on_mesh.smallest(policies)})
+        log("no candidate fits by the cost model; looking for the smallest")
+        for mesh_search in mesh_searches:
+            rows.update({row.candidate: row for row in mesh_search.smallest(policies)})
     ordered = _simplest_first(rows.values())
     capacity = rates.capacity
     if compile_candidate is not None:
-        ordered = _compile(ordered, compile_candidate, compile_best, capacity, tell)
+        ordered = _compile(ordered, compile_candidate, compile_best, capacity, log)
     counting = [row for row in ordered if row.compiled] if compile_candidate else ordered
     fitting = [row for row in counting if _fits(row, capacity)]
     if compile_candidate is not None:
         fitting.sort(key=lambda row: row.seconds)
     best = fitting[0] if fitting else None
-    yardsticks = tuple(_yardsticks(traced, grouped, devices, rates))
-    return SearchResult(best, front(counting), tuple(ordered), yardsticks, capacity)
+    baselines = tuple(_baselines(step, grouped, devices, rates))
+    return SearchResult(best, front(counting), tuple(ordered), baselines, capacity)
 
 
-class _OnMesh:
-    """The options of every group on one mesh, and what they cost."""
+class _MeshSearch:
+    """The search on one mesh: the options of each group and their costs."""
 
-    def __init__(self, traced: Traced, grouped: Grouped, mesh: Mesh, rates: Rates):
+    def __init__(self, step: TracedStep, grouped: LayerGroups, mesh: Mesh, rates: Rates):
         self._grouped, self._mesh = grouped, mesh
-        self._paths = [spec.path.rpartition(".")[0] for spec in traced.weights]
-        self._capacity = rates.capacity - traced.inputs // mesh.size
+        self._paths = [spec.path.rpartition(".")[0] for spec in step.weights]
+        self._capacity = rates.capacity - step.inputs // mesh.size
         self._model = CostModel(mesh, rates)
-        self._options = [roles.options(mesh, g.letters) for g in grouped.groups]
+        self._options = [sharding_options.options(mesh, g.letters) for g in grouped.groups]
         self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
-        self._faces = [[o.rows(mesh) for o in options] for options in self._options]
+        self._boundaries = [[o.rows(mesh) for o in options] for options in self._options]
 
     @property
     def shape(self) -> str:
-        """The mesh's sizes."""
+        """Returns the mesh's sizes, such as 4x2."""
         return "x".join(map(str, self._mesh.shape))
 
-    def rows(self, policies: Iterable[str]) -> list[Row]:
-        """Returns the fastest candidates under each policy and in each share of the memory."""
+    def rows(self, policies: Iterable[str]) -> list[RatedCandidate]:
+        """Returns the fastest candidate for each policy and each share of the memory."""
         found = []
         for policy in policies:
             model = self._model.under(policy)
@@ -114,8 +118,8 @@ class _OnMesh:
                 found.append(self._row(chosen, model))
         return found
 
-    def smallest(self, policies: Iterable[str]) -> list[Row]:
-        """Returns the candidate of least memory under each policy, of those that do not fit."""
+    def smallest(self, policies: Iterable[str]) -> list[RatedCandidate]:
+        """Returns the candidate with the least memory for each policy."""
         found = []
         for policy in policies:
             model = self._model.under(policy)
@@ -131,26 +135,26 @@ class _OnMesh:
             for g, of_group in zip(self._grouped.groups, self._strategies, strict=True)
         ]
 
-    def _chosen(self, costs: list[list[Cost]], pairs: Pairs) -> list[tuple[int, ...]]:
+    def _chosen(self, costs: list[list[Cost]], pairs: PairCosts) -> list[tuple[int, ...]]:
         choices = [
             [
-                Choice(cost.seconds, cost.held, cost.working, face)
-                for cost, face in zip(of_group, faces, strict=True)
+                OptionCost(cost.seconds, cost.resident, cost.workspace, boundary)
+                for cost, boundary in zip(of_group, boundaries, strict=True)
             ]
-            for of_group, faces in zip(costs, self._faces, strict=True)
+            for of_group, boundaries in zip(costs, self._boundaries, strict=True)
         ]
-        kept = [undominated(of_group) for of_group in choices]
+        kept = [pareto_optimal(of_group) for of_group in choices]
         few = [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
         found: dict[tuple[int, ...], None] = {}
         for share in _SHARES:
-            numbers = choose(few, pairs, self._capacity * share)
+            numbers = solve(few, pairs, self._capacity * share)
             if numbers is None:
                 break
             found[tuple(k[n] for k, n in zip(kept, numbers, strict=True))] = None
         return [chosen for chosen in found if not self._is_of_fewer_axes(chosen)]
 
     def _is_of_fewer_axes(self, chosen: tuple[int, ...]) -> bool:
-        """Whether two neighbouring axes split the same everywhere: then they are one axis."""
+        """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
         roles_of_axes = list(
             zip(
                 *[of_group[i].roles for of_group, i in zip(self._options, chosen, strict=True)],
@@ -159,39 +163,44 @@ class _OnMesh:
         )
         return any(a == b for a, b in itertools.pairwise(roles_of_axes))
 
-    def _pairs(self, model: CostModel) -> Pairs:
-        """Seconds of handing the batch on between groups that split it otherwise."""
+    def _pairs(self, model: CostModel) -> PairCosts:
+        """Returns the time to reshard the batch between groups."""
         pairs: dict = {}
         for (source, target), flows in self._grouped.between.items():
-            faces = {face: _of_rows(face, self._mesh) for face in self._faces[source]}
+            boundaries = {
+                boundary: _batch_strategy(boundary, self._mesh)
+                for boundary in self._boundaries[source]
+            }
             pairs[source, target] = {
                 (one, other): sum(
-                    model.flow_cost(f, faces[one], _of_rows(other, self._mesh)).seconds
+                    model.flow_cost(f, boundaries[one], _batch_strategy(other, self._mesh)).seconds
                     for f in flows
                 )
-                for one in faces
-                for other in dict.fromkeys(self._faces[target])
+                for one in boundaries
+                for other in dict.fromkeys(self._boundaries[target])
                 if one != other
             }
         return pairs
 
-    def _row(self, chosen: tuple[int, ...], model: CostModel) -> Row:
+    def _row(self, chosen: tuple[int, ...], model: CostModel) -> RatedCandidate:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
         found = candidate(self._grouped, options, self._mesh, model.policy, self._paths)
-        return Row(found, model.cost(self._grouped, tables))
+        return RatedCandidate(found, model.cost(self._grouped, tables))
 
 
-def _of_rows(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
-    """A strategy that splits the batch over these axes, and no more."""
-    role = roles.Role(ROWS)
-    return Option(tuple(role if a in axes else roles.Role() for a in mesh.names)).strategy(mesh)
+def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
+    """Returns a strategy that shards the batch over these axes and nothing else."""
+    role = sharding_options.AxisRole(ROWS)
+    return ShardingOption(
+        tuple(role if a in axes else sharding_options.AxisRole() for a in mesh.names)
+    ).strategy(mesh)
 
 
-def _simplest_first(rows: Iterable[Row]) -> list[Row]:
-    """The rows by seconds; of those that are as fast as one another the simplest first."""
+def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
+    """Returns the candidates by seconds, the simplest of about equally fast ones first."""
     pending = sorted(rows, key=lambda row: row.seconds)
-    ordered: list[Row] = []
+    ordered: list[RatedCandidate] = []
     while pending:
         limit = pending[0].seconds * _CLOSE
         close = [row for row in pending if row.seconds <= limit]
@@ -200,22 +209,26 @@ def _simplest_first(rows: Iterable[Row]) -> list[Row]:
     return ordered
 
 
-def _complexity(row: Row) -> tuple:
+def _complexity(row: RatedCandidate) -> tuple:
     c = row.candidate
     axes, again = c.mesh.count("="), c.rematerialize != remat_policy.NONE
     return len(c.overrides), axes, again, len(c.strategy), row.cost.peak
 
 
-def _fits(row: Row, capacity: int) -> bool:
+def _fits(row: RatedCandidate, capacity: int) -> bool:
     return row.compiled.fits if row.compiled else row.cost.peak <= capacity * _SHARES[0]
 
 
 def _compile(
-    rows: list[Row], compile_candidate: CompileCandidate, most: int, capacity: int, tell: Progress
-) -> list[Row]:
-    """The rows, the most promising with the compiler's figures."""
+    rows: list[RatedCandidate],
+    compile_candidate: CompileCandidate,
+    most: int,
+    capacity: int,
+    log: Progress,
+) -> list[RatedCandidate]:
+    """Returns the candidates, the most promising ones with compiled costs."""
     rows = list(rows)
-    # How much more memory than the model says the compiler needs.
+    # Largest ratio so far of compiled to estimated memory.
     excess = 1.0
     for _ in range(most):
         tried = [row for row in rows if row.compiled or row.problem]
@@ -226,7 +239,7 @@ def _compile(
         smallest = min(open_rows, key=lambda i: rows[i].cost.peak)
         number = fitting[0] if fitting else smallest
         row = rows[number]
-        tell(f"compiling --mesh={row.candidate.mesh} --strategy={row.candidate.strategy}")
+        log(f"compiling --mesh={row.candidate.mesh} --strategy={row.candidate.strategy}")
         try:
             compiled = compile_candidate(row.candidate)
         except ValueError as error:
@@ -237,23 +250,21 @@ def _compile(
     return rows
 
 
-def _is_alike(one: Row, other: Row) -> bool:
-    """Whether the model sees too little difference for a compilation to be worth its time."""
+def _is_alike(one: RatedCandidate, other: RatedCandidate) -> bool:
+    """Returns whether the model rates two candidates as too similar to compile both."""
     pairs = ((one.cost.seconds, other.cost.seconds), (one.cost.peak, other.cost.peak))
     return all(max(pair) <= min(pair) * _SAME for pair in pairs)
 
 
-def _yardsticks(traced: Traced, grouped: Grouped, devices: int, rates: Rates) -> Iterable[Row]:
-    """The named strategies, each over all devices, by the model.
-
-    But for those that split L or P: the model of costs knows no attention among parts of rows, and
-    no stages.
-    """
+def _baselines(
+    step: TracedStep, grouped: LayerGroups, devices: int, rates: Rates
+) -> Iterable[RatedCandidate]:
+    """Yields the named strategies that the cost model can rate, each over all devices."""
     for name in strategies.base_names():
-        if name in _BEYOND_THE_MODEL:
+        if name in _UNRATED:
             continue
         axis = "model" if name == "tensor" else "data"
         mesh = Mesh(((axis, devices),))
         strategy = strategies.get(name, mesh)
         cost = CostModel(mesh, rates).cost(grouped, [strategy] * len(grouped.groups))
-        yield Row(Candidate(str(mesh), name), cost, name)
+        yield RatedCandidate(Candidate(str(mesh), name), cost, name)

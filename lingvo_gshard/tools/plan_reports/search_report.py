@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 from absl import flags
 
-from lingvo_gshard.planning.search import results
+from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds
 
@@ -50,7 +50,7 @@ def print_search(search: ExperimentSearch, console: rich.console.Console) -> Non
     compiled = [row for row in result.rows if row.compiled or row.problem]
     shown = [*result.front, *(row for row in compiled if row not in result.front)]
     _print_rows(console, "fastest for its memory", shown[:_MAX_CANDIDATES])
-    _print_rows(console, "named strategies, by the cost model", result.yardsticks)
+    _print_rows(console, "named strategies, by the cost model", result.baselines)
     if result.best is None:
         console.print("No candidate fits: use more devices or a smaller batch.")
         return
@@ -59,7 +59,9 @@ def print_search(search: ExperimentSearch, console: rich.console.Console) -> Non
         console.print(f"  {shlex.quote(flag)}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _print_rows(console: rich.console.Console, title: str, rows: Iterable[results.Row]) -> None:
+def _print_rows(
+    console: rich.console.Console, title: str, rows: Iterable[search_result.RatedCandidate]
+) -> None:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in (title, "rematerialize", "model", "", "compiled", ""):
         table.add_column(column, justify="left" if column in (title, "rematerialize") else "right")

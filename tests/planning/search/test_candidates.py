@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
-from lingvo_gshard.planning.search import meshes
+from lingvo_gshard.planning.search import meshes, sharding_options
 from lingvo_gshard.planning.search.candidates import Candidate, candidate, patterns, policy_params
 from lingvo_gshard.planning.search.groups import group
-from lingvo_gshard.planning.search.traced import roles
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.trace.tracing import trace
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.planning.search.search_rates import batch
@@ -44,7 +43,10 @@ def parts(mesh: Mesh, split) -> tuple:
 @hypothesis.given(st.sampled_from(SIZES), st.data())
 def test_flags_split_every_layer_as_chosen(sizes, data):
     mesh = meshes.unnamed(sizes)
-    chosen = [data.draw(st.sampled_from(roles.options(mesh, g.letters))) for g in grouped().groups]
+    chosen = [
+        data.draw(st.sampled_from(sharding_options.options(mesh, g.letters)))
+        for g in grouped().groups
+    ]
     found = candidate(grouped(), chosen, mesh, "none", paths())
     partitioning = Partitioning.make(found.mesh, found.strategy, dict(found.overrides))
     partitioning.check_overrides(traced().layer_paths)

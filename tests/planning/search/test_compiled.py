@@ -12,8 +12,8 @@ import pytest
 
 from lingvo_gshard import hlo
 from lingvo_gshard.planning.search.costs.cost_model import CostModel
-from lingvo_gshard.planning.search.groups import Grouped, group
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.groups import LayerGroups, group
+from lingvo_gshard.planning.search.trace.tracing import trace
 from lingvo_gshard.runtime.program.program import memory_bytes
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.sharding import strategies
@@ -37,7 +37,7 @@ def model() -> Trainer:
 
 
 @functools.cache
-def grouped() -> Grouped:
+def grouped() -> LayerGroups:
     return group(trace(model(), batch(8, 12)))
 
 

@@ -8,10 +8,10 @@ import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.search.costs.topology_rates import rates_of
-from lingvo_gshard.planning.search.results import Compiled, SearchResult
+from lingvo_gshard.planning.search.result import CompiledCost, SearchResult
 from lingvo_gshard.planning.search.search import search
-from lingvo_gshard.planning.search.traced.graph import Traced
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.trace.graph import TracedStep
+from lingvo_gshard.planning.search.trace.tracing import trace
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Strategy
@@ -77,7 +77,7 @@ def test_a_deep_model_on_many_chips_is_split_as_zero_does(name, model_dim, dtype
     assert mesh.axis_size(tables.weights["M"][0]) >= 64
     split = {pattern for pattern, _ in result.best.candidate.overrides}
     assert split <= {"source_embedding", "target_embedding"}
-    whole = next(row for row in result.yardsticks if row.name == "data")
+    whole = next(row for row in result.baselines if row.name == "data")
     assert whole.cost.peak > result.capacity
 
 
@@ -85,7 +85,7 @@ CAPACITY = 350_000
 
 
 @functools.cache
-def tiny() -> Traced:
+def tiny() -> TracedStep:
     return trace(tiny_translation.trainer(), batch(8, 12))
 
 
@@ -103,14 +103,14 @@ def test_without_a_compiler_the_model_decides():
     seconds = [row.seconds for row in result.front]
     assert peaks == sorted(peaks, reverse=True) and seconds == sorted(seconds)
     beyond = {"sequence", "context", "pipeline"}
-    assert {row.name for row in result.yardsticks} == set(strategies.base_names()) - beyond
+    assert {row.name for row in result.baselines} == set(strategies.base_names()) - beyond
 
 
 def test_the_compiler_decides_among_the_best():
     compiled = {}
 
     def compile_candidate(candidate):
-        compiled[candidate] = Compiled(True, 1000, 10.0 - len(compiled))
+        compiled[candidate] = CompiledCost(True, 1000, 10.0 - len(compiled))
         return compiled[candidate]
 
     result = run(compile_candidate=compile_candidate, compile_best=3)
@@ -128,7 +128,7 @@ def test_where_the_compiler_needs_more_memory_smaller_ones_are_tried():
     def compile_candidate(candidate):
         sizes.append(of[candidate])
         peak = int(of[candidate] * excess)
-        return Compiled(peak <= CAPACITY, peak, 1.0)
+        return CompiledCost(peak <= CAPACITY, peak, 1.0)
 
     result = run(compile_candidate=compile_candidate, compile_best=6)
     assert len(sizes) > 1 and min(sizes) < sizes[0]

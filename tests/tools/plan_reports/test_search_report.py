@@ -26,7 +26,7 @@ def test_it_prints_flags_that_plan_what_it_found(capsys, tmp_path):
     record = json.loads(found.read_text())
     best = record["best"]
     assert code == 0 and "compiling --mesh=" in err
-    assert {row["name"] for row in record["yardsticks"]} >= {"data", "expert", "fsdp", "tensor"}
+    assert {row["name"] for row in record["baselines"]} >= {"data", "expert", "fsdp", "tensor"}
     assert best["compiled"]["seconds"] == record["plan"]["seconds_per_step"]
     assert all(shlex.quote(flag) in out for flag in best["flags"])
     code, _, err = run(capsys, *flags, *best["flags"], f"--json={again}")

@@ -1,1 +1,1 @@
-"""The analytic cost of a partitioned step."""
+"""An analytic cost model of a sharded training step."""

@@ -1,7 +1,7 @@
-"""The cost model: what groups of layers cost, split over a mesh as strategies say.
+"""CostModel: the cost of groups of layers that strategies shard over a mesh.
 
-A product's gradient is two products. Products and collectives take turns, none hides another.
-Elementwise operations are left out, but for what the optimizer reads and writes.
+The gradient of an einsum is two einsums. Einsums and collectives do not overlap. Of elementwise
+operations only the optimizer's memory traffic counts.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import copy
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.planning.search.costs.cost import Cost
-from lingvo_gshard.planning.search.costs.part_costs import (
-    PartCost,
+from lingvo_gshard.planning.search.costs.rates import Rates
+from lingvo_gshard.planning.search.costs.term_costs import (
     Placement,
     Summed,
+    TermCost,
     flow_cost,
-    part_cost,
+    term_cost,
 )
-from lingvo_gshard.planning.search.costs.rates import Rates
-from lingvo_gshard.planning.search.groups import Group, Grouped
-from lingvo_gshard.planning.search.layouts import Call
-from lingvo_gshard.planning.search.traced.graph import Flow
-from lingvo_gshard.planning.search.traced.parts import Part, Weight, parts
-from lingvo_gshard.planning.search.traced.products import Execution
+from lingvo_gshard.planning.search.costs.terms import CostTerm, Weight, cost_terms
+from lingvo_gshard.planning.search.groups import LayerGroup, LayerGroups
+from lingvo_gshard.planning.search.resharding import Collective
+from lingvo_gshard.planning.search.sharded_einsum import ShardedEinsum
+from lingvo_gshard.planning.search.trace.graph import Flow
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import KINDS, Strategy
 
@@ -34,18 +34,18 @@ class CostModel:
     def __init__(self, mesh: Mesh, rates: Rates, policy: str = remat_policy.NONE):
         remat_policy.check(policy, "rematerialize")
         self.mesh, self.rates, self.policy = mesh, rates, policy
-        self._known: dict[tuple, PartCost] = {}
-        self._executions: dict[tuple, Execution] = {}
+        self._known: dict[tuple, TermCost] = {}
+        self._executions: dict[tuple, ShardedEinsum] = {}
 
     def under(self, policy: str) -> CostModel:
-        """Returns a model of another policy, which knows what this one has worked out."""
+        """Returns a model with another policy that shares this one's cache."""
         remat_policy.check(policy, "rematerialize")
         other = copy.copy(self)
         other.policy = policy
         return other
 
-    def cost(self, grouped: Grouped, strategies: list[Strategy]) -> Cost:
-        """Returns the cost of a step with a strategy for each group."""
+    def cost(self, grouped: LayerGroups, strategies: list[Strategy]) -> Cost:
+        """Returns the cost of a step that shards each group by its strategy."""
         total = Cost()
         for group, strategy in zip(grouped.groups, strategies, strict=True):
             total.add(self.group_cost(group, strategy))
@@ -54,36 +54,38 @@ class CostModel:
                 total.add(self.flow_cost(flow, strategies[source], strategies[target]))
         return total
 
-    def group_cost(self, group: Group, strategy: Strategy) -> Cost:
+    def group_cost(self, group: LayerGroup, strategy: Strategy) -> Cost:
         """Returns the cost of a group's layers."""
         total, summed = Cost(), collections.Counter()
-        # What is computed again of a unit is there at one time, of different units it is not.
-        again: dict[int, int] = {}
-        for part in parts(group):
-            found = self._part_cost(part, strategy)
+        # The recomputed tensors of one unit are alive together, those of different units are not.
+        recomputed: dict[int, int] = {}
+        for term in cost_terms(group):
+            found = self._term_cost(term, strategy)
             total.add(found.cost)
             for key, bytes in found.summed.items():
                 summed[key] += bytes
-            again[part.unit] = again.get(part.unit, 0) + part.per_unit * found.cost.again
-        total.again = max(again.values(), default=0)
+            recomputed[term.unit] = (
+                recomputed.get(term.unit, 0) + term.per_unit * found.cost.recomputed
+            )
+        total.recomputed = max(recomputed.values(), default=0)
         self._add_summed(total, summed, strategy)
         return total
 
     def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> Cost:
-        """Returns the cost of a tensor that one group hands to another."""
+        """Returns the cost of a tensor that one group passes to another."""
         return flow_cost(flow, 1, self._placement(source), self._placement(target), self.policy)
 
     def _add_summed(self, cost: Cost, summed: Summed, strategy: Strategy) -> None:
         placement = self._placement(strategy)
         for (kind, axes, times, phase), bytes in summed.items():
-            placement.add_calls(cost, [Call(kind, axes, bytes)], phase, times)
+            placement.add_calls(cost, [Collective(kind, axes, bytes)], phase, times)
 
-    def _part_cost(self, part: Part, strategy: Strategy) -> PartCost:
+    def _term_cost(self, term: CostTerm, strategy: Strategy) -> TermCost:
         tables = {kind: strategy.table(kind) for kind in KINDS}
-        policy = "" if isinstance(part.what, Weight) else self.policy
-        key = part, policy, *[tables[kind].get(x, ()) for kind, x in part.letters]
+        policy = "" if isinstance(term.what, Weight) else self.policy
+        key = term, policy, *[tables[kind].get(x, ()) for kind, x in term.letters]
         if key not in self._known:
-            self._known[key] = part_cost(part, self._placement(strategy), self.policy)
+            self._known[key] = term_cost(term, self._placement(strategy), self.policy)
         return self._known[key]
 
     def _placement(self, strategy: Strategy) -> Placement:

@@ -1,4 +1,4 @@
-"""Rates: what a device and its links do in a second, as the cost model needs it."""
+"""Rates: speed of a device and its links for the cost model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping
 
 from lingvo_gshard.sharding.mesh import Mesh
 
-# collective_seconds(kind, bytes, axes, mesh): kind as in HLO; bytes of the larger of one device's
-# operand and result; over all groups of devices along the axes.
+# collective_seconds(kind, bytes, axes, mesh): time of a collective along mesh axes. `kind` is as in
+# HLO; `bytes` is the larger of operand and result on one device.
 CollectiveSeconds = Callable[[str, int, tuple[str, ...], Mesh], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """One device of a topology.
+    """Speed and memory of one device.
 
-    flops_per_second: of matrix products, by the type of their operands; a multiply-add is two.
-    bytes_per_second: to and from its memory. capacity: bytes of it that a program may use.
+    Attributes:
+      flops_per_second: rate of matrix products by dtype; a multiply-add counts 2.
+      bytes_per_second: memory bandwidth.
+      capacity: bytes that a program may use.
+      collective_seconds: time of a collective.
     """
 
     flops_per_second: Mapping[str, float]
@@ -25,11 +28,11 @@ class Rates:
     capacity: int
     collective_seconds: CollectiveSeconds
 
-    def product_seconds(self, flops: int, bytes: int, dtype: str) -> float:
-        """Returns the time of a matrix product: what takes longer, computing or reading."""
+    def matmul_seconds(self, flops: int, bytes: int, dtype: str) -> float:
+        """Returns the time of a matrix product, limited by arithmetic or by memory bandwidth."""
         rate = self.flops_per_second.get(dtype) or min(self.flops_per_second.values())
         return max(flops / rate, bytes / self.bytes_per_second)
 
     def memory_seconds(self, bytes: int) -> float:
-        """Returns the time of reading or writing so many bytes."""
+        """Returns the time to read or write this many bytes."""
         return bytes / self.bytes_per_second

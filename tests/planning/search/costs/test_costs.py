@@ -9,11 +9,11 @@ import tensorflow as tf
 from lingvo_gshard.planning.search.costs.cost import Cost
 from lingvo_gshard.planning.search.costs.cost_model import CostModel
 from lingvo_gshard.planning.search.groups import group
-from lingvo_gshard.planning.search.layouts import Call, changes
-from lingvo_gshard.planning.search.traced.ancestry import Ancestry
-from lingvo_gshard.planning.search.traced.graph import Tensor
-from lingvo_gshard.planning.search.traced.products import RESULT, Operand, execute
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.resharding import Collective, resharding
+from lingvo_gshard.planning.search.sharded_einsum import RESULT, ShardedTensor, shard_einsum
+from lingvo_gshard.planning.search.trace.graph import Tensor
+from lingvo_gshard.planning.search.trace.tracing import trace
+from lingvo_gshard.planning.search.trace.upstream import UpstreamFinder
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.tasks.translation import TranslationTask
@@ -66,7 +66,7 @@ def test_a_dense_layer_alone():
     found = cost("feed_forward", "data=1", "replicated")
     assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H)
     assert found.weights == found.gradients == weights_of_feed_forwards()
-    assert found.kept == 2 * LAYERS * (2 * B * L * M + B * L * H) * FLOAT
+    assert found.saved == 2 * LAYERS * (2 * B * L * M + B * L * H) * FLOAT
     assert found.calls == []
 
 
@@ -110,8 +110,8 @@ def test_rematerialization_computes_again_what_is_not_kept():
     assert full.bytes_by_kind()["all-reduce"] == none.bytes_by_kind()["all-reduce"] * 3 // 2
     assert products.flops == none.flops
     # In front of a feed-forward layer stands an attention, which begins the unit.
-    assert full.kept == 0 and full.again > 0
-    assert products.kept == 2 * LAYERS * (B * L * M + B * L * H // 8) * FLOAT
+    assert full.saved == 0 and full.recomputed > 0
+    assert products.saved == 2 * LAYERS * (B * L * M + B * L * H // 8) * FLOAT
 
 
 @pytest.mark.parametrize("mesh", ["model=1", "model=8", "model=4"])
@@ -148,14 +148,14 @@ def test_lookups_and_softmax_split_by_vocabulary():
     assert found.weights == 2 * V * M * FLOAT // 8
 
 
-def operand(layout: str, sizes: dict[str, int], **where: str) -> Operand:
+def operand(layout: str, sizes: dict[str, int], **where: str) -> ShardedTensor:
     shape = tuple(sizes[x] for x in layout)
-    return Operand(Tensor(layout, shape, "float32"), {a: x for a, x in where.items() if x})
+    return ShardedTensor(Tensor(layout, shape, "float32"), {a: x for a, x in where.items() if x})
 
 
 def test_padding_is_computed():
     mesh, sizes = Mesh.parse("data=8"), {"B": 9, "M": 4, "H": 4}
-    found = execute(
+    found = shard_einsum(
         (operand("BM", sizes, data="B"), operand("MH", sizes)),
         operand("BH", sizes, data="B"),
         mesh,
@@ -166,25 +166,25 @@ def test_padding_is_computed():
 
 def test_partial_sums_are_scattered_where_the_result_is_split():
     mesh, sizes = Mesh.parse("data=8"), {"B": 64, "M": 16, "H": 32}
-    gradient = execute(
+    gradient = shard_einsum(
         (operand("BM", sizes, data="B"), operand("BH", sizes, data="B")),
         operand("MH", sizes, data="M"),
         mesh,
         RATES,
     )
-    assert gradient.calls == ((RESULT, Call("reduce-scatter", ("data",), 4 * 16 * 32)),)
+    assert gradient.calls == ((RESULT, Collective("reduce-scatter", ("data",), 4 * 16 * 32)),)
 
 
 def test_one_hot_products_go_to_experts():
     """The paper's dispatch: computed by groups, then one all-to-all of the result."""
     mesh, sizes = Mesh.parse("data=8"), dict(G=8, S=16, E=8, C=4, M=32)
-    found = execute(
+    found = shard_einsum(
         (operand("GSEC", sizes, data="G"), operand("GSM", sizes, data="G")),
         operand("EGCM", sizes, data="E"),
         mesh,
         RATES,
     )
-    assert found.calls == ((RESULT, Call("all-to-all", ("data",), 4 * 8 * 4 * 32)),)
+    assert found.calls == ((RESULT, Collective("all-to-all", ("data",), 4 * 8 * 4 * 32)),)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_one_hot_products_go_to_experts():
 )
 def test_changes_of_layout(before, after, kind, bytes):
     tensor = Tensor("GEC", (8, 8, 8), "float32")
-    calls = changes(tensor, before, after, Mesh.parse("data=8"))
-    assert calls == ([Call(kind, ("data",), bytes)] if kind else [])
+    calls = resharding(tensor, before, after, Mesh.parse("data=8"))
+    assert calls == ([Collective(kind, ("data",), bytes)] if kind else [])
 
 
 def test_ancestry_is_of_the_last_to_add():
@@ -208,7 +208,7 @@ def test_ancestry_is_of_the_last_to_add():
         a, b = tf.ones([2, 3]), tf.ones([2, 3])
         total = a + b
         mean = total - tf.reduce_mean(total, -1, keepdims=True)
-        found = Ancestry({id(a): 0, id(b): 1})
+        found = UpstreamFinder({id(a): 0, id(b): 1})
         assert found.nearest(b * 2.0) == (1, True)
         assert found.nearest(total) == (1, True)
         assert found.nearest(mean) == (1, False)

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.planning.search.groups import group
-from lingvo_gshard.planning.search.traced.graph import Traced
-from lingvo_gshard.planning.search.traced.tracing import trace
+from lingvo_gshard.planning.search.trace.graph import TracedStep
+from lingvo_gshard.planning.search.trace.tracing import trace
 from lingvo_gshard.sharding import annotate, einsum, recording
 from tests.layers.stacks.executions import loop, sequential
 from tests.planning.search.search_rates import batch, trainer
@@ -27,11 +27,11 @@ def model(repeat: bool, moe_every: int = 2):
 
 
 @functools.cache
-def traced(repeat: bool, moe_every: int = 2, rows: int = ROWS) -> Traced:
+def traced(repeat: bool, moe_every: int = 2, rows: int = ROWS) -> TracedStep:
     return trace(model(repeat, moe_every), batch(rows, LENGTH))
 
 
-def equations(found: Traced) -> collections.Counter:
+def equations(found: TracedStep) -> collections.Counter:
     """How often each product runs, by what it is and in which kind of layer."""
     counted = collections.Counter()
     for p in found.products:

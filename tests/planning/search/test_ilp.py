@@ -6,16 +6,16 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.planning.search.choosing import Choice, choose, undominated
+from lingvo_gshard.planning.search.ilp import OptionCost, pareto_optimal, solve
 
-FACES = ("data", "model")
+BOUNDARIES = ("data", "model")
 
 choices = st.builds(
-    Choice,
+    OptionCost,
     seconds=st.integers(1, 40).map(float),
-    held=st.tuples(st.integers(0, 60), st.integers(0, 60)),
-    working=st.integers(0, 30),
-    face=st.sampled_from(FACES),
+    resident=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    workspace=st.integers(0, 30),
+    boundary=st.sampled_from(BOUNDARIES),
 )
 groups = st.lists(st.lists(choices, min_size=1, max_size=4), min_size=1, max_size=3)
 
@@ -25,22 +25,24 @@ def instances(draw):
     drawn = draw(groups)
     pairs = {}
     for pair in itertools.permutations(range(len(drawn)), 2):
-        faces = {(a, b): draw(st.integers(0, 30)) for a in FACES for b in FACES if a != b}
+        boundaries = {
+            (a, b): draw(st.integers(0, 30)) for a in BOUNDARIES for b in BOUNDARIES if a != b
+        }
         if draw(st.booleans()):
-            pairs[pair] = {face: float(cost) for face, cost in faces.items()}
+            pairs[pair] = {boundary: float(cost) for boundary, cost in boundaries.items()}
     return drawn, pairs, draw(st.integers(20, 200))
 
 
 def seconds(chosen, pairs) -> float:
     total = sum(choice.seconds for choice in chosen)
     for (source, target), costs in pairs.items():
-        total += costs.get((chosen[source].face, chosen[target].face), 0.0)
+        total += costs.get((chosen[source].boundary, chosen[target].boundary), 0.0)
     return total
 
 
 def fits(chosen, capacity: float) -> bool:
-    working = max(choice.working for choice in chosen)
-    moments = zip(*(choice.held for choice in chosen), strict=True)
+    working = max(choice.workspace for choice in chosen)
+    moments = zip(*(choice.resident for choice in chosen), strict=True)
     return all(sum(moment) + working <= capacity for moment in moments)
 
 
@@ -55,7 +57,7 @@ def brute_force(groups, pairs, capacity: float) -> float | None:
 def test_the_program_finds_what_trying_all_finds(instance):
     groups, pairs, capacity = instance
     best = brute_force(groups, pairs, capacity)
-    numbers = choose(groups, pairs, capacity)
+    numbers = solve(groups, pairs, capacity)
     if best is None:
         assert numbers is None
         return
@@ -67,10 +69,10 @@ def test_the_program_finds_what_trying_all_finds(instance):
 @hypothesis.given(instances())
 def test_no_optimum_is_lost_with_dominated_options(instance):
     groups, pairs, capacity = instance
-    few = [[of_group[i] for i in undominated(of_group)] for of_group in groups]
+    few = [[of_group[i] for i in pareto_optimal(of_group)] for of_group in groups]
     assert brute_force(few, pairs, capacity) == brute_force(groups, pairs, capacity)
 
 
 def test_of_equal_options_the_first_is_kept():
-    one = Choice(1.0, (1, 1), 1, "data")
-    assert undominated([one, one, Choice(1.0, (1, 1), 1, "model")]) == [0, 2]
+    one = OptionCost(1.0, (1, 1), 1, "data")
+    assert pareto_optimal([one, one, OptionCost(1.0, (1, 1), 1, "model")]) == [0, 2]

@@ -1,4 +1,4 @@
-"""Tracing a task once for the cost model: nothing is compiled, so it may be of any size."""
+"""Traces a task for the cost model. Nothing is compiled, so models of any size can be traced."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.planning.search.traced.ancestry import Ancestry
-from lingvo_gshard.planning.search.traced.graph import Flow, Product, Tensor, Traced
+from lingvo_gshard.planning.search.trace.graph import Einsum, Flow, Tensor, TracedStep
+from lingvo_gshard.planning.search.trace.upstream import UpstreamFinder
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.partitioning import use_partitioning
 from lingvo_gshard.sharding.recording import Event
 from lingvo_gshard.training.trainer import Trainer
 
-# A loop's body, or one layer of a list: what rematerialization computes again as a whole.
+# A rematerialization unit: the body of a loop, or one layer of a list.
 _UNIT = re.compile(r"(.*?\.body)\[|(.*?\[\d+\])")
 
-# The name scope of gradients.
+# Name scope of gradients.
 _GRADIENT = "gradient_tape/"
 
 
-def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
-    """Traces a trainer's loss, without a mesh, on batches of these specs."""
+def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> TracedStep:
+    """Returns a trainer's loss, traced without a mesh.
+
+    Args:
+      trainer: the trainer.
+      batch: shape and dtype of each array of a batch.
+    """
     specs, names = trainer.theta_specs, sorted(batch)
     weights = specs.flatten()
 
@@ -40,7 +45,7 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
     signature = [tf.TensorSpec(s.shape, s.dtype) for s in weights] + [batch[n] for n in names]
     with recording.record() as recorded, use_partitioning(None):
         concrete = tf.function(loss, autograph=False).get_concrete_function(*signature)
-        reader = _Reader(_of_loops_once(recorded.events), recorded.loops, weights)
+        reader = _Reader(_forward_events(recorded.events), recorded.loops, weights)
         products, flows = reader.products(), reader.flows()
     del concrete
     moments = collections.defaultdict(tuple)
@@ -48,14 +53,14 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> Traced:
         moments[moment.path.rpartition("/")[0]] += (moment,)
     inputs = sum(math.prod(s.shape.as_list()) * s.dtype.size for s in batch.values())
     layers = tuple(trainer.task.layer_paths())
-    return Traced(tuple(products), tuple(flows), tuple(weights), dict(moments), layers, inputs)
+    return TracedStep(tuple(products), tuple(flows), tuple(weights), dict(moments), layers, inputs)
 
 
-def _of_loops_once(events: list[Event]) -> list[Event]:
-    """The events without those of a loop's body that was traced before, to learn what it returns.
+def _forward_events(events: list[Event]) -> list[Event]:
+    """Returns the events of the forward pass, with each loop body once.
 
-    And without stacks of what a loop keeps, which no layer reads, an einsum's own annotation, and
-    gradients, which a loop is traced with.
+    Leaves out earlier traces of a loop's body, gradients, stacks of tensors that a loop saves, and
+    annotations of einsum results.
     """
     events = [event for event in events if _GRADIENT not in event.result.op.name]
     by_graph: dict[int, list[Event]] = {}
@@ -75,7 +80,7 @@ def _of_loops_once(events: list[Event]) -> list[Event]:
 
 
 class _Reader:
-    """Makes products and flows of a trace's events, while its graph is there."""
+    """Makes einsums and flows from the events of a trace. The traced graph must still exist."""
 
     def __init__(
         self,
@@ -92,36 +97,36 @@ class _Reader:
         in_graph = {id(event.result.graph): i for i, event in enumerate(events)}
         for result, traced in loops:
             last_of[result.op.get_attr("body").name] = in_graph[id(traced)]
-        self._begun = self._beginnings(Ancestry(marked, last_of))
-        constant = {i for i in self._begun if events[i].times == 1}
+        self._without_source = self._sources(UpstreamFinder(marked, last_of))
+        constant = {i for i in self._without_source if events[i].times == 1}
         marked = {tensor: i for tensor, i in marked.items() if i not in constant}
-        self._marked = Ancestry(marked, last_of)
+        self._annotated_upstream = UpstreamFinder(marked, last_of)
         self._lookups = {i: t for i, e in enumerate(events) if (t := self._table(e)) is not None}
         computed = {
             id(e.result): i
             for i, e in enumerate(events)
             if not e.is_annotation or i in self._lookups
         }
-        self._computed = Ancestry(computed)
+        self._computed_upstream = UpstreamFinder(computed)
         self._seen: set[int] = set()
         self._units: set[str] = set()
 
-    def products(self) -> list[Product]:
-        """Returns the products, in the order of computation."""
-        read_on = self._read_on()
+    def products(self) -> list[Einsum]:
+        """Returns einsums and lookups, in the order of computation."""
+        read_by_einsums = self._read_by_einsums()
         found = []
         for number, event in enumerate(self._events):
             if number in self._lookups:
                 found.append(self._lookup(event, self._events[self._lookups[number]], number))
             elif not event.is_annotation and len(event.operands) == 2:
-                found.append(self._product(event, is_saved=number not in read_on))
+                found.append(self._product(event, is_saved=number not in read_by_einsums))
         used = {path for p in found if not p.is_lookup for path in p.weights}
         return [
             dataclasses.replace(p, is_tied=p.is_lookup and bool(used & {*p.weights})) for p in found
         ]
 
     def flows(self) -> list[Flow]:
-        """Returns the flows between marked tensors of the batch, those that change nothing too."""
+        """Returns the flows between annotated activations."""
         found = []
         for number, event in enumerate(self._events):
             layouts = event.equation.partition("->")[0].split(",")
@@ -129,16 +134,22 @@ class _Reader:
                 target = _tensor(layout, operand)
                 if target.is_weight or number in self._lookups:
                     continue
-                near = self._marked.before if event.is_annotation else self._marked.nearest
-                source = self._handed_in(number) if number in self._begun else near(operand)
+                near = (
+                    self._annotated_upstream.before
+                    if event.is_annotation
+                    else self._annotated_upstream.nearest
+                )
+                source = (
+                    self._before_loop(number) if number in self._without_source else near(operand)
+                )
                 if source is not None and not self._result(source[0]).is_weight:
                     found.append(self._flow(self._events[source[0]], target, event))
         return found
 
-    def _beginnings(self, ancestry: Ancestry) -> set[int]:
-        """Numbers of annotations of what no recorded tensor came before, in their graph.
+    def _sources(self, ancestry: UpstreamFinder) -> set[int]:
+        """Returns the indices of annotated activations that come from no recorded tensor.
 
-        In a loop's body it is what the loop is given, elsewhere a constant, such as positions'.
+        In a loop's body these are the arguments of the loop, elsewhere constants.
         """
         return {
             number
@@ -148,15 +159,19 @@ class _Reader:
             and ancestry.before(event.operands[0]) is None
         }
 
-    def _handed_in(self, number: int) -> tuple[int, bool] | None:
-        """The last tensor of these letters that was recorded before the loop."""
+    def _before_loop(self, number: int) -> tuple[int, bool] | None:
+        """Returns the last tensor before the loop that has the letters of a loop's argument."""
         event = self._events[number]
         if event.times == 1:
             return None
         for earlier in range(number - 1, -1, -1):
             other = self._events[earlier]
             is_outside = other.result.graph is not event.result.graph
-            if is_outside and earlier not in self._begun and _marked(other)[0] == _marked(event)[0]:
+            if (
+                is_outside
+                and earlier not in self._without_source
+                and _annotated(other)[0] == _annotated(event)[0]
+            ):
                 return earlier, False
         return None
 
@@ -165,7 +180,7 @@ class _Reader:
         times = min(source.times, event.times)
         return Flow(marked, target, source.path, event.path, times, _unit(event.path))
 
-    def _product(self, event: Event, is_saved: bool) -> Product:
+    def _product(self, event: Event, is_saved: bool) -> Einsum:
         layouts = event.equation.partition("->")[0].split(",")
         operands, saved, names = [], [], ()
         for layout, operand in zip(layouts, event.operands, strict=True):
@@ -183,7 +198,7 @@ class _Reader:
         if is_saved and id(event.result) not in self._seen:
             self._seen.add(id(event.result))
             saved.append(result)
-        return Product(
+        return Einsum(
             operands=tuple(operands),
             result=result,
             path=event.path,
@@ -199,7 +214,7 @@ class _Reader:
         self._units.add(unit)
         return is_new
 
-    def _lookup(self, event: Event, table: Event, number: int) -> Product:
+    def _lookup(self, event: Event, table: Event, number: int) -> Einsum:
         result, found = (
             self._result(number),
             _tensor(table.equation.partition("->")[2], table.result),
@@ -209,7 +224,7 @@ class _Reader:
         ids = "".join(x for x in result.layout if x not in found.layout)
         shape = tuple(n for x, n in zip(result.layout, result.shape, strict=True) if x in ids)
         one_hot = Tensor(ids + "".join(rows), (*shape, *(sizes[x] for x in rows)), result.dtype)
-        return Product(
+        return Einsum(
             operands=(one_hot, found),
             result=result,
             path=event.path,
@@ -220,18 +235,18 @@ class _Reader:
         )
 
     def _table(self, event: Event) -> int | None:
-        """The number of the marked table that an annotation's rows were looked up in."""
-        if not event.is_annotation or _tensor(*_marked(event)).is_weight:
+        """Returns the index of the table that an annotated tensor was looked up in; else None."""
+        if not event.is_annotation or _tensor(*_annotated(event)).is_weight:
             return None
-        source = self._marked.before(event.operands[0])
+        source = self._annotated_upstream.before(event.operands[0])
         if source is None or not self._result(source[0]).is_weight:
             return None
         return source[0] if self._events[source[0]].is_annotation else None
 
-    def _read_on(self) -> set[int]:
-        """Numbers of results that products read after at most elementwise operations.
+    def _read_by_einsums(self) -> set[int]:
+        """Returns the indices of results that another einsum reads after elementwise operations.
 
-        Of such a tensor the backward pass reads what the product does.
+        The backward pass reads the operand of that einsum in place of the result.
         """
         numbers = set()
         for number, event in enumerate(self._events):
@@ -239,25 +254,25 @@ class _Reader:
                 continue
             layouts = event.equation.partition("->")[0].split(",")
             for layout, operand in zip(layouts, event.operands, strict=True):
-                source = self._computed.nearest(operand)
+                source = self._computed_upstream.nearest(operand)
                 if source and source[1] and source[0] != number:
                     if _positions(layout) == _positions(self._result(source[0]).layout):
                         numbers.add(source[0])
         return numbers
 
     def _result(self, number: int) -> Tensor:
-        return _tensor(*_marked(self._events[number]))
+        return _tensor(*_annotated(self._events[number]))
 
     def _specs(self, path: str, layout: str) -> list[VariableSpec]:
         return [s for s in self._weights[path] if s.layout.removeprefix("R") == layout]
 
 
-def _marked(event: Event) -> tuple[str, tf.Tensor]:
+def _annotated(event: Event) -> tuple[str, tf.Tensor]:
     return event.equation.partition("->")[2], event.result
 
 
 def _positions(layout: str) -> set[str]:
-    """The letters; positions are keys' in one tensor and queries' in another."""
+    """Returns the letters, key positions (K) as query positions (L)."""
     return set(layout.replace("K", "L"))
 
 

@@ -1,4 +1,4 @@
-"""Ancestry: which recorded tensors another one was computed from, through the traced graph."""
+"""Finds which recorded tensor a tensor of the traced graph was computed from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-# A sum over the model dimension, as norms have it: the tensor before it is another than after.
+# A norm's mean over the model dimension: its result is another tensor than its input.
 _SUMS = frozenset(("Mean",))
 _LOOPS = frozenset(("While", "StatelessWhile"))
 _GATHERS = frozenset(("GatherV2",))
 
 
-class Ancestry:
-    """Finds, for tensors of one trace, the nearest recorded ones that they come from.
+class UpstreamFinder:
+    """Finds the nearest recorded tensor upstream of a tensor.
 
-    recorded: id of a recorded tensor -> its number, in the order of the trace. last_of: name of a
-    graph -> the last number in it; of what a loop returns that of its body is the nearest.
+    Args:
+      recorded: index of each recorded tensor in the order of the trace, by the tensor's id.
+      last_of: index of the last recorded tensor of each graph, by the graph's name. The results of
+        a loop come from the last tensor of its body.
     """
 
     def __init__(self, recorded: Mapping[int, int], last_of: Mapping[str, int] | None = None):
@@ -24,18 +26,21 @@ class Ancestry:
         self._known: dict[int, tuple[int, bool] | None] = {}
 
     def nearest(self, tensor: tf.Tensor) -> tuple[int, bool] | None:
-        """Returns the number of a recorded tensor, its own if it is, and whether no sum is between.
+        """Returns the nearest recorded tensor, which may be `tensor` itself; None if there is none.
 
-        Of several that are added or multiplied the last one recorded counts: a residual stream is
-        handed on by the layer that added to it last. Of a lookup it is the table. None if there
-        is none, as for what a loop's body is given.
+        If a tensor is computed from several recorded ones, the last counts: a residual stream comes
+        from the layer that added to it last. A lookup comes from its table. An argument of a loop's
+        body comes from nothing.
+
+        Returns:
+          The recorded tensor's index, and whether it is reached without a norm's mean or a loop.
         """
         if id(tensor) in self._recorded:
             return self._recorded[id(tensor)], True
         return self.before(tensor)
 
     def before(self, tensor: tf.Tensor) -> tuple[int, bool] | None:
-        """Returns the same, but never the tensor's own number."""
+        """Returns the nearest recorded tensor other than `tensor`; see `nearest`."""
         pending = [tensor]
         while pending:
             top = pending[-1]

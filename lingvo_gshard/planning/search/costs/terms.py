@@ -1,4 +1,4 @@
-"""Parts of a group of layers: like products, flows and weights once, with how many there are."""
+"""Terms of a group's cost: equal einsums, flows and weights once, with their number."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import dataclasses
 import functools
 
 from lingvo_gshard.core.layer import VariableSpec
-from lingvo_gshard.planning.search.groups import Group
-from lingvo_gshard.planning.search.traced.graph import Flow, Product, Tensor
+from lingvo_gshard.planning.search.groups import LayerGroup
+from lingvo_gshard.planning.search.trace.graph import Einsum, Flow, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A weight with its moments. times: of the loop it is a stack for, else 1.
+    """A weight with its optimizer moments.
 
-    is_computed_with: whether a product has it for an operand, and so sums up its gradient.
+    Attributes:
+      tensor: the weight.
+      moments: its moments.
+      times: iterations of the loop that the weight is stacked for; 1 outside of loops.
+      is_computed_with: whether an einsum has it as an operand. The einsum's gradient then contains
+        the reduction of the weight's gradient over the batch.
     """
 
     tensor: Tensor
@@ -25,14 +30,18 @@ class Weight:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-    """Of a kind of product, flow or weight `count` in a group.
+class CostTerm:
+    """A term of a group's cost.
 
-    letters: pairs of a kind of table and a letter, those rules that it depends on. unit: a number
-    for products that are computed again together, where layers are; per_unit: how many in one.
+    Attributes:
+      what: an einsum, flow or weight.
+      count: number of equal ones in the group.
+      letters: (kind of table, letter) of each sharding rule that the cost depends on.
+      unit: index of the kind of rematerialization unit that an einsum belongs to.
+      per_unit: number of equal einsums in one unit.
     """
 
-    what: Product | Flow | Weight
+    what: Einsum | Flow | Weight
     count: int
     letters: tuple[tuple[str, str], ...]
     unit: int = 0
@@ -40,23 +49,23 @@ class Part:
 
 
 @functools.cache
-def parts(group: Group) -> tuple[Part, ...]:
-    """Returns the parts of a group."""
+def cost_terms(group: LayerGroup) -> tuple[CostTerm, ...]:
+    """Returns the terms of a group's cost."""
     found = []
     for number, (products, count) in enumerate(_units(group)):
         for product, per_unit in collections.Counter(products).items():
             letters = _letters(product)
-            found.append(Part(product, count * per_unit, letters, number, per_unit))
+            found.append(CostTerm(product, count * per_unit, letters, number, per_unit))
     for flow, count in _flows(group):
         letters = _pairs("activations", flow.source.layout + flow.target.layout)
-        found.append(Part(flow, count, letters))
+        found.append(CostTerm(flow, count, letters))
     for weight, count in _weights(group):
         letters = _pairs("weights", weight.tensor.layout) + _pairs("moments", weight.tensor.layout)
-        found.append(Part(weight, count, (*letters, ("activations", "B"))))
+        found.append(CostTerm(weight, count, (*letters, ("activations", "B"))))
     return tuple(found)
 
 
-def _letters(product: Product) -> tuple[tuple[str, str], ...]:
+def _letters(product: Einsum) -> tuple[tuple[str, str], ...]:
     letters: dict[str, str] = {"activations": "", "weights": ""}
     for tensor in (*product.operands, product.result):
         letters["weights" if tensor.is_weight else "activations"] += tensor.layout
@@ -69,15 +78,15 @@ def _pairs(kind: str, letters: str) -> tuple[tuple[str, str], ...]:
     return tuple((kind, letter) for letter in dict.fromkeys(letters))
 
 
-def _units(group: Group) -> list[tuple[tuple[Product, ...], int]]:
-    by_unit: dict[str, list[Product]] = {}
+def _units(group: LayerGroup) -> list[tuple[tuple[Einsum, ...], int]]:
+    by_unit: dict[str, list[Einsum]] = {}
     for product in group.products:
         plain = dataclasses.replace(product, path="", weights=(), unit=_alike(product.unit))
         by_unit.setdefault(product.unit, []).append(plain)
     return list(collections.Counter(map(tuple, by_unit.values())).items())
 
 
-def _flows(group: Group) -> list[tuple[Flow, int]]:
+def _flows(group: LayerGroup) -> list[tuple[Flow, int]]:
     plain = [
         dataclasses.replace(f, source_path="", target_path="", unit=_alike(f.unit))
         for f in group.flows
@@ -85,7 +94,7 @@ def _flows(group: Group) -> list[tuple[Flow, int]]:
     return list(collections.Counter(plain).items())
 
 
-def _weights(group: Group) -> list[tuple[Weight, int]]:
+def _weights(group: LayerGroup) -> list[tuple[Weight, int]]:
     computed = {path for product in group.products for path in product.weights}
     found = [
         Weight(

@@ -1,0 +1,252 @@
+"""The cost of one term of a group of layers that a strategy shards."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from lingvo_gshard.core.autodiff import remat_policy
+from lingvo_gshard.planning.search.costs.cost import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    REMATERIALIZED,
+    Cost,
+)
+from lingvo_gshard.planning.search.costs.rates import Rates
+from lingvo_gshard.planning.search.costs.terms import CostTerm, Weight
+from lingvo_gshard.planning.search.resharding import (
+    Collective,
+    Sharding,
+    local_bytes,
+    num_shards,
+    resharding,
+    sharding_of,
+)
+from lingvo_gshard.planning.search.sharded_einsum import (
+    RESULT,
+    ShardedEinsum,
+    ShardedTensor,
+    shard_einsum,
+)
+from lingvo_gshard.planning.search.trace.graph import Einsum, Flow, Tensor
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.strategies import Strategy
+
+# (kind, axes, times, phase) -> bytes of weight gradients and updates that are moved together.
+Summed = collections.Counter[tuple[str, tuple[str, ...], int, str]]
+
+
+@dataclasses.dataclass
+class TermCost:
+    """The cost of a term.
+
+    Attributes:
+      cost: the cost without `summed`.
+      summed: bytes of gradients that are moved together with those of other terms.
+    """
+
+    cost: Cost = dataclasses.field(default_factory=Cost)
+    summed: Summed = dataclasses.field(default_factory=collections.Counter)
+
+
+class Placement:
+    """The sharding of tensors and einsums under one strategy on one mesh.
+
+    Args:
+      mesh: the mesh.
+      rates: speed of the devices.
+      strategy: sharding tables.
+      known: cache of sharded einsums.
+    """
+
+    def __init__(
+        self, mesh: Mesh, rates: Rates, strategy: Strategy, known: dict[tuple, ShardedEinsum]
+    ):
+        self.mesh, self.rates, self.strategy = mesh, rates, strategy
+        self._partitioning, self._known = Partitioning(mesh, strategy), known
+
+    def shard_einsum(
+        self, operands: tuple[ShardedTensor, ShardedTensor], result: ShardedTensor
+    ) -> ShardedEinsum:
+        """Returns the fastest way to compute an einsum."""
+        key = tuple((x.tensor, tuple(x.where.items()), x.is_free) for x in (*operands, result))
+        if key not in self._known:
+            self._known[key] = shard_einsum(operands, result, self.mesh, self.rates)
+        return self._known[key]
+
+    def where(self, tensor: Tensor, kind: str = "") -> Sharding:
+        """Returns a tensor's sharding by the table of its own kind, or of another kind."""
+        kind = kind or ("weights" if tensor.is_weight else "activations")
+        split = self._partitioning.split(tensor.layout, kind, unsplit=tensor.unsplit)
+        several = {axis for axis, size in self.mesh.axes if size > 1}
+        return {axis: x for axis, x in sharding_of(tensor, split).items() if axis in several}
+
+    def bytes(self, tensor: Tensor, kind: str = "") -> int:
+        """Returns the bytes of one device's shard."""
+        return local_bytes(tensor, self.where(tensor, kind), self.mesh)
+
+    def stored_bytes(self, tensor: Tensor, kind: str) -> int:
+        """Returns the bytes of a shard between steps, where uneven dimensions are replicated."""
+        where = self.where(tensor, kind)
+        sizes = dict(zip(tensor.layout, tensor.shape, strict=True))
+        stored = {
+            axis: letter
+            for axis, letter in where.items()
+            if sizes[letter] % num_shards(letter, where, self.mesh) == 0
+        }
+        return local_bytes(tensor, stored, self.mesh)
+
+    def add_calls(self, cost: Cost, calls: list[Collective], phase: str, times: int) -> None:
+        """Adds collectives that run `times` times in a step."""
+        for call in calls:
+            cost.calls.append((call, phase, times))
+            seconds = self.rates.collective_seconds(call.kind, call.bytes, call.axes, self.mesh)
+            cost.communication_seconds += times * seconds
+
+
+def term_cost(term: CostTerm, placement: Placement, policy: str) -> TermCost:
+    """Returns a term's cost under a rematerialization policy."""
+    found = TermCost()
+    if isinstance(term.what, Einsum):
+        _EinsumCost(term.what, term.count, placement, policy, found).add()
+    elif isinstance(term.what, Weight):
+        _add_weight(found, term.what, term.count, placement)
+    else:
+        found.cost = flow_cost(term.what, term.count, placement, placement, policy)
+    return found
+
+
+def flow_cost(flow: Flow, count: int, source: Placement, target: Placement, policy: str) -> Cost:
+    """Returns the cost of passing `count` equal tensors, and their gradients, between layers."""
+    cost, times = Cost(), flow.times * count
+    before, after = source.where(flow.source), target.where(flow.target)
+    forward = resharding(flow.source, before, after, source.mesh)
+    source.add_calls(cost, forward, FORWARD, times)
+    source.add_calls(cost, resharding(flow.target, after, before, source.mesh), BACKWARD, times)
+    if flow.unit and policy != remat_policy.NONE:
+        source.add_calls(cost, forward, REMATERIALIZED, times)
+    return cost
+
+
+def _add_weight(found: TermCost, weight: Weight, count: int, placement: Placement) -> None:
+    """Adds memory and update of equal weights.
+
+    The gradient of a weight that is no operand of an einsum is also reduced over the batch.
+    """
+    cost, tensor, mesh = found.cost, weight.tensor, placement.mesh
+    where, update = placement.where(tensor, "weights"), placement.where(tensor, "moments")
+    moments = sum(placement.stored_bytes(moment, "moments") for moment in weight.moments)
+    gradient = local_bytes(tensor, where, mesh)
+    cost.weights += count * placement.stored_bytes(tensor, "weights")
+    cost.moments += count * moments
+    cost.gradients += count * gradient
+    if weight.times > 1:
+        cost.stacked_gradients += count * gradient
+    # The update reads weight and gradient, writes the weight, and reads and writes the moments.
+    passed = 3 * local_bytes(tensor, update, mesh) + 2 * moments
+    cost.compute_seconds += count * placement.rates.memory_seconds(passed)
+    for call in resharding(tensor, update, where, mesh):
+        found.summed[call.kind, call.axes, 1, OPTIMIZER] += count * call.bytes
+    rows = placement.strategy.activations.get("B", ())
+    rows = tuple(axis for axis in mesh.names if axis in rows)
+    if rows and not weight.is_computed_with:
+        kind = "reduce-scatter" if any(axis in where for axis in rows) else "all-reduce"
+        key = kind, rows, weight.times, BACKWARD
+        found.summed[key] += count * tensor.bytes // weight.times
+
+
+class _EinsumCost:
+    """Adds up the cost of `count` equal einsums and of their gradients."""
+
+    def __init__(
+        self, product: Einsum, count: int, placement: Placement, policy: str, found: TermCost
+    ):
+        self._product, self._count, self._placement = product, count, placement
+        self._cost, self._summed = found.cost, found.summed
+        self._times = product.times * count
+        self._is_recomputed = policy != remat_policy.NONE and bool(product.unit)
+        layouts = [operand.layout for operand in product.operands]
+        self._is_saved = remat_policy.POLICIES[policy](*layouts, product.result.layout)
+
+    def add(self) -> None:
+        """Adds the forward einsum, its recomputation and its gradients."""
+        operands = self._operands()
+        result = self._at(self._product.result)
+        forward = self._placement.shard_einsum(operands, result)
+        self._add_execution(forward, FORWARD)
+        self._cost.workspace = 2 * forward.bytes
+        self._add_gathers([call for n, call in forward.calls if n in forward.gathers])
+        if self._is_recomputed and not self._is_saved:
+            self._add_execution(forward, REMATERIALIZED)
+        for number, target in enumerate(operands):
+            if not target.is_free:
+                self._add_gradient(operands[1 - number], target, result)
+        self._add_saved()
+
+    def _add_saved(self) -> None:
+        """Adds the tensors saved for the backward pass, and those recomputed in it."""
+        saved = [self._placement.bytes(tensor) for tensor in self._product.saved]
+        if not self._is_recomputed:
+            self._cost.saved += sum(saved) * self._times
+            return
+        self._cost.recomputed = sum(saved)
+        if self._product.begins_unit and saved:
+            self._cost.saved += saved[0] * self._times
+        if self._is_saved:
+            self._cost.saved += self._placement.bytes(self._product.result) * self._times
+
+    def _operands(self) -> tuple[ShardedTensor, ShardedTensor]:
+        """Returns the operands; a lookup first reshards its table."""
+        left, right = self._product.operands
+        if not self._product.is_lookup:
+            return self._at(left), self._at(right)
+        table = self._placement.where(right, "activations")
+        gathers = resharding(right, self._placement.where(right), table, self._placement.mesh)
+        self._placement.add_calls(self._cost, gathers, FORWARD, self._times)
+        return ShardedTensor(left, {}, is_free=True), ShardedTensor(right, table)
+
+    def _at(self, tensor: Tensor) -> ShardedTensor:
+        return ShardedTensor(tensor, self._placement.where(tensor))
+
+    def _add_gathers(self, calls: list[Collective]) -> None:
+        """Adds all-gathers of weights.
+
+        In loops and with recomputation they run in both passes; elsewhere their result is saved.
+        """
+        self._placement.add_calls(self._cost, calls, FORWARD, self._times)
+        if self._is_recomputed or self._product.times > 1:
+            self._placement.add_calls(self._cost, calls, BACKWARD, self._times)
+        else:
+            self._cost.saved += self._times * sum(call.bytes for call in calls)
+
+    def _add_execution(self, found: ShardedEinsum, phase: str) -> None:
+        """Adds a forward einsum without the all-gathers of its weights."""
+        self._add_computing(found)
+        moved = [call for number, call in found.calls if number not in found.gathers]
+        self._placement.add_calls(self._cost, moved, phase, self._times)
+
+    def _add_gradient(
+        self, other: ShardedTensor, target: ShardedTensor, result: ShardedTensor
+    ) -> None:
+        """Adds the einsum of the result's gradient and the other operand."""
+        is_weight = target.tensor.is_weight
+        if is_weight:
+            target = self._at(target.tensor)
+        found = self._placement.shard_einsum((result, other), target)
+        self._add_computing(found)
+        for number, call in found.calls:
+            if number in found.gathers:
+                continue
+            if number != RESULT or not is_weight:
+                self._placement.add_calls(self._cost, [call], BACKWARD, self._times)
+            elif not self._product.is_tied:
+                key = call.kind, call.axes, self._product.times, BACKWARD
+                self._summed[key] += call.bytes * self._count
+
+    def _add_computing(self, found: ShardedEinsum) -> None:
+        dtype = self._product.result.dtype
+        self._cost.flops += found.flops * self._times
+        seconds = self._placement.rates.matmul_seconds(found.flops, found.bytes, dtype)
+        self._cost.compute_seconds += seconds * self._times

@@ -1,0 +1,1 @@
+"""Traces a training step for the cost model."""

@@ -1,1 +1,0 @@
-"""A traced step as the search sees it."""
