@@ -1,1 +1,1 @@
-"""The paper's figures beside ours."""
+"""Compares plans of the GShard paper's experiments with the published figures."""

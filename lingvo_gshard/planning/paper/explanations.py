@@ -1,107 +1,108 @@
-"""What is assumed where plans are compared with the GShard paper, and why they differ there."""
+"""Assumptions of the comparisons with the GShard paper, and reasons for the differences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 WEIGHTS = (
-    "Ours are the arrays' sizes: of the 1.8 GB 0.4 are experts, 0.4 the other feed-forward"
-    " layers, 0.6 attention and 0.4 embeddings. The two models differ on a core in their routers"
-    " alone, by 0.01 GB, where the figure has 0.17 GB: it counts more than weights, or is read off"
-    " that coarsely."
+    "Our figure is the size of the arrays: 1.8 GB, of which 0.4 are experts, 0.4 the other "
+    "feed-forward layers, 0.6 attention and 0.4 embeddings. On a core the two models differ only "
+    "in their routers, by 0.01 GB. The paper's figure differs by 0.17 GB: either it counts more "
+    "than weights, or it cannot be read more precisely."
 )
 ACTIVATIONS = (
-    "Ours are the temporaries without the gradients. A step here leaves the state alone if the"
-    " norm of all gradients is not finite, so all are alive at once, as large as the weights; the"
-    " paper's Adafactor clips the update of each weight by itself, and can use up one gradient"
-    " after the other."
+    "Our figure is the temporaries without the gradients. Our step skips an update if the norm of "
+    "all gradients is not finite, so all gradients are alive at once and as large as the weights. "
+    "The paper's Adafactor clips the update of each weight separately and can free each gradient "
+    "early."
 )
 EQUAL_TOKENS = (
-    "The figure does not say at how many tokens of a core it was taken. By its batch this model"
-    " has four times the tokens a core of MoE(512E, 12L), yet their activations are nearly equal:"
-    " both are taken to be of 2,048 tokens a core."
+    "The figure does not give the tokens per core. By its batch size, this model has four times "
+    "the tokens per core of MoE(512E, 12L), yet their activations are nearly equal. We assume "
+    "2,048 tokens per core for both."
 )
 OWN_BATCH = (
-    "The same figure beside what the batch of 1M tokens takes, 8,192 tokens a core: the figure"
-    " can hardly be of these, see the row with 2,048."
+    "The same published figure, compared with the model's own batch of 1M tokens, 8,192 per core. "
+    "The figure is unlikely to be for this batch; see the row with 2,048 tokens per core."
 )
 TRAINED_TOKENS = (
-    "Core-years of ours are for as many tokens as were trained on. Of the two models whose"
-    " steps/s are known, these are steps/s times days times batch: 1.04 and 1.05 trillion. The"
-    " others are taken to have seen as many."
+    "Our core-years are for the number of tokens that the model was trained on: steps/s times "
+    "days times batch size, 1.04 and 1.05 trillion for the two models with published steps/s. For "
+    "the others we assume the mean of the two."
 )
 STEPS: Mapping[str, str] = {
     "estimate": (
-        "The estimate has each operation at its measured efficiency and nothing between"
-        " operations: no start of a kernel, no uneven experts, no waiting for the slowest core or"
-        " for input. The program is as today's compiler fuses it, not that of 2020. Which of these"
-        " the published speed lacks is not known."
+        "The estimate runs each operation at its measured efficiency, without gaps between "
+        "operations: no kernel launches, no uneven expert loads, no waiting for the slowest core "
+        "or for input. The program is compiled by today's compiler, not that of 2020. We do not "
+        "know which of these slowed the paper's runs."
     ),
     "bound": (
-        "Peak rates, and all communication beside the computation: no step of this program can be"
-        " faster."
+        "Peak rates, with communication fully overlapped by computation: no step of this program "
+        "can be faster."
     ),
 }
 COST_GROWTH = (
-    "Both with their batch of the table of models, on equally many tokens. It is off as the"
-    " core-years of 128E are, see there; with 2,048 tokens a core on both the steps themselves are"
-    " compared."
+    "Both models with the batch size of the paper's table, on equally many tokens. The difference "
+    "is that of the core-years of 128E; see there. The row with 2,048 tokens per core compares "
+    "the steps themselves."
 )
 STEP_GROWTH = (
-    "The paper says of this only that cost grows more slowly than the weights: fewer than 16"
-    " times is what is expected. What grows is the router's product with the experts and the"
-    " all-to-all, the latter in the estimate as measured in the paper, 3.75 times."
+    "The paper says only that cost grows more slowly than the number of weights, so less than 16 "
+    "times is expected. The growing parts are the router's matrix product and the all-to-all; the "
+    "estimate of the all-to-all grows 3.75 times, as measured in the paper."
 )
 ALL_TO_ALL = (
-    "The bound is by how many links cut the chips in half. In a torus it grows as the square root"
-    " of the cores, 4 times for 16 times as many. But a whole pod is joined around its edges, a"
-    " slice of 128 cores is not (topologies.py), which makes it 2; the all-to-all that the paper"
-    " measured has not gained from those cables."
+    "The bound depends on the bisection bandwidth. In a torus, the time grows as the square root "
+    "of the number of cores: 4 times for 16 times the cores. A whole pod has wrap-around links "
+    "and a slice of 128 cores does not (topologies.py), so our growth is 2 times. The measured "
+    "all-to-all did not benefit from these links."
 )
 COMPILE_TIME = (
-    "Published is that it does not grow, without seconds. Seconds of one run each, which depend"
-    " on what else the machine does."
+    "The paper says that compile time does not grow, without giving seconds. Each figure is one "
+    "compilation and depends on the load of the machine."
 )
 COMPILE_DEPTH = (
-    "The paper claims this of devices only; loops over the layers do the same for depth. Seconds"
-    " of one run each, which depend on what else the machine does."
+    "The paper claims this only for devices; loops over layers do the same for depth. Each figure "
+    "is one compilation and depends on the load of the machine."
 )
 REMATERIALIZATION = (
-    "Here all of a layer but its input is computed again, once: of the arithmetic that is a"
-    " quarter at most, since a backward pass is two forward passes. The paper's shares are larger,"
-    " and grow with depth, so more than one forward pass was computed again; it does not say what."
+    "Our models recompute everything in a layer except its input, once. That is at most a quarter "
+    "of the arithmetic, since a backward pass costs two forward passes. The paper's shares are "
+    "larger and grow with depth, so it recomputed more than one forward pass; it does not say "
+    "what."
 )
 ATTENTION = (
-    "Ours are whole attention layers, with their projections, of which the paper has more than"
-    " 85%: a plan's rows do not tell the two apart."
+    "Our figure is for whole attention layers, including their projections, which run above 85% "
+    "of peak in the paper. A plan's rows do not separate the two."
 )
 CORE_YEARS: Mapping[str, str] = {
     "moe_128e_36l": (
-        "The table's figures of 128E do not go together with a token that is one position of the"
-        " target and one of the source, as here. It counts 1,074 billion tokens until this model"
-        " came to a cross-entropy of 0.6; in 17.3 days these are 5,600 a second of a core, for"
-        " which our program's matrix products (12.2 GFLOP a token) would take 111% of the peak. Of"
-        " the other models they take 23 to 43%. Tokens counted on both sides together, half of"
-        " ours, would give the published core-years here, and put the others off."
+        "The table's figures for 128E are inconsistent with our definition of a token: one target "
+        "position and one source position. The table gives 1,074 billion tokens until this model "
+        "reached a cross-entropy of 0.6. In 17.3 days that is 5,600 tokens/s per core, for which "
+        "our program's matrix products (12.2 GFLOP per token) would need 111% of peak; the other "
+        "models need 23% to 43%. If the table counts source and target positions together, our "
+        "core-years would halve and match here, but not for the other models."
     ),
     "moe_128e_12l": (
-        "As MoE(128E, 36L): 995 billion tokens to a cross-entropy of 0.7 are 16,700 a second of a"
-        " core in 5.4 days, for which our program's matrix products (3.2 GFLOP a token) would take"
-        " 88% of the peak, and the rest of the step no time at all."
+        "As for MoE(128E, 36L): 995 billion tokens to a cross-entropy of 0.7 in 5.4 days are "
+        "16,700 tokens/s per core, for which our program's matrix products (3.2 GFLOP per token) "
+        "would need 88% of peak and the rest of the step no time."
     ),
     "dense_96l": (
-        "No plan of the same thing: the paper's was a pipeline (GPipe), ours splits the batch"
-        " and, by fsdp, the weights over all cores. Trained tokens are taken to be the mixtures'."
+        "The programs differ: the paper's was a pipeline (GPipe), ours shards the batch and the "
+        "weights (fsdp) over all cores. We assume as many training tokens as for the mixtures."
     ),
 }
 PEAK = (
-    "Of the paper it is known that these were trained on so many cores of 16 GiB, by their batch"
-    " of the table of models."
+    "The paper trained these models on this many cores with 16 GiB each, with the batch size of "
+    "its table of models, so they must fit."
 )
 PEAKS: Mapping[str, str] = {
     "moe_128e_36l": (
-        "Of 8,192 tokens a core, by the batch of 1M; see its core-years for why the paper's may"
-        " have been fewer."
+        "With 8,192 tokens per core, from the batch of 1M tokens. The paper's may have been "
+        "fewer; see the core-years of this model."
     ),
-    "moe_2048e_60l": ("The paper trained it, until it became unstable."),
+    "moe_2048e_60l": ("The paper trained this model until training became unstable."),
 }

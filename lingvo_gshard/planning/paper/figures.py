@@ -1,7 +1,7 @@
-"""What the GShard paper publishes of its experiments' memory, speed and cost, as data.
+"""Published figures of the GShard paper: memory, speed and cost of its experiments.
 
 Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding,
-2020, https://arxiv.org/abs/2006.16668, version 1. No plan reads these.
+2020, https://arxiv.org/abs/2006.16668, version 1. The planner itself does not use them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ _SECONDS_PER_DAY = 86_400
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A row of the table of models: what was trained, how fast and for how long.
+    """A row of the paper's table of models.
 
-    weights: as the table rounds them. batch: tokens of a step. steps_per_second: None for rows of
-    which it is not used here.
+    Attributes:
+      cores: number of TPU v3 cores.
+      weights: number of weights, rounded as in the table.
+      batch: tokens of a step.
+      core_years: cost of the training.
+      days: duration of the training.
+      steps_per_second: speed; None for rows that we do not have it for.
     """
 
     cores: int
@@ -30,7 +35,7 @@ class Training:
 
     @property
     def tokens(self) -> float | None:
-        """Tokens trained on: steps/s times days times the batch."""
+        """Returns the number of training tokens: steps/s times days times the batch."""
         if self.steps_per_second is None:
             return None
         return self.steps_per_second * self.days * _SECONDS_PER_DAY * self.batch
@@ -47,13 +52,13 @@ TABLE: Mapping[str, Training] = {
     "dense_96l": Training(2048, 2.3e9, 4 * _MILLION, 235.5, 42.0),
 }
 
-# Of a core, read off the figure; GB are taken to be 1e9 bytes.
+# GB of a core, read off the figure; we take a GB to be 1e9 bytes.
 MEMORY_PLACE = "figure 7, read off"
 WEIGHTS_GB = {"moe_128e_12l": 1.87, "moe_512e_12l": 2.04}
 ACTIVATIONS_GB = {"moe_128e_12l": 2.30, "moe_512e_12l": 2.18}
 
 SECTION_5_PLACE = "section 5"
-# Shares of the step's cycles.
+# Share of the step's cycles.
 REMATERIALIZATION = {"moe_512e_12l": 0.0, "moe_512e_36l": 0.28, "moe_2048e_60l": 0.34}
 ALL_TO_ALL_GROWTH_128_TO_2048 = 3.75
 ATTENTION_SHARE_OF_PEAK = 0.30

@@ -1,7 +1,7 @@
-"""The comparisons with the GShard paper: which plans, which number of them, and what explains it.
+"""All comparisons with the GShard paper: the plans, our figure, and the expected range.
 
-Limits are what is expected of a plan. No constant of the planner comes from a figure compared here;
-those that it has from the same paper (efficiencies.py) are in LEFT_OUT.
+No constant of the planner comes from a figure that is compared here. The planner does use other
+figures of the paper (efficiencies.py); LEFT_OUT lists them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from lingvo_gshard.planning.paper.comparison import (
 from lingvo_gshard.planning.plan.plan import Plan
 
 _GIGA = 1e9
-# The paper's core-years are its cores times its days over this.
+# The paper's core-years are cores times days over 365.
 _SECONDS_PER_YEAR = 365 * 86_400
 _TOPOLOGIES = {128: "v3:8x8", 512: "v3:16x16", 2048: "v3:32x32"}
-# What experiments on 512 and on 2,048 cores have: tokens of a core, in rows of so many.
+# Tokens per core, and tokens per row, of the experiments on 512 and 2,048 cores.
 _TOKENS_PER_CORE, _LENGTH = 2048, 128
 _SIDES = ("encoder", "decoder")
 _LARGEST = "moe_2048e_60l"
@@ -41,9 +41,13 @@ _EQUAL = "_2048_tokens"
 
 
 def select(chosen: Sequence[str]) -> list[Comparison]:
-    """Returns comparisons by name, quantity or model, in the report's order; all if none is named.
+    """Returns the chosen comparisons, in the report's order.
 
-    Raises ValueError naming --paper_rows for one that there is not.
+    Args:
+      chosen: names, quantities or models of comparisons; all comparisons if empty.
+
+    Raises:
+      ValueError: names --paper_rows if a name is unknown.
     """
     known = {part for comparison in COMPARISONS for part in comparison.selectors}
     for name in chosen:
@@ -54,7 +58,7 @@ def select(chosen: Sequence[str]) -> list[Comparison]:
 
 
 def cases_of(comparisons: Sequence[Comparison]) -> list[Case]:
-    """Returns what must be planned for comparisons, each once."""
+    """Returns the cases that the comparisons need, each once."""
     needed = {name for comparison in comparisons for name in comparison.cases}
     return [case for name, case in CASES.items() if name in needed]
 
@@ -75,7 +79,7 @@ def _core_years(plan: Plan, tokens: float) -> float:
 
 
 def _trained_tokens(model: str) -> float:
-    """Tokens that a model was trained on; where they are not known, the mean of those that are."""
+    """Returns the training tokens of a model; if unknown, the mean of the known ones."""
     tokens = {name: row.tokens for name, row in figures.TABLE.items() if row.tokens}
     return tokens.get(model) or statistics.mean(tokens.values())
 
@@ -103,7 +107,7 @@ def _memory() -> list[Comparison]:
     cases = {"moe_512e_12l": "moe_512e_12l", "moe_128e_12l": f"moe_128e_12l{_EQUAL}"}
     for model, published in figures.WEIGHTS_GB.items():
         rows.append(
-            _of_one(
+            _single_case(
                 f"weights.{model}",
                 f"{_title(model)}: weights of a core, GB",
                 published,
@@ -121,7 +125,7 @@ def _memory() -> list[Comparison]:
         ("moe_128e_12l_own_batch", "moe_128e_12l", ", 8,192 tokens a core", why.OWN_BATCH),
     ):
         rows.append(
-            _of_one(
+            _single_case(
                 f"activations.{name}",
                 f"{_title(case.removesuffix(_EQUAL))}: activations of a core{batch}, GB",
                 activations[case.removesuffix(_EQUAL)],
@@ -138,11 +142,11 @@ def _memory() -> list[Comparison]:
 def _peaks() -> list[Comparison]:
     capacity = topologies.get("v3:2x2").chip.usable_bytes / _GIGA
     return [
-        _of_one(
+        _single_case(
             f"peak.{model}",
-            f"{_title(model)}: peak of a core, GB of those that a program may use",
+            f"{_title(model)}: peak of a core, GB that a program may use",
             capacity,
-            f"{figures.TABLE_PLACE}: it was trained so",
+            f"{figures.TABLE_PLACE}: the model was trained",
             lambda plan: plan.bytes_per_device.peak / _GIGA,
             AT_MOST,
             explanation=why.PEAKS.get(model, why.PEAK),
@@ -161,7 +165,7 @@ def _speed() -> list[Comparison]:
             ("bound", "steps_per_second_bound", BOUND),
         ):
             rows.append(
-                _of_one(
+                _single_case(
                     f"steps_{kind}.{model}",
                     f"{_title(model)}: steps/s, {kind}",
                     row.steps_per_second,
@@ -176,7 +180,7 @@ def _speed() -> list[Comparison]:
 
 def _cost() -> list[Comparison]:
     rows = [
-        _of_one(
+        _single_case(
             f"core_years.{model}",
             f"{_title(model)}: core-years",
             row.core_years,
@@ -238,7 +242,7 @@ def _scaling() -> list[Comparison]:
         ),
         _compile_time(
             "partitions",
-            "compile time, 2,048 partitions over 16, as much on each",
+            "compile time, 2,048 partitions over 16, equal work on each",
             (large, "moe_16e_36l"),
             AT_MOST_TWICE,
             why.COMPILE_TIME,
@@ -271,7 +275,7 @@ def _compile_time(
 
 def _arithmetic() -> list[Comparison]:
     rows = [
-        _of_one(
+        _single_case(
             f"rematerialization.{model}",
             f"{_title(model)}: share of time that is rematerialization",
             published,
@@ -284,7 +288,7 @@ def _arithmetic() -> list[Comparison]:
     ]
     return [
         *rows,
-        _of_one(
+        _single_case(
             "attention_efficiency.moe_512e_36l",
             f"{_title('moe_512e_36l')}: share of peak FLOP/s that attention reaches",
             figures.ATTENTION_SHARE_OF_PEAK,
@@ -296,7 +300,7 @@ def _arithmetic() -> list[Comparison]:
     ]
 
 
-def _of_one(
+def _single_case(
     name: str,
     what: str,
     published: float,
@@ -306,7 +310,7 @@ def _of_one(
     case: str = "",
     explanation: str = "",
 ) -> Comparison:
-    """A comparison that needs one plan: by default that of the model which the name ends with."""
+    """Returns a comparison that needs one plan, by default that of the model in its name."""
     case = case or name.partition(".")[2]
     return Comparison(
         name, what, published, place, (case,), lambda plans: ours(plans[case]), limits, explanation
@@ -324,7 +328,7 @@ def _mixtures() -> list[str]:
 
 
 def _cases() -> list[Case]:
-    """Those of little to compile first, so that the time left is known early."""
+    """Returns all cases, the quickest to compile first, for an early estimate of the time left."""
     experts = {f"task.{side}.moe.num_experts": 16 for side in _SIDES}
     on_16 = {"input.batch_rows": _rows(16), "sharding.mesh": "data=16", **experts}
     less_deep = {f"task.{side}.num_layers": 6 for side in _SIDES}
@@ -357,21 +361,19 @@ COMPARISONS: Sequence[Comparison] = (
     *_scaling(),
     *_arithmetic(),
 )
-# What is not compared, and why.
+# Published figures that are not compared -> the reason.
 LEFT_OUT: Mapping[str, str] = {
     "feed-forward and projection layers above 85% of peak": (
-        "the estimate takes 85% from there: it would be compared with itself"
+        "the planner's estimate uses this figure, so it would be compared with itself"
     ),
     "times of collectives (figure 9)": (
-        "the estimate takes the efficiencies of collectives from there; so the growth of the"
-        " all-to-all is compared with that of the bound, which takes nothing from the paper"
+        "the planner's estimate uses them. The growth of the all-to-all is therefore compared with"
+        " the bound, which uses no figure of the paper"
     ),
-    "29 core-years of 100 bilingual baselines": (
-        "neither their batch, nor cores, nor steps are published"
-    ),
+    "29 core-years of 100 bilingual baselines": ("batch size, cores and steps are not published"),
     "steps/s of 128E and 2048E, their memory": (
-        "not in the figures that we have; core-years stand for the speed"
+        "not in the figures that we have; the core-years cover the speed"
     ),
-    "gating below 10% of a layer": "a layer's rows do not tell gating from its experts",
-    "tokens to a given cross-entropy, BLEU": "they come from training, which a plan does not do",
+    "gating below 10% of a layer": "the rows of a plan do not separate gating from the experts",
+    "tokens to a given cross-entropy, BLEU": "planning does not train",
 }
