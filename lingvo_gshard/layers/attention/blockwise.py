@@ -81,12 +81,10 @@ class BlockwiseKernel(AttentionKernel):
 
             return mixed_BNLD, gradient
 
-        heads = query_BNLD.shape[1]
         segments_BL, key_segments_BK = mask.explicit_segments(query_BNLD, keys_BNKD)
         return compute(
             query_BNLD,
-            repeat_heads(keys_BNKD, heads),
-            repeat_heads(values_BNKD, heads),
+            *(repeat_heads(x, query_BNLD.shape[1]) for x in (keys_BNKD, values_BNKD)),
             annotate(segments_BL, "BL", reserved="N"),
             annotate(key_segments_BK, "BK", reserved="N"),
         )

@@ -62,13 +62,12 @@ def _attend(
     """Returns (softmax(q k + biases) * dropout) v [B,N,L,D].
 
     The softmax is divided by its sum after the product with the values. The gradient takes the sum
-    over K of weights times their gradients as a sum over D (Dao et al. 2022, arXiv 2205.14135,
-    appendix B). Each saves a pass over a tensor [B,N,L,K].
+    over K of weights times their gradients as a sum over D (Dao et al. 2022, arXiv 2205.14135, B).
 
     Args:
       query_BNLD: scaled queries.
-      keys_BNKD: keys, as many heads as queries.
-      values_BNKD: values, as many heads as queries.
+      keys_BNKD: keys, with as many heads as the queries.
+      values_BNKD: values, with as many heads as the queries.
       *relative_bias_NLK: a bias that gets a gradient, or none.
       bias_B1LK: float32 bias without a gradient.
       dropout_BNLK: factor of the weights.
@@ -93,11 +92,9 @@ def _attend(
 
         def gradient(d_mixed_BNLD: tf.Tensor) -> tuple[tf.Tensor, ...]:
             d_BNLD = d_mixed_BNLD / sum_BNL1
-            d_float, mixed_float = (tf.cast(x, tf.float32) for x in (d_BNLD, mixed_BNLD))
-            total_BNL1 = tf.reduce_sum(d_float * mixed_float, -1, keepdims=True)
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD) * dropout_BNLK
             d_logits_BNLK = tf.cast(exponentials_BNLK, tf.float32) * (
-                tf.cast(d_weights_BNLK, tf.float32) - total_BNL1
+                tf.cast(d_weights_BNLK, tf.float32) - _dot(d_BNLD, mixed_BNLD)
             )
             d_learned = [tf.cast(tf.reduce_sum(d_logits_BNLK, 0), x.dtype) for x in learned]
             d_logits_BNLK = tf.cast(soft_cap_gradient(d_logits_BNLK, capped_BNLK, cap), dtype)
@@ -111,3 +108,9 @@ def _attend(
         return mixed_BNLD, gradient
 
     return compute(query_BNLD, keys_BNKD, values_BNKD, *relative_bias_NLK)
+
+
+def _dot(x_BNLD: tf.Tensor, y_BNLD: tf.Tensor) -> tf.Tensor:
+    """Returns the float32 dot products over D."""
+    product_BNLD = tf.cast(x_BNLD, tf.float32) * tf.cast(y_BNLD, tf.float32)
+    return tf.reduce_sum(product_BNLD, -1, keepdims=True)

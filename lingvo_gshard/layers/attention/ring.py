@@ -57,13 +57,7 @@ class RingKernel(AttentionKernel):
           ValueError: L or K does not divide into equal parts.
         """
         del relative_bias_NLK, dropout_BNLK
-        parts = parts_of("BNLD")[PARTS]
-        for letter, length in (("L", query_BNLD.shape[2]), ("K", keys_BNKD.shape[2])):
-            if length % parts:
-                raise ValueError(
-                    f"{self.path}: a ring of {parts} devices needs equal parts of rows, and "
-                    f"{letter} is {length}; a multiple of {parts} was expected"
-                )
+        parts = self._parts(query_BNLD, keys_BNKD)
 
         # Segments are arguments: TensorFlow does not capture a tensor that only a loop in a
         # gradient reads.
@@ -100,6 +94,17 @@ class RingKernel(AttentionKernel):
 
         segments = mask.explicit_segments(query_BNLD, keys_BNKD)
         return compute(query_BNLD, keys_BNKD, values_BNKD, *segments)
+
+    def _parts(self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> int:
+        """Returns the number of parts of a row; ValueError if they are not equal."""
+        parts = parts_of("BNLD")[PARTS]
+        for letter, length in (("L", query_BNLD.shape[2]), ("K", keys_BNKD.shape[2])):
+            if length % parts:
+                raise ValueError(
+                    f"{self.path}: a ring of {parts} devices needs equal parts of rows, and "
+                    f"{letter} is {length}; a multiple of {parts} was expected"
+                )
+        return parts
 
 
 def _split(x: tf.Tensor, parts: int, dimension: int) -> tf.Tensor:
