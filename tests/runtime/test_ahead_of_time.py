@@ -1,4 +1,4 @@
-"""The training step compiles for a TPU that is not there: docs/tpu.md's program, made small."""
+"""The training step compiles for a TPU that is not here, as in docs/tpu.md."""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,4 @@
-"""Pages that a process keeps: large buffers given back and asked for again cost no page faults."""
+"""A process reuses freed buffers without page faults."""
 
 import subprocess
 import sys
@@ -29,5 +29,5 @@ def page_faults(mode: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_buffers_come_without_page_faults():
+def test_reusing_a_buffer_causes_no_page_faults():
     assert page_faults("keep") < 100 < page_faults("leave")

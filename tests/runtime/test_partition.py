@@ -1,4 +1,4 @@
-"""partition: any TensorFlow function on the devices of a mesh, by its annotations alone."""
+"""partition runs any TensorFlow function on the devices of a mesh by its annotations."""
 
 import functools
 import subprocess
@@ -79,14 +79,14 @@ def test_structures_go_in_and_come_out():
     assert run.compile_count == 1
 
 
-def test_the_same_leaves_in_another_structure_are_another_call():
+def test_another_structure_of_arguments_compiles_again():
     run = partition(lambda d: 5 * d[0] if isinstance(d, list) else d["a"], "data=8")
     np.testing.assert_array_equal(run({"a": X}), X)
     np.testing.assert_array_equal(run([X]), 5 * X)
     assert run.compile_count == 2
 
 
-def test_numbers_are_taken_as_tensorflow_takes_them():
+def test_python_numbers_have_tensorflows_types():
     run = partition(lambda x, y, n: (x * y, n + 1), "data=8")
     product, n = run(X, 2.5, 3)
     assert product.dtype == np.float32 and n.dtype == np.int32 and n == 4
@@ -117,7 +117,7 @@ def test_a_split_that_does_not_divide():
         np.testing.assert_array_equal(result, 2 * x)
 
 
-def test_arguments_go_where_the_layouts_say():
+def test_layouts_shard_arguments():
     layouts = ["BH", None, ((), ("data",))]
     run = partition(lambda x, y, z: x + y + z, "data=4,model=2", "data_tensor", layouts=layouts)
     # A split that does not divide is none: 2 columns over 4 devices.
@@ -157,7 +157,7 @@ def test_layouts_that_do_not_fit_are_refused(layouts, words):
         partition(double, "data=8", "data", layouts=layouts)(X)
 
 
-def test_a_donated_argument_is_taken_over():
+def test_a_donated_argument_is_reused():
     run = partition(double, "data=8", "data", donate=(0,))
     first = run(X)
     second = run(first)
@@ -176,7 +176,7 @@ def test_a_donated_argument_is_taken_over():
 
 
 @pytest.mark.parametrize("mesh", ["data=8", "one=1", "other=8"])
-def test_what_is_written_to_an_array_afterwards_does_not_reach_the_call(mesh):
+def test_later_writes_to_an_argument_do_not_reach_the_call(mesh):
     x = np.ones((64, 64), np.float32)
     run = partition(lambda x: x + 0, mesh, "data" if "data" in mesh else "replicated")
     (first,) = run.compile(x).program.inputs
@@ -185,7 +185,7 @@ def test_what_is_written_to_an_array_afterwards_does_not_reach_the_call(mesh):
     np.testing.assert_array_equal(put, np.ones((64, 64)))
 
 
-def test_what_was_compiled_can_be_looked_at():
+def test_compile_returns_the_executable():
     run = partition(lambda x: tf.reduce_sum(annotate(x, "BM"), 0), "data=8", "data")
     run(X)
     executable = run.compile(X)

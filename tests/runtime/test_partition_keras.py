@@ -1,4 +1,4 @@
-"""A Keras model on eight devices, unchanged but for two annotations."""
+"""A Keras model runs on eight devices with two annotations."""
 
 import keras
 import numpy as np
@@ -103,7 +103,7 @@ def test_gradients_equal_keras_own(model, ids):
     assert "down" in found[0].op_name and "gradient_tape/up" in found[1].op_name
 
 
-def test_weights_lie_in_parts_where_layouts_say_so(model, ids):
+def test_layouts_shard_weights(model, ids):
     """Letters for the two weights that have an H; the others stay whole."""
     letters = {"up/kernel": "MH", "up/bias": "H", "down/kernel": "HM"}
     layouts = [
@@ -121,6 +121,6 @@ def test_weights_lie_in_parts_where_layouts_say_so(model, ids):
     assert executable.memory()["arguments"] == whole - in_parts + in_parts // 8
 
 
-def test_the_model_itself_is_told_of_when_it_is_passed_as_it_is(model, ids):
+def test_refuses_a_model_that_is_passed_directly(model, ids):
     with pytest.raises(ValueError, match="uses variables: .*Make their values arguments, as state"):
         partition(lambda ids: model(ids), "data=8", "data")(ids)

@@ -1,4 +1,4 @@
-"""What a run says of its partitioning, and that the partitioner's warnings are among it."""
+"""Reports on a run's partitioning, with the partitioner's warnings."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def awkward(x):
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
+def test_names_the_layer_of_a_replicated_tensor(partitioner, capfd):
     executable = partition(awkward, CUBE, partitioner=partitioner).compile(np.zeros((8, 8), "f4"))
     (found,) = executable.full_replications()
     assert found.operation == "encoder/layers_0/awkward/XlaSharding"
@@ -51,7 +51,7 @@ def test_a_tensor_made_whole_is_named_by_its_layer(partitioner, capfd):
     assert full_replications.WARNING_TEXT not in shown and "GSPMD" not in shown
 
 
-def test_what_is_cut_well_has_no_warnings():
+def test_a_good_partitioning_has_no_warnings():
     partitioning = partition(lambda x: annotate(tf.sin(annotate(x, "BM")), "BM"), "data=8", "data")
     lines = reports.compiled(partitioning.compile(np.zeros((2**14, 2**7), "f4")))
     assert lines == [
@@ -89,7 +89,7 @@ def test_axes_over_which_nothing_is_split_are_named():
     assert reports.unused_axes(Partitioning.make("data=2,model=4", "expert_tensor")) == []
 
 
-def test_of_many_warnings_some_are_shown(monkeypatch):
+def test_shows_only_some_of_many_warnings(monkeypatch):
     rows = [FullReplication(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
     executable = partition(lambda x: x, "data=8").compile(np.zeros(8, "f4"))
     monkeypatch.setattr(type(executable), "full_replications", lambda self: rows)

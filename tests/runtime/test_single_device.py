@@ -1,4 +1,4 @@
-"""The local runtime: what the functions say, compiled once per shape, in place."""
+"""The runtime of one device runs the trainer's steps and compiles once per shape."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def runtime(trainer):
     return runtime
 
 
-def test_takes_the_steps_of_the_functions(trainer, runtime):
+def test_runs_the_trainers_steps(trainer, runtime):
     state = trainer.init_state()
     for index in range(3):
         batch = tiny.make_batch(1, index)
@@ -61,7 +61,7 @@ def test_compiles_once_per_shape(runtime):
     assert runtime.compile_count == 3
 
 
-def test_a_state_taken_and_given_back_goes_on_alike(trainer, runtime):
+def test_resumes_from_a_state_it_returned(trainer, runtime):
     for index in range(2):
         runtime.train_step(tiny.make_batch(1, index))
     other = SingleDeviceRuntime(trainer)

@@ -1,4 +1,4 @@
-"""The spmd runtime on eight virtual devices against the local one on one."""
+"""The spmd runtime on eight virtual devices equals one device."""
 
 import functools
 
@@ -136,7 +136,7 @@ def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
     ("strategy", "mesh"),
     [("fsdp", "data=8"), ("zero1", "data=8"), ("expert_tensor", "data=4,model=2")],
 )
-def test_weights_are_born_in_parts(strategy, mesh):
+def test_weights_are_initialized_sharded(strategy, mesh):
     trainer = tiny_translation.trainer()
     runtime = make(trainer, strategy, mesh)
     runtime.init_state()
@@ -210,7 +210,7 @@ def test_a_batch_that_does_not_divide(trainer, partitioner):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, err_msg=name)
 
 
-def test_a_step_takes_its_states_memory_over(runtime):
+def test_a_step_donates_the_state(runtime):
     before = runtime.state()
     runtime.train_step(tiny.make_batch(1, 0)).read()
     assert all(array.is_deleted() for array in before.flatten())
@@ -249,7 +249,7 @@ def test_a_state_goes_on_in_another_runtime(trainer, runtime):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_state_may_be_taken_over_by_another_runtime_of_the_same_layout(trainer, runtime):
+def test_another_runtime_of_the_same_layout_reuses_a_state(trainer, runtime):
     other = make(trainer, "data_tensor", "data=4,model=2")
     other.load_state(runtime.state())
     assert other.train_step(tiny.make_batch(1, 0)).read()["loss"] > 0
@@ -286,7 +286,7 @@ def test_says_what_it_compiled_and_what_is_not_split(trainer):
         runtime.executable("eval")
 
 
-def test_too_much_that_is_whole_is_refused(trainer):
+def test_refuses_too_much_replication(trainer):
     # The second matrix has 5 columns, its bias 5 numbers, and so have their moments.
     with pytest.raises(ValueError, match="--max_replicated_mb=0: .*\n.*output.w.*H of 5 does not"):
         make(trainer, "tensor", "model=8", "gspmd", 0.0)
@@ -300,7 +300,7 @@ def test_devices_that_do_not_fill_the_mesh_are_refused(trainer):
         SpmdRuntime(trainer, partitioning, devices_for(8))
 
 
-def test_more_devices_than_can_be_had_are_refused():
+def test_refuses_more_devices_than_exist():
     assert len(devices_for(None)) == len(jax.devices())
     with pytest.raises(ValueError, match="--mesh needs 1000 devices, but there are"):
         devices_for(1000)

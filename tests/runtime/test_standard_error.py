@@ -1,4 +1,4 @@
-"""Standard error, kept and shown: also what C++ writes, and also the last words of a process."""
+"""Standard error is captured and shown, even what C++ writes before a process aborts."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ with standard_error.capture(["hidden"]):
 """
 
 
-def test_is_kept_and_shown_but_for_hidden_lines(capfd):
+def test_captures_all_and_shows_all_but_hidden_lines(capfd):
     with standard_error.capture(["wolf", "f.x"]) as output:
         os.write(2, b"a sheep\nthe wolf says\nfox f.x\nfax\nno end")
     assert output.text == "a sheep\nthe wolf says\nfox f.x\nfax\nno end"
@@ -27,7 +27,7 @@ def test_is_kept_and_shown_but_for_hidden_lines(capfd):
     assert capfd.readouterr().err == "after"
 
 
-def test_nothing_is_nothing(capfd):
+def test_captures_nothing_if_nothing_is_written(capfd):
     with standard_error.capture(["x"]) as output:
         pass
     assert output.text == "" and capfd.readouterr() == ("", "")
@@ -43,7 +43,7 @@ def test_an_error_leaves_it_as_it_was(capfd):
 
 
 @pytest.mark.parametrize(("end", "code"), [("abort()", -signal.SIGABRT), ("_exit(3)", 3)])
-def test_last_words_are_shown(end, code):
+def test_shows_the_last_lines_of_a_process_that_aborts(end, code):
     run = subprocess.run(
         [sys.executable, "-c", LAST_WORDS.format(end=end)], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""The tpu_strategy runtime: the local losses, and what TPUStrategy is given to compile."""
+"""The tpu_strategy runtime has the local losses, and gives TPUStrategy an annotated step."""
 
 import json
 import pathlib
@@ -41,7 +41,7 @@ def one_device(trainer, mesh="data=1", **options):
 
 # Annotations for eight devices stand in the step of one, and change nothing there.
 @pytest.mark.parametrize("mesh", ["data=1", "data=8"])
-def test_has_the_local_runtimes_losses_bit_for_bit(trainer, local, mesh):
+def test_losses_equal_those_of_one_device_to_the_bit(trainer, local, mesh):
     runtime = one_device(trainer, mesh)
     runtime.init_state()
     for index in range(5):
@@ -56,7 +56,7 @@ def test_has_the_local_runtimes_losses_bit_for_bit(trainer, local, mesh):
     assert runtime.compile_seconds > 0
 
 
-def test_a_state_of_the_local_runtime_goes_on_alike(trainer, local):
+def test_resumes_from_the_state_of_one_device(trainer, local):
     local.train_step(tiny.make_batch(1, 0))
     runtime = one_device(trainer, "data=8")
     runtime.load_state(local.state())
@@ -89,7 +89,7 @@ def test_a_strategy_of_several_replicas_is_refused(trainer):
         TpuStrategyRuntime(trainer, strategy, Partitioning.make("data=2", SPLIT))
 
 
-def test_an_address_that_does_not_answer_is_waited_for_so_long_only(monkeypatch):
+def test_waits_a_limited_time_for_an_answer(monkeypatch):
     answer = threading.Event()
 
     def wait(**_):

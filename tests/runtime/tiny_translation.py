@@ -1,4 +1,4 @@
-"""A translation model that trains on eight devices in a moment, and random batches for it."""
+"""A translation model small enough to train on eight devices in seconds."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""A task small enough to train eagerly whose activations have a type of their own."""
+"""A task that trains eagerly and whose activations have a dtype of their own."""
 
 import tensorflow as tf
 

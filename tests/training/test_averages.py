@@ -1,4 +1,4 @@
-"""Averages of the weights: against a NumPy recurrence, through checkpoints, and what reads them."""
+"""Averages of the weights: the recurrence, checkpoints and evaluation."""
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_are_evaluated_and_split_as_moments_are():
         np.testing.assert_allclose(total, kept.averages.hidden.w.sum(), rtol=1e-4)
 
 
-def test_go_through_a_checkpoint_and_begin_where_there_were_none(tmp_path):
+def test_are_restored_and_start_if_the_checkpoint_has_none(tmp_path):
     trainer = trainer_of()
     state, _ = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     store = CheckpointStore(tmp_path)

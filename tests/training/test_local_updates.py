@@ -1,4 +1,4 @@
-"""The rule by which workers meet, against hand numbers; and what it refuses."""
+"""The outer step of local updates equals hand-computed numbers."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def update(local: LocalUpdates, moments: NestedMap, stopped: bool = False):
     return local.update(SPECS, THETA, MEANS, moments, tf.constant(0), tf.constant(stopped))
 
 
-def test_as_it_stands_the_weights_become_the_mean():
+def test_the_default_sets_the_weights_to_the_mean():
     local = rule()
     moments = local.moment_specs(SPECS)
     assert moments.flatten() == []
@@ -40,7 +40,7 @@ def test_as_it_stands_the_weights_become_the_mean():
     ("nesterov", "w"),
     [(False, [[1.0 - 0.5 * (0.9 * 10 + 0.5), 2.0 - 0.5 * (0.9 * 20 - 2.0)]]), (True, None)],
 )
-def test_a_moment_moves_the_weights_and_not_what_has_a_rule(nesterov, w):
+def test_momentum_skips_weights_with_an_update_rule(nesterov, w):
     local = rule(momentum=0.9, nesterov=nesterov, learning_rate=0.5)
     assert [path for path, _ in local.moment_specs(SPECS).flatten_items()] == ["w.first_moment"]
     moments = local.moment_specs(SPECS).pack([tf.constant([[10.0, 20.0]])])
@@ -66,6 +66,6 @@ def test_a_moment_moves_the_weights_and_not_what_has_a_rule(nesterov, w):
         ({"nesterov": True}, "trainer.local_updates.nesterov needs trainer.local_updates.momentum"),
     ],
 )
-def test_what_means_nothing_is_refused(values, message):
+def test_values_out_of_range_are_refused(values, message):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         LocalUpdates.params().set(**values).instantiate()

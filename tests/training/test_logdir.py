@@ -1,4 +1,4 @@
-"""Whose a log directory is, and what its params.txt says."""
+"""A log directory refuses another run, and its params.txt restores the Params."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -58,7 +58,7 @@ def test_another_experiment_is_refused(tmp_path):
         logdir.claim(tiny.experiment_params().set(name="test.other"))
 
 
-def test_how_long_and_how_loud_may_differ(tmp_path):
+def test_length_and_verbosity_may_differ(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()
@@ -67,7 +67,7 @@ def test_how_long_and_how_loud_may_differ(tmp_path):
     assert logdir.read_params().trainer.steps == 99
 
 
-def test_what_is_split_may_differ(tmp_path):
+def test_sharding_may_differ(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()

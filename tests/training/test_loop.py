@@ -1,4 +1,4 @@
-"""The loop end to end: resumed runs equal whole ones, and every way of ending leaves order."""
+"""Whole runs: resumed runs equal uninterrupted ones, and every ending leaves a usable run."""
 
 import io
 import json

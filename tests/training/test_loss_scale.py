@@ -1,4 +1,4 @@
-"""Loss scaling: the scale's moves, steps that are skipped, and the one that ends the training."""
+"""Loss scaling: how the scale changes, which steps are skipped, and what ends a run."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A step in micro-batches is the step of the whole batch, and needs less memory."""
+"""A step in micro-batches equals the step of the whole batch and needs less memory."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_it_is_the_step_of_the_whole_batch(count, compiled):
         assert_close(parts.metrics[name][0], whole.metrics[name][0], "order")
 
 
-def test_parts_of_unlike_length_weigh_by_their_tokens():
+def test_parts_are_weighted_by_their_tokens():
     """Rows 0, 2, 4, 6 are one part; those left in it have a quarter of the tokens."""
     rows = batch()
     segments = rows["target_segments"].numpy()

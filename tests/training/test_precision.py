@@ -1,4 +1,4 @@
-"""Precision: the types it makes, what stays float32, and weights that are rounded at random."""
+"""Precision: dtypes of each name, what stays float32, and stochastic rounding of weights."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ DELICATE = {
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_name_gives_weights_and_activations_their_types(precision):
+def test_a_precision_sets_the_types_of_weights_and_activations(precision):
     trainer = mixed_task.trainer(precision=precision)
     weights, activations = TYPES[precision]
     assert (trainer.task.p.dtype, trainer.task.p.fprop_dtype) == (weights, activations)
@@ -117,7 +117,7 @@ def translation(precision: str, **stack) -> Trainer:
         pytest.param("float16", {"execution": loop("full")}, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_delicate_is_float32(precision, stack):
+def test_sensitive_operations_are_float32(precision, stack):
     """In all of a training step; as a graph, of which nothing need be run."""
     trainer = translation(precision, **stack)
     state = trainer.state_specs().transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))

@@ -1,4 +1,4 @@
-"""What processes tell one another, as one process alone hears it; of several, see test_cluster."""
+"""Communication between processes, seen by a single process; test_cluster.py has several."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from lingvo_gshard.training import processes
 from lingvo_gshard.training.signals import StopRequest
 
 
-def test_alone_everything_answers_at_once():
+def test_one_process_never_waits():
     assert (processes.count(), processes.index(), processes.is_main()) == (1, 0, True)
     assert processes.gather([1, "a"]) == [[1, "a"]]
     assert processes.from_main({"step": 3}) == {"step": 3}
     assert processes.together(lambda: 5) == 5
 
 
-def test_alone_an_error_stays_what_it_is():
+def test_one_process_raises_its_own_error():
     def fail():
         raise OSError("no room")
 
@@ -21,7 +21,7 @@ def test_alone_an_error_stays_what_it_is():
         processes.together(fail)
 
 
-def test_what_fails_in_one_fails_in_all(monkeypatch):
+def test_an_error_in_one_process_is_raised_in_all(monkeypatch):
     """As process 0 of 2 sees it, whose own part went well."""
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(processes, "gather", lambda value: [value, "OSError: no room"])
@@ -29,7 +29,7 @@ def test_what_fails_in_one_fails_in_all(monkeypatch):
         processes.together(lambda: 5)
 
 
-def test_a_ballot_counts_the_last_casting():
+def test_a_ballot_returns_the_last_vote():
     ballot = processes.Ballot()
     assert ballot.highest() == 0
     for number in (2, 1):

@@ -1,4 +1,4 @@
-"""Signals as requests."""
+"""Signals become requests that the loop reads."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from lingvo_gshard.training.signals import StoppedError, StopRequest
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
 )
-def test_a_signal_waits_for_the_step(number, name):
+def test_a_signal_lets_the_step_finish(number, name):
     with StopRequest() as stop:
         stop.finishing = True
         os.kill(os.getpid(), number)
@@ -26,12 +26,12 @@ def test_a_second_signal_does_not_wait():
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_with_nothing_to_finish_it_interrupts():
+def test_a_signal_before_training_interrupts():
     with StopRequest(), pytest.raises(StoppedError, match="Ctrl-C"):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_handlers_are_put_back():
+def test_restores_the_previous_handlers():
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest():
         assert signal.getsignal(signal.SIGTERM) is not before

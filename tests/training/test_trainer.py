@@ -1,4 +1,4 @@
-"""The functional step: randomness, clipping, and its refusal of what is not finite."""
+"""The training step: randomness, clipping, and steps that are not finite."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(clip_norm):
         np.testing.assert_allclose(old - new, scale * gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_nothing_moves_from_a_step_that_is_not_finite_on():
+def test_nothing_changes_after_a_step_that_is_not_finite():
     trainer = make_trainer()
     state, _ = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     batch = tiny.make_batch(1, 1)

@@ -1,4 +1,4 @@
-"""Workers that train alone and meet: equal to data parallelism, to a loop by hand, and resumed."""
+"""Local updates equal data parallelism at H = 1 and a loop in NumPy, and resume exactly."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def by_hand(state: NestedMap, trainer: Trainer, steps: int) -> tuple[NestedMap, 
     return outer, states
 
 
-def test_workers_with_nesterovs_momentum_are_what_a_loop_by_hand_makes(runtime):
+def test_nesterov_momentum_equals_a_loop_in_numpy(runtime):
     runtime.init_state()
     begun = runtime.state()
     first = begun.workers.transform(lambda x: tf.constant(np.asarray(x)[0]))
@@ -117,7 +117,7 @@ def test_workers_with_nesterovs_momentum_are_what_a_loop_by_hand_makes(runtime):
     np.testing.assert_allclose(loss, plain, rtol=1e-5)
 
 
-def test_nothing_passes_between_workers_but_the_weights_where_they_meet(runtime):
+def test_workers_exchange_only_weights_in_outer_steps(runtime):
     runtime.init_state()
     runtime.train_step(tiny.make_batch(1, 0)).read()
     own = runtime.executable("train")
@@ -135,7 +135,7 @@ def test_nothing_passes_between_workers_but_the_weights_where_they_meet(runtime)
     assert f"4 workers synchronize every {EVERY} steps and exchange 0.00 MiB per device" in note
 
 
-def test_a_run_resumes_exactly_between_two_meetings(runtime, tmp_path):
+def test_resumes_exactly_between_two_outer_steps(runtime, tmp_path):
     trainer = make_trainer(EVERY, **OUTER)
     store = CheckpointStore(tmp_path / "checkpoints")
     runtime.init_state()
@@ -174,7 +174,7 @@ def test_workers_begin_with_the_weights_of_a_run_without_them(runtime):
     assert all(not x.any() for x in [*state.outer.flatten(), *state.workers.moments.flatten()])
 
 
-def test_where_one_worker_stops_no_weights_move(runtime):
+def test_no_weights_move_after_a_worker_has_stopped(runtime):
     runtime.init_state()
     begun = on_host(runtime.state())
     bad = tiny.make_batch(1, 0)
@@ -193,12 +193,12 @@ def test_where_one_worker_stops_no_weights_move(runtime):
     assert not np.allclose(moved.hidden.w, begun.theta.hidden.w)
 
 
-def test_workers_have_seeds_of_their_own(runtime):
+def test_each_worker_has_its_own_seed(runtime):
     assert [trainer.p.seed for trainer in runtime._trainers.values()] == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_workers_draw_random_numbers_of_their_own():
+def test_workers_draw_different_random_numbers():
     p = tiny.experiment_params()
     p.task.hidden.dropout = 0.5
     p.trainer.local_updates.every = 5
@@ -234,7 +234,7 @@ def partitioning(mesh: str, strategy: str = "data") -> Partitioning:
     return Partitioning.make(mesh, strategy)
 
 
-def test_rows_and_weights_lie_as_the_mesh_says():
+def test_rows_and_weights_follow_the_mesh():
     """The axis need not stand first; devices of one worker are then apart."""
     devices = devices_for(8)
     workers = Workers(partitioning("data=2,worker=4", "fsdp"), devices)

@@ -1,4 +1,4 @@
-"""Index tensors: recognized in whatever way TensorFlow writes them, and never anything else."""
+"""Index tensors become iotas however TensorFlow writes them; other tensors do not."""
 
 import hypothesis
 import numpy as np

@@ -1,4 +1,4 @@
-"""Lowering: what a function finds outside of itself, where its inputs go, and which partitioner."""
+"""Lowering: captured tensors, splits of inputs, and the choice of the partitioner."""
 
 import itertools
 
@@ -122,13 +122,13 @@ def test_an_input_goes_where_the_function_annotates_it():
     assert run(program, *values) == 8 + 24 * 2 + 6 * 12 + 16 * 5
 
 
-def test_what_is_given_goes_before_the_annotation():
+def test_a_given_split_overrides_the_annotation():
     array = Array("x", (8, 4), "float32", ((), ("model",)))
     program = lowered(lambda x: annotate(x, "BM"), array)
     assert program.inputs[0].split == ((), ("model",))
 
 
-def test_the_same_is_lowered_the_same_however_much_was_traced_before():
+def test_lowering_does_not_depend_on_earlier_traces():
     def function(x):
         return tf.while_loop(lambda y: tf.reduce_sum(y) < 9, lambda y: annotate(y + x, "B"), [x])[0]
 
@@ -139,7 +139,7 @@ def test_the_same_is_lowered_the_same_however_much_was_traced_before():
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_the_partitioner_that_was_asked_for_does_it(partitioner):
+def test_uses_the_chosen_partitioner(partitioner):
     program = lowered(lambda x: annotate(x * 3, "B"), whole(8), partitioner=partitioner)
     compiled = executable(program)
     is_gspmd = "GSPMD sharding propagation" in compiled.compiler_output

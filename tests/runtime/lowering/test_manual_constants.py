@@ -1,4 +1,4 @@
-"""Constants of manual regions, in functions of their own: XLA merges them with no others."""
+"""Constants around manual regions move into functions, which XLA does not merge."""
 
 import numpy as np
 import tensorflow as tf

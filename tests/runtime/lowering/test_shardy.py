@@ -1,4 +1,4 @@
-"""Annotations in Shardy's form: the same splits, over axes by name, and no falling back."""
+"""Annotations become Shardy constraints with the same splits."""
 
 import hypothesis
 import numpy as np

@@ -1,4 +1,4 @@
-"""A program as a file: it comes back the same, runs under jax alone, and refuses what differs."""
+"""A saved program loads unchanged, runs under jax alone, and refuses a mismatch."""
 
 import dataclasses
 import json
@@ -69,7 +69,7 @@ def check(results) -> None:
     assert results[1].dtype == np.int64
 
 
-def test_says_what_goes_in_and_out(program):
+def test_describes_its_inputs_and_outputs(program):
     assert program.name == "feed_forward"
     assert [(a.path, a.shape, a.dtype, a.split) for a in program.inputs] == [
         ("argument[0]", (8, 4), "float32", (("data",), ())),
@@ -206,7 +206,7 @@ def test_changed_content_is_refused(saved, tmp_path):
             Program.load(rewritten(saved, tmp_path, False, **changes))
 
 
-def test_what_is_no_program_is_refused(tmp_path):
+def test_refuses_files_that_are_no_programs(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="text is not a saved program"):
         Program.load(tmp_path / "text")
@@ -219,7 +219,7 @@ def test_what_is_no_program_is_refused(tmp_path):
 
 
 @hypothesis.given(data=st.data())
-def test_damage_is_seen(program, saved, tmp_path_factory, data):
+def test_a_damaged_file_is_refused(program, saved, tmp_path_factory, data):
     content = bytearray(saved.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""What the exchange of a mixture of experts moves, in compiled HLO: types, bytes, and groups."""
+"""Dtypes, bytes and groups of the all-to-alls of a mixture of experts, in compiled HLO."""
 
 import collections
 import functools

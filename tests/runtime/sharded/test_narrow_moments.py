@@ -1,4 +1,4 @@
-"""Narrow moments where they are split over devices, and through a checkpoint."""
+"""Narrow moments, sharded and through a checkpoint."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def trained(runtime):
 
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_they_train_under_zero1_as_on_one_device(dtype):
+def test_trains_under_zero1_as_on_one_device(dtype):
     """The same random numbers on every mesh: moments differ where a sum fell out otherwise."""
     local = SingleDeviceRuntime(make_trainer(dtype))
     local.init_state()
@@ -52,7 +52,7 @@ def test_they_train_under_zero1_as_on_one_device(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_a_checkpoint_holds_them_as_they_are(tmp_path, dtype):
+def test_a_checkpoint_restores_narrow_moments(tmp_path, dtype):
     trainer = make_trainer(dtype)
     runtime = SingleDeviceRuntime(trainer)
     runtime.init_state()

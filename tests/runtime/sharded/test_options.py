@@ -1,4 +1,4 @@
-"""Every strategy with everything that makes a training step large: eight devices are as one."""
+"""Each strategy with all training options trains on eight devices as on one."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Stages over an axis of the mesh: what is computed, what it costs, and what travels."""
+"""Pipelines over a mesh axis: results, cost and communication."""
 
 import collections
 import dataclasses
@@ -105,12 +105,12 @@ def assert_no_more_than_bubbles(found: Ran, expected: Ran, useful: int, ticks: i
     assert found.flops["rematerialized"] == 0
 
 
-def test_stages_are_the_layers_and_cost_what_the_bubbles_do():
+def test_stages_equal_the_layers_and_cost_only_bubbles():
     assert_same(pipelined(), unpipelined())
     assert_no_more_than_bubbles(pipelined(), unpipelined(), useful=8, ticks=11)
 
 
-def test_what_travels():
+def test_communication_of_a_pipeline():
     """A permute each way; rows are put together for the stages, and handed out after them."""
     found = pipelined().collectives
     inside = [c for c in found if "while/" in c.op_name]

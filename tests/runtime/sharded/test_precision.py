@@ -1,4 +1,4 @@
-"""Every precision trains experts split over eight devices as it does on one."""
+"""Each precision trains experts on eight devices as on one."""
 
 import numpy as np
 import pytest

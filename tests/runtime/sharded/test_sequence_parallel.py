@@ -1,4 +1,4 @@
-"""Layers whose positions are split over devices: equal to those of one, and what they exchange."""
+"""Layers split over positions equal those of one device; and their collectives."""
 
 import functools
 import re
@@ -120,7 +120,7 @@ def test_a_ring_is_the_attention_of_whole_rows():
     ring().check(attention())
 
 
-def test_a_ring_hands_on_what_it_reads_and_gathers_nothing():
+def test_a_ring_permutes_keys_and_values_and_gathers_nothing():
     """Forward keys, values and segments; backward these and gradients, which then come home."""
     found = ring().collectives()
     assert hlo.count_by_kind(found) == {"collective-permute": 10, "all-reduce": 2}
@@ -132,7 +132,7 @@ def test_a_ring_hands_on_what_it_reads_and_gathers_nothing():
     assert [c.bytes for c in found if c.kind == "all-reduce"] == [weights] * 2
 
 
-def test_a_ring_with_all_that_it_can_do_and_its_heads_split():
+def test_a_ring_with_all_options_and_split_heads():
     """Keys and values go around by their own few heads."""
     ran = Ran(attention(**EVERYTHING, **ring_of_blocks(3)), "context=4,model=2", "context_tensor")
     ran.check(attention(**EVERYTHING))
@@ -178,7 +178,7 @@ def test_all_keys_and_values_are_gathered():
         ("data=2,model=4", "data_sequence_tensor"),
     ],
 )
-def test_every_way_on_every_mesh(mesh, strategy, values, exchange):
+def test_every_strategy_on_every_mesh(mesh, strategy, values, exchange):
     Ran(attention(**values, **exchange), mesh, strategy).check(attention(**values))
 
 

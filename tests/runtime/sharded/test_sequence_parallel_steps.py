@@ -1,4 +1,4 @@
-"""Training steps whose positions are split over devices: equal to those of one, in less memory."""
+"""Training steps split over positions equal those of one device and need less memory."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Digests: the same however an array is split, and changed by every change of it."""
+"""Digests do not depend on sharding, and change with every change of an array."""
 
 import jax
 import ml_dtypes

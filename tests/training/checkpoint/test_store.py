@@ -1,4 +1,4 @@
-"""Checkpoints: bit-equal, the last few, and none the worse for damage or a full disk."""
+"""Checkpoints restore the same bits, and survive damage and a full disk."""
 
 import errno
 import json
@@ -116,7 +116,7 @@ def flip(path):
 
 @pytest.mark.parametrize("damage", [truncate, flip, pathlib.Path.unlink])
 @pytest.mark.parametrize("which", range(4))
-def test_a_damaged_newest_gives_way_to_the_one_before(store, said, tmp_path, damage, which):
+def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path, damage, which):
     save(store, 4, 8)
     newest = tmp_path / "checkpoints" / "8"
     names = [n for n in files_of(newest) if n.name != "params.txt"]
@@ -158,7 +158,7 @@ def test_all_damaged_is_an_error_rather_than_a_new_start(store, tmp_path):
         store.restore()
 
 
-def test_a_disk_without_room_is_said_and_survived(store, said, monkeypatch):
+def test_a_full_disk_is_reported_and_survived(store, said, monkeypatch):
     save(store, 4)
     usage = checkpoint_lib.shutil.disk_usage("/")
     with monkeypatch.context() as patch:
@@ -172,7 +172,9 @@ def test_a_disk_without_room_is_said_and_survived(store, said, monkeypatch):
     assert_holds(store.restore(), 12)
 
 
-def test_a_disk_that_fills_up_meanwhile_is_said_and_survived(store, said, monkeypatch, caplog):
+def test_a_disk_that_fills_up_during_a_save_is_reported_and_survived(
+    store, said, monkeypatch, caplog
+):
     """The failure comes from the background thread, while the next steps run."""
     save(store, 4)
 

@@ -1,4 +1,4 @@
-"""Checkpoints of arrays split over devices: any mesh and the local runtime read the same bits."""
+"""Checkpoints of sharded arrays restore the same bits on any mesh and on one device."""
 
 import json
 import pathlib
@@ -99,7 +99,7 @@ def digests_of(tmp_path: pathlib.Path, step: int) -> dict:
     return json.loads(record.read_text())["digests"]
 
 
-def test_eight_four_one_none_and_back(store, said, tmp_path):
+def test_moves_between_meshes_and_one_device(store, said, tmp_path):
     """Saved on data=8; read and saved again on data=2,model=2, on one device, by NumPy; back."""
     state, step = make_state(), 1
     store.save(step, place(state, like({"data": 8})), None, "")
@@ -122,7 +122,7 @@ def test_eight_four_one_none_and_back(store, said, tmp_path):
     assert not said
 
 
-def test_a_save_holds_what_was_there_although_the_next_steps_take_the_memory(store):
+def test_a_save_is_not_changed_by_later_steps_that_donate_the_arrays(store):
     """The steps that follow are given the arrays to write into while the save is under way."""
     generator = np.random.default_rng(0)
     mesh = mesh_of({"data": 8})
@@ -146,7 +146,7 @@ def test_a_save_holds_what_was_there_although_the_next_steps_take_the_memory(sto
         assert np.array_equal(checkpoint.moments["m"], expected)
 
 
-def test_saving_does_not_take_the_memory_from_later_steps(store):
+def test_later_steps_reuse_memory_after_a_save(store):
     """Once a save is done, a step writes into the memory of the state again."""
     state = place(make_state(), like({"data": 8}))
     store.save(1, state, None, "")
@@ -156,7 +156,7 @@ def test_saving_does_not_take_the_memory_from_later_steps(store):
     assert state.theta.experts.w.is_deleted()
 
 
-def test_a_damaged_newest_gives_way_to_the_one_before(store, said, tmp_path):
+def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path):
     for step in (4, 8):
         store.save(step, place(make_state(step), like({"data": 8})), None, "")
     store.finish()
@@ -173,7 +173,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before(store, said, tmp_path):
     assert store.steps == [4] and (tmp_path / "damaged-8").is_dir()
 
 
-def test_another_model_is_an_error_and_no_damage(store, said, tmp_path):
+def test_another_model_is_an_error_but_not_damage(store, said, tmp_path):
     store.save(4, place(make_state(), like({"data": 8})), None, "")
     other = like({"data": 8})
     whole = other.theta.norm.scale.sharding
@@ -192,7 +192,7 @@ def test_another_model_is_an_error_and_no_damage(store, said, tmp_path):
     assert not said and store.steps == [4] and (tmp_path / "checkpoints" / "4").is_dir()
 
 
-def test_weights_alone_can_be_placed(store):
+def test_restores_only_the_weights_sharded(store):
     store.save(4, make_state(), None, "")
     store.finish()
     checkpoint = store.restore(like({"data": 4, "model": 2}), parts=("theta",))
@@ -201,7 +201,7 @@ def test_weights_alone_can_be_placed(store):
     assert experts.addressable_shards[0].data.shape == (EXPERTS // 4, MODEL, HIDDEN // 2)
 
 
-def test_what_was_written_whole_lies_on_disk_in_pieces(store, tmp_path, monkeypatch):
+def test_unsharded_arrays_are_written_in_chunks(store, tmp_path, monkeypatch):
     """So a process that wants a shard of it need not hold it all."""
     monkeypatch.setattr(checkpoint_arrays, "_CHUNK_BYTES", 64)
     store.save(4, make_state(), None, "")

@@ -1,4 +1,4 @@
-"""Where a step left the finite numbers."""
+"""A diagnosis names the layer at which a step became non-finite."""
 
 import numpy as np
 import tensorflow as tf

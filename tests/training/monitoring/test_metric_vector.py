@@ -1,4 +1,4 @@
-"""The vector of metrics: its names are those of layers one by one."""
+"""The vector of metrics names repeated layers as separate layers are named."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ from lingvo_gshard.training.monitoring.metric_vector import metric_vector, value
     data=st.data(),
     rest=st.sampled_from(["", "/dropped", ".moe/loss", ".a[3].b"]),
 )
-def test_a_stacked_name_stands_for_what_the_path_stands_for(body, times, data, rest):
+def test_a_stacked_name_names_the_same_layers_as_its_path(body, times, data, rest):
     repetition = Repetition("encoder.layers", body, times)
     path = f"encoder.layers.body[{data.draw(st.integers(0, body - 1))}]{rest}"
     assert unstacked(repetition.stacked(path), times) == repetition.paths(path)

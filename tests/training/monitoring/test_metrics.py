@@ -1,4 +1,4 @@
-"""metrics.jsonl: a row for each step, whatever happened to the file."""
+"""metrics.jsonl has one row for each step, even after damage or a full disk."""
 
 import errno
 import json
@@ -32,7 +32,7 @@ def test_what_is_not_finite_is_null(tmp_path):
     assert read(tmp_path) == [{"step": 1, "loss": 1.0, "ratio": None, "perplexity": None}]
 
 
-def test_going_on_drops_later_and_broken_rows(tmp_path):
+def test_resuming_drops_later_and_damaged_rows(tmp_path):
     write_rows(tmp_path, 0, [(n, {"loss": 1.0}) for n in range(1, 8)])
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "lo')

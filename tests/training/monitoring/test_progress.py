@@ -1,4 +1,4 @@
-"""What is shown: a bar on a terminal, lines elsewhere."""
+"""Progress is a bar on a terminal and plain lines elsewhere."""
 
 import io
 
@@ -18,7 +18,7 @@ def show(**console):
     return screen.getvalue()
 
 
-def test_lines_come_now_and_then():
+def test_prints_a_line_every_few_steps():
     lines = show().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 3/6", "step 6/6", "a line"]
     assert "loss 0.3333  accuracy 0.500" in lines[1]

@@ -1,4 +1,4 @@
-"""Training of one weight by given gradients, to compare with recurrences in NumPy."""
+"""Trains one weight on given gradients, for comparison with recurrences in NumPy."""
 
 import numpy as np
 import tensorflow as tf

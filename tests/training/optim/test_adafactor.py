@@ -1,4 +1,4 @@
-"""Adafactor against its paper's recurrence in NumPy, and what is factored over what."""
+"""Adafactor equals the recurrence of its paper, and factors the right dimensions."""
 
 import numpy as np
 import pytest

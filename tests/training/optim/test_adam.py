@@ -1,4 +1,4 @@
-"""Adam against the recurrence of its paper in NumPy."""
+"""Adam equals the recurrence of its paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Lion against its paper's recurrence in NumPy."""
+"""Lion equals the recurrence of its paper."""
 
 import numpy as np
 import pytest

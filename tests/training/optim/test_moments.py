@@ -1,4 +1,4 @@
-"""What optimizers of moments share: the types of moments, and which weights decay."""
+"""Moment dtypes and weight decay, which the optimizers with moments share."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def read(moments, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_adam_steps_from_what_was_kept_and_keeps_what_it_should(dtype):
+def test_adam_with_narrow_moments_follows_the_recurrence(dtype):
     """Every step against Adam's recurrence from the moments as they were kept."""
     start, gradients, rates = one_weight.draw("MH", 12)
     optimizer = Adam(Adam.params().set(moment_dtype=dtype, epsilon=1e-6))
@@ -85,7 +85,7 @@ def test_narrow_moments_train_as_well(cls, dtype):
     assert train(dtype) < train("float32") + 1e-3 * start
 
 
-def test_moments_are_of_their_types_and_follow_the_weight():
+def test_moments_have_their_dtypes_and_the_weights_layout():
     specs = NestedMap(
         w=make_spec("w", "EMH", (2, 3, 4)),
         b=make_spec("b", "EH", (2, 4)),
@@ -122,7 +122,7 @@ def test_a_stopped_step_changes_nothing(cls, dtype):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_what_is_excluded_does_not_decay(cls):
+def test_excluded_weights_do_not_decay(cls):
     optimizer = cls(cls.params().set(weight_decay=0.5, weight_decay_exclude=("*.table", "inner")))
     specs = NestedMap(
         {
@@ -146,7 +146,7 @@ def test_what_is_excluded_does_not_decay(cls):
     assert set(decayed.values()) == {1.0}
 
 
-def test_weights_of_a_stack_are_rounded_each_for_itself():
+def test_each_row_has_its_own_scale():
     """The scale of a row is its own, so that a small row beside a large one is kept as well."""
     start, gradients, rates = one_weight.draw("MH", 1)
     gradients[0, 1] *= 1e-6
@@ -172,7 +172,7 @@ def test_wrong_values_name_their_path(values, message):
         Adam(Adam.params().set(**values))
 
 
-def test_an_exclusion_that_means_no_weight_is_refused():
+def test_refuses_an_exclusion_that_matches_no_weight():
     optimizer = Adam(Adam.params().set(weight_decay_exclude=("*.tabel",)))
     spec = dataclasses.replace(one_weight.spec("MH"), path="embedding.table")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Gradient descent with momentum against recurrences in NumPy."""
+"""Gradient descent with momentum equals recurrences in NumPy."""
 
 import numpy as np
 import pytest

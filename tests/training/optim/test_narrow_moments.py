@@ -1,4 +1,4 @@
-"""Rounding of moments: to the nearest levels on either side, and right on average."""
+"""Narrow moments are rounded to neighboring levels, and without bias."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Weights with a rule of their own: moved by what layers report of them, by no optimizer."""
+"""Weights with an update rule of their own follow what their layers report."""
 
 import functools
 
@@ -62,7 +62,7 @@ def batch(index: int, scale: float = 1.0) -> dict[str, tf.Tensor]:
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01])
 @pytest.mark.parametrize("optimizer", [Adam, Adafactor])
-def test_it_moves_by_its_rule_alone(optimizer, clip_norm):
+def test_follows_only_its_rule(optimizer, clip_norm):
     """Of whatever optimizer, and of what was reported, not of that clipped."""
     trainer = make(optimizer, clip_norm=clip_norm)
     step = tf.function(trainer.train_step, autograph=False)
@@ -91,7 +91,7 @@ def test_the_other_weights_move_as_without_it():
     np.testing.assert_allclose(metrics.gradient_norm, np.linalg.norm(batch(1)["x"].numpy().sum(0)))
 
 
-def test_it_stays_put_from_a_step_that_is_not_finite_on():
+def test_does_not_move_after_a_step_that_is_not_finite():
     trainer = make()
     state, _ = trainer.train_step(trainer.init_state(), batch(1))
     bad = {"x": tf.fill([4, M], np.inf)}

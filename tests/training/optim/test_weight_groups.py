@@ -1,4 +1,4 @@
-"""Learning rates by path: which weights they hold for, frozen ones, and patterns that mean none."""
+"""Learning-rate factors by path, frozen weights, and patterns that match nothing."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ def test_a_factor_of_zero_freezes(cls):
     np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
 
 
-def test_a_loops_weights_go_by_their_layers_names_too():
+def test_repeated_weights_match_the_paths_of_their_layers():
     paths = ("encoder.layers[0].w", "encoder.layers[2].w")
     spec = dataclasses.replace(
         one_weight.spec("MH"), path="encoder.layers.body[0].w", layout="RMH", slices=paths
