@@ -18,15 +18,15 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 @dataclasses.dataclass(frozen=True)
 class FullReplication:
-    """A tensor that every device holds in full for a moment, because XLA cannot reshard it better.
+    """A tensor that XLA replicates in full, because it knows no cheaper way to reshard it.
 
-    XLA calls this involuntary full rematerialization; nothing is recomputed.
+    XLA calls this involuntary full rematerialization, although it recomputes nothing.
 
     Attributes:
-        operation: TensorFlow's name of the operation, with the layer's name scopes; for an
-            instruction that the partitioner inserted, its own name and its shape.
-        before: The tensor's sharding, as XLA writes it.
-        after: The sharding that the next operation needs.
+      operation: TensorFlow's name of the operation, with the layer's name scopes; for an
+        instruction that the partitioner inserted, its own name and its shape.
+      before: the tensor's sharding, as XLA writes it.
+      after: the sharding that the next operation needs.
     """
 
     operation: str

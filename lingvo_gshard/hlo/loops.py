@@ -34,7 +34,7 @@ class Loop:
     """A while instruction, with the values of the computation that contains it.
 
     Attributes:
-        body: The computation of one iteration.
+      body: the computation of one iteration.
     """
 
     def __init__(self, instruction: Instruction, values: Values):

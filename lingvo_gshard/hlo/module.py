@@ -25,8 +25,8 @@ class Module:
     """An HLO module.
 
     Attributes:
-        computations: All computations, each after those that it calls.
-        entry: The computation that runs when the program starts.
+      computations: all computations, each after those that it calls.
+      entry: the computation that runs when the program starts.
     """
 
     def __init__(self, proto: hlo_pb2.HloModuleProto):
@@ -66,10 +66,10 @@ class Computation:
     """A list of instructions, each after its operands.
 
     Attributes:
-        name: Unique within the module.
-        id: Unique within the module.
-        module: The module that the computation belongs to.
-        instructions: In the order in which the device executes them, if the module is scheduled.
+      name: unique within the module.
+      id: unique within the module.
+      module: the module that the computation belongs to.
+      instructions: in the order in which the device executes them, if the module is scheduled.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class Instruction:
     """One instruction of a computation.
 
     Attributes:
-        proto: The HloInstructionProto, which holds the attributes of every opcode.
-        computation: The computation that the instruction belongs to.
-        name: Unique within the module.
-        opcode: HLO's name of the operation, such as "fusion" or "all-reduce-start".
+      proto: the HloInstructionProto, which holds the attributes of every opcode.
+      computation: the computation that the instruction belongs to.
+      name: unique within the module.
+      opcode: HLO's name of the operation, such as "fusion" or "all-reduce-start".
     """
 
     def __init__(self, proto: hlo_pb2.HloInstructionProto, computation: Computation):

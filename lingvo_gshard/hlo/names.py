@@ -68,10 +68,10 @@ def layer_and_phase(name: str, layer_scopes: Set[str] | None = None) -> tuple[st
     """Returns an operation's layer and its phase, one of operations.PHASES.
 
     Args:
-        name: The operation's name, as `operation_name` returns it.
-        layer_scopes: A frozenset of the name scopes of all layers. The layer is the longest of them
-            in the name, or "". By default it is the name without the operation itself and without
-            the scopes of phases, loops and calls.
+      name: the operation's name, as `operation_name` returns it.
+      layer_scopes: a frozenset of the name scopes of all layers. The layer is the longest of them
+        in the name, or "". By default it is the name without the operation itself and without
+        the scopes of phases, loops and calls.
     """
     segments = [segment for segment in name.split("/") if segment]
     if layer_scopes is None:

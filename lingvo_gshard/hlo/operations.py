@@ -14,12 +14,12 @@ class Collective:
     """The data that a collective moves.
 
     Attributes:
-        kind: HLO's opcode, such as "all-to-all".
-        axes: Names of the mesh axes along which it communicates, in the mesh's order. Empty if its
-            groups do not follow axes.
-        group_size: Number of devices in one group.
-        dtype: NumPy's name of the type of the largest array.
-        bytes: Size of one device's operands or of its results, whichever is larger.
+      kind: HLO's opcode, such as "all-to-all".
+      axes: names of the mesh axes along which it communicates, in the mesh's order. Empty if its
+        groups do not follow axes.
+      group_size: number of devices in one group.
+      dtype: NumPy's name of the type of the largest array.
+      bytes: size of one device's operands or of its results, whichever is larger.
     """
 
     kind: str
@@ -34,10 +34,10 @@ class CollectiveCall(Collective):
     """A collective in a program, with its origin.
 
     Attributes:
-        op_name: TensorFlow's name of the operation that the compiler made it for.
-        layer: Name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
-        phase: One of PHASES.
-        times: Number of executions per step. A collective outside of loops is executed once.
+      op_name: TensorFlow's name of the operation that the compiler made it for.
+      layer: name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
+      phase: one of PHASES.
+      times: number of executions per step. A collective outside of loops is executed once.
     """
 
     op_name: str
@@ -51,20 +51,20 @@ class Operation:
     """An instruction of one device's compiled program. A fusion is one operation.
 
     Attributes:
-        name: Name of the HLO instruction.
-        opcode: HLO's opcode without "-start", such as "fusion", "convolution", "all-to-all".
-        layer: Name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
-        phase: One of PHASES.
-        times: Number of executions per step: the product of the trip counts of all loops around it.
-        matmul_flops: FLOPs of one execution's matrix products and convolutions. A multiply-add
-            counts as two.
-        other_flops: Elements that one execution's elementwise operations and reductions process.
-        dtype: NumPy's name of the type of the matrix product's operands; "" without a product.
-        passes: Passes of a TPU's matrix unit for each product, by its precision: 1, 3 or 6.
-        bytes: Bytes that one execution reads from and writes to the device's main memory.
-        collective: The data that it moves between devices, if any.
-        dispatch: Whether its matrix product only moves tokens to experts or back.
-        op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
+      name: name of the HLO instruction.
+      opcode: HLO's opcode without "-start", such as "fusion", "convolution", "all-to-all".
+      layer: name scopes of the layer, such as "encoder/layers_0/feed_forward"; may be empty.
+      phase: one of PHASES.
+      times: number of executions per step: the product of the trip counts of all loops around it.
+      matmul_flops: FLOPs of one execution's matrix products and convolutions. A multiply-add
+        counts as two.
+      other_flops: elements that one execution's elementwise operations and reductions process.
+      dtype: NumPy's name of the type of the matrix product's operands; "" without a product.
+      passes: passes of a TPU's matrix unit for each product, by its precision: 1, 3 or 6.
+      bytes: bytes that one execution reads from and writes to the device's main memory.
+      collective: the data that it moves between devices, if any.
+      dispatch: whether its matrix product only moves tokens to experts or back.
+      op_name: TensorFlow's name of the operation that the compiler made it for; may be empty.
     """
 
     name: str

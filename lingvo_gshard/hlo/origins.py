@@ -32,7 +32,7 @@ class Origins:
     """Finds the operations that instructions originate from.
 
     Args:
-        layers: The name scopes of all layers, or None to guess an operation's layer from its name.
+      layers: the name scopes of all layers, or None to guess an operation's layer from its name.
     """
 
     def __init__(self, layers: frozenset[str] | None):
@@ -52,9 +52,9 @@ class Origins:
         whose result goes into one computes a gradient.
 
         Args:
-            instruction: The instruction.
-            parts: The instructions that it consists of, with the elements computed of each.
-            matmuls: The matrix products among its parts, the largest first.
+          instruction: the instruction.
+          parts: the instructions that it consists of, with the elements computed of each.
+          matmuls: the matrix products among its parts, the largest first.
         """
         name = self._name(instruction, parts, matmuls)
         if matmuls and self._phase(name) == PHASES.index(OPTIMIZER):
@@ -68,9 +68,9 @@ class Origins:
         products have dispatch only before them, and combine only after them.
 
         Args:
-            instruction: The instruction.
-            name: Its name, as `name` returns it.
-            matmuls: Its matrix products, the largest first.
+          instruction: the instruction.
+          name: its name, as `name` returns it.
+          matmuls: its matrix products, the largest first.
         """
         named = [*matmuls[:1], instruction]
         if any(self._layer(operation_name(each.op_name)) for each in named):

@@ -23,9 +23,9 @@ class OperationList:
     """The operations that one device executes in one step.
 
     Attributes:
-        operations: In the program's order. An operation in a loop is listed once, with the number
-            of its executions.
-        notes: What the program does not tell, such as loops whose trip count depends on data.
+      operations: in the program's order. An operation in a loop is listed once, with the number
+        of its executions.
+      notes: what the program does not tell, such as loops whose trip count depends on data.
     """
 
     operations: list[Operation]
@@ -41,10 +41,10 @@ def read_operations(
     counts as one iteration, with a note. Arithmetic on scalars is left out.
 
     Args:
-        module: The program.
-        mesh: The mesh that the program was partitioned for, which names the axes of collectives.
-        layers: Name scopes of all layers, as core.layer.scope_name returns them. By default, the
-            layer of an operation is guessed from its name.
+      module: the program.
+      mesh: the mesh that the program was partitioned for, which names the axes of collectives.
+      layers: name scopes of all layers, as core.layer.scope_name returns them. By default, the
+        layer of an operation is guessed from its name.
     """
     reader = _Reader(mesh, None if layers is None else frozenset(filter(None, layers)))
     operations = list(reader.operations(module.entry, values_of_entry(module.entry), 1))
@@ -52,6 +52,12 @@ def read_operations(
 
 
 class _Reader:
+    """Reads the operations of one program.
+
+    Attributes:
+      notes: what the program does not tell.
+    """
+
     def __init__(self, mesh: Mesh, layers: frozenset[str] | None):
         self._mesh = mesh
         self._layers = layers

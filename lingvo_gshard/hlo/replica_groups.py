@@ -27,10 +27,10 @@ def replica_groups(instruction: hlo_pb2.HloInstructionProto) -> Groups:
     XLA writes them as lists, as a reshaped and transposed iota, or as axes of a mesh of its own.
 
     Args:
-        instruction: A collective other than a collective-permute.
+      instruction: a collective other than a collective-permute.
 
     Raises:
-        ValueError: If the groups are in a form that the installed TensorFlow does not know.
+      ValueError: if the groups are in a form that the installed TensorFlow does not know.
     """
     lists = instruction.collective_device_list
     if instruction.HasField("mesh_axes_replica_group_list"):
@@ -158,7 +158,7 @@ def _iota_message() -> type[Message]:
 
 @functools.lru_cache(maxsize=64)
 def _groups_of_axes(mesh: Mesh) -> dict[frozenset, tuple[str, ...]]:
-    """For each set of axes with several devices, the groups that it forms -> the axes."""
+    """Maps the groups that each set of axes forms to these axes. Axes of size 1 are left out."""
     found = {}
     wide = [index for index, size in enumerate(mesh.shape) if size > 1]
     for count in range(1, len(wide) + 1):

@@ -28,12 +28,12 @@ class Shape:
     """The shape of an array, or of a tuple if `elements` is not None.
 
     Attributes:
-        dtype: HLO's name of the element type, such as "f32"; "tuple" for a tuple.
-        dimensions: Sizes, major first as the program states them.
-        layout: Dimension numbers from minor to major; None if the program does not fix them.
-        tile: Sizes of the first tile, over the most minor dimensions, major first.
-        space: The memory that holds the array; 0 is the device's main memory.
-        elements: Shapes of a tuple's elements.
+      dtype: HLO's name of the element type, such as "f32"; "tuple" for a tuple.
+      dimensions: sizes, major first as the program states them.
+      layout: dimension numbers from minor to major; None if the program does not fix them.
+      tile: sizes of the first tile, over the most minor dimensions, major first.
+      space: the memory that holds the array; 0 is the device's main memory.
+      elements: shapes of a tuple's elements.
     """
 
     dtype: str

@@ -58,7 +58,7 @@ def _read(instruction: Instruction) -> int:
 def _written(instruction: Instruction) -> int:
     shape = instruction.result
     if instruction.opcode != "fusion":
-        return _bytes(shape, demand.written(instruction))
+        return _bytes(shape, min(demand.written(instruction), shape.size))
     (called,) = instruction.called
     if called.root.proto.custom_call_target == demand.ASYNC_START:
         return _bytes(shape.elements[1], shape.elements[1].size)

@@ -56,9 +56,9 @@ class Values:
     """The values of a computation's instructions, for given arguments.
 
     Args:
-        computation: The computation to evaluate.
-        arguments: One value for each parameter.
-        while_value: Returns the value of a loop, given the loop and the values around it.
+      computation: the computation to evaluate.
+      arguments: one value for each parameter.
+      while_value: returns the value of a loop, given the loop and the values around it.
     """
 
     def __init__(

@@ -35,13 +35,13 @@ class CompiledProgram:
     """A program compiled for a topology.
 
     Attributes:
-        module: The program of one device.
-        memory: Bytes per device by class, as runtime.program.memory_bytes returns them.
-        seconds: Compile time.
-        full_replications: Tensors that the partitioner replicates in full to reshard them.
-        refused: Whether the chip's own compiler reported that the program does not fit, so that it
-            was compiled for another chip with more memory.
-        note: An explanation for the user if the program was refused; else empty.
+      module: the program of one device.
+      memory: bytes per device by class, as runtime.program.memory_bytes returns them.
+      seconds: compile time.
+      full_replications: tensors that the partitioner replicates in full to reshard them.
+      refused: whether the chip's own compiler reported that the program does not fit, so that it
+        was compiled for another chip with more memory.
+      note: an explanation for the user if the program was refused; else empty.
     """
 
     module: hlo.Module
@@ -61,13 +61,13 @@ def compile_for(
     it can be planned all the same. Its memory is then as the chip's own compiler states it.
 
     Args:
-        program: The program to compile.
-        topology: The topology to compile it for.
-        progress: Called with each stage's description.
+      program: the program to compile.
+      topology: the topology to compile it for.
+      progress: called with each stage's description.
 
     Raises:
-        ValueError: If the mesh and the topology differ in the number of devices, if the compiler
-            rejects the program, or if the program fits no chip.
+      ValueError: if the mesh and the topology differ in the number of devices, if the compiler
+        rejects the program, or if the program fits no chip.
     """
     check_mesh(program.mesh, topology)
     progress(f"compiling for {topology.name}")
@@ -100,7 +100,7 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
     """Checks that a mesh and a topology have the same number of devices.
 
     Raises:
-        ValueError: If they differ; names --mesh and --topology.
+      ValueError: if they differ; names --mesh and --topology.
     """
     if mesh.size != topology.devices:
         raise ValueError(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lingvo_gshard.hlo import names as hlo_names
 from lingvo_gshard.hlo.module import Instruction, Module
 from lingvo_gshard.hlo.shapes import Shape, numpy_name
+from lingvo_gshard.planning.plan.plan import TemporaryRow
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 
 WEIGHTS, MOMENTS, INPUTS = "weights", "moments", "inputs"
@@ -26,10 +27,10 @@ def bytes_by_class(
     gradients included, and the outputs that do not reuse an input's memory.
 
     Args:
-        program: The program.
-        classes: The class of each of its inputs: WEIGHTS, MOMENTS or INPUTS.
-        memory: Bytes per device, as runtime.program.memory_bytes returns them.
-        module: The compiled program of one device.
+      program: the program.
+      classes: the class of each of its inputs: WEIGHTS, MOMENTS or INPUTS.
+      memory: bytes per device, as runtime.program.memory_bytes returns them.
+      module: the compiled program of one device.
     """
     sizes = _input_bytes(program, module)
     found = {
@@ -43,15 +44,15 @@ def bytes_by_class(
     return {**found, "peak": memory["peak"]}
 
 
-def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[dict]:
+def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[TemporaryRow]:
     """Returns the largest arrays that operations compute, which need not be live at the same time.
 
     Args:
-        module: The compiled program of one device.
-        layers: Name scopes of all layers; None to guess an operation's layer from its name.
+      module: the compiled program of one device.
+      layers: name scopes of all layers; None to guess an operation's layer from its name.
 
     Returns:
-        A row for each array: name of the operation, layer, shape, dtype and bytes.
+      a row for each array. Of equal arrays of a layer one is listed.
     """
     rows = {}
     for computation in module.computations:
@@ -61,22 +62,21 @@ def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[d
             if instruction.opcode in _VIEWS:
                 continue
             for shape in instruction.shape.arrays:
-                row = _row(instruction, shape, layers)
                 if not shape.space:
-                    rows[row["layer"], row["shape"], row["dtype"]] = row
-    ordered = sorted(rows.values(), key=lambda row: -row["bytes"])[:_LISTED]
-    return [{**row, "shape": list(row["shape"])} for row in ordered]
+                    row = _row(instruction, shape, layers)
+                    rows[row.layer, shape.dimensions, row.dtype] = row
+    return sorted(rows.values(), key=lambda row: -row.bytes)[:_LISTED]
 
 
-def _row(instruction: Instruction, shape: Shape, layers: frozenset[str] | None) -> dict:
+def _row(instruction: Instruction, shape: Shape, layers: frozenset[str] | None) -> TemporaryRow:
     name = hlo_names.operation_name(instruction.op_name)
-    return {
-        "name": instruction.name,
-        "layer": hlo_names.layer_and_phase(name, layers)[0],
-        "shape": shape.dimensions,
-        "dtype": numpy_name(shape.dtype),
-        "bytes": int(shape.bytes * shape.padding),
-    }
+    return TemporaryRow(
+        name=instruction.name,
+        layer=hlo_names.layer_and_phase(name, layers)[0],
+        shape=list(shape.dimensions),
+        dtype=numpy_name(shape.dtype),
+        bytes=int(shape.bytes * shape.padding),
+    )
 
 
 def _input_bytes(program: Program, module: Module) -> list[int]:

@@ -18,7 +18,7 @@ from lingvo_gshard.planning import (
 from lingvo_gshard.planning.compilation import CompiledProgram
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan, TemporaryRow
+from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.runtime.partition import Partitioned
@@ -139,9 +139,7 @@ def plan_program(
         bytes_per_device=MemoryBytes(**sizes, capacity=topology.chip.usable_bytes),
         parameters=planned.parameters,
         tensors=list(planned.tensors),
-        largest_temporaries=[
-            TemporaryRow(**row) for row in memory.largest_temporaries(module, planned.layers)
-        ],
+        largest_temporaries=memory.largest_temporaries(module, planned.layers),
         collectives=operation_rows.collective_rows(timed, step.communication_seconds),
         flops=flops,
         layers=operation_rows.layer_rows(timed),

@@ -21,12 +21,12 @@ class TimedOperation:
     """The time of all executions of an operation in one step.
 
     Attributes:
-        operation: The operation.
-        compute_seconds: Lower bound on its arithmetic.
-        memory_seconds: Lower bound on its memory traffic.
-        communication_seconds: Lower bound on its communication.
-        seconds_bound: The largest of the three bounds.
-        seconds: The estimate.
+      operation: the operation.
+      compute_seconds: lower bound on its arithmetic.
+      memory_seconds: lower bound on its memory traffic.
+      communication_seconds: lower bound on its communication.
+      seconds_bound: the largest of the three bounds.
+      seconds: the estimate.
     """
 
     operation: Operation
@@ -42,12 +42,12 @@ class StepTime:
     """The time of a step.
 
     Attributes:
-        compute_seconds: Sum of the operations' compute bounds.
-        memory_seconds: Sum of the operations' memory bounds.
-        communication_seconds: Sum of the operations' communication bounds.
-        seconds_bound: Lower bound on the step. All communication overlaps with the other
-            operations, which run one after the other.
-        seconds: The estimate. All operations run one after the other, collectives included.
+      compute_seconds: sum of the operations' compute bounds.
+      memory_seconds: sum of the operations' memory bounds.
+      communication_seconds: sum of the operations' communication bounds.
+      seconds_bound: lower bound on the step. All communication overlaps with the other
+        operations, which run one after the other.
+      seconds: the estimate. All operations run one after the other, collectives included.
     """
 
     compute_seconds: float
@@ -62,12 +62,12 @@ class Budget:
     """The cost of training on a number of tokens.
 
     Attributes:
-        tokens: Number of tokens.
-        chip_hours: Hours of all chips together.
-        kilowatt_hours: Energy of the chips alone; None if their power is not published.
-        price: In `currency`; None if no price is published.
-        currency: ISO code; None if no price is published.
-        sources: Where the power and the price are published.
+      tokens: number of tokens.
+      chip_hours: hours of all chips together.
+      kilowatt_hours: energy of the chips alone; None if their power is not published.
+      price: in `currency`; None if no price is published.
+      currency: ISO code; None if no price is published.
+      sources: where the power and the price are published.
     """
 
     tokens: float
@@ -84,7 +84,7 @@ def time_operations(
     """Returns the time of each operation, in order.
 
     Raises:
-        ValueError: If the mesh has another number of devices than the topology.
+      ValueError: if the mesh has another number of devices than the topology.
     """
     mesh.check_devices(topology.devices)
     return [_timed(operation, topology, mesh) for operation in operations]
@@ -130,9 +130,9 @@ def utilization(useful_flops: float, seconds: float, topology: Topology) -> floa
     appendix B, https://arxiv.org/abs/2204.02311).
 
     Args:
-        useful_flops: FLOPs of the model on one device, without recomputation and dispatch.
-        seconds: The time that they take.
-        topology: The topology that they run on.
+      useful_flops: FLOPs of the model on one device, without recomputation and dispatch.
+      seconds: the time that they take.
+      topology: the topology that they run on.
     """
     peak = topology.chip.peak("float32" if topology.kind == "cpu" else "bfloat16")
     return useful_flops / (seconds * peak)
@@ -150,12 +150,14 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
         memory / efficiencies.memory_efficiency(chip).value,
     ]
     communication = 0.0
-    call = operation.collective
-    if call is not None:
-        communication = interconnect.seconds_bound(call, topology, mesh)
-        share = efficiencies.collective_efficiency(call.kind, call.bytes, call.group_size, chip)
-        latency = interconnect.seconds_latency(call, topology, mesh)
-        formula = interconnect.seconds_by_formula(call, topology, mesh)
+    collective = operation.collective
+    if collective is not None:
+        communication = interconnect.seconds_bound(collective, topology, mesh)
+        share = efficiencies.collective_efficiency(
+            collective.kind, collective.bytes, collective.group_size, chip
+        )
+        latency = interconnect.seconds_latency(collective, topology, mesh)
+        formula = interconnect.seconds_by_formula(collective, topology, mesh)
         estimates.append(formula / share.value + latency)
     bounds = [max(matmul, vector), memory, communication]
     compute, memory, communication = (operation.times * seconds for seconds in bounds)

@@ -14,7 +14,7 @@ LEAST_BYTES = 2**20
 _SHOWN = 5
 
 
-def compiled(executable: Executable) -> list[str]:
+def describe_program(executable: Executable) -> list[str]:
     """Returns lines about a compiled program: its memory, its collectives, and warnings."""
     memory = {name: size / 2**20 for name, size in executable.memory().items()}
     lines = [
@@ -27,7 +27,7 @@ def compiled(executable: Executable) -> list[str]:
     return lines + _more(len(replications), "tensors that are replicated to reshard them")
 
 
-def unused_axes(partitioning: Partitioning) -> list[str]:
+def unused_axis_warnings(partitioning: Partitioning) -> list[str]:
     """Returns a warning for each mesh axis over which the strategy splits nothing."""
     return [
         f"Warning: strategy {partitioning.strategy.name} splits nothing over axis {axis}: its "
@@ -36,12 +36,12 @@ def unused_axes(partitioning: Partitioning) -> list[str]:
     ]
 
 
-def not_split(tensors: Sequence[Replicated], least: int = LEAST_BYTES) -> list[str]:
+def describe_unsplit(tensors: Sequence[Replicated], least: int = LEAST_BYTES) -> list[str]:
     """Returns a line for each tensor that every device holds in full.
 
     Args:
-        tensors: The tensors, largest first.
-        least: The size in bytes from which on a tensor is reported.
+      tensors: the tensors, largest first.
+      least: the size in bytes from which on a tensor is reported.
     """
     large = [tensor for tensor in tensors if tensor.bytes >= least]
     lines = [f"Not split: {describe(tensor)}" for tensor in large[:_SHOWN]]

@@ -111,7 +111,10 @@ class SpmdRuntime:
         unsplit = _unsplit(self._specs, partitioning)
         if options.max_replicated_megabytes is not None:
             check_replicated(unsplit, options.max_replicated_megabytes)
-        self._messages = [*reports.unused_axes(partitioning), *reports.not_split(unsplit)]
+        self._messages = [
+            *reports.unused_axis_warnings(partitioning),
+            *reports.describe_unsplit(unsplit),
+        ]
 
     @property
     def device_summary(self) -> str:

@@ -79,7 +79,7 @@ class StepCompiler:
             self.seconds += time.monotonic() - started
             self._steps[kind, key] = CompiledStep(executable, metric_names)
             if is_reported:
-                self._messages += reports.compiled(executable)
+                self._messages += reports.describe_program(executable)
         return self._steps[kind, key]
 
     def last(self, kind: str) -> Executable:

@@ -64,7 +64,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         replicated = _replicated(trainer, partitioning)
         if max_replicated_megabytes is not None:
             check_replicated(replicated, max_replicated_megabytes)
-        self._notes = reports.not_split(replicated)
+        self._notes = reports.describe_unsplit(replicated)
 
     @property
     def device_summary(self) -> str:

@@ -82,13 +82,13 @@ def main(argv: list[str]) -> int:
     """Runs the command.
 
     Args:
-        argv: The command line, the command's name first.
+      argv: the command line, the command's name first.
 
     Returns:
-        The exit code.
+      the exit code.
 
     Raises:
-        ValueError: For a mistake of the user.
+      ValueError: for a mistake of the user.
     """
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)

@@ -1,4 +1,4 @@
-"""Collectives in the forms in which compilers write them."""
+"""Reads collectives in all forms that compilers write."""
 
 import pytest
 
@@ -20,7 +20,7 @@ SUM = """%sum (x: f32[], y: f32[]) -> f32[] {
 
 
 def calls(body, computations=""):
-    """The collectives of an entry computation with this body, with how many operations it has."""
+    """The collectives of a program whose entry computation has this body."""
     lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
     found = operations_of_text(f"{SUM}{computations}ENTRY %main {{\n{lines}}}\n", MESH)
     return [o.collective for o in found.operations if o.collective]
@@ -57,7 +57,7 @@ def test_one_array(line, expected):
     assert calls(body) == [expected]
 
 
-def test_the_larger_of_operand_and_result_counts():
+def test_bytes_are_those_of_the_larger_of_operand_and_result():
     gather = f"""%p = bf16[2,8]{{1,0}} parameter(0)
         ROOT %g = bf16[8,8]{{1,0}} all-gather(%p), {DATA}, dimensions={{0}}"""
     scatter = f"""%p = bf16[8,8]{{1,0}} parameter(0)
@@ -66,7 +66,7 @@ def test_the_larger_of_operand_and_result_counts():
     assert calls(scatter) == [Collective("reduce-scatter", ("data",), 4, "bfloat16", 128)]
 
 
-def test_combined_arrays_are_summed():
+def test_bytes_of_combined_arrays_are_summed():
     body = f"""%p = f32[8]{{0}} parameter(0)
         %q = bf16[64]{{0}} parameter(1)
         ROOT %c = (f32[8]{{0}}, /*index=1*/bf16[64]{{0}}) all-reduce(%p, %q), {MODEL}, to_apply=%sum
@@ -98,7 +98,7 @@ def test_combined_arrays_are_summed():
         ("((f32[8]{0}), f32[8]{0}, s32[]) async-start(%p), calls=%wrapped", "all-to-all", 32),
     ],
 )
-def test_what_is_started_and_done_counts_once(start, kind, size):
+def test_asynchronous_collectives_count_once(start, kind, size):
     wrapped = f"""%wrapped (a: f32[8]) -> f32[8] {{
   %a = f32[8]{{0}} parameter(0)
   ROOT %t = f32[8]{{0}} all-to-all(%a), {MODEL}, dimensions={{0}}
@@ -112,7 +112,7 @@ def test_what_is_started_and_done_counts_once(start, kind, size):
     assert calls(body, wrapped) == [Collective(kind, ("model",), 2, "float32", size)]
 
 
-def test_a_sum_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter():
+def test_an_all_reduce_followed_by_a_slice_is_a_reduce_scatter():
     fused = f"""%all-reduce-scatter (a: f32[8,4], b: f32[2]) -> (f32[4,4], f32[1]) {{
   %a = f32[8,4]{{1,0}} parameter(0)
   %b = f32[2]{{0}} parameter(1)
@@ -135,8 +135,8 @@ def test_a_sum_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter():
     assert call == Collective("reduce-scatter", ("model",), 2, "float32", 8 * 4 * 4 + 8)
 
 
-def test_what_goes_on_beside_other_fusions_counts_where_it_starts():
-    """As TPU compilers write a gather that runs during a product."""
+def test_a_collective_that_spans_fusions_counts_where_it_starts():
+    """TPU compilers write an all-gather that overlaps a matrix product like this."""
     config = 'backend_config={"async_collective_fusion_config":{"flag_start":"2"}}'
     gather = f"f32[8,8]{{1,0}} all-gather(%a), {MODEL}, dimensions={{0}}, {config}"
     fused = f"""%start (a: f32[4,8]) -> (f32[4,8], f32[8,8]) {{
@@ -178,12 +178,12 @@ calls=%middle
     expected = Collective("all-gather", ("model",), 2, "float32", 256)
     assert [o.collective for o in found.values()] == [expected, None, None]
     assert found["m"].matmul_flops == 2 * 8**3
-    # The product reads one operand and writes its result; what is only passed on is not touched.
+    # The product reads one operand and writes its result. Values that are passed on cost nothing.
     assert found["m"].bytes == 2 * 256
     assert found["e"].bytes == 0
 
 
-def test_several_collectives_of_one_fusion_are_operations_of_their_own():
+def test_each_collective_of_a_fusion_is_an_operation():
     fused = f"""%two (a: f32[8]) -> f32[8] {{
   %a = f32[8]{{0}} parameter(0)
   %r = f32[8]{{0}} all-reduce(%a), {MODEL}, to_apply=%sum

@@ -1,4 +1,4 @@
-"""Operations of products and convolutions, against sums of ones that jax adds up itself."""
+"""Counts FLOPs of products and convolutions, against closed forms and sums computed by jax."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -38,7 +38,7 @@ def test_dots(equation, sizes, products):
 
 @st.composite
 def convolutions(draw):
-    """Windows of all kinds over two dimensions; pads may cut, bases and windows may be dilated."""
+    """Draws two-dimensional convolutions with negative padding and with dilations, too."""
     number = st.integers(1, 4)
     window = {"window_strides": [], "padding": [], "lhs_dilation": [], "rhs_dilation": []}
     base, kernel = [], []
@@ -57,8 +57,8 @@ def convolutions(draw):
 @pytest.mark.slow
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(convolutions())
-def test_only_taps_that_meet_data_count(drawn):
-    """A convolution of ones with ones adds up its own products."""
+def test_only_taps_on_data_count(drawn):
+    """A convolution of ones with ones sums to its number of multiply-adds."""
     base, kernel, window, groups = drawn
     left = np.ones([4, 6, *base], np.float32)
     right = np.ones([6, 3 if groups == "features" else 6, *kernel], np.float32)
@@ -71,8 +71,8 @@ def test_only_taps_that_meet_data_count(drawn):
     assert flops(convolve, left, right) == expected
 
 
-def test_a_batched_product_as_a_tpu_makes_it_is_as_large_as_the_product():
-    """8 experts: the batch is a window over a base dilated with zeros."""
+def test_a_batched_product_written_as_a_tpu_convolution_counts_as_the_product():
+    """The batch of 8 experts becomes a window over a dilated base."""
     line = (
         "ENTRY %m (a: bf16[8,128,32], b: bf16[8,128,32]) -> bf16[8,128,128] {\n"
         "  %a = bf16[8,128,32]{1,2,0} parameter(0)\n  %b = bf16[8,128,32]{1,2,0} parameter(1)\n"
@@ -85,7 +85,7 @@ def test_a_batched_product_as_a_tpu_makes_it_is_as_large_as_the_product():
     assert hlo_flops.matmul_flops(parse_module(other).entry.root) == 2 * 8 * 128 * 128 * 32
 
 
-def test_a_librarys_product():
+def test_a_library_call_that_is_a_product():
     text = (
         "ENTRY %m (a: f32[3,4,5], b: f32[3,6,5]) -> f32[3,4,6] {\n"
         "  %a = f32[3,4,5]{2,1,0} parameter(0)\n  %b = f32[3,6,5]{2,1,0} parameter(1)\n"

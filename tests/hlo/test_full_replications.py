@@ -1,4 +1,4 @@
-"""The partitioner's warnings, as XLA writes them."""
+"""Reads the partitioner's warnings of full replications."""
 
 from lingvo_gshard.hlo.full_replications import FullReplication, full_replications
 
@@ -10,7 +10,7 @@ WARNING = (
 )
 
 
-def test_a_full_replication_has_the_operations_name_and_both_shardings():
+def test_a_warning_gives_the_operation_and_both_shardings():
     named = WARNING.replace("%s", ', metadata={op_name="jit(call)/call_exported/encoder/x"}')
     text = "W1121 0:0 1 other.cc:1] something\n" + named + named + WARNING.replace("%s", "")
     shardings = ("{devices=[1,2]0,1}", "{devices=[2,1]0,1}")

@@ -1,4 +1,4 @@
-"""How often loops run: of programs jax compiles, and of conditions in all forms."""
+"""Computes trip counts of compiled programs and of loops with all kinds of conditions."""
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def test_counters(changes, count):
 
 
 def trip_counts(function, *arguments):
-    """The counts of all loops in a program that the CPU's compiler made, each once."""
+    """The trip counts of a program's loops, without those that the CPU compiler states."""
     entry, found = read_module(jax.jit(function).lower(*arguments).compile()).entry, []
 
     def visit(values):
@@ -102,25 +102,25 @@ def test_scans_and_the_loops_of_their_gradients():
     assert trip_counts(jax.grad(run), X) == [7, 7]
 
 
-def test_loops_in_loops():
+def test_nested_loops():
     def inner(x):
         return jax.lax.fori_loop(0, 4, lambda i, y: jnp.sin(y @ x), x)
 
     assert trip_counts(lambda x: jax.lax.fori_loop(2, 5, lambda i, y: inner(y), x), X) == [3, 4]
 
 
-def test_a_loop_that_data_ends_is_unknown():
+def test_a_data_dependent_condition_is_unknown():
     def run(x):
         return jax.lax.while_loop(lambda y: y.sum() < 100, lambda y: y * 2, x)
 
     assert trip_counts(run, X) == [None]
 
 
-def test_a_loop_as_long_as_an_argument_is_unknown():
+def test_a_bound_that_is_an_argument_is_unknown():
     assert trip_counts(lambda n, x: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x), 3, X) == [None]
 
 
-def test_what_an_earlier_loop_counted_is_known():
+def test_a_bound_that_an_earlier_loop_returns_is_known():
     def run(x):
         count, y = jax.lax.while_loop(
             lambda s: s[0] * 3 < 20, lambda s: (s[0] + 1, jnp.sin(s[1] @ x)), (0, x)
@@ -130,7 +130,7 @@ def test_what_an_earlier_loop_counted_is_known():
     assert trip_counts(run, X) == [7, 7]
 
 
-def test_a_bound_at_the_end_of_a_long_chain_of_sums():
+def test_a_bound_after_a_long_chain_of_additions():
     chain = "".join(f"  %n{i + 1} = s32[] add(%n{i}, %one)\n" for i in range(3000))
     text = LOOP.format(
         step=1, direction="LT", most=10**9, limit=0, first=0, bound="n3000", config=""

@@ -1,4 +1,4 @@
-"""Modules read from protos, of small programs in text and of programs that jax compiles."""
+"""Reads modules of small programs and of programs that jax compiles."""
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +49,8 @@ def test_op_names_are_those_in_the_metadata():
     assert computation.by_name["x"].op_name == ""
 
 
-def test_instructions_are_in_the_order_of_the_schedule():
-    """Which may differ from that of the proto, where only operands come first."""
+def test_instructions_follow_the_schedule():
+    """The proto lists instructions in another order, in which operands come first."""
     lines = ["%z = f32[8]{0} negate(%a)", "%y = f32[8]{0} tanh(%a)"]
     for body in (lines, lines[::-1]):
         text = (
@@ -62,7 +62,7 @@ def test_instructions_are_in_the_order_of_the_schedule():
         assert [i.name for i in parse_module(text).entry.instructions] == expected
 
 
-def test_what_asynchronous_instructions_execute():
+def test_asynchronous_instructions():
     text = """ENTRY %main (p: f32[8,4]) -> f32[2,4] {
   %p = f32[8,4]{1,0} parameter(0)
   %s = ((f32[8,4]{1,0}), f32[2,4]{1,0:S(1)}, s32[]) slice-start(%p), slice={[0:2], [0:4]}
@@ -80,7 +80,7 @@ def test_what_asynchronous_instructions_execute():
     assert (copy.base_opcode, copy.executed, copy.result.space) == ("copy", copy, 1)
 
 
-def test_a_compiled_program_is_read_in_full():
+def test_every_instruction_of_a_compiled_program_is_read():
     def step(x):
         return jax.lax.fori_loop(0, 3, lambda i, y: jnp.tanh(y @ y) + i, x).sum()
 
@@ -94,8 +94,8 @@ def test_a_compiled_program_is_read_in_full():
         assert all(instruction in i.computation.users[i] for i in instruction.operands)
 
 
-def test_tensorflow_knows_all_that_jaxs_compiler_writes_of_instructions():
-    """Fields that its classes do not know would be left out silently."""
+def test_tensorflows_proto_has_all_fields_that_jaxs_compiler_writes():
+    """An unknown field would be ignored silently."""
     compiled = jax.jit(lambda x: jnp.tanh(x @ x)).lower(jnp.ones((8, 8))).compile()
     for computation in read_module(compiled).computations:
         for instruction in computation.instructions:

@@ -1,4 +1,4 @@
-"""Layers and phases by the names that TensorFlow and XLA give operations."""
+"""Finds layers and phases in the names that TensorFlow and XLA give operations."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_layer_and_phase(name, layer, phase):
         ("args[4]", "", "other"),
     ],
 )
-def test_layers_that_are_not_known_are_what_is_left_of_the_name(name, layer, phase):
+def test_layers_are_guessed_without_a_list_of_layers(name, layer, phase):
     assert layer_and_phase(name) == (layer, phase)
 
 
@@ -84,7 +84,7 @@ def test_wrappers_and_merged_names(text, name):
     assert operation_name(text) == name
 
 
-def test_dispatch_and_combine_are_told_by_their_scopes():
+def test_dispatch_and_combine_have_name_scopes():
     assert is_dispatch("moe/dispatch/einsum/Einsum")
     assert is_dispatch("gradient_tape/encoder/layers_1/moe/combine_1/MatMul")
     assert not is_dispatch("moe/einsum/Einsum")

@@ -1,4 +1,4 @@
-"""Layers of instructions whose names were lost or say nothing."""
+"""Attributes instructions without a useful name to layers and phases."""
 
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.hlo.parsing import operations_of_text
@@ -8,15 +8,15 @@ FEED_FORWARD = "encoder/layers/body_0/feed_forward"
 
 
 def places(body, computations=""):
-    """Name -> (layer, phase)."""
+    """The (layer, phase) of each operation, by name."""
     lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
     text = f"{computations}ENTRY %main {{\n{lines}}}\n"
     found = operations_of_text(text, Mesh.parse("data=2"), LAYERS)
     return {o.name: (o.layer, o.phase) for o in found.operations}
 
 
-def test_a_nameless_product_is_where_its_result_is_used():
-    """In the earliest phase: what is kept for the backward pass is made in the forward one."""
+def test_a_product_without_a_name_belongs_to_the_layer_that_uses_it():
+    """In the earliest phase: the forward pass computes what is saved for the backward pass."""
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
         %b = f32[8,8]{{1,0}} negate(%d), metadata={{op_name="gradient_tape/{FEED_FORWARD}/Neg"}}
@@ -26,7 +26,7 @@ def test_a_nameless_product_is_where_its_result_is_used():
     assert found["b"] == (FEED_FORWARD, "backward")
 
 
-def test_a_nameless_product_for_the_optimizer_is_a_gradient():
+def test_a_product_that_the_optimizer_uses_is_a_gradient():
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
         ROOT %u = f32[8,8]{{1,0}} negate(%d), \
@@ -34,8 +34,8 @@ metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
     assert found == {"d": (FEED_FORWARD, "backward"), "u": (FEED_FORWARD, "optimizer")}
 
 
-def test_a_nameless_product_moves_tokens_if_all_around_it_does():
-    """Else it is an expert's, whose product stands between dispatch and combine."""
+def test_a_product_without_a_name_is_dispatch_if_its_neighbors_are():
+    """A product between dispatch and combine is an expert's."""
     product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     text = f"""ENTRY %main {{
   %p = f32[8,8]{{1,0}} parameter(0)
@@ -56,7 +56,7 @@ def test_a_nameless_product_moves_tokens_if_all_around_it_does():
     }
 
 
-def test_what_comes_from_deeper_within_the_users_layer_is_of_there():
+def test_a_source_in_a_sublayer_of_the_user_comes_first():
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %x = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="rematerialized/{FEED_FORWARD}/Tanh"}}
         %d = f32[8,8]{{1,0}} dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
@@ -65,14 +65,14 @@ def test_what_comes_from_deeper_within_the_users_layer_is_of_there():
     assert found["d"] == (FEED_FORWARD, "backward")
 
 
-def test_keeping_a_value_for_later_is_of_the_layer_that_made_it():
+def test_saving_a_value_belongs_to_the_layer_that_computed_it():
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %x = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="{FEED_FORWARD}/Tanh"}}
         ROOT %c = f32[8,8]{{0,1}} copy(%x), metadata={{op_name="while/TensorListPushBack_1"}}""")
     assert found["c"] == (FEED_FORWARD, "forward")
 
 
-def test_a_fusion_is_of_the_layer_of_its_product_or_of_most_of_it():
+def test_a_fusion_belongs_to_the_layer_of_its_product_or_of_most_elements():
     fused = f"""%fused (p: f32[8,8]) -> f32[8,8] {{
   %p = f32[8,8]{{1,0}} parameter(0)
   %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, \
@@ -96,7 +96,7 @@ metadata={{op_name="{FEED_FORWARD}/einsum/Einsum"}}
     assert found == {"f": (FEED_FORWARD, "forward"), "o": ("softmax", "forward")}
 
 
-def test_the_loop_into_which_a_nameless_copy_goes_tells_its_layer():
+def test_a_copy_for_a_loop_belongs_to_the_layer_that_uses_it_there():
     loop = f"""%body (s: (f32[8,8], f32[8,8])) -> (f32[8,8], f32[8,8]) {{
   %s = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) parameter(0)
   %x = f32[8,8]{{1,0}} get-tuple-element(%s), index=0
@@ -137,7 +137,7 @@ to_apply=%sum, metadata={{op_name="jit(f)/gradient_tape/encoder/({names})"}}
     ROOT %s = f32[8,8]{{1,0}} get-tuple-element(%r), index=0"""
 
 
-def test_a_combined_collective_is_of_the_layer_of_most_bytes_or_of_what_all_share():
+def test_a_combined_collective_belongs_to_the_layer_of_most_bytes_or_the_common_one():
     names = "layers/body_0/feed_forward/MatMul:layers/body_0/add/Sum"
     small, large = (places(COMBINED.format(rows=rows, names=names), SUM) for rows in (2, 8))
     assert small == {"r": (FEED_FORWARD, "backward")}

@@ -1,4 +1,4 @@
-"""Operations of layers compiled for 8 virtual CPU devices, against closed forms."""
+"""Reads layers compiled for 8 virtual CPU devices, and compares them with closed forms."""
 
 import collections
 
@@ -13,7 +13,7 @@ C = 2 * S // E
 FLOAT = 4
 DEVICES = 8
 
-# Multiply-adds of all devices together, forward; of the gradients, what products there are in them.
+# Multiply-adds of the forward pass on all devices together.
 FEED_FORWARD = 2 * B * L * M * H
 ATTENTION = 4 * B * L * M * N * D + 2 * B * L * L * N * D
 EXPERTS = 2 * B * L // S * E * C * M * H
@@ -39,7 +39,7 @@ def flops(found, **wanted):
 
 
 def calls(found):
-    """Calls per step and bytes of one, by kind, axes and phase."""
+    """Executions per step by (kind, axes, group size, dtype, bytes, phase)."""
     counted = collections.Counter()
     for o in found.operations:
         if o.collective:
@@ -69,7 +69,7 @@ def test_attention_split_by_heads(loops):
     times = times_of(loops)
     assert flops(found, layer="attention", phase="forward") == 2 * ATTENTION * times // DEVICES
     assert flops(found, layer="attention", phase="backward") == 4 * ATTENTION * times // DEVICES
-    # The output's sum, and that of its gradient, which XLA puts together where both are at hand.
+    # The sums of the output and of its gradient. XLA combines them where it can.
     moved = collections.Counter()
     for (kind, axes, size, dtype, bytes_of_one, _), count in calls(found).items():
         moved[kind, axes, size, dtype] += count * bytes_of_one
@@ -116,8 +116,8 @@ def test_both_partitioners(partitioner):
     assert calls(found) == {("all-reduce", ("model",), 8, "float32", whole, "forward"): 1}
 
 
-def test_bytes_are_about_those_of_xla():
-    """XLA's own count of a program without loops, which counts whatever a fusion reads."""
+def test_bytes_agree_with_xlas_count():
+    """XLA counts programs without loops in the same way."""
     program = compiled("feed_forward", "data=8", "data", gradients=True)
     found = operations("feed_forward", "data=8", "data", gradients=True)
     counted = sum(o.bytes for o in found.operations)
@@ -158,7 +158,7 @@ ENTRY %main (n: s32[], x: f32[8,8]) -> (s32[], f32[8,8]) {
 """
 
 
-def test_the_larger_branch_counts_and_a_loop_without_end_is_noted():
+def test_the_larger_branch_counts_and_an_unknown_trip_count_is_noted():
     found = operations_of_text(CONDITIONAL, Mesh.parse("data=1"))
     assert [(o.name, o.matmul_flops, o.bytes) for o in found.operations] == [
         ("d", 2 * 8**3, 2 * 8 * 8 * 4)

@@ -1,4 +1,4 @@
-"""Operations of the same layers compiled for TPUs that are not there, against the same forms."""
+"""Reads the same layers compiled ahead of time for TPUs, against the same closed forms."""
 
 import pytest
 
@@ -22,7 +22,7 @@ pytest.importorskip("libtpu")
 
 
 def test_experts_in_a_loop():
-    """The one-hot tensors that dispatch is a product with need no gradient."""
+    """Dispatch multiplies by one-hot tensors, which need no gradient."""
     found = operations("einsum", "data=8", "expert", (5,), gradients=True, topology="v3:2x2")
     assert found.notes == []
     forward = 2 * (EXPERTS + ROUTER + 2 * DISPATCH) * 5 // DEVICES
@@ -31,7 +31,7 @@ def test_experts_in_a_loop():
     moving = 2 * DISPATCH * 5 // DEVICES
     assert flops(found, dispatch=True, phase="forward") == 2 * moving
     assert flops(found, dispatch=True, phase="backward") == 3 * moving
-    # The compiler sends what goes into products as bfloat16.
+    # The compiler sends operands of products as bfloat16.
     part = 2 * (B * L // S) * E * C * M // DEVICES
     assert calls(found) == {
         ("all-to-all", ("data",), 8, "bfloat16", part, "forward"): 10,
@@ -41,7 +41,7 @@ def test_experts_in_a_loop():
     assert {o.dtype for o in found.operations if o.matmul_flops} <= {"bfloat16", "float32"}
 
 
-def test_attention_in_loops_in_loops():
+def test_attention_in_nested_loops():
     found = operations("attention", "model=8", "tensor", (3, 2), gradients=True, topology="v3:2x2")
     assert found.notes == []
     assert flops(found, layer="attention", phase="forward") == 2 * ATTENTION * 6 // DEVICES
@@ -53,8 +53,8 @@ def test_attention_in_loops_in_loops():
     }
 
 
-def test_what_lies_in_vector_memory_takes_no_traffic():
-    """On a v5e all of this small layer does, but for what comes in and goes out."""
+def test_arrays_in_vector_memory_cause_no_traffic():
+    """On a v5e all arrays of this small layer are there, except for inputs and outputs."""
     found = operations("feed_forward", "data=8", "fsdp", gradients=True, topology="v5e:2x4")
     assert flops(found) == 3 * 2 * FEED_FORWARD // DEVICES
     gathered = [o.collective for o in found.operations if o.collective]

@@ -1,4 +1,4 @@
-"""Groups of devices in all forms that XLA has, against NumPy and the mesh's own positions."""
+"""Reads groups of devices in all forms that XLA has."""
 
 import math
 
@@ -22,7 +22,7 @@ MESH = Mesh.parse("data=4,model=2")
 
 
 def collective(attribute: str, opcode: str = "all-gather") -> hlo_pb2.HloInstructionProto:
-    """A collective of which only the devices are of interest."""
+    """A collective with this attribute, which names its devices."""
     dimensions = ", dimensions={0}" if opcode == "all-gather" else ""
     text = (
         "ENTRY %m (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
@@ -57,7 +57,7 @@ def transposed_iotas(draw):
 
 
 @hypothesis.given(transposed_iotas())
-def test_an_iota_is_an_array_of_numpy_transposed_and_reshaped(drawn):
+def test_an_iota_is_a_transposed_and_reshaped_numpy_array(drawn):
     sizes, order, number = drawn
     total = math.prod(sizes)
     transposed = f"T({','.join(map(str, order))})" if len(sizes) > 1 else ""
@@ -66,20 +66,20 @@ def test_an_iota_is_an_array_of_numpy_transposed_and_reshaped(drawn):
     assert groups(text) == [tuple(row) for row in expected.tolist()]
 
 
-def test_axes_of_a_mesh_of_xlas_own():
+def test_axes_of_xlas_own_mesh():
     assert groups("mesh['a'=1,'b'=4,'c'=2] {'c'}") == groups("[4,2]<=[8]")
     assert groups("mesh['a'=4,'b'=2] {'a'}") == groups("[2,4]<=[4,2]T(1,0)")
     assert groups("mesh['a'=4,'b'=2] {'a','b'}") == [tuple(range(8))]
 
 
-def test_parts_of_axes_are_their_major_middle_or_minor_positions():
+def test_parts_of_axes():
     assert groups("mesh['a'=8] {'a':(1)2}") == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert groups("mesh['a'=8] {'a':(4)2}") == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert groups("mesh['a'=8] {'a':(2)2}") == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert groups("mesh['a'=4,'b'=2] {'a':(1)2,'b'}") == [(0, 1, 4, 5), (2, 3, 6, 7)]
 
 
-def test_the_devices_of_a_mesh_may_be_in_another_order():
+def test_device_order_of_xlas_own_mesh():
     iota = "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}"
     assert groups(iota) == [(0, 4), (1, 5), (2, 6), (3, 7)]
     listed = "mesh['a'=2,'b'=2], device_ids=(3,0,1,2) {'b'}"
@@ -87,11 +87,11 @@ def test_the_devices_of_a_mesh_may_be_in_another_order():
 
 
 def test_groups_of_an_unknown_form_are_an_error():
-    """A later XLA may write them in a field that TensorFlow's classes do not have."""
+    """A newer XLA may write them in a field that TensorFlow does not know."""
     proto = collective("replica_groups=[2,4]<=[8]")
     proto.ClearField("iota_collective_device_list")
     assert replica_groups(proto) == ()
-    # Field 1000 is of no use yet; its value is a message of no bytes.
+    # An empty message in field 1000, which is unused.
     proto.MergeFromString(bytes([0xC2, 0x3E, 0]))
     assert len(unknown_fields.UnknownFieldSet(proto)) == 1
     with pytest.raises(ValueError, match=r"c: its replica groups are in a form that .* newer tens"):
@@ -107,8 +107,8 @@ def meshes_and_axes(draw):
 
 
 @hypothesis.given(meshes_and_axes(), st.randoms())
-def test_axes_are_found_by_their_groups_in_whatever_order(drawn, random):
-    """Devices that differ in the chosen axes alone are in one group."""
+def test_axes_are_found_by_their_groups_in_any_order(drawn, random):
+    """Devices whose positions differ only along the chosen axes form a group."""
     mesh, names = drawn
     kept = [index for index, name in enumerate(mesh.names) if name not in names]
     members = {}

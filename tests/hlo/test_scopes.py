@@ -1,4 +1,4 @@
-"""What a training step's names tell of it: layers, phases, dispatch; of loops and without."""
+"""Layers, phases and dispatch of a training step's operations, with loops and without."""
 
 import functools
 
@@ -18,12 +18,12 @@ from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
 
-# What its tests share is made once, in one process.
+# The compiled steps are shared by all tests of one process.
 pytestmark = pytest.mark.xdist_group("test_scopes")
 
 MESH = "data=2"
 B, L, M, H, E, V = 4, 8, 8, 24, 2, 32
-# Tokens of a group, and places of an expert for them.
+# Tokens of a group, and the capacity slots of an expert for them.
 S, C = 8, 8
 
 
@@ -78,8 +78,8 @@ def test_products_have_a_layer_and_a_phase(repeat):
 
 
 @loops
-def test_dispatching_products_are_told_apart(repeat):
-    """[G,S,E,C] with [G,S,M] and with [G,E,C,M]; three gradients of them, and two gates'."""
+def test_dispatch_products(repeat):
+    """[G,S,E,C] times [G,S,M] and times [G,E,C,M], with three gradients, and two for the gates."""
     moving = [o for o in operations(repeat) if o.dispatch]
     layer, mixtures = ("layers/body_0", 4) if repeat else ("layers_0", 2)
     assert {o.layer for o in moving} == {

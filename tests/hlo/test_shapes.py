@@ -1,4 +1,4 @@
-"""Shapes of arrays and tuples, written as HLO text writes them."""
+"""Reads shapes of arrays and tuples, given as HLO text."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_a_tpu_layout_has_tiles_and_a_memory_space():
     assert parse_shape("f32[]{:T(256)}").padding == 1
 
 
-def test_tuples_hold_shapes_and_tuples():
+def test_nested_tuples():
     shape = parse_shape("((f32[2]{0:T(256)}, s8[3]{0}), /*index=1*/pred[4]{0}, token[])")
     assert [array.dtype for array in shape.arrays] == ["f32", "s8", "pred", "token"]
     assert shape.elements[0].elements[0].tile == (256,)
@@ -39,7 +39,7 @@ def test_tuples_hold_shapes_and_tuples():
         ("f32[100]{0:T(256)}", 100, 256),
     ],
 )
-def test_padding_fills_the_minor_dimensions_to_tiles(text, elements, padded):
+def test_tiles_pad_the_minor_dimensions(text, elements, padded):
     shape = parse_shape(text)
     assert shape.size == elements
     assert shape.size * shape.padding == pytest.approx(padded)

@@ -1,4 +1,4 @@
-"""Bytes read and written, of fusions that use a part of what they are given, and of memories."""
+"""Counts bytes read and written, also by fusions that use a part of their operands."""
 
 import pytest
 
@@ -48,14 +48,14 @@ def operations(text):
         "dynamic_slice_sizes={1,8,16}",
     ],
 )
-def test_a_slice_of_a_stack_of_weights_reads_the_slice(lines):
+def test_a_slice_of_stacked_weights_reads_the_slice_alone(lines):
     (fusion,) = operations(FUSED.replace("{slice}", lines)).values()
     is_index_read = 4 if "dynamic" in lines else 0
     assert fusion.bytes == 3 * PART + is_index_read
     assert fusion.other_flops == 8 * 16 * (2 if "exponential" in lines else 1)
 
 
-def test_a_whole_operand_is_read_whole():
+def test_an_operand_is_read_in_full_where_all_of_it_is_used():
     lines = (
         "%z = f32[] constant(0)\n  %a = f32[8,16]{1,0} reduce(%w, %z), dimensions={0}, "
         "to_apply=%sum\n  %s = f32[1,8,16]{2,1,0} bitcast(%a)"
@@ -89,7 +89,7 @@ ENTRY %main (w: f32[12,8,16], i: s32[], x: f32[8,16]) -> f32[12,8,16] {
 """
 
 
-def test_an_update_in_place_writes_the_update():
+def test_an_update_in_place_writes_the_update_alone():
     found = operations(UPDATE)
     assert found["f"].bytes == PART + 4 + 2 * PART
     assert found["again"].bytes == 2 * PART + 2 * 4
@@ -106,18 +106,20 @@ def test_an_update_in_place_writes_the_update():
         ("%o = (bf16[8,4]{1,0:S(1)}, bf16[8,4]{1,0}, u32[]) copy-start(%p)", 64),
         ("%o = ((bf16[8,4]{1,0}), bf16[2,4]{1,0:S(1)}, s32[]) slice-start(%p), "
          "slice={[0:2], [0:4]}", 16),
+        ("%o = (bf16[8,4]{1,0}, bf16[16,4]{1,0}) all-gather-start(%p), "
+         "replica_groups={{0,1}}, dimensions={0}", 64 + 128),
         ('%o = bf16[8,4]{1,0} custom-call(), custom_call_target="AllocateBuffer"', None),
         ("%o = bf16[8,4]{1,0:T(8,128)(2,1)} copy(%p)", 64 + 8 * 128 * 2),
     ],
 )  # fmt: skip
 def test_single_instructions(line, size):
-    """In main memory, padded to its tiles; what is in vector memory, S(1), takes no traffic."""
+    """Arrays count with the padding of their tiles. Those in vector memory, S(1), do not count."""
     parameter = "%p = bf16[8,4]{1,0} parameter(0)"
     found = operations(f"ENTRY %main {{\n  {parameter}\n  {line}\n}}\n")
     assert (found["o"].bytes if "o" in found else None) == size
 
 
-def test_arithmetic_on_single_numbers_is_left_out():
+def test_arithmetic_on_scalars_is_left_out():
     text = """ENTRY %main {
   %p = s32[]{:T(256)} parameter(0)
   %q = s32[]{:T(256)S(6)} add(%p, %p)

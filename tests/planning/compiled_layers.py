@@ -1,4 +1,4 @@
-"""Layers, alone or in loops, compiled for virtual CPU devices or a TPU that is not there."""
+"""Compiles layers, alone or in loops, for virtual CPU devices or ahead of time for a TPU."""
 
 import functools
 
@@ -22,7 +22,7 @@ B, L, M, H, E, N, S = 8, 32, 64, 128, 8, 8, 32
 
 @functools.cache
 def layer_of(kind: str) -> Layer:
-    """feed_forward, attention, or the dispatch of a mixture of experts."""
+    """The layer of a kind: feed_forward, attention, or a dispatch of a mixture of experts."""
     if kind == "feed_forward":
         return FeedForward.params().set(model_dim=M, hidden_dim=H).instantiate(path=kind)
     if kind == "attention":
@@ -40,7 +40,7 @@ def _call(layer: Layer, theta, x_BLM):
 
 
 def _repeated(function, x, loops: tuple[int, ...]):
-    """The function over and over, in loops of these lengths, the outermost first."""
+    """Applies a function in nested loops of these lengths, the outermost first."""
     if not loops:
         return function(x)
     _, result = tf.while_loop(
@@ -62,7 +62,7 @@ def compiled(
     topology: str = "cpu:8",
     partitioner: str = "gspmd",
 ) -> jax.stages.Compiled:
-    """The program of a layer's output, or of its gradients too."""
+    """The program that computes a layer's output, and on request its gradients."""
     layer = layer_of(kind)
     specs = layer.variable_specs()
 
@@ -87,7 +87,7 @@ def compiled(
 
 
 def operations(kind: str, mesh: str, *arguments, **options) -> OperationList:
-    """What one device executes."""
+    """The operations that one device executes."""
     program = compiled(kind, mesh, *arguments, **options)
     scopes = [scope_name(path) for path in layer_of(kind).layer_paths()]
     return read_operations(read_module(program), Mesh.parse(mesh), scopes)

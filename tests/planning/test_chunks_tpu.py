@@ -1,4 +1,4 @@
-"""Chunks of an exchange on a TPU: scheduled so that some travel while others are computed."""
+"""Checks that a TPU's schedule overlaps the exchange of chunks with the experts' computation."""
 
 import pytest
 import tensorflow as tf
@@ -15,7 +15,7 @@ pytest.importorskip("libtpu")
 
 MESH = "data=4"
 B, L, M, H, E = 8, 512, 512, 2048, 8
-# What LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true says to a whole process.
+# LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true sets this for a whole process.
 ASYNCHRONOUS = {"xla_tpu_enable_async_all_to_all": "true"}
 
 
@@ -41,8 +41,8 @@ def compiled(chunks: int, topology: str) -> hlo.Module:
     return hlo.read_module(program.lower(devices).compile(compiler_options=ASYNCHRONOUS))
 
 
-def computed_beside(module: hlo.Module) -> set[tuple[str, str]]:
-    """Phases of all-to-alls, each with that of experts' products between its start and its done."""
+def overlaps(module: hlo.Module) -> set[tuple[str, str]]:
+    """Pairs of phases: of an all-to-all, and of an experts' product between its start and done."""
     assert module.is_scheduled
     layers = frozenset({"moe", "moe/router", "moe/experts"})
     operations = hlo.read_operations(module, Mesh.parse(MESH), layers).operations
@@ -62,12 +62,12 @@ def computed_beside(module: hlo.Module) -> set[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v6e:2x2", "v5p:2x2x1"])
-def test_experts_compute_while_other_chunks_travel(topology):
-    found = computed_beside(compiled(2, topology))
+def test_experts_compute_while_other_chunks_are_exchanged(topology):
+    found = overlaps(compiled(2, topology))
     assert {("forward", "forward"), ("backward", "backward")} <= found
 
 
 @pytest.mark.slow
-def test_whole_buffers_wait_for_all_experts():
-    """Forward; backward, the gradients of weights stand beside those of rows in any case."""
-    assert ("forward", "forward") not in computed_beside(compiled(1, "v6e:2x2"))
+def test_without_chunks_the_exchange_waits_for_all_experts():
+    """This holds in the forward pass. In the backward pass, weight gradients always overlap."""
+    assert ("forward", "forward") not in overlaps(compiled(1, "v6e:2x2"))

@@ -1,4 +1,4 @@
-"""Compiling for machines not here: what compilers say, and what is done where they refuse."""
+"""Compiles programs for other machines, also where the compiler refuses them."""
 
 import sys
 
@@ -30,7 +30,7 @@ def program(topology: str, rows: int = 64):
     return partitioned.lower(tf.TensorSpec((rows, 32)), tf.TensorSpec((32, 16)))
 
 
-def test_what_xla_says_of_the_same_program():
+def test_memory_is_as_xla_reports_it():
     topology = topologies.get("cpu:8")
     found = compilation.compile_for(program("cpu:8"), topology)
     with using_partitioner("gspmd"):
@@ -40,7 +40,7 @@ def test_what_xla_says_of_the_same_program():
     assert found.module.entry.parameters
 
 
-def test_stages_are_told():
+def test_progress_is_reported():
     told = []
     lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "cpu:8", progress=told.append)
     assert told == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
@@ -64,8 +64,8 @@ def test_a_mesh_of_another_size_names_both_flags():
         ("RESOURCE_EXHAUSTED: no room in HBM", 5),
     ],
 )
-def test_what_a_refusal_says_is_all_that_a_program_needs(monkeypatch, message, temporaries):
-    """The figures that TPU compilers name hold arguments and outputs, too."""
+def test_temporaries_come_from_the_compilers_refusal(monkeypatch, message, temporaries):
+    """The bytes that TPU compilers report include arguments and outputs."""
     calls = []
 
     def compile_(program, topology, started):
@@ -90,7 +90,7 @@ def test_what_a_refusal_says_is_all_that_a_program_needs(monkeypatch, message, t
         ("RESOURCE_EXHAUSTED: Used 9T of 1G hbm.\nmore", "Not even TPU v5p has enough: RESOURCE"),
     ],
 )
-def test_what_fits_nowhere_is_refused_in_words(monkeypatch, message, words):
+def test_a_program_that_no_chip_can_run_is_an_error(monkeypatch, message, words):
     def compile_(program, topology, started):
         raise jax.errors.JaxRuntimeError(message)
 
@@ -113,7 +113,7 @@ def test_what_fits_nowhere_is_refused_in_words(monkeypatch, message, words):
         ("v5e:1x1", "v5p:1x1x1"),
     ],
 )
-def test_a_larger_machine_of_as_many_devices(topology, larger):
+def test_the_larger_topology_has_as_many_devices(topology, larger):
     topology = topologies.get(topology)
     found = compilation._larger_topology(topology)
     assert (found and found.name) == larger
@@ -130,7 +130,7 @@ def test_libtpu_missing_or_of_another_version(monkeypatch):
         lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
 
 
-def test_what_a_compiler_writes_is_not_shown(capfd):
+def test_compiler_output_is_hidden(capfd):
     compilation.compile_for(program("cpu:8"), topologies.get("cpu:8"))
     print("after", file=sys.stderr)
     assert capfd.readouterr().err == "after\n"
@@ -157,19 +157,19 @@ def plan_of_feed_forward(topology: str, hidden: int):
     )
 
 
-def test_a_tpu_that_is_not_there():
+def test_a_step_planned_for_a_tpu():
     pytest.importorskip("libtpu")
     plan = plan_of_feed_forward("v3:2x2", 2**14)
     assert plan.fits and plan.compiler == "tpu" and plan.devices == 8
     assert plan.bytes_per_device.weights == 2 * 4 * 4096 * 2**14
     assert plan.bytes_per_device.capacity == int(15.48 * GIB)
-    # The loss itself is not asked for.
+    # The loss is not an output, so its product is not computed.
     assert plan.flops.executed == 4 * 2 * 8 * 4096 * 2**14
     assert plan.notes == []
 
 
 def test_a_step_that_does_not_fit_a_tpu():
-    """32 GiB of weights, on a chip of 15.48 a core."""
+    """It has 32 GiB of weights, and a core has 15.48 GiB of memory."""
     pytest.importorskip("libtpu")
     plan = plan_of_feed_forward("v3:1x1", 2**20)
     assert not plan.fits and plan.compiler == "tpu"

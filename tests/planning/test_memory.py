@@ -1,4 +1,4 @@
-"""Memory by class, against XLA's own analysis and the shapes of what a program is given."""
+"""Compares memory by class with XLA's own analysis and with the shapes of inputs."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.planning import compilation, memory
 from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.plan.plan import TemporaryRow
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -17,7 +18,7 @@ CLASSES = (memory.INPUTS, memory.WEIGHTS, memory.MOMENTS)
 
 
 def compiled(topology: str, donate=()):
-    """A product whose weight takes a step along a moment; both are new afterwards."""
+    """A step of gradient descent with momentum on one weight."""
     machine = topologies.get(topology)
 
     def step(x_BM, w_MH, moment_MH):
@@ -48,21 +49,21 @@ def test_classes_on_a_cpu(donate):
     assert sizes["program"] == told["code"]
     everything = ("arguments", "outputs", "temporaries", "code")
     assert sizes["peak"] == told["peak"] == sum(told[name] for name in everything)
-    # What is donated is not there twice.
+    # Donated inputs are not in memory twice.
     assert (told["outputs"] < 2 * sizes["weights"]) == bool(donate)
 
 
-def test_classes_on_a_tpu_are_as_padded_there():
+def test_classes_on_a_tpu_include_padding():
     pytest.importorskip("libtpu")
     sizes, told = sizes_of("v3:2x2", (1, 2))
-    # Tiles of 8 x 128: 24 x 20 floats take 24 x 128, or the other way round 24 (of 20) x 128.
+    # With tiles of 8 x 128, 24 x 20 floats take 24 x 128. Transposed, 20 x 24 take as much.
     assert sizes["weights"] == sizes["moments"] == 4 * 24 * 128
     assert sum(sizes[name] for name in CLASSES) == told["arguments"]
     assert sizes["peak"] == told["peak"]
 
 
-def test_inputs_of_a_program_without_as_many_parameters():
-    """A compiler may leave some out; then they count as they are split."""
+def test_inputs_that_the_compiler_has_removed():
+    """Without the compiler's layouts, inputs count without padding."""
     program, found = compiled("cpu:8")
     more = dataclasses.replace(program, inputs=(*program.inputs, program.inputs[0]))
     classes = (*CLASSES, memory.INPUTS)
@@ -70,18 +71,17 @@ def test_inputs_of_a_program_without_as_many_parameters():
     assert sizes["weights"] == 4 * WIDTH * HIDDEN // 2
 
 
-def test_largest_results():
+def test_largest_temporaries():
     _, found = compiled("cpu:8")
     rows = memory.largest_temporaries(found.module, None)
-    sizes = [row["bytes"] for row in rows]
+    sizes = [row.bytes for row in rows]
     assert sizes == sorted(sizes, reverse=True) and len(rows) <= 20
     hidden = [ROWS // 4, HIDDEN // 2]
-    (row,) = [r for r in rows if r["shape"] == hidden and r["dtype"] == "float32"][:1]
-    assert row["bytes"] == 4 * ROWS // 4 * HIDDEN // 2
-    assert set(row) == {"name", "layer", "shape", "dtype", "bytes"}
+    (row,) = [r for r in rows if r.shape == hidden and r.dtype == "float32"][:1]
+    assert row.bytes == 4 * ROWS // 4 * HIDDEN // 2
 
 
-def test_constants_and_views_are_no_temporaries():
+def test_constants_and_views_are_not_temporaries():
     text = (
         "HloModule m\n\n"
         "ENTRY %m (a: f32[8,128]) -> f32[8,128] {\n"
@@ -93,11 +93,7 @@ def test_constants_and_views_are_no_temporaries():
     )
     layers = frozenset({"encoder/layers_0"})
     assert memory.largest_temporaries(parse_module(text), layers) == [
-        {
-            "name": "s",
-            "layer": "encoder/layers_0",
-            "shape": [8, 128],
-            "dtype": "float32",
-            "bytes": 4096,
-        }
+        TemporaryRow(
+            name="s", layer="encoder/layers_0", shape=[8, 128], dtype="float32", bytes=4096
+        )
     ]

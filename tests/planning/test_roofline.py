@@ -1,4 +1,4 @@
-"""Seconds of operations, of a step and of a budget, against figures by hand."""
+"""Compares times of operations and steps, and budgets, with figures computed by hand."""
 
 import dataclasses
 
@@ -53,7 +53,7 @@ def test_a_collective_takes_what_its_links_take():
     bound = interconnect.seconds_bound(CALL, TOPOLOGY, MESH)
     assert found.communication_seconds == pytest.approx(4 * bound)
     assert found.seconds_bound == found.communication_seconds
-    # The paper's own microbenchmark of just this, and six hops.
+    # The time of the paper's microbenchmark of this very collective, and six hops.
     assert found.seconds == pytest.approx(4 * (296e-6 + 6e-6))
 
 
@@ -99,5 +99,5 @@ def test_utilization_is_of_the_bfloat16_peak():
     assert roofline.utilization(core.chip.peak("float32"), 1.0, core) == 1
 
 
-def test_sources_of_the_paper_are_named():
+def test_sources_name_the_paper():
     assert any("2006.16668" in source for source in efficiencies.sources(TOPOLOGY.chip))

@@ -16,12 +16,12 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
 
 CUBE = Mesh.parse("x=2,y=2,z=2")
-# From one dimension over one axis to another over the other two: XLA knows no way but the whole.
+# From columns over one axis to rows over the other two: XLA has to replicate the tensor.
 BEFORE, AFTER = ((), ("z",)), (("x", "y"), ())
 
 
 class Awkward(Layer):
-    """A layer that asks for a change of layout that XLA cannot do in parts."""
+    """A layer with a resharding that XLA can only do by full replication."""
 
     @layer_method
     def fprop(self, theta, x):
@@ -41,19 +41,19 @@ def test_names_the_layer_of_a_replicated_tensor(partitioner, capfd):
     assert found.before.startswith("{devices=[1,2,4]") and found.after.startswith(
         "{devices=[4,1,2]"
     )
-    warning = reports.compiled(executable)[1]
+    warning = reports.describe_program(executable)[1]
     assert warning == (
         "Warning: encoder/layers_0/awkward/XlaSharding is replicated in full on every device to "
         f"reshard it from {found.before} to {found.after}"
     )
-    # What is reported is not shown a second time, in XLA's words.
+    # XLA's own warning is hidden.
     shown = capfd.readouterr().err
     assert full_replications.WARNING_TEXT not in shown and "GSPMD" not in shown
 
 
 def test_a_good_partitioning_has_no_warnings():
     partitioning = partition(lambda x: annotate(tf.sin(annotate(x, "BM")), "BM"), "data=8", "data")
-    lines = reports.compiled(partitioning.compile(np.zeros((2**14, 2**7), "f4")))
+    lines = reports.describe_program(partitioning.compile(np.zeros((2**14, 2**7), "f4")))
     assert lines == [
         "lambda: 2.0 MiB per device (arguments 1.0, temporaries 0.0); collectives: none"
     ]
@@ -64,11 +64,13 @@ def test_collectives_are_counted_by_kind():
         total = tf.reduce_sum(annotate(x, "BM"), 0)
         return annotate(annotate(x, "BM") * total, "MB"), total
 
-    lines = reports.compiled(partition(function, "data=8", "data").compile(np.ones((8, 8), "f4")))
+    lines = reports.describe_program(
+        partition(function, "data=8", "data").compile(np.ones((8, 8), "f4"))
+    )
     assert lines[0].endswith("collectives: 1 all-reduce, 1 all-to-all") and len(lines) == 1
 
 
-def test_collectives_in_loops_are_counted_per_step_too():
+def test_collectives_in_loops_are_also_counted_per_step():
     def function(x):
         def shuffle(x):
             return annotate(annotate(tf.sin(x), "MB"), "BM")
@@ -76,34 +78,36 @@ def test_collectives_in_loops_are_counted_per_step_too():
         _, y = tf.while_loop(lambda i, _: i < 5, lambda i, x: (i + 1, shuffle(x)), (0, x))
         return y
 
-    lines = reports.compiled(partition(function, "data=8", "data").compile(np.ones((8, 8), "f4")))
+    lines = reports.describe_program(
+        partition(function, "data=8", "data").compile(np.ones((8, 8), "f4"))
+    )
     assert lines[0].endswith("collectives: 2 all-to-all (10 per step)")
 
 
-def test_axes_over_which_nothing_is_split_are_named():
+def test_unused_axes_are_reported():
     partitioning = Partitioning.make("data=2,spare=4,one=1", "expert")
-    assert reports.unused_axes(partitioning) == [
+    assert reports.unused_axis_warnings(partitioning) == [
         "Warning: strategy expert splits nothing over axis spare: its 4 devices all do the "
         "same work"
     ]
-    assert reports.unused_axes(Partitioning.make("data=2,model=4", "expert_tensor")) == []
+    assert reports.unused_axis_warnings(Partitioning.make("data=2,model=4", "expert_tensor")) == []
 
 
 def test_shows_only_some_of_many_warnings(monkeypatch):
     rows = [FullReplication(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
     executable = partition(lambda x: x, "data=8").compile(np.zeros(8, "f4"))
     monkeypatch.setattr(type(executable), "full_replications", lambda self: rows)
-    lines = reports.compiled(executable)
+    lines = reports.describe_program(executable)
     assert len(lines) == 7
     assert lines[5].startswith("Warning: layer_4/op is")
     assert lines[6] == "and 2 more tensors that are replicated to reshard them"
 
 
-def test_what_is_not_split_is_said_from_a_size_on():
+def test_large_tensors_that_are_not_split_are_reported():
     rows = [Replicated(f"w{n}", (8, n), (9 - n) * 2**18, f"reason {n}") for n in range(9)]
-    assert reports.not_split(rows) == [
+    assert reports.describe_unsplit(rows) == [
         *(f"Not split: w{n} [8, {n}], {(9 - n) / 4:.1f} MiB: reason {n}" for n in range(5)),
         "and 1 more tensors that are not split",
     ]
-    assert reports.not_split(rows[6:]) == []
-    assert len(reports.not_split(rows, least=0)) == 6
+    assert reports.describe_unsplit(rows[6:]) == []
+    assert len(reports.describe_unsplit(rows, least=0)) == 6

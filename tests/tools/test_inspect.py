@@ -1,4 +1,4 @@
-"""gshard-inspect as its users meet it: the split of every weight, and what a step compiles to."""
+"""Tests gshard-inspect through its command line."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from lingvo_gshard.training import experiments
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
-# What its tests share is made once, in one process.
+# The compiled programs are shared by all tests of one process.
 pytestmark = pytest.mark.xdist_group("test_inspect")
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
@@ -88,7 +88,7 @@ def test_moments_and_json_alone(capsys):
     assert record["moments_bytes_per_device"] == held < record["moments_bytes"]
 
 
-def test_what_is_not_split_is_said(capsys):
+def test_replicated_weights_and_unused_axes_are_reported(capsys):
     code, out, _ = run_here(capsys, "--mesh=data=2,model=3", "--strategy=tensor")
     assert code == 0
     assert "Warning: nothing is split over axis 'data': its 2 devices do the same" in out
@@ -141,7 +141,7 @@ def test_saved_programs_are_those_of_the_runtime(compiled):
 
 
 @pytest.mark.slow
-def test_saved_programs_run_under_jax_alone_as_the_page_says(compiled):
+def test_saved_programs_run_under_jax_alone_as_documented(compiled):
     snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (alone,) = [text for text in snippets if "zipfile" in text]
     alone += "\nimport sys; assert not {'tensorflow', 'lingvo_gshard'} & set(sys.modules)\n"
@@ -188,7 +188,7 @@ def test_collectives_are_summed_by_phase_layer_and_kind():
 
 
 def test_collectives_of_recomputed_layers_are_not_reported_as_forward(capsys):
-    """The layers of the loop run twice: in the forward pass, and again for the gradient."""
+    """Full rematerialization runs the loop's layers again in the backward pass."""
     options = {
         "num_layers": 2,
         "moe_every": 1,

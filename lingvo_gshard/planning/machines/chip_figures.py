@@ -211,15 +211,15 @@ def _gpu(
     """Returns the figures of a GPU.
 
     Args:
-        name: The product name.
-        datasheet: The source of most figures.
-        tera: Peak TFLOP/s in bf16, TF32, int8, fp8 (None if there is no such unit), and in float32
-            without tensor cores.
-        memory: Bytes, and bytes per second.
-        network: Bytes per second to other hosts in one direction, with its source.
-        nvlink: Bytes per second of NVLink in both directions together.
-        watts: Thermal design power.
-        price: The list price or None, with its source.
+      name: the product name.
+      datasheet: the source of most figures.
+      tera: peak TFLOP/s in bf16, TF32, int8, fp8 (None if there is no such unit), and in float32
+        without tensor cores.
+      memory: bytes, and bytes per second.
+      network: bytes per second to other hosts in one direction, with its source.
+      nvlink: bytes per second of NVLink in both directions together.
+      watts: thermal design power.
+      price: the list price or None, with its source.
     """
     bf16, tf32, int8, fp8, vector = tera
     peak = {"bf16": bf16 * 1e12, "f32": tf32 * 1e12, "int8": int8 * 1e12}

@@ -21,11 +21,11 @@ class Price:
     """The list price of one chip for one hour, without discounts.
 
     Attributes:
-        amount: The price, in `currency`.
-        currency: ISO code, such as "USD".
-        region: The provider's region that the price holds in.
-        date: Year and month of the price, such as "2022-08".
-        source: Where it is published.
+      amount: the price, in `currency`.
+      currency: ISO code, such as "USD".
+      region: the provider's region that the price holds in.
+      date: year and month of the price, such as "2022-08".
+      source: where it is published.
     """
 
     amount: float
@@ -43,27 +43,27 @@ class Chip:
     partitions; every other chip is one. Memory and rates are those of one partition.
 
     Attributes:
-        key: The chip's name within a topology's name, such as "v3".
-        name: The product name.
-        kind: "tpu", "gpu" or "cpu".
-        partitions: Number of partitions of one chip.
-        peak_flops: Peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8"), in one
-            pass.
-        vector_flops: Peak FLOP/s of elementwise operations; None if it is not published.
-        memory_bytes: Memory of one partition, as specified.
-        usable_bytes: The part of the memory that a compiled program may use.
-        memory_bandwidth: Bytes per second.
-        links: Number of links of one chip to other chips.
-        link_bandwidth: Bytes per second of one link in one direction.
-        torus_dimensions: Dimensions of the torus that the links form; 0 if a switch connects the
-            chips of a host.
-        host_chips: Number of chips of one host.
-        pod_shape: Shape of the largest torus, in chips; () if there is no torus.
-        network_bandwidth: Bytes per second from one partition to other hosts in one direction;
-            None if it is not published.
-        watts: Power of one chip; None if it is not published.
-        price: List price of one chip; None if it is not published.
-        sources: Where each figure is published, by the name of its field.
+      key: the chip's name within a topology's name, such as "v3".
+      name: the product name.
+      kind: "tpu", "gpu" or "cpu".
+      partitions: number of partitions of one chip.
+      peak_flops: peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8"), in one
+        pass.
+      vector_flops: peak FLOP/s of elementwise operations; None if it is not published.
+      memory_bytes: memory of one partition, as specified.
+      usable_bytes: the part of the memory that a compiled program may use.
+      memory_bandwidth: bytes per second.
+      links: number of links of one chip to other chips.
+      link_bandwidth: bytes per second of one link in one direction.
+      torus_dimensions: dimensions of the torus that the links form; 0 if a switch connects the
+        chips of a host.
+      host_chips: number of chips of one host.
+      pod_shape: shape of the largest torus, in chips; () if there is no torus.
+      network_bandwidth: bytes per second from one partition to other hosts in one direction;
+        None if it is not published.
+      watts: power of one chip; None if it is not published.
+      price: list price of one chip; None if it is not published.
+      sources: where each figure is published, by the name of its field.
     """
 
     key: str
@@ -89,9 +89,9 @@ class Chip:
         """Returns the peak FLOP/s of one partition for matrix products.
 
         Args:
-            dtype: Type of the operands, by its name in HLO or NumPy.
-            passes: Passes of a TPU's matrix unit for one float32 product: 1, 3 or 6. A GPU computes
-                products of more than one pass in its float32 units, a CPU computes all in float32.
+          dtype: type of the operands, by its name in HLO or NumPy.
+          passes: passes of a TPU's matrix unit for one float32 product: 1, 3 or 6. A GPU computes
+            products of more than one pass in its float32 units, a CPU computes all in float32.
         """
         rate = _rate(dtype)
         if self.kind == "gpu" and rate == "f32" and passes > 1 and self.vector_flops:
@@ -112,7 +112,7 @@ def get(key: str) -> Chip:
     """Returns the chip of a key, such as "v3".
 
     Raises:
-        ValueError: If there is none; names --topology and the nearest key.
+      ValueError: if there is none; names --topology and the nearest key.
     """
     if key not in CHIPS:
         raise ValueError(f"--topology: unknown chip {key!r}. {names.nearest(key, CHIPS)}")

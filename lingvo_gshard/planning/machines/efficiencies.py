@@ -18,7 +18,9 @@ from lingvo_gshard.sharding.mesh import Mesh
 
 _GSHARD = "Lepikhin et al., GShard, 2020, https://arxiv.org/abs/2006.16668, "
 _FIGURE_9 = _GSHARD + "figure 9 (read off): collectives of TPU v3, input of each core"
-_FIGURE_9_GROWTH = _GSHARD + "section 5: the all-to-all takes 3.75 times as long on 2,048 as on 128"
+_FIGURE_9_SCALING = (
+    _GSHARD + "section 5: the all-to-all takes 3.75 times as long on 2,048 as on 128"
+)
 _IRONWOOD = "https://github.com/AI-Hypercomputer/accelerator-microbenchmarks, Ironwood/"
 _MAMF = (
     "Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS,"
@@ -35,8 +37,8 @@ class Efficiency:
     """A measured rate as a share of its bound.
 
     Attributes:
-        value: The share, between 0 and 1.
-        source: Where the measurement is published.
+      value: the share, between 0 and 1.
+      source: where the measurement is published.
     """
 
     value: float
@@ -48,12 +50,12 @@ class MeasuredCollective:
     """The measured time of one collective over the devices of a topology.
 
     Attributes:
-        topology: Name of the topology.
-        kind: HLO's opcode of the collective.
-        devices: Number of devices of a group.
-        bytes: Size of one device's operand or result, whichever is larger.
-        seconds: The measured time.
-        source: Where the measurement is published.
+      topology: name of the topology.
+      kind: HLO's opcode of the collective.
+      devices: number of devices of a group.
+      bytes: size of one device's operand or result, whichever is larger.
+      seconds: the measured time.
+      source: where the measurement is published.
     """
 
     topology: str
@@ -66,10 +68,10 @@ class MeasuredCollective:
     @functools.cached_property
     def efficiency(self) -> float:
         """The bound on the time, over the measured time."""
-        call = Collective(self.kind, ("all",), self.devices, "float32", 1)
+        collective = Collective(self.kind, ("all",), self.devices, "float32", 1)
         topology = topologies.get(self.topology)
         mesh = Mesh((("rest", topology.devices // self.devices), ("all", self.devices)))
-        bound = self.bytes * interconnect.seconds_bound(call, topology, mesh)
+        bound = self.bytes * interconnect.seconds_bound(collective, topology, mesh)
         return bound / self.seconds
 
 
@@ -86,13 +88,13 @@ FIGURE_9 = tuple(
     for (kind, mib), times in _V3_MICROSECONDS.items()
     for (devices, shape), microseconds in zip(_V3_SLICES.items(), times, strict=True)
 )
-_FIGURE_9_GROWN = tuple(
+_FIGURE_9_AT_2048 = tuple(
     dataclasses.replace(
         point,
         topology="v3:32x32",
         devices=2048,
         seconds=3.75 * point.seconds,
-        source=_FIGURE_9_GROWTH,
+        source=_FIGURE_9_SCALING,
     )
     for point in FIGURE_9
     if point.kind == "all-to-all" and point.devices == 128
@@ -196,10 +198,10 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
     range, the nearest measurement holds.
 
     Args:
-        kind: HLO's opcode of the collective.
-        size: Bytes of one device's operand or result, whichever is larger.
-        devices: Number of devices of a group.
-        chip: The chip.
+      kind: HLO's opcode of the collective.
+      size: bytes of one device's operand or result, whichever is larger.
+      devices: number of devices of a group.
+      chip: the chip.
     """
     points = _points(kind, chip)
     if not points:
@@ -226,7 +228,7 @@ def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
     if chip.kind == "gpu":
         measured: Sequence[MeasuredCollective] = H100
     elif chip.key in _OLD_TPUS or kind in ("all-to-all", "ragged-all-to-all"):
-        measured = FIGURE_9 + _FIGURE_9_GROWN
+        measured = FIGURE_9 + _FIGURE_9_AT_2048
     else:
         measured = IRONWOOD
     for similar in _SIMILAR_KINDS.get(kind, ("all-reduce", "all-gather")):

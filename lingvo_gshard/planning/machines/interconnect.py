@@ -45,13 +45,13 @@ class Network:
     A node is a TPU chip or a host of GPUs.
 
     Attributes:
-        node_of: [devices], the node of each device, in the mesh's order.
-        coordinates: [nodes, dimensions], the position of each node.
-        shape: The torus, in nodes; () for GPUs.
-        wraps: For each dimension of the torus, whether it is a ring; () for GPUs.
-        links: [nodes, dimensions], the number of links of each node along each dimension, which is
-            the same for both directions.
-        rate: Bytes per second of one link in one direction.
+      node_of: [devices], the node of each device, in the mesh's order.
+      coordinates: [nodes, dimensions], the position of each node.
+      shape: the torus, in nodes; () for GPUs.
+      wraps: for each dimension of the torus, whether it is a ring; () for GPUs.
+      links: [nodes, dimensions], the number of links of each node along each dimension, which is
+        the same for both directions.
+      rate: bytes per second of one link in one direction.
     """
 
     node_of: np.ndarray
@@ -62,23 +62,23 @@ class Network:
     rate: float
 
 
-def seconds_bound(call: Collective, topology: Topology, mesh: Mesh) -> float:
+def seconds_bound(collective: Collective, topology: Topology, mesh: Mesh) -> float:
     """Returns a lower bound, in seconds, on the time of one collective."""
-    args = (call.kind, call.axes, call.group_size, topology, mesh, False)
-    return call.bytes * _seconds_per_byte(*args)
+    args = (collective.kind, collective.axes, collective.group_size, topology, mesh, False)
+    return collective.bytes * _seconds_per_byte(*args)
 
 
-def seconds_by_formula(call: Collective, topology: Topology, mesh: Mesh) -> float:
+def seconds_by_formula(collective: Collective, topology: Topology, mesh: Mesh) -> float:
     """Returns the seconds of one collective that only uses links along its groups.
 
     Ring algorithms follow the dimensions of the torus that their groups extend along. They leave
     the other links idle, which `seconds_bound` includes.
     """
-    args = (call.kind, call.axes, call.group_size, topology, mesh, True)
-    return call.bytes * _seconds_per_byte(*args)
+    args = (collective.kind, collective.axes, collective.group_size, topology, mesh, True)
+    return collective.bytes * _seconds_per_byte(*args)
 
 
-def seconds_latency(call: Collective, topology: Topology, mesh: Mesh) -> float:
+def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> float:
     """Returns the latency, in seconds, between the farthest devices of a group.
 
     A hop between TPU chips takes about 1 us ("How to Scale Your Model", part 3,
@@ -87,17 +87,17 @@ def seconds_latency(call: Collective, topology: Topology, mesh: Mesh) -> float:
     """
     if topology.kind != "tpu":
         return 0.0
-    return 1e-6 * _hops(call.axes, call.group_size, topology, mesh)
+    return 1e-6 * _hops(collective.axes, collective.group_size, topology, mesh)
 
 
 def groups(mesh: Mesh, axes: tuple[str, ...], size: int) -> np.ndarray:
     """Returns the groups of devices along mesh axes, as positions in the mesh: [groups, size].
 
     Args:
-        mesh: The mesh.
-        axes: Names of the axes; () for groups that follow no axes. Those are assumed to consist of
-            neighbors.
-        size: Number of devices of a group that follows no axes.
+      mesh: the mesh.
+      axes: names of the axes; () for groups that follow no axes. Those are assumed to consist of
+        neighbors.
+      size: number of devices of a group that follows no axes.
     """
     if not axes:
         size = math.gcd(max(size, 1), mesh.size)
@@ -193,10 +193,10 @@ class _Parts:
     """Parts of groups: the members of a group on one node.
 
     Attributes:
-        node: [parts], the node of each part.
-        members: [parts], the number of group members in each part.
-        size: Number of devices of a group.
-        groups: Number of groups.
+      node: [parts], the node of each part.
+      members: [parts], the number of group members in each part.
+      size: number of devices of a group.
+      groups: number of groups.
     """
 
     node: np.ndarray
@@ -221,9 +221,9 @@ def _crossing(pattern: str, inside: np.ndarray, size: int) -> np.ndarray:
     all-gather.
 
     Args:
-        pattern: The collective.
-        inside: The numbers of group members in the parts.
-        size: Number of devices of a group.
+      pattern: the collective.
+      inside: the numbers of group members in the parts.
+      size: number of devices of a group.
     """
     outside = size - inside
     apart = (inside > 0) & (outside > 0)

@@ -48,7 +48,7 @@ def check_version() -> None:
     """Checks that libtpu is installed in the version that the installed jax requires.
 
     Raises:
-        ValueError: If it is missing or has another version; names --topology.
+      ValueError: if it is missing or has another version; names --topology.
     """
     version = installed()
     if version is None:
@@ -67,12 +67,12 @@ def devices(key: str, shape: Sequence[int], wraps: Sequence[bool]) -> list[Any]:
     """Returns the devices of a TPU slice, to compile programs for.
 
     Args:
-        key: The chip's key, such as "v3".
-        shape: The slice's shape, in chips.
-        wraps: For each dimension, whether it is a ring.
+      key: the chip's key, such as "v3".
+      shape: the slice's shape, in chips.
+      wraps: for each dimension, whether it is a ring.
 
     Raises:
-        ValueError: If libtpu does not know such a slice; names --topology and libtpu's reason.
+      ValueError: if libtpu does not know such a slice; names --topology and libtpu's reason.
     """
     check_version()
     for variable, value in _ENVIRONMENT.items():

@@ -31,10 +31,10 @@ class Topology:
     """Chips and how they are connected.
 
     Attributes:
-        name: The name, such as "v3:32x32".
-        chip: The kind of chip.
-        shape: Chips along each dimension of a TPU slice, (hosts, GPUs per host), or (CPU cores,).
-        wraps: For each dimension of the shape, whether it is a ring.
+      name: the name, such as "v3:32x32".
+      chip: the kind of chip.
+      shape: chips along each dimension of a TPU slice, (hosts, GPUs per host), or (CPU cores,).
+      wraps: for each dimension of the shape, whether it is a ring.
     """
 
     name: str
@@ -89,8 +89,8 @@ class Topology:
         creates as many virtual CPU devices as the topology has.
 
         Raises:
-            ValueError: If libtpu does not know the slice, or if this process has already started
-                jax with fewer CPU devices; names --topology.
+          ValueError: if libtpu does not know the slice, or if this process has already started
+            jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
             return libtpu.devices(self.chip.key, self.shape, self.wraps)
@@ -101,7 +101,7 @@ def get(name: str) -> Topology:
     """Returns the topology of a name: `v3:32x32`, `cpu:8`, `gpu:h100:8x4` (hosts x GPUs per host).
 
     Raises:
-        ValueError: If there is no such topology; names --topology.
+      ValueError: if there is no such topology; names --topology.
     """
     kind, _, rest = name.strip().lower().partition(":")
     if kind == "gpu":

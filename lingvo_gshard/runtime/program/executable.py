@@ -23,12 +23,12 @@ class Executable:
     """A compiled program, called with flat jax.Arrays.
 
     Args:
-        program: The program to compile.
-        devices: The devices of the program's mesh, in its order.
+      program: the program to compile.
+      devices: the devices of the program's mesh, in its order.
 
     Raises:
-        ValueError: If the number of devices is not the size of the program's mesh; when called, if
-            an argument's memory was donated to an earlier call.
+      ValueError: if the number of devices is not the size of the program's mesh; when called, if
+        an argument's memory was donated to an earlier call.
     """
 
     def __init__(self, program: Program, devices: Sequence[jax.Device]):
@@ -75,7 +75,7 @@ class Executable:
         A collective in a loop is listed once; `times` says how often a step executes it.
 
         Args:
-            layers: Name scopes of all layers; see `hlo.read_operations`.
+          layers: name scopes of all layers; see `hlo.read_operations`.
         """
         return hlo.collective_calls(self.operations(layers).operations)
 

@@ -34,11 +34,11 @@ class StateSharding:
     """How a trainer's weights and optimizer moments are stored on the devices.
 
     Attributes:
-        weights: A row for each weight.
-        moments: A row for each optimizer moment.
-        replicated_weights: Weights that every device holds in full although the strategy splits
-            one of their dimensions, with the reasons.
-        replicated_moments: The same of moments.
+      weights: a row for each weight.
+      moments: a row for each optimizer moment.
+      replicated_weights: weights that every device holds in full although the strategy splits
+        one of their dimensions, with the reasons.
+      replicated_moments: the same of moments.
     """
 
     weights: list[WeightRow]
@@ -51,13 +51,13 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     """The collectives of one kind in one layer and phase.
 
     Attributes:
-        layer: Path of the layer, or NO_SINGLE_LAYER.
-        phase: One of hlo.PHASES.
-        kind: HLO's opcode, such as "all-to-all".
-        count_in_program: Number of collectives in the program. One in a loop counts once.
-        count_per_step: Number of collectives that one step executes, all iterations included.
-        bytes_per_step: Bytes that they move on each device in one step; of each collective, the
-            larger of operand and result counts.
+      layer: path of the layer, or NO_SINGLE_LAYER.
+      phase: one of hlo.PHASES.
+      kind: HLO's opcode, such as "all-to-all".
+      count_in_program: number of collectives in the program. One in a loop counts once.
+      count_per_step: number of collectives that one step executes, all iterations included.
+      bytes_per_step: bytes that they move on each device in one step; of each collective, the
+        larger of operand and result counts.
     """
 
     layer: str
@@ -72,11 +72,11 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     """A compiled function of the trainer.
 
     Attributes:
-        function: Name of the function.
-        compile_seconds: Compile time.
-        memory_per_device: Bytes by class, as Executable.memory returns them.
-        collectives: Rows by phase, layer and kind.
-        full_replications: Tensors that the partitioner replicates in full to reshard them.
+      function: name of the function.
+      compile_seconds: compile time.
+      memory_per_device: bytes by class, as Executable.memory returns them.
+      collectives: rows by phase, layer and kind.
+      full_replications: tensors that the partitioner replicates in full to reshard them.
     """
 
     function: str
@@ -112,14 +112,14 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
 
 
 def check_replicated(sharding: StateSharding, limit: float | None) -> None:
-    """Checks the size of the weights and moments that are replicated against the strategy.
+    """Checks the size of weights and moments that are replicated although the strategy splits them.
 
     Args:
-        sharding: How the state is split.
-        limit: Largest allowed size in MiB, the value of --max_replicated_mb; None allows any.
+      sharding: how the state is split.
+      limit: largest allowed size in MiB, the value of --max_replicated_mb; None allows any.
 
     Raises:
-        ValueError: If they are larger.
+      ValueError: if they are larger.
     """
     if limit is not None:
         tensors = [*sharding.replicated_weights, *sharding.replicated_moments]
@@ -159,8 +159,8 @@ def collective_rows(
     """Returns collectives summed by phase, layer and kind.
 
     Args:
-        calls: The collectives, read with the name scopes of these layers.
-        paths: Paths of all layers, in the order in which rows list them.
+      calls: the collectives, read with the name scopes of these layers.
+      paths: paths of all layers, in the order in which rows list them.
     """
     layers = {scope_name(path): path for path in paths if path}
     sums: collections.defaultdict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
@@ -197,9 +197,9 @@ def sharding_record(
     """Returns how a state is split as values for JSON.
 
     Args:
-        partitioning: The partitioning that splits it.
-        sharding: How the state is split.
-        with_moments: Whether to list the optimizer's moments; their totals are always there.
+      partitioning: the partitioning that splits it.
+      sharding: how the state is split.
+      with_moments: whether to list the optimizer's moments; their totals are always there.
     """
     record = {
         "mesh": str(partitioning.mesh),

@@ -1,4 +1,4 @@
-"""Figures of chips: consistent with one another, with pods' published totals, and sourced."""
+"""Checks that figures of chips have sources and agree with each other and with pod totals."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_figures_are_consistent_and_have_sources(key):
     assert all(chip.sources[field] for field in chip.sources)
     assert 0 < chip.usable_bytes <= chip.memory_bytes
     assert chip.peak_flops["bf16"] >= chip.peak_flops["f32"]
-    # Where a product of matrices begins to be worth its bytes: never below one FLOP for a byte.
+    # Matrix products of less than one FLOP per byte are always bound by memory.
     assert chip.peak("bfloat16") > chip.memory_bandwidth
     assert chip.torus_dimensions == len(chip.pod_shape)
     assert chip.links == 2 * chip.torus_dimensions or chip.kind != "tpu"
@@ -20,7 +20,7 @@ def test_figures_are_consistent_and_have_sources(key):
         assert chip.price.source and chip.price.date and chip.price.region
 
 
-def test_figures_that_are_published_per_chip_are_halved_where_it_has_two_partitions():
+def test_figures_per_chip_are_divided_by_its_partitions():
     v3 = chips.get("v3")
     assert v3.partitions == 2
     assert v3.peak("bf16") * v3.partitions == 123e12
@@ -29,7 +29,7 @@ def test_figures_that_are_published_per_chip_are_halved_where_it_has_two_partiti
 
 
 def test_pods_have_the_published_rates():
-    """Of all chips together, the documentation of v5e and v4 gives these, too."""
+    """The documentation also gives rates of whole pods."""
     v5e = chips.get("v5e")
     assert 2 * 16 * v5e.link_bandwidth == pytest.approx(1.6e12)
     assert 256 * v5e.links * v5e.link_bandwidth == pytest.approx(51.2e12)
@@ -39,7 +39,7 @@ def test_pods_have_the_published_rates():
     assert 1024 * v3.links * v3.link_bandwidth == pytest.approx(340e12, rel=0.02)
 
 
-def test_float32_takes_as_many_passes_as_its_precision_asks_for():
+def test_float32_takes_passes_by_precision():
     v3 = chips.get("v3")
     assert v3.peak("float32") == v3.peak("bfloat16") == v3.peak("f32")
     assert v3.peak("float32", passes=6) == v3.peak("float32") / 6
@@ -50,11 +50,11 @@ def test_float32_takes_as_many_passes_as_its_precision_asks_for():
     assert cpu.peak("float32", passes=6) == cpu.peak("float32")
 
 
-def test_types_fall_under_published_rates():
+def test_types_use_published_rates():
     v6e = chips.get("v6e")
     assert v6e.peak("int8") == v6e.peak("s8") == 2 * v6e.peak("bf16")
     assert v6e.peak("float8_e4m3fn") == v6e.peak("f8e5m2") == v6e.peak("bf16")
-    # Neither has units of its own for them.
+    # Neither chip has units for these types.
     assert chips.get("v3").peak("int8") == chips.get("v3").peak("bf16")
     assert chips.get("a100").peak("f8e4m3fn") == chips.get("a100").peak("bf16")
 

@@ -1,4 +1,4 @@
-"""Measured collectives are slower than their bounds, and are met where they were measured."""
+"""Checks efficiencies against the measurements that they come from."""
 
 import pytest
 
@@ -26,12 +26,12 @@ def test_figure_9_has_six_sizes_of_two_kinds_and_two_inputs():
     assert point.seconds == pytest.approx(5078e-6)
 
 
-def test_the_all_to_all_of_figure_9_stays_as_near_to_the_bisection_as_the_slice_grows():
+def test_the_all_to_alls_of_figure_9_have_similar_efficiencies():
     found = [p.efficiency for p in efficiencies.FIGURE_9 if p.kind == "all-to-all"]
     assert max(found) / min(found) < 1.4
 
 
-def test_measured_points_are_met_and_others_lie_between():
+def test_measurements_are_reproduced_and_interpolated():
     v3 = chips.get("v3")
     for point in efficiencies.FIGURE_9:
         found = efficiencies.collective_efficiency(point.kind, point.bytes, point.devices, v3)
@@ -47,7 +47,7 @@ def test_measured_points_are_met_and_others_lie_between():
     assert efficiencies.collective_efficiency("all-to-all", 2**40, 128, v3).value == at_32
 
 
-def test_an_all_to_all_of_2048_cores_takes_375_hundredths_of_that_of_128():
+def test_an_all_to_all_on_2048_cores_takes_375_percent_of_the_time_on_128():
     v3 = chips.get("v3")
     seconds = []
     for name in ("v3:8x8", "v3:32x32"):
@@ -60,7 +60,7 @@ def test_an_all_to_all_of_2048_cores_takes_375_hundredths_of_that_of_128():
 
 
 @pytest.mark.parametrize("key", chips.CHIPS)
-def test_every_chip_has_shares_of_every_rate(key):
+def test_every_chip_has_all_efficiencies(key):
     chip = chips.get(key)
     for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"):
         assert 0 < efficiencies.collective_efficiency(kind, 2**23, 64, chip).value <= 1
@@ -69,14 +69,14 @@ def test_every_chip_has_shares_of_every_rate(key):
     assert all(efficiencies.sources(chip))
 
 
-def test_small_products_use_less_of_a_tpu7x():
+def test_small_products_are_less_efficient_on_tpu7x():
     chip = chips.get("tpu7x")
     assert efficiencies.matmul_efficiency(chip, 2 * 1024**3).value == pytest.approx(0.303, abs=1e-3)
     shares = [efficiencies.matmul_efficiency(chip, 10**n).value for n in range(5, 15)]
     assert shares == sorted(shares)
 
 
-def test_gpus_come_nearer_to_their_links_with_larger_buffers():
+def test_larger_buffers_are_more_efficient_on_gpus():
     h100 = chips.get("h100")
     small, large = (
         efficiencies.collective_efficiency("all-gather", size, 8, h100).value

@@ -1,4 +1,4 @@
-"""Bounds of collectives against closed forms and against links counted one by one."""
+"""Compares bounds on collectives with closed forms and with the load of each link."""
 
 import itertools
 
@@ -17,15 +17,15 @@ def call(kind, axes, size, count=MIB):
 
 
 def whole(kind, topology, count=MIB):
-    """Bound of a collective over all devices of a topology."""
+    """The bound on a collective over all devices of a topology."""
     mesh = Mesh((("all", topology.devices),))
     return interconnect.seconds_bound(call(kind, ("all",), mesh.size, count), topology, mesh)
 
 
 def routed(topology, bytes_of_pair):
-    """The most bytes on one link when each pair of chips is routed dimension by dimension.
+    """The bytes on the busiest link if each pair of chips routes dimension by dimension.
 
-    Where both ways around a ring are as long, half goes either way.
+    Where both directions around a ring are equally long, each takes half of the bytes.
     """
     load = {}
 
@@ -54,20 +54,20 @@ def routed(topology, bytes_of_pair):
 
 
 @pytest.mark.parametrize("name", ["v5e:16x16", "v5e:4x4", "v5e:4x8", "v4:4x4x4", "v5e:8x16"])
-def test_all_to_all_is_as_slow_as_the_links_that_most_bytes_pass(name):
+def test_all_to_all_is_as_slow_as_the_busiest_links(name):
     topology = topologies.get(name)
     most = routed(topology, MIB / topology.devices)
     assert whole("all-to-all", topology) == pytest.approx(most / topology.chip.link_bandwidth)
 
 
-def test_all_to_all_of_two_cores_a_chip_shares_the_chips_links():
+def test_two_cores_of_a_chip_share_its_links():
     topology = topologies.get("v3:4x4")
-    # Each chip has two senders, whose bytes go to two receivers on each other chip.
+    # Each of a chip's two cores sends to both cores of each other chip.
     most = routed(topology, 4 * MIB / topology.devices)
     assert whole("all-to-all", topology) == pytest.approx(most / topology.chip.link_bandwidth)
 
 
-def test_all_to_all_grows_with_the_root_of_the_chips_on_a_two_dimensional_torus():
+def test_all_to_all_on_a_two_dimensional_torus_grows_with_the_root_of_the_chips():
     pod = whole("all-to-all", topologies.get("v2:16x16"))
     v2 = topologies.get("v2:16x16").chip.link_bandwidth
     v3 = topologies.get("v3:32x32").chip.link_bandwidth
@@ -76,20 +76,20 @@ def test_all_to_all_grows_with_the_root_of_the_chips_on_a_two_dimensional_torus(
 
 def test_bisection_of_a_16x16_torus_is_32_links():
     topology = topologies.get("v5e:16x16")
-    # Half of what each of 128 chips has goes to the other half.
+    # Each of 128 chips sends half of its buffer to the other half of the torus.
     expected = 128 * MIB / 2 / (32 * topology.chip.link_bandwidth)
     assert whole("all-to-all", topology) == pytest.approx(expected)
 
 
 def test_ring_all_reduce_along_one_ring_of_a_torus():
-    """Both ways around a ring of n: 2 (n - 1) / n of the buffer over two links."""
+    """Each device sends 2 (n - 1) / n of the buffer over two links, in both directions."""
     topology = topologies.get("v4:4x4x4")
-    # Hosts are 2x2: the slowest axis of this mesh is the third dimension of the torus.
+    # Hosts have 2x2 chips, so the first axis of this mesh is the third dimension of the torus.
     mesh = Mesh((("z", 4), ("rest", 16)))
     expected = 2 * 3 / 4 * MIB / (2 * topology.chip.link_bandwidth)
     ring = call("all-reduce", ("z",), 4)
     assert interconnect.seconds_by_formula(ring, topology, mesh) == pytest.approx(expected)
-    # It is no faster to go around by the other dimensions, but not proved: the bound counts them.
+    # The bound includes links along the other dimensions, which might help.
     assert interconnect.seconds_bound(ring, topology, mesh) <= expected
     for kind in ("all-gather", "reduce-scatter"):
         half = interconnect.seconds_by_formula(call(kind, ("z",), 4), topology, mesh)
@@ -103,7 +103,7 @@ def test_all_reduce_over_a_whole_torus_uses_all_links():
     assert whole("all-gather", topology) == pytest.approx(expected / 2)
 
 
-def test_a_line_without_its_ring_is_as_slow_as_its_end():
+def test_a_line_is_as_slow_as_its_end():
     topology = topologies.get("v4:2x2x2")
     mesh = Mesh((("z", 2), ("rest", 4)))
     gather = interconnect.seconds_by_formula(call("all-gather", ("z",), 2), topology, mesh)
@@ -115,7 +115,7 @@ def test_cores_of_one_chip_need_no_link():
     mesh = Mesh((("chips", 16), ("cores", 2)))
     within = interconnect.seconds_bound(call("all-reduce", ("cores",), 2), topology, mesh)
     assert within == pytest.approx(MIB / topology.chip.memory_bandwidth)
-    # Both cores of every chip hand on a buffer of their own.
+    # Both cores of each chip send a buffer.
     between = interconnect.seconds_by_formula(call("all-reduce", ("chips",), 16), topology, mesh)
     one = Mesh((("all", 32),))
     together = interconnect.seconds_by_formula(call("all-reduce", ("all",), 32), topology, one)
@@ -123,7 +123,7 @@ def test_cores_of_one_chip_need_no_link():
 
 
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "all-to-all"])
-def test_nothing_moves_in_groups_of_one(kind):
+def test_groups_of_one_device_move_nothing(kind):
     topology = topologies.get("v3:4x4")
     mesh = Mesh((("data", 32), ("model", 1)))
     assert interconnect.seconds_bound(call(kind, ("model",), 1), topology, mesh) == 0
@@ -142,13 +142,13 @@ def test_gpus_within_a_host_and_between_hosts():
     mesh = Mesh((("hosts", 4), ("gpus", 8)))
     within = interconnect.seconds_bound(call("all-gather", ("gpus",), 8), topology, mesh)
     assert within == pytest.approx(7 / 8 * MIB / 450e9)
-    # Eight groups at once leave each host by eight adapters of 50 GB/s.
+    # Eight groups leave each host at once, over eight adapters of 50 GB/s.
     between = interconnect.seconds_bound(call("all-gather", ("hosts",), 4), topology, mesh)
     assert between == pytest.approx(3 / 4 * MIB / 50e9)
-    # Of what each of a host's GPUs has, three quarters leave it.
+    # Three quarters of the buffer of each GPU leave the host.
     exchange = whole("all-to-all", topology)
     assert exchange == pytest.approx(3 / 4 * MIB / 50e9)
-    # Only one sum of the host's GPUs has to leave it, and to go on around the hosts.
+    # Only the sum over a host's GPUs leaves the host and goes around the ring of hosts.
     assert whole("all-reduce", topology) == pytest.approx(2 * 3 / 4 * MIB / 400e9)
 
 
@@ -164,22 +164,22 @@ def test_groups_along_axes():
         interconnect.groups(mesh, ("a", "c"), 4), [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     )
     np.testing.assert_array_equal(interconnect.groups(mesh, ("c",), 2)[:2], [[0, 1], [2, 3]])
-    # Of groups that are along no axes only their size is known.
+    # Of groups that follow no axes only the size is known.
     assert interconnect.groups(mesh, (), 4).tolist()[1] == [4, 5, 6, 7]
     assert interconnect.groups(mesh, (), 5).shape == (12, 1)
 
 
-def test_the_last_axis_of_a_mesh_is_the_nearest():
+def test_devices_along_the_last_axis_are_the_nearest():
     topology = topologies.get("v3:32x32")
     mesh = Mesh((("data", 256), ("model", 8)))
     near = interconnect.seconds_latency(call("all-reduce", ("model",), 8), topology, mesh)
     far = interconnect.seconds_latency(call("all-reduce", ("data",), 256), topology, mesh)
-    # A host's eight cores are on 2x2 chips; half of a ring of 32 is 16 hops, in two dimensions.
+    # Eight cores of a host are on 2x2 chips. Half a ring of 32 is 16 hops, in two dimensions.
     assert near == pytest.approx(2e-6)
     assert far == pytest.approx(32e-6)
 
 
-def test_an_order_by_the_topology_lays_axes_along_rings():
+def test_device_order_topology_lays_axes_along_rings():
     pytest.importorskip("libtpu")
     topology = topologies.get("v5e:16x16")
     axes = (("data", 16), ("model", 16))

@@ -1,4 +1,4 @@
-"""Names of topologies, what they stand for, and what libtpu makes of them."""
+"""Checks topologies by name, and libtpu's devices for them."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ KEYS = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
         ("cpu:8", 8, 1, (False,)),
     ],
 )
-def test_what_a_name_stands_for(name, devices, hosts, wraps):
+def test_topologies_by_name(name, devices, hosts, wraps):
     topology = topologies.get(name)
     assert topology.name == name
     assert topology.devices == devices
@@ -40,7 +40,7 @@ def test_what_a_name_stands_for(name, devices, hosts, wraps):
     assert topology.kind == topology.chip.kind
 
 
-def test_gpus_are_hosts_times_gpus():
+def test_gpu_shapes_are_hosts_times_gpus():
     topology = topologies.get("gpu:h100:8x4")
     assert topology.shape == (8, 4)
     assert topology.chip.key == "h100"
@@ -68,7 +68,7 @@ def test_gpus_are_hosts_times_gpus():
         ("cpu:100000", "at most 4096 virtual devices"),
     ],
 )
-def test_names_that_stand_for_nothing(name, message):
+def test_unknown_names_are_errors(name, message):
     with pytest.raises(ValueError, match=message):
         topologies.get(name)
 
@@ -85,7 +85,7 @@ def test_listing_has_a_line_for_each_kind_of_chip():
     assert any(line.startswith("gpu:h100:") for line in lines)
 
 
-def test_without_libtpu_the_cpus_compiler_stands_in(monkeypatch):
+def test_without_libtpu_the_cpu_compiler_is_used(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: None)
     topology = topologies.get("v3:2x2")
     assert topology.compiler == "cpu"
@@ -96,7 +96,7 @@ def test_without_libtpu_the_cpus_compiler_stands_in(monkeypatch):
         libtpu.check_version()
 
 
-def test_libtpu_of_another_version_than_jax_wants(monkeypatch):
+def test_libtpu_of_another_version_than_jax_requires(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     with pytest.raises(ValueError, match=r"libtpu 0.0.1 is installed, .* requires libtpu=="):
         topologies.get("v3:2x2").compile_devices()
@@ -122,7 +122,7 @@ def test_two_thousand_virtual_cpu_devices():
 @pytest.mark.parametrize(
     "name", ["v2:4x4", "v3:4x8", "v4:4x4x4", "v5e:1x1", "v5e:16x16", "v5p:2x2x4", "tpu7x:4x4x4"]
 )
-def test_devices_of_libtpu_are_where_interconnect_takes_them_to_be(name):
+def test_libtpus_devices_have_the_coordinates_that_interconnect_assumes(name):
     pytest.importorskip("libtpu")
     topology = topologies.get(name)
     devices = topology.compile_devices()
@@ -133,7 +133,7 @@ def test_devices_of_libtpu_are_where_interconnect_takes_them_to_be(name):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_libtpu_compiles_for_every_generation_and_has_the_memory_of_the_table(key):
+def test_libtpu_compiles_for_every_generation_and_reports_the_listed_memory(key):
     pytest.importorskip("libtpu")
     shape = "x".join(["2", "2", "1"][: chips.get(key).torus_dimensions])
     topology = topologies.get(f"{key}:{shape}")
@@ -150,7 +150,7 @@ def test_libtpu_compiles_for_every_generation_and_has_the_memory_of_the_table(ke
         compiled(2**40)
 
 
-def test_processes_compile_beside_one_another():
+def test_several_processes_can_compile_at_once():
     pytest.importorskip("libtpu")
     program = (
         "import sys\n"
@@ -168,14 +168,14 @@ def test_processes_compile_beside_one_another():
         for _ in range(2)
     ]
     try:
-        # Each holds libtpu until it is told to end.
+        # Each process holds libtpu until its standard input closes.
         assert [process.stdout.readline() for process in started] == ["8\n", "8\n"]
     finally:
         for process in started:
             process.communicate()
 
 
-def test_options_of_the_compiler_are_told(monkeypatch):
+def test_compiler_options_are_noted(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     monkeypatch.delenv(libtpu.OPTIONS, raising=False)
     assert topologies.get("v3:2x2").notes == ()
