@@ -1,4 +1,4 @@
-"""Measures how much of the device's speed a program gets.
+"""Measures how fast programs run, compared with the device's rate for matrix products.
 
     gshard-bench step
     gshard-bench step --json=step.json
@@ -9,56 +9,46 @@
     gshard-bench choices --num_layers=6
     gshard-bench exported train_step.zip --json=exported.json
 
-`step` takes training steps, optimizer included, of an experiment and of an encoder alone, each with
-its mixtures of experts and with dense layers of the same FLOPs in their place. In turns with them
-it multiplies two square float32 matrices, and says what share of that rate the steps reach:
+`step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
+is measured with its mixtures of experts, and with dense layers of the same FLOPs instead. Steps
+alternate with products of two square float32 matrices:
 
     ratio = flops / seconds / gemm_rate
 
-flops counts useful operations only: products of matrices, forward and backward, and of experts
-those that a token uses; see lingvo_gshard/training/flops.py for the formulas. seconds is the best
-of --repeats; gemm_rate, in operations per second, the best of as many times the products that have
-together a step's operations; and compile_seconds what the first step of a shape takes. No corpus is
-read and nothing is kept.
+flops counts useful operations: matrix products, forward and backward, of active experts only.
+seconds is the best of --repeats steps. gemm_rate, in FLOP/s, is the best of --repeats runs of as
+many products as have a step's operations. compile_seconds is the time of the first step. No data is
+read, and nothing is saved.
 
-`partition` takes training steps of an experiment by the spmd runtime on a mesh of one device, where
-there is nothing to cut, in turns with the same program compiled by jax alone without a mesh and
-without annotations, and with the local runtime. Here ratio is seconds over those of the program
-without annotations: 1.00 says that partitioning costs nothing.
+`partition` measures training steps of an experiment by the spmd runtime on a mesh of one device,
+where there is nothing to partition. They alternate with steps of the same program compiled by JAX
+without mesh and annotations, and with steps of the single-device runtime. ratio is the time
+relative to the program without annotations: 1.00 means that partitioning costs nothing.
 
-`moe` takes the forward and backward pass of a mixture-of-experts layer alone, top-2, for each of
---experts and each way to dispatch, in turns with a dense layer of the same active FLOPs: with
-learned gates, with loads that are balanced, and with loads so skewed that --skew of all tokens go
-to one expert first, where the buffers of `gather` have room for them.
+`moe` measures the forward and backward pass of a top-2 mixture-of-experts layer for each number of
+--experts and each dispatch, alternating with a dense layer of the same active FLOPs. The loads are
+learned, balanced, or skewed: then --skew is the share of all tokens whose first expert is expert 0.
 
-`depth` takes training steps of the encoder alone with each of --depths layers, compiled as one loop
-(`repeat`), and with the fewest of them also layer by layer, in turns with the loop; ratio is to
-that one's seconds. compile_seconds should not grow with depth. Both compute again what
---rematerialize says.
+`depth` measures training steps of the encoder alone, with each of --depths layers compiled as one
+loop. The smallest depth is also compiled layer by layer; ratio is relative to that. compile_seconds
+should not grow with depth. --rematerialize applies to both.
 
-`choices` takes steps of an experiment, of --num_layers layers on each side, with one of the ways to
-train a larger model at a time (docs/training.md), in turns with steps without; ratio is to those.
-State are the arguments of the step: weights, moments and the batch.
+`choices` measures steps of an experiment with --num_layers layers on each side, and each technique
+for training larger models (docs/training.md) by itself. ratio is relative to the step without any.
+The state is the step's arguments: weights, optimizer moments and the batch.
 
-`exported` runs a training step that gshard-inspect --program has saved (docs/programs.md), by jax
-alone, on the devices that jax finds, an NVIDIA GPU as well as a CPU. TensorFlow is not needed. The
-state is that of --init_state, or made up; the batch has packed rows of random ids. Steps are taken
-in runs, whose metrics are read one step late, in turns with products of large matrices of the type
-that most of the step's products have, on all its devices at once:
+`exported` runs a training step saved by gshard-inspect --program (docs/programs.md) with JAX alone,
+on a GPU or CPU. TensorFlow is not needed. The state comes from --init_state or is synthetic; the
+batch is packed rows of random ids. Metrics are read one step late. Steps alternate with large
+matrix products of the step's main dtype on all devices at once:
 
     mfu = flops / step_seconds / gemm_rate
 
-flops and tokens stand in the file; step_seconds and gemm_rate are medians of --repeats runs.
+flops and tokens are stored in the file; step_seconds and gemm_rate are medians of --repeats runs.
 
-The JSON is {"device": ..., "rows": [{name, flops, seconds, gemm_rate, ratio, compile_seconds}]},
-for `partition` without flops and gemm_rate, and for `moe` [{experts, dispatch, load,
-capacity_factor, milliseconds, dense_milliseconds, ratio_to_dense, routing_share, gemm_rate,
-gemm_ratio, dropped_share, peak_bytes, temporary_bytes}], for `depth` [{name, layers, repeat,
-compile_seconds, seconds, ratio}], for `choices` [{name, state_bytes, temporary_bytes, seconds,
-ratio, compile_seconds}], and for `exported` [{file, mesh, devices,
-step_seconds, fastest_seconds, slowest_seconds, tokens, tokens_per_second, flops, gemm_dtype,
-gemm_size, gemm_rate, mfu, compile_seconds, peak_bytes, first_loss, last_loss}]; --json alone prints
-it, and the table then goes to standard error.
+The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
+benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
+and the table to standard error.
 """
 
 from __future__ import annotations
@@ -93,31 +83,43 @@ def define_flags() -> flags.FlagValues:
 
     string("experiment", "translation.quickstart", "The experiment whose step is measured.")
     output.define_json_flag(values)
-    integer("repeats", 10, "How often each step is taken; the best counts, of `moe` the median.")
+    integer("repeats", 10, "Number of measurements of each step.")
     integer(
         "gemm_size",
         2048,
-        "Rows and columns of the matrices of the product; of `exported` by default as many as the "
-        "device needs to be fast.",
+        "Rows and columns of the reference product's matrices. `exported` by default chooses a "
+        "size that reaches the device's full rate.",
     )
-    string("init_state", None, "File of the init_state program that draws `exported`'s weights.")
+    string(
+        "init_state", None, "File of the init_state program that makes the weights of `exported`."
+    )
     integer("model_dim", 512, "Model dimension of the encoder alone.")
-    integer("hidden_dim", 2048, "Hidden dimension of its feed-forward layers and experts.")
-    integer("num_experts", 8, "Experts of its mixtures of experts.")
-    integer("num_heads", 8, "Attention heads of each of its layers.")
-    integer("num_layers", 2, "Its layers; every other one has experts.")
-    string("rematerialize", "none", "What of its layers is computed again (docs/training.md).")
-    integer("tokens", 4096, "Tokens of its batch.")
-    integer("row_length", 256, "Tokens of a row of its batch.")
-    integer("group_size", 1024, "Tokens that the mixtures of experts of `moe` route together.")
+    integer(
+        "hidden_dim", 2048, "Hidden dimension of the encoder's feed-forward layers and experts."
+    )
+    integer("num_experts", 8, "Number of experts of the encoder's mixtures of experts.")
+    integer("num_heads", 8, "Attention heads of each layer of the encoder.")
+    integer("num_layers", 2, "Number of layers of the encoder; every other one has experts.")
+    string("rematerialize", "none", "Rematerialization policy of the encoder (docs/training.md).")
+    integer("tokens", 4096, "Tokens of the encoder's batch.")
+    integer("row_length", 256, "Tokens of a row of the encoder's batch.")
+    integer("group_size", 1024, "Tokens that `moe` routes together as one group.")
     flags.DEFINE_list(
-        "experts", ["8", "32", "64", "128"], "How many experts `moe` measures.", flag_values=values
+        "experts",
+        ["8", "32", "64", "128"],
+        "Numbers of experts that `moe` measures.",
+        flag_values=values,
     )
     flags.DEFINE_list(
-        "depths", ["6", "48"], "How many layers `depth` measures.", flag_values=values
+        "depths", ["6", "48"], "Numbers of layers that `depth` measures.", flag_values=values
     )
     flags.DEFINE_float(
-        "skew", 0.2, "Share of tokens that one expert gets first.", 0, 1, flag_values=values
+        "skew",
+        0.2,
+        "Share of tokens whose first expert is expert 0 in the skewed loads of `moe`.",
+        0,
+        1,
+        flag_values=values,
     )
     return values
 
@@ -133,7 +135,7 @@ def main(argv: list[str]) -> int:
     if subcommand not in SUBCOMMANDS:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
-        raise ValueError(f"the subcommand, what to measure, {given}. {hint}")
+        raise ValueError(f"the subcommand {given}. {hint}")
     console = rich.console.Console(stderr=values.json == output.STANDARD_OUTPUT)
     if subcommand == EXPORTED:
         device, rows = measure_exported(values, files, console)
@@ -146,17 +148,17 @@ def main(argv: list[str]) -> int:
 def measure_model(
     values: flags.FlagValues, subcommand: str, console: rich.console.Console
 ) -> tuple[str, list]:
-    """Measures what TensorFlow traces, and prints it; returns the kind of device and the rows."""
+    """Measures programs that TensorFlow traces; returns the kind of device and the rows."""
     with startup.quiet_tensorflow():
-        from lingvo_gshard.tools.benchmarks import models
+        from lingvo_gshard.tools.benchmarks import subcommands
 
-    return models.run(subcommand, values, console)
+    return subcommands.run(subcommand, values, console)
 
 
 def measure_exported(
     values: flags.FlagValues, files: list[str], console: rich.console.Console
 ) -> tuple[str, list]:
-    """Measures a saved step, and prints it; returns the device and the row. Without TensorFlow."""
+    """Measures a saved step without TensorFlow; returns the device and the row."""
     from lingvo_gshard.tools.benchmarks import exported
 
     if len(files) != 1:
@@ -175,7 +177,7 @@ def measure_exported(
 
 
 def print_exported(console: rich.console.Console, device: str, row: exported.Row) -> None:
-    """Prints the row of a saved step for a person."""
+    """Prints the result of a saved step."""
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()

@@ -202,16 +202,19 @@ def test_the_best_step_counts_against_the_best_product(monkeypatch):
     [
         (
             [],
-            "the subcommand, what to measure, is missing. Valid: choices, depth, exported, moe,",
+            "the subcommand is missing. Valid: choices, depth, exported, moe,",
         ),
-        (["moe", "--experts=eight"], "--experts=eight: numbers from 1 on were expected"),
-        (["depth", "--depths=0,6"], "--depths=0,6: numbers from 1 on were expected"),
+        (["moe", "--experts=eight"], "--experts=eight: expected positive integers"),
+        (["depth", "--depths=0,6"], "--depths=0,6: expected positive integers"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),
         (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
         (["step", "--repeat=3"], "repeats"),
         (["step", "--repeats=0"], "repeats"),
         (["step", "again"], "'again'"),
-        (["step", "--tokens=10", "--row_length=4"], "--tokens=10 are no whole rows"),
+        (
+            ["step", "--tokens=10", "--row_length=4"],
+            "--tokens=10 is not a multiple of --row_length=4",
+        ),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, message):

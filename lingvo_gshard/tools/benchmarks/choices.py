@@ -1,4 +1,4 @@
-"""What each way to train a larger model costs in memory and in time: a step with one at a time."""
+"""Measures memory and time of each technique for training larger models, one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.lion import Lion
 from lingvo_gshard.training.optim.momentum import Momentum
 
-# Sets a choice in an experiment's Params.
+# Applies a technique to an experiment's Params.
 Choice = Callable[[Params], None]
 
 AS_IT_IS = "layers one by one"
@@ -26,10 +26,15 @@ AS_IT_IS = "layers one by one"
 
 @dataclasses.dataclass
 class Row:
-    """A step with one choice.
+    """A measured step with one technique.
 
-    state_bytes: of weights, moments and whatever else is kept between steps; temporary_bytes: of
-    what else a step holds at most. ratio: of the medians' time to that of layers one by one.
+    Attributes:
+      name: the technique.
+      state_bytes: bytes of the step's arguments: weights, optimizer moments and the batch.
+      temporary_bytes: bytes that the step needs in addition.
+      seconds: median time of a step.
+      ratio: median of the time relative to layers one by one.
+      compile_seconds: time of the first step.
     """
 
     name: str
@@ -41,7 +46,7 @@ class Row:
 
 
 def choices() -> dict[str, Choice]:
-    """Returns what is measured: name -> what sets it."""
+    """Returns the techniques to measure, by name."""
     return {
         AS_IT_IS: lambda p: None,
         "a loop": _loops("none"),
@@ -66,10 +71,16 @@ def choices() -> dict[str, Choice]:
 def measure(
     experiment: Params, layers: int, repeats: int, report: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Yields a row for each choice: medians of steps taken in turns with those as it is.
+    """Measures each technique; its steps alternate with steps without any technique.
 
-    experiment: its encoder and its decoder get `layers` layers each. report: told in words what is
-    under way. Raises ValueError if it is neither a translation nor a language model.
+    Args:
+      experiment: Params of the experiment.
+      layers: number of layers of the encoder and of the decoder.
+      repeats: number of measurements.
+      report: called with each stage.
+
+    Yields:
+      A row for each technique, with medians of all measurements.
     """
     plain = None
     for name, choose in choices().items():
@@ -96,7 +107,7 @@ def measure(
 def _compiled(
     experiment: Params, layers: int, choose: Choice
 ) -> tuple[SpmdRuntime, step.Batch, float]:
-    """The runtime after its first step, its batch, and the seconds that this step took."""
+    """Returns the runtime after its first step, its batch, and the seconds of this step."""
     params = experiment.copy()
     for stack in _stacks(params):
         stack.num_layers = layers
@@ -119,7 +130,7 @@ def _loops(policy: str) -> Choice:
 
 
 def _stacks(params: Params) -> list[Params]:
-    """Those of an experiment's layers: a language model has a decoder alone."""
+    """Returns the Params of all stacks of a model; a language model has only a decoder."""
     return [params.task.get(name) for name in ("encoder", "decoder") if name in params.task]
 
 

@@ -1,4 +1,4 @@
-"""What a stack of layers costs as one loop: to compile, deep or shallow, and to run."""
+"""Measures compile time and step time of a stack of layers compiled as one loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from lingvo_gshard.tools.benchmarks.step import StepCase
 
 @dataclasses.dataclass
 class Row:
-    """The training step of an encoder of `layers` layers.
+    """A measured training step of an encoder.
 
-    compile_seconds: of its first step, less those of the next. ratio: of its time to that of the
-    same layers one by one; none where those were not compiled, but for the fewest layers.
+    Attributes:
+      name: number of layers and how they are compiled.
+      layers: number of layers.
+      repeat: whether the layers are one loop.
+      compile_seconds: time of the first step minus that of the next.
+      seconds: time of one step.
+      ratio: time relative to the same layers one by one; None except for the smallest depth.
     """
 
     name: str
@@ -40,10 +45,10 @@ def measure(
     repeats: int,
     report: Callable[[str], None],
 ) -> list[Row]:
-    """Returns a row for every depth as a loop, and one for the least depth layer by layer.
+    """Measures every depth as a loop, and the smallest depth also layer by layer.
 
-    Steps of the least depth, in a loop and one by one, are taken in turns; theirs are medians over
-    `repeats` turns, and the ratio is the median of each turn's. report: told what is under way.
+    At the smallest depth the two alternate; seconds and ratio are medians over `repeats` turns.
+    `report` is called with each stage.
     """
     least, *deeper = sorted(depths)
 
@@ -78,7 +83,7 @@ def _case(
 
 
 def _compiled(case: StepCase, layers: int, repeat: bool) -> tuple[Row, Callable[[], float]]:
-    """The row of a step, timed once, and what takes it again and returns its seconds."""
+    """Returns the row of a step timed once, and a function that runs it and returns its seconds."""
     runtime = SingleDeviceRuntime(case.trainer)
     runtime.init_state()
 

@@ -1,10 +1,10 @@
-"""How fast a saved training step runs, by jax alone, beside the device's rate for a product.
+"""Measures the speed of a saved training step, relative to matrix products on the same devices.
 
-Neither TensorFlow nor a model is needed, only jax and this package's own files:
+Needs neither TensorFlow nor a model, only JAX and this package:
 
     python -m lingvo_gshard.tools.benchmarks.exported train_step.zip
 
-does what `gshard-bench exported train_step.zip --json` does, without its table.
+prints the JSON of `gshard-bench exported train_step.zip --json`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,34 @@ from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
 from lingvo_gshard.tools.benchmarks.timing import pipelined_seconds
 
 REPEATS = 10
-# A run of steps lasts about so long, but has at most so many steps.
+# Duration of a run of steps in seconds, and its maximum number of steps.
 _RUN_SECONDS, _LONGEST_RUN = 0.5, 20
-# The product is made larger until it takes so long; one that is too short shows no full rate.
+# The reference product grows until it takes this long: short products do not reach the full rate.
 _PRODUCT_SECONDS, _SMALLEST_PRODUCT, _LARGEST_PRODUCT = 0.02, 2048, 8192
 
 
 @dataclasses.dataclass
 class Row:
-    """A measured step; seconds are of a step, the median of `repeats` runs, and the extremes.
+    """A measured step.
 
-    mfu: flops / step_seconds over gemm_rate, the operations per second of a product of two square
-    matrices of gemm_size on every device of the mesh at once. peak_bytes: on each device, as the
-    compiler counts them.
+    Attributes:
+      file: the saved program.
+      mesh: axes and sizes.
+      devices: number of devices.
+      step_seconds: time of a step, median of all runs.
+      fastest_seconds: time of a step in the fastest run.
+      slowest_seconds: time of a step in the slowest run.
+      tokens: tokens of a batch.
+      tokens_per_second: tokens / step_seconds.
+      flops: useful floating-point operations of a step.
+      gemm_dtype: element type of the reference product.
+      gemm_size: rows and columns of its matrices.
+      gemm_rate: its rate on all devices together, in FLOP/s.
+      mfu: flops / step_seconds / gemm_rate.
+      compile_seconds: time of the compilation.
+      peak_bytes: peak bytes of one device, from the compiler.
+      first_loss: loss of the first step.
+      last_loss: loss of the last step.
     """
 
     file: str
@@ -64,11 +79,17 @@ def measure(
     gemm_size: int | None,
     report: Callable[[str], None],
 ) -> Row:
-    """Returns what a saved step takes: the median of `repeats` runs, in turns with products.
+    """Measures a saved step; runs of steps alternate with runs of matrix products.
 
-    initial: the file of an init_state program; None: weights are made up. gemm_size: None for one
-    that suits the device. report: told in words what is under way. Raises ValueError naming the
-    file that does not fit, or whose loss is not finite.
+    Args:
+      path: file of the training step.
+      initial: file of an init_state program; None for synthetic weights.
+      repeats: number of runs.
+      gemm_size: rows and columns of the reference product; None chooses them for the device.
+      report: called with each stage.
+
+    Raises:
+      ValueError: names the file that cannot be run, or whose loss is not finite.
     """
     step = SavedStep(path, report, initial)
     losses = [step()() for _ in range(3)]
@@ -85,13 +106,13 @@ def measure(
         product_seconds.append(pipelined_seconds(product, count))
     losses.append(step()())
     if not all(map(math.isfinite, losses)):
-        hint = "" if initial else "; with --init_state=FILE weights are not made up"
+        hint = "" if initial else "; pass real weights with --init_state=FILE"
         raise ValueError(f"{path}: the loss is {losses[0]} and then {losses[-1]}{hint}")
     return _row(step, step_seconds, product_seconds, gemm_size, losses)
 
 
 def products(devices: Sequence[jax.Device], dtype: str, size: int) -> Callable:
-    """Returns a function that starts a product on every device, and returns how to wait for it."""
+    """Returns a function that starts a product on each device and returns a function to wait."""
     draw = jax.jit(lambda key: (jax.random.normal(key, (size, size)) * size**-0.5).astype(dtype))
     matrices = [jax.device_put(draw(jax.random.key(1)), device) for device in devices]
     multiply = jax.jit(jnp.matmul)
@@ -105,7 +126,7 @@ def products(devices: Sequence[jax.Device], dtype: str, size: int) -> Callable:
 
 
 def device() -> str:
-    """Returns what jax calls the device."""
+    """Returns JAX's name of the device."""
     return jax.devices()[0].device_kind
 
 
@@ -149,7 +170,7 @@ def _large_enough(devices: Sequence[jax.Device], dtype: str) -> int:
 
 
 def main() -> None:
-    """Prints the row of one file as JSON."""
+    """Prints the result for one file as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", help="a training step, saved by gshard-inspect --program")
     parser.add_argument("--init_state", help="its init_state program; else weights are made up")

@@ -1,4 +1,4 @@
-"""A saved training step, to be run by jax alone: compiled, with a state and a batch made up."""
+"""Loads and compiles a saved training step for JAX, with a synthetic state and batch."""
 
 from __future__ import annotations
 
@@ -33,10 +33,19 @@ _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float
 
 
 class SavedStep:
-    """A training step from a file, compiled, with a state and a batch of its own."""
+    """A compiled training step from a file, with a state and a batch."""
 
     def __init__(self, path: str, report: Callable[[str], None], initial: str | None = None):
-        """Raises ValueError naming the file that is no such program or fits no device here."""
+        """Loads and compiles a step.
+
+        Args:
+          path: file of the training step.
+          report: called with each stage.
+          initial: file of an init_state program; None for synthetic weights.
+
+        Raises:
+          ValueError: names the file that is not such a program or needs other devices.
+        """
         record, exported = _load(path, STEP)
         if not record.work:
             raise ValueError(
@@ -66,23 +75,23 @@ class SavedStep:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes on each device: the state, the batch, temporaries and code."""
+        """Returns the bytes of one device: state, batch, temporaries and code."""
         found = self._compiled.memory_analysis()
         outputs = found.output_size_in_bytes - found.alias_size_in_bytes
         code = found.generated_code_size_in_bytes
         return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
 
     def __call__(self) -> Callable[[], float]:
-        """Starts a step; returns how to wait for its loss."""
+        """Starts a step and returns a function that waits for its loss."""
         *self._state, metrics = self._compiled(*self._state, *self._batch)
         metrics.copy_to_host_async()
         return lambda: float(np.asarray(metrics)[0])
 
 
 def product_dtype(module: str) -> str:
-    """Returns the type in which a StableHLO module's products have most of their operations.
+    """Returns the dtype of most matrix product operations in a StableHLO module.
 
-    What a loop does counts once.
+    The body of a loop counts once.
     """
     operations = collections.Counter()
     for contracted, left, result in _DOT.findall(module):
@@ -105,7 +114,7 @@ def _load(path: str, name: str) -> tuple[ProgramRecord, jax.export.Exported]:
 
 
 def _devices(path: str, record: ProgramRecord) -> list[jax.Device]:
-    """As many as the mesh has; CPU devices are made virtually where jax has no others."""
+    """Returns the devices of the mesh; JAX makes virtual CPU devices if it has only a CPU."""
     count = math.prod(_axes(record).values())
     with contextlib.suppress(RuntimeError):
         if jax.config.jax_num_cpu_devices < count:
@@ -172,7 +181,7 @@ def _is_batch(array: Array) -> bool:
 def _drawn(
     path: str, step: str, record: ProgramRecord, devices: Sequence[jax.Device]
 ) -> list[jax.Array]:
-    """The state that an init_state program draws, checked to be that of the step."""
+    """Returns the state from an init_state program; ValueError if it is not the step's state."""
     initial, exported = _load(path, INITIAL)
     found = [(a.path, a.shape, a.dtype, a.split) for a in initial.outputs]
     expected = [(a.path, a.shape, a.dtype, a.split) for a in record.inputs if not _is_batch(a)]
@@ -188,7 +197,7 @@ def _drawn(
 
 
 def _made_up(array: Array, sharding: NamedSharding) -> jax.Array:
-    """An initial value: small random weights, scales of 1, and moments, counts and biases of 0."""
+    """Returns a synthetic array: small random weights, scales of 1, all else 0."""
     path, dtype = array.path, jnp.dtype(array.dtype)
     shape = tuple(array.shape)
     if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("moments."):
@@ -206,7 +215,7 @@ def _made_up(array: Array, sharding: NamedSharding) -> jax.Array:
 def _maker(
     shape: tuple, dtype: jnp.dtype, sharding: NamedSharding, value: float | None
 ) -> Callable:
-    """Makes arrays where they will lie, as small normal values where there is no value."""
+    """Returns a function that makes a sharded array of one value, or of small random values."""
 
     def make(key: jax.Array) -> jax.Array:
         if value is None:

@@ -1,4 +1,4 @@
-"""How fast mixture-of-experts layers run, against dense layers of the same active FLOPs."""
+"""Measures mixture-of-experts layers relative to dense layers of the same active FLOPs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ _DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch, "dropless": D
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is measured: M, H, tokens of a batch, and tokens of a group."""
+    """Sizes of the layers.
+
+    Attributes:
+      model_dim: model dimension (M).
+      hidden_dim: hidden dimension of an expert (H).
+      tokens: tokens of a batch.
+      group_size: tokens that are routed together.
+    """
 
     model_dim: int
     hidden_dim: int
@@ -44,7 +51,7 @@ class Sizes:
 
     @property
     def useful(self) -> int:
-        """The operations of the experts' products, forward and backward, that tokens use."""
+        """Returns the useful operations of the experts, forward and backward."""
         rows = EXPERTS_PER_TOKEN * self.tokens
         return 3 * 2 * 2 * rows * self.model_dim * self.hidden_dim
 
@@ -53,9 +60,12 @@ class Sizes:
 class Case:
     """A layer to measure.
 
-    load: who decides where tokens go: 'learned' top-2 gates, or so that loads are 'balanced' or
-    'skewed', where that share of all tokens has expert 0 as its first.
-    capacity_factor: 0 without a limit.
+    Attributes:
+      experts: number of experts.
+      dispatch: how tokens are moved to experts.
+      load: "learned" top-2 gates, "balanced" loads, or "skewed" loads.
+      capacity_factor: capacity factor of the router; 0 disables the limit.
+      skew: for skewed loads, the share of all tokens whose first expert is expert 0.
     """
 
     experts: int
@@ -69,11 +79,20 @@ class Case:
 class Row:
     """A measured layer, forward and backward.
 
-    routing_share: of its time, that of all but the experts' products: routing, places, dispatch
-    and combine. gemm_rate: of square matrix products, in operations per second; gemm_ratio: of
-    the layer's useful operations over that.
-    peak_bytes: what XLA plans to hold at once, weights and gradients included; temporary_bytes:
-    of those, what is neither argument nor result.
+    Attributes:
+      experts: number of experts.
+      dispatch: how tokens are moved to experts.
+      load: how the router distributes tokens.
+      capacity_factor: capacity factor of the router.
+      milliseconds: median time.
+      dense_milliseconds: median time of the dense layer.
+      ratio_to_dense: median of the time relative to the dense layer.
+      routing_share: share of the time that is not spent in the experts' matrix products.
+      gemm_rate: rate of square matrix products, in FLOP/s.
+      gemm_ratio: rate of the layer's useful operations relative to gemm_rate.
+      dropped_share: share of the token assignments that exceed the capacity.
+      peak_bytes: peak memory by XLA's buffer assignment, weights and gradients included.
+      temporary_bytes: part of peak_bytes that is neither argument nor result.
     """
 
     experts: int
@@ -92,8 +111,8 @@ class Row:
 
 
 def cases(experts: int, skew: float) -> list[Case]:
-    """Returns what is measured of one number of experts."""
-    # Room for the share that all get first, and for its share of what is dealt out in turn.
+    """Returns the layers to measure for a number of experts."""
+    # Capacity for all first choices of expert 0 and for its share of the balanced second choices.
     nothing_dropped = skew * experts / EXPERTS_PER_TOKEN + 1.0
     return [
         Case(experts, "gather", "learned", 1.0),
@@ -106,13 +125,13 @@ def cases(experts: int, skew: float) -> list[Case]:
 
 
 class _Identity(Layer):
-    """In place of experts, to see what all else takes."""
+    """Replaces the experts by the identity, to measure the rest of the layer."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         for name in ("model_dim", "hidden_dim", "num_experts"):
-            p.define(name, 0, "Of the experts that it stands for.")
+            p.define(name, 0, "The same Params of the experts that it replaces.")
         return p
 
     @layer_method
@@ -143,7 +162,7 @@ def layer_params(case: Case, sizes: Sizes) -> Params:
 
 
 class Pass:
-    """A layer's forward and backward pass, compiled; its gradients are results."""
+    """A compiled forward and backward pass of a layer; the gradients are results."""
 
     def __init__(self, layer: Layer, sizes: Sizes, theta: NestedMap | None = None):
         self._layer, self._sizes = layer, sizes
@@ -172,13 +191,13 @@ class Pass:
         return [self._x, self._dy, *self._theta.flatten()]
 
     def run(self) -> list[tf.Tensor]:
-        """Runs it, and waits for it."""
+        """Runs the pass and waits for its results."""
         results = self._compiled(*self._arguments())
         results[0][0, 0, 0].numpy()
         return results
 
     def memory(self) -> tuple[int, int]:
-        """Returns the bytes that its program holds at most, and those of temporaries alone."""
+        """Returns the peak bytes of the program and the bytes of its temporaries."""
         arguments = self._arguments()
         inputs = [
             Array(f"input_{i}", tuple(x.shape), x.dtype.name, ((),) * x.shape.rank)
@@ -197,7 +216,7 @@ class Pass:
 
 
 def dense_pass(sizes: Sizes) -> Pass:
-    """Returns the pass of a dense layer of the active FLOPs of two experts per token."""
+    """Returns the pass of a dense layer with the active FLOPs of two experts per token."""
     hidden = EXPERTS_PER_TOKEN * sizes.hidden_dim
     params = FeedForward.params().set(model_dim=sizes.model_dim, hidden_dim=hidden)
     return Pass(params.set(use_bias=False).instantiate(path="dense"), sizes)
@@ -211,13 +230,19 @@ def measure(
     gemm_size: int,
     report: Callable[[str], None],
 ) -> list[Row]:
-    """Returns a row for each case.
+    """Measures each case; it alternates with three other programs.
 
-    Every case runs in turns with the dense layer, with itself without experts, and with square
-    matrix products of its useful operations. Times are medians over `repeats` turns and ratios
-    medians of each turn's ratio: the machine's speed changes from one turn to the next, and of
-    single runs the best would be compared with the best of other moments. report: told in words
-    what is under way.
+    These are a dense layer, the same layer without experts, and square matrix products with as many
+    useful operations. Times are medians over `repeats` turns. Ratios are medians of each
+    turn's ratio, because the speed of a shared machine changes between turns.
+
+    Args:
+      sizes: sizes of the layers.
+      experts: numbers of experts.
+      skew: share of tokens whose first expert is expert 0 in skewed loads.
+      repeats: number of turns.
+      gemm_size: rows and columns of the matrices.
+      report: called with each stage.
     """
     dense, product = dense_pass(sizes), _as_many_products(sizes, gemm_size)
     rows = []
@@ -237,7 +262,7 @@ def measure(
 
 
 def _as_many_products(sizes: Sizes, gemm_size: int) -> Callable[[], None]:
-    """As many square matrix products as have the useful operations of a layer, nearly."""
+    """Returns a function that computes about as many operations as a layer, in square products."""
     product = gemm(gemm_size)
     count = max(1, round(sizes.useful / (2 * gemm_size**3)))
 
@@ -249,7 +274,7 @@ def _as_many_products(sizes: Sizes, gemm_size: int) -> Callable[[], None]:
 
 
 def _in_turns(functions: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """The seconds [turns, functions] that each takes."""
+    """Returns the seconds of each function in each turn, as an array [turns, functions]."""
     for function in functions:
         function()
     return np.array([[seconds_of(function) for function in functions] for _ in range(repeats)])
@@ -280,6 +305,6 @@ def _row(
 
 
 def by_experts(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yields the rows of each number of experts."""
+    """Groups the rows by number of experts."""
     for count in dict.fromkeys(row.experts for row in rows):
         yield [row for row in rows if row.experts == count]

@@ -1,4 +1,4 @@
-"""What partitioning costs where there is nothing to cut: a step on a mesh of one device."""
+"""Measures the overhead of partitioning: a training step on a mesh of one device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,20 @@ ONE_DEVICE = "data=1"
 YARDSTICK = "without annotations"
 _PARTITIONER = "gspmd"
 _RUN = 5
-# What an annotation is called in a StableHLO module.
+# Name of annotations in a StableHLO module.
 _ANNOTATION = b"Sharding"
 
 
 @dataclasses.dataclass
 class Row:
-    """A measured step; ratio is its seconds over those of the same module without annotations."""
+    """A measured step.
+
+    Attributes:
+      name: how the step was compiled.
+      seconds: time of one step.
+      ratio: time relative to the same program without annotations.
+      compile_seconds: time of the first step.
+    """
 
     name: str
     seconds: float
@@ -39,7 +46,7 @@ class Row:
 
 
 class Unannotated:
-    """A trainer's step as jax compiles it for one device: no annotation, no mesh, no layout."""
+    """A trainer's step, compiled by JAX for one device without annotations, mesh or layouts."""
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
@@ -48,12 +55,12 @@ class Unannotated:
         self._step: Callable | None = None
 
     def init_state(self) -> None:
-        """Draws the initial weights."""
+        """Initializes the weights."""
         program = init_program(self._trainer, self._partitioning, _PARTITIONER)
         self._state = list(jax.jit(program.exported().call)())
 
     def train_step(self, batch: Batch) -> Callable[[], object]:
-        """Starts a step, the first one compiles it; returns how to wait for its metrics."""
+        """Starts a step, compiled on first use; returns a function that waits for its metrics."""
         self._step = self._step or self._compiled(batch)
         *self._state, metrics = self._step(*self._state, *(batch[name] for name in sorted(batch)))
         return lambda: np.asarray(metrics)
@@ -66,10 +73,15 @@ class Unannotated:
 
 
 def measure(case: StepCase, repeats: int, report: Callable[[str], None]) -> list[Row]:
-    """Returns the step unannotated, by the spmd runtime and by the local one, taken in turns.
+    """Measures a step without annotations, by the spmd runtime and by the single-device runtime.
 
-    seconds are a step's, the best of `repeats` runs of `_RUN` steps, whose metrics are read one
-    step late, as in training. report: told in words what is under way.
+    The three alternate. Each time is the best of `repeats` runs of `_RUN` steps; metrics are read
+    one step late, as in training.
+
+    Args:
+      case: the step.
+      repeats: number of runs.
+      report: called with each stage.
     """
     partitioning = Partitioning.make(ONE_DEVICE, "expert")
     local = SingleDeviceRuntime(case.trainer)

@@ -1,4 +1,4 @@
-"""How fast training steps run, against the device's own rate for a matrix product."""
+"""Measures the speed of training steps relative to matrix products on the same device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class StepCase:
-    """A training step to measure: its trainer, a batch, and its useful operations."""
+    """A training step to measure.
+
+    Attributes:
+      name: name of the model.
+      trainer: the trainer.
+      batch: a synthetic batch.
+      flops: useful floating-point operations of a step.
+    """
 
     name: str
     trainer: Trainer
@@ -39,7 +46,16 @@ class StepCase:
 
 @dataclasses.dataclass
 class Row:
-    """A measured step. gemm_rate is in operations per second; ratio is flops / seconds over it."""
+    """A measured step.
+
+    Attributes:
+      name: name of the model.
+      flops: useful floating-point operations of a step.
+      seconds: best time of a step.
+      gemm_rate: rate of the reference product, in FLOP/s.
+      ratio: flops / seconds / gemm_rate.
+      compile_seconds: time of the first step.
+    """
 
     name: str
     flops: int
@@ -50,7 +66,7 @@ class Row:
 
 
 class StackTask(Task):
-    """An encoder alone that learns to give random vectors for random vectors."""
+    """Trains an encoder alone to map random vectors to random vectors."""
 
     @classmethod
     def params(cls) -> Params:
@@ -78,9 +94,9 @@ class StackTask(Task):
 
 
 def experiment_cases(experiment: Params) -> list[StepCase]:
-    """Returns the step of an experiment as it is, and as a dense model.
+    """Returns the steps of an experiment, and of the same model with dense layers.
 
-    Shapes are the experiment's; the rows are full of synthetic sentences, so that no data is read.
+    Batches have the experiment's shapes and are full of synthetic sentences, so no data is read.
     """
     specs, task = batch_specs(experiment), with_configured_vocabularies(experiment)
     cases = []
@@ -92,7 +108,7 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
 
 
 def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[StepCase]:
-    """Returns the step of an encoder alone, as it is and as a dense model."""
+    """Returns the steps of an encoder alone, and of the same encoder with dense layers."""
     cases = []
     for name, params in _with_and_without_experts("layers", stack):
         task = StackTask.params().set(stack=params).instantiate()
@@ -107,12 +123,17 @@ def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[
 def measure(
     cases: list[StepCase], repeats: int, gemm_size: int, report: Callable[[str], None]
 ) -> list[Row]:
-    """Returns a row for each case: the best of `repeats`, taken in turns with matrix products.
+    """Measures each case: the best of `repeats` steps, alternating with matrix products.
 
-    After every step come as many products as have its operations, and the best of those counts
-    too. The speed of a shared machine changes by the second: the best short product of a run would
-    stand for moments that no step of a second can have to itself. A busy machine slows both.
-    report: told in words what is under way.
+    Each step is followed by as many products as have its operations, so that both take about as
+    long: on a shared machine, the best of many short products would be faster than any period as
+    long as a step.
+
+    Args:
+      cases: the steps.
+      repeats: number of measurements.
+      gemm_size: rows and columns of the matrices.
+      report: called with each stage.
     """
     product_flops = 2 * gemm_size**3
     counts = [max(1, round(case.flops / product_flops)) for case in cases]
@@ -142,7 +163,7 @@ def measure(
 
 
 def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Params]]:
-    """The model as it is, and with a feed-forward layer of the same FLOPs for each mixture."""
+    """Returns the model, and the model with dense layers of the same FLOPs as its mixtures."""
     dense = params.copy()
     stacks = [node for _, node in dense.nodes() if node.cls is TransformerStack and node.moe_every]
     stacks = [stack for stack in stacks if stack.moe.cls is MixtureOfExperts]
@@ -157,7 +178,7 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
 
 
 def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
-    """A batch of these shapes: rows full of sentences of random words."""
+    """Returns a batch of rows that are full of random sentences."""
     return {
         name: synthetic.make_array(name, spec.shape, spec.dtype.as_numpy_dtype, id_ranges.get(name))
         for name, spec in specs.items()
@@ -165,7 +186,7 @@ def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
 
 
 def gemm(size: int) -> Callable[[], object]:
-    """Returns a float32 product of two square matrices, compiled, that waits for its result."""
+    """Returns a function that computes a compiled float32 product of two square matrices."""
     x = tf.random.stateless_normal((size, size), (1, 2))
     product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
 
@@ -182,5 +203,5 @@ def _times(count: int, function: Callable[[], object]) -> None:
 
 
 def step_seconds(runtime: SingleDeviceRuntime, batch: Batch) -> float:
-    """Returns the seconds that a step took, waited for."""
+    """Runs a step to its end and returns its seconds."""
     return seconds_of(lambda: runtime.train_step(batch).read())

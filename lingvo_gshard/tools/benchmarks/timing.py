@@ -1,4 +1,4 @@
-"""Seconds that calls take, as the benchmarks count them."""
+"""Measures the duration of calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    """Returns the seconds of one call, which waits for what it does."""
+    """Returns the seconds of one call. The call must wait for its own results."""
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
 
 
 def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> float:
-    """Returns the seconds of a call among `count`, each waited for when the next is started.
+    """Returns the mean seconds of `count` calls, each awaited after the next one has started.
 
-    start: starts one and returns what waits for it.
+    Args:
+      start: starts a call and returns a function that waits for it.
+      count: number of calls.
     """
     started = time.perf_counter()
     wait = start()

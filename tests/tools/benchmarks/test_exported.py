@@ -178,7 +178,9 @@ def test_a_loss_that_is_not_finite_is_an_error(files, monkeypatch):
     monkeypatch.setattr(
         exported_step.SavedStep, "__call__", lambda self: lambda: next(steps, float("nan"))
     )
-    with pytest.raises(ValueError, match="step.zip: the loss is 1.0 and then nan; with --init_st"):
+    with pytest.raises(
+        ValueError, match="step.zip: the loss is 1.0 and then nan; pass real weights"
+    ):
         exported_bench.measure(str(files / "step.zip"), None, 1, 8, lambda _: None)
 
 

@@ -1,0 +1,116 @@
+"""The subcommands of gshard-bench that measure programs traced by TensorFlow."""
+
+from __future__ import annotations
+
+import rich.console
+import tensorflow as tf
+from absl import flags
+
+from lingvo_gshard import params as experiments  # noqa: F401
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step, tables
+
+
+def run(
+    subcommand: str, values: flags.FlagValues, console: rich.console.Console
+) -> tuple[str, list]:
+    """Runs a subcommand and prints its table; returns the kind of device and the rows."""
+    measure, show = {
+        "step": (measure_step, tables.print_step_table),
+        "partition": (measure_partition, tables.print_partition_table),
+        "moe": (measure_moe, tables.print_moe_table),
+        "depth": (measure_depth, tables.print_depth_table),
+        "choices": (measure_choices, tables.print_choices_table),
+    }[subcommand]
+    rows = measure(values, console)
+    show(console, rows)
+    return "GPU" if tf.config.list_logical_devices("GPU") else "CPU", rows
+
+
+def measure_step(values: flags.FlagValues, console: rich.console.Console) -> list[step.Row]:
+    """Returns the rows of `gshard-bench step`."""
+    experiment = registry.get(values.experiment)
+    shape = whole_rows(values)
+    cases = step.experiment_cases(experiment)
+    cases += step.stack_cases(stack_params(values), experiment.trainer, *shape)
+    with console.status("starting") as status:
+        return step.measure(cases, values.repeats, values.gemm_size, status.update)
+
+
+def measure_partition(
+    values: flags.FlagValues, console: rich.console.Console
+) -> list[partition.Row]:
+    """Returns the rows of `gshard-bench partition`."""
+    case = step.experiment_cases(registry.get(values.experiment))[0]
+    with console.status("starting") as status:
+        return partition.measure(case, values.repeats, status.update)
+
+
+def measure_moe(values: flags.FlagValues, console: rich.console.Console) -> list[moe.Row]:
+    """Returns the rows of `gshard-bench moe`."""
+    experts = numbers("experts", values.experts)
+    sizes = moe.Sizes(values.model_dim, values.hidden_dim, values.tokens, values.group_size)
+    with console.status("starting") as status:
+        return moe.measure(
+            sizes, experts, values.skew, values.repeats, values.gemm_size, status.update
+        )
+
+
+def measure_depth(values: flags.FlagValues, console: rich.console.Console) -> list[depth.Row]:
+    """Returns the rows of `gshard-bench depth`."""
+    depths, shape = numbers("depths", values.depths), whole_rows(values)
+    trainer = registry.get(values.experiment).trainer
+    with console.status("starting") as status:
+        return depth.measure(
+            stack_params(values), trainer, depths, *shape, values.repeats, status.update
+        )
+
+
+def measure_choices(values: flags.FlagValues, console: rich.console.Console) -> list[choices.Row]:
+    """Returns the rows of `gshard-bench choices`."""
+    experiment = registry.get(values.experiment)
+    rows = []
+    with console.status("starting") as status:
+        for row in choices.measure(experiment, values.num_layers, values.repeats, status.update):
+            console.print(f"{row.name}: {row.seconds:.3f} s")
+            rows.append(row)
+    return rows
+
+
+def numbers(flag: str, given: list[str]) -> list[int]:
+    """Returns the integers of a list flag; ValueError unless all are positive."""
+    try:
+        found = [int(number) for number in given]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ValueError(f"--{flag}={','.join(given)}: expected positive integers")
+    return found
+
+
+def whole_rows(values: flags.FlagValues) -> tuple[int, int]:
+    """Returns rows and row length of a batch of --tokens; ValueError if they do not divide."""
+    if values.tokens % values.row_length:
+        raise ValueError(
+            f"--tokens={values.tokens} is not a multiple of --row_length={values.row_length}"
+        )
+    return values.tokens // values.row_length, values.row_length
+
+
+def stack_params(values: flags.FlagValues) -> Params:
+    """Returns the Params of the encoder alone; dropout is the paper's (arXiv 2006.16668)."""
+    stack = TransformerStack.params().set(
+        num_layers=values.num_layers,
+        execution=Sequential.params().set(rematerialize=values.rematerialize),
+        model_dim=values.model_dim,
+        num_heads=values.num_heads,
+        hidden_dim=values.hidden_dim,
+        input_dropout_rate=0.1,
+        residual_dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+    )
+    stack.moe.num_experts = values.num_experts
+    return stack
