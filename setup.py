@@ -39,7 +39,6 @@ setup(
     package_data={
         "lingvo_gshard": [
             "data/embedded/*",
-            "params/*.gin",
             "planning/picture/*.css",
             "planning/picture/*.html",
             "planning/picture/*.js",
@@ -48,9 +47,7 @@ setup(
     # The least version that is known to work; constraints.txt pins the row that was tested.
     install_requires=[
         "absl-py>=2.1",
-        "array-record>=0.8; sys_platform == 'linux'",
         "gin-config>=0.5",
-        "grain>=0.2.18",
         "jax>=0.10.2,<0.11",
         "msgspec>=0.19",
         "numpy>=2.0",
@@ -63,7 +60,6 @@ setup(
         "sentencepiece>=0.2",
         "tensorboard~=2.21.0",
         "tensorflow~=2.21.0",
-        "tensorflow-text~=2.21.0",
     ],
     extras_require={
         "plan": ["libtpu==0.0.42.1"],

@@ -80,6 +80,7 @@ SLOW_PAGES = (
     "programs.md",
     "strategies.md",
     "training.md",
+    "your_own_task.md",
     "your_own_text.md",
 )
 
@@ -99,6 +100,19 @@ def commands(text: str) -> list[str]:
             lines = [line[2:] for line in lines if line.startswith("$ ")]
         found.extend(line.strip() for line in lines if line.strip() and line.strip()[0] != "#")
     return found
+
+
+def write_files(text: str, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Writes a page's `python` blocks that begin with `# path/of/file.py` to these files."""
+    written = []
+    for code, _ in _PYTHON.findall(text):
+        name = re.match(r"# ([\w/]+\.py)\n", code)
+        if name:
+            path = folder / name[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(code, encoding="utf-8")
+            written.append(path)
+    return written
 
 
 def covered_by(command: str) -> str | None:
@@ -139,7 +153,9 @@ def slow(page: pathlib.Path) -> list:
 def test_commands_of_a_page_run(page, tmp_path, environment):
     folder = tmp_path / "work"
     folder.mkdir()
-    for command in commands(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    write_files(text, folder)
+    for command in commands(text):
         if covered_by(command):
             continue
         result = subprocess.run(

@@ -1,1 +1,1 @@
-"""From text to batches: readers, cleaning, vocabulary, mixing, packing, the embedded corpus."""
+"""Data: turns text into batches. Readers, cleaning, vocabularies, mixing, packing, a corpus."""

@@ -1,4 +1,4 @@
-"""What inputs from a corpus share: reading, cleaning, packing, and the position in the data."""
+"""CorpusInput: the base class of inputs that read, clean, tokenize and pack a corpus."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ _ENCODED_AT_A_TIME = 50_000
 
 
 class Examples:
-    """What a split has to pack, tokenized.
+    """The tokenized examples of a split.
 
-    packer: lays examples into batches. languages: that of each example in `kept`. kept: the numbers
-    of the examples that fit a row. report: what became of the rows.
+    Attributes:
+      packer: packs examples into batches.
+      kept: numbers of the examples that fit a row.
+      report: what cleaning did to the rows.
+      members: language -> numbers of its examples.
     """
 
     def __init__(
@@ -36,6 +39,14 @@ class Examples:
         languages: Sequence[str],
         report: CleaningReport,
     ):
+        """Groups examples by language.
+
+        Args:
+          packer: packs examples into batches.
+          kept: numbers of the examples that fit a row.
+          languages: the language of each example in `kept`.
+          report: what cleaning did to the rows.
+        """
         self.packer, self.kept, self.report = packer, kept, report
         members = collections.defaultdict(list)
         for index, language in zip(kept, languages, strict=True):
@@ -44,20 +55,24 @@ class Examples:
 
 
 class CorpusInput(Input):
-    """Reads, cleans, tokenizes, mixes and packs a corpus; each on first use."""
+    """Reads, cleans, tokenizes, mixes and packs a corpus. Each stage runs on first use."""
 
-    # Of the languages of the corpus; see mixing.py.
+    # Temperature of the sampling of languages; see batching/mixing.py.
     temperature = 1.0
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("corpus", None, "The reader of the corpus.")
-        p.define("cleaning", None, "What is rewritten and dropped.")
-        p.define("vocabulary", vocabulary_trainer.VocabularyTrainer.params(), "The vocabularies.")
+        p.define("corpus", None, "Params of the reader of the corpus.")
+        p.define("cleaning", None, "Params of the cleaner.")
+        p.define(
+            "vocabulary",
+            vocabulary_trainer.VocabularyTrainer.params(),
+            "Params of the vocabularies.",
+        )
         p.define("batch_rows", 16, "B: rows of a batch.")
         p.define("packing_window", 8192, "Examples drawn and packed at a time.")
-        p.define("prefetch_batches", 4, "Batches made ahead by a background thread.")
+        p.define("prefetch_batches", 4, "Batches made in advance by a background thread.")
         return p
 
     def __init__(self, params: Params):
@@ -70,7 +85,7 @@ class CorpusInput(Input):
         self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
 
     def check_positive(self, *names: str) -> None:
-        """Raises ValueError, naming it, for a hyperparameter that is less than 1."""
+        """Raises ValueError naming the first of these hyperparameters that is less than 1."""
         for name in names:
             if self.p.get(name) < 1:
                 raise ValueError(f"input.{name} must be at least 1, not {self.p.get(name)}")
@@ -81,16 +96,16 @@ class CorpusInput(Input):
         return self._reader.splits
 
     def rows(self, split: str) -> list[Row]:
-        """Returns the cleaned rows of "train", "dev" or "test" in the corpus's order.
+        """Returns the cleaned rows of "train", "dev" or "test" in the order of the corpus.
 
-        Raises ValueError for a split or a language that the corpus lacks, and what the reader
-        raises for rows that cannot be read.
+        Raises:
+          ValueError: the corpus lacks the split or a language, or rows cannot be read.
         """
         return self._load(split)[0]
 
     @property
     def report(self) -> CleaningReport:
-        """What became of the training rows, the over-long ones included."""
+        """What cleaning and packing did to the training rows."""
         return self._examples.report
 
     def check_split(self, split: str) -> None:
@@ -105,7 +120,7 @@ class CorpusInput(Input):
         return prefetch.Prefetcher(stream, self.p.prefetch_batches)
 
     def evaluation_batches(self, split: str) -> Iterator[Batch]:
-        """Yields every row of a split once, packed as in training; the last batch is padded."""
+        """Yields each row of a split once, packed as in training; the last batch is padded."""
         examples = self._held_out_examples(split)
         yield from packing.in_order(examples.packer, examples.kept)
 
@@ -115,15 +130,15 @@ class CorpusInput(Input):
 
     @abc.abstractmethod
     def _settings(self) -> tuple[object, ...]:
-        """What else than the examples and the seed the stream of batches depends on."""
+        """Returns the settings that determine the training batches, besides examples and seed."""
 
     def _choose(self, rows: list[Row], split: str) -> list[Row]:
-        """Returns those of the rows that were read which are used."""
+        """Returns the rows to use among those read."""
         del split
         return rows
 
     def _forget_tokens(self) -> None:
-        """Has the text tokenized anew: by other vocabularies than before."""
+        """Drops tokenized text, after a change of vocabularies."""
         self.__dict__.pop("_examples", None)
         self._held_out.clear()
 
@@ -161,11 +176,11 @@ class CorpusInput(Input):
 
 
 def encode(texts: Sequence[str], vocabulary: Vocabulary) -> Tokens:
-    """Returns the ids of many texts, each with EOS behind it; repeated ones are encoded once."""
+    """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once."""
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     unique = list(numbers)
     ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-    # By parts: as lists of Python integers, millions of lines would take gigabytes.
+    # In parts, since lists of Python integers of millions of lines would take gigabytes.
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
         encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
         part = Tokens.concatenate([line + [vocabulary.eos_id] for line in encoded])

@@ -1,10 +1,10 @@
-"""Divides one heap of rows into train, dev and test so that nothing of the answers leaks.
+"""Divides rows into train, dev and test so that no test sentence leaks into train.
 
-Many languages share one target sentence, and messages come in near copies. So the split is by a
-hash of the target's words alone, the same in all languages, case, digits and punctuation folded
-away; dev and test then lose the rows whose source also stands in train (same language, folded the
-same way) and those whose target shares half or more of its word 4-grams with train. What is lost
-so is counted.
+Several languages share one target sentence, and many messages are near copies of each other. A row
+is therefore assigned by a hash of its target's words, ignoring case, digits and punctuation.
+Afterwards dev and test lose the rows whose source also occurs in train (same language, same
+folding) and those whose target shares half or more of its word 4-grams with train. These rows are
+counted.
 """
 
 import collections
@@ -24,7 +24,12 @@ TARGET_OVERLAPS = "held out, but half of its target's 4-grams are in train"
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The rows of each split, and how many were dropped from it, by reason."""
+    """Rows divided into splits.
+
+    Attributes:
+      rows: split -> its rows.
+      dropped: split -> reason -> number of rows dropped.
+    """
 
     rows: dict[str, list[Row]]
     dropped: dict[str, collections.Counter[str]]
@@ -36,19 +41,19 @@ def fold(text: str) -> str:
 
 
 def split_of(target: str, per_mille: int) -> str:
-    """Returns the split a target sentence belongs to, by its folded words alone."""
+    """Returns the split of a target sentence, which depends only on its folded words."""
     digest = hashlib.sha256(fold(target).encode("utf-8")).digest()
     bucket = int.from_bytes(digest[:8], "big") % 1000
     return "test" if bucket < per_mille else "dev" if bucket < 2 * per_mille else "train"
 
 
 def divide(rows: Sequence[Row], per_mille: int) -> Split:
-    """Divides rows; dev and test get `per_mille` thousandths of the targets each."""
+    """Divides rows. Dev and test get `per_mille` thousandths of the target sentences each."""
     divided: dict[str, list[Row]] = {"train": [], "dev": [], "test": []}
     splits = {target: split_of(target, per_mille) for target in {row.target for row in rows}}
     for row in rows:
         divided[splits[row.target]].append(row)
-    # Text that is no translation has no source.
+    # Rows of plain text have no source.
     sources = {(row.language, fold(row.source)) for row in divided["train"] if row.source}
     grams = set().union(*(_grams(target) for target in {r.target for r in divided["train"]}))
     dropped = {split: collections.Counter() for split in divided}

@@ -1,4 +1,4 @@
-"""LanguageModelInput: from documents to packed batches."""
+"""LanguageModelInput: turns documents into packed batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _PARTS = ("inputs", "labels", "segments", "positions")
-# SentencePiece leaves out of its training what is longer than some thousand bytes.
+# SentencePiece ignores training lines longer than some thousand bytes.
 _LONGEST_LINE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class TextSize:
-    """How much text a split has, as cleaned: words are what white space sets apart."""
+    """Amount of text in a split after cleaning.
+
+    Attributes:
+      documents: number of documents.
+      bytes: bytes of their UTF-8 text.
+      words: number of words, separated by white space.
+    """
 
     documents: int
     bytes: int
@@ -31,10 +37,10 @@ class TextSize:
 
 
 class LanguageModelInput(CorpusInput):
-    """Reads, cleans, tokenizes and packs documents; each on first use.
+    """Reads, cleans, tokenizes and packs documents. Each stage runs on first use.
 
-    Documents longer than a row are cut into consecutive windows, shorter ones stand side by side.
-    Batches are dicts of int32 arrays as `Windows.pack` says; each document ends with EOS.
+    Documents longer than a row are cut into consecutive windows; shorter ones share rows. Each
+    document ends with EOS. Batches are dicts of int32 arrays, described in `Windows.pack`.
     """
 
     @classmethod
@@ -55,8 +61,8 @@ class LanguageModelInput(CorpusInput):
             raise ValueError("input.vocabulary.joint is False: a language model has one side only")
         if not vocabulary.byte_fallback:
             raise ValueError(
-                "input.vocabulary.byte_fallback is False, but what is measured in bits per byte "
-                "must be spelt whole: True was expected"
+                "input.vocabulary.byte_fallback is False, but bits per byte need a vocabulary that "
+                "spells every text: True was expected"
             )
 
     @functools.cached_property
@@ -75,7 +81,7 @@ class LanguageModelInput(CorpusInput):
         self.vocabulary.save(directory)
 
     def load_vocabularies(self, directory: str) -> None:
-        """Uses a saved vocabulary from now on in place of a trained one."""
+        """Replaces the vocabulary by a saved one."""
         self.vocabulary = Vocabulary.load(directory)
         self._forget_tokens()
 
@@ -87,15 +93,15 @@ class LanguageModelInput(CorpusInput):
 
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the size that the vocabulary of the text is to have."""
+        """Returns the vocabulary size that the Params ask for."""
         return {"text": params.vocabulary.size}
 
     def vocabulary_sizes(self) -> dict[str, int]:
-        """Returns the size of the vocabulary of the text."""
+        """Returns the size of the vocabulary."""
         return {"text": self.vocabulary.size}
 
     def text_size(self, split: str) -> TextSize:
-        """Returns how much text a split has."""
+        """Returns the amount of text in a split."""
         texts = [row.target for row in self.rows(split)]
         return TextSize(
             documents=len(texts),
@@ -104,7 +110,7 @@ class LanguageModelInput(CorpusInput):
         )
 
     def count_tokens(self, split: str) -> int:
-        """Returns the number of tokens of a split, the ends of documents counted."""
+        """Returns the number of tokens of a split, including an EOS per document."""
         return int(self._held_out_examples(split).packer.labels.lengths.sum())
 
     def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:

@@ -1,4 +1,4 @@
-"""TranslationInput: from a corpus of sentence pairs to packed batches."""
+"""TranslationInput: turns sentence pairs into packed batches."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -21,23 +21,23 @@ TOO_MANY_TOKENS = "more tokens than a batch's row"
 
 
 class TranslationInput(CorpusInput):
-    """Reads, cleans, tokenizes, mixes and packs a parallel corpus; each on first use.
+    """Reads, cleans, tokenizes, mixes and packs sentence pairs. Each stage runs on first use.
 
-    Batches are dicts of int32 arrays as `packing.pack` says.
+    Batches are dicts of int32 arrays, described in `packing.pack`.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaning.Cleaner.params())
-        p.define("languages", (), "Source languages to use; empty: all there are.")
-        p.define("temperature", 1.0, "Languages are drawn as n_l ** (1 / temperature).")
-        p.define("source_length", 256, "L: source positions of a row.")
+        p.define("languages", (), "Source languages to use; empty: all.")
+        p.define("temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).")
+        p.define("source_length", 256, "K: source positions of a row.")
         p.define(
             "target_length",
             256,
-            "K: target positions of a row. Rows fill best when K / L is the ratio of the corpus's "
-            "target and source tokens.",
+            "L: target positions of a row. Rows fill best if L / K is the corpus's ratio of target "
+            "to source tokens.",
         )
         return p
 
@@ -51,22 +51,22 @@ class TranslationInput(CorpusInput):
 
     @property
     def temperature(self) -> float:
-        """Of the languages."""
+        """Temperature of the sampling of languages."""
         return self.p.temperature
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The source languages in use, as given or else sorted."""
+        """The source languages in use: as given, else all, sorted."""
         return self._languages or tuple(sorted({row.language for row in self.rows("train")}))
 
     @property
     def source_vocabulary(self) -> Vocabulary:
-        """The sources' vocabulary; the same object as the targets' when joint."""
+        """The vocabulary of the source; the same object as the target's if they are joint."""
         return self._vocabularies[0]
 
     @property
     def target_vocabulary(self) -> Vocabulary:
-        """The targets' vocabulary."""
+        """The vocabulary of the target."""
         return self._vocabularies[1]
 
     def save_vocabularies(self, directory: str) -> None:
@@ -74,7 +74,7 @@ class TranslationInput(CorpusInput):
         vocabulary.save_pair(directory, *self._vocabularies)
 
     def load_vocabularies(self, directory: str) -> None:
-        """Uses saved vocabularies from now on in place of trained ones."""
+        """Replaces the vocabularies by saved ones."""
         self._vocabularies = vocabulary.load_pair(directory)
         self._forget_tokens()
 
@@ -89,7 +89,7 @@ class TranslationInput(CorpusInput):
 
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
-        """Returns the sizes that the vocabularies of source and target are to have."""
+        """Returns the vocabulary sizes that the Params ask for."""
         size = params.vocabulary.size
         return {"source": size, "target": params.vocabulary.target_size or size}
 
@@ -130,7 +130,7 @@ class TranslationInput(CorpusInput):
         for language in self._languages:
             if language in there:
                 continue
-            # A small language may well have no held-out row, but none lacks training rows.
+            # A small language may lack held-out rows, but every language has training rows.
             valid = there if split == "train" else {row.language for row in self.rows("train")}
             if language not in valid:
                 raise ValueError(

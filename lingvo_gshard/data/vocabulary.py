@@ -1,4 +1,4 @@
-"""Vocabulary: pieces of words, by SentencePiece (Kudo and Richardson 2018, arXiv 1808.06226)."""
+"""Vocabulary: a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226)."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class Vocabulary:
     pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
 
     def __init__(self, model: bytes):
-        """Takes a serialized SentencePiece model; ValueError if it is none or has other ids."""
+        """Reads a serialized SentencePiece model; ValueError if it is damaged or has other ids."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -42,7 +42,7 @@ class Vocabulary:
         return self._processor.encode(list(texts), num_threads=num_threads)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, up to the first EOS; padding and BOS say nothing."""
+        """Returns the text of ids up to the first EOS, without padding and BOS."""
         kept = []
         for piece in map(int, ids):
             if piece == EOS_ID:
@@ -56,7 +56,7 @@ class Vocabulary:
         return self._processor.id_to_piece(int(index))
 
     def save(self, directory: str, name: str = "vocabulary") -> str:
-        """Writes `directory/name.model`, whole or not at all, and returns its path."""
+        """Writes `directory/name.model` atomically and returns its path."""
         path = os.path.join(directory, f"{name}.model")
         files.write_atomically(path, self.model)
         return path
@@ -81,7 +81,7 @@ class Vocabulary:
 
 
 def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
-    """Writes both sides' vocabularies; one file if they are the same."""
+    """Writes the vocabularies of source and target; one file if they are the same object."""
     if source is target:
         source.save(directory, "joint")
     else:
@@ -90,7 +90,7 @@ def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
 
 
 def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
-    """Reads what `save_pair` wrote; a joint vocabulary is one object on both sides."""
+    """Reads what `save_pair` wrote; a joint vocabulary is returned twice as one object."""
     if os.path.exists(os.path.join(directory, "joint.model")):
         joint = Vocabulary.load(directory, "joint")
         return joint, joint

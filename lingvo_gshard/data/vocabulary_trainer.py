@@ -1,4 +1,4 @@
-"""Trains the vocabularies of a corpus on first use and keeps them in a cache by content."""
+"""VocabularyTrainer: trains vocabularies on first use and caches them by content."""
 
 import hashlib
 import io
@@ -18,33 +18,32 @@ from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _MODEL_TYPES = ("unigram", "bpe")
-# Part of the result: sums of floats are taken thread by thread.
+# The number of threads affects the result, since each thread sums its own floats.
 _TRAINING_THREADS = 2
 
 
 class VocabularyTrainer(Configurable):
-    """Makes (source, target) vocabularies from training rows, or finds them in the cache."""
+    """Trains the vocabularies of source and target, or loads them from the cache."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("joint", True, "One vocabulary for both sides, or one each.")
-        p.define("size", 8000, "Ids of the joint vocabulary, or of the source's.")
-        p.define("target_size", 0, "Ids of the target's; 0: `size`. Only when not joint.")
+        p.define("joint", True, "Whether source and target share one vocabulary.")
+        p.define("size", 8000, "Number of ids of the joint vocabulary, or of the source's.")
+        p.define("target_size", 0, "Number of ids of the target's, unless joint; 0: `size`.")
         p.define("model_type", "unigram", "'unigram' or 'bpe'.")
-        p.define("character_coverage", 0.9999, "Share of the text's characters to have pieces for.")
-        p.define("byte_fallback", True, "Spell other characters as UTF-8 bytes (256 ids).")
+        p.define("character_coverage", 0.9999, "Share of the text's characters with pieces.")
+        p.define("byte_fallback", True, "Whether other characters are spelled as UTF-8 bytes.")
         p.define(
             "max_sentences",
             200_000,
-            "Most different sentences to train on; above that, languages are sampled with the "
-            "input's temperature.",
+            "Largest number of distinct sentences to train on. Of more, languages are sampled with "
+            "the input's temperature.",
         )
         p.define(
             "cache_directory",
             "",
-            "Where trained vocabularies are kept; '': lingvo_gshard in $XDG_CACHE_HOME or "
-            "~/.cache.",
+            "Directory of trained vocabularies; '': lingvo_gshard in $XDG_CACHE_HOME or ~/.cache.",
         )
         return p
 
@@ -65,10 +64,16 @@ class VocabularyTrainer(Configurable):
             )
 
     def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]:
-        """Returns the vocabularies of these rows, the same object twice when joint.
+        """Returns the vocabularies of source and target; the same object twice if they are joint.
 
-        The same rows and Params give the same vocabularies. Raises ValueError when the text is too
-        small for the size.
+        The same rows and Params give the same vocabularies.
+
+        Args:
+          rows: training rows.
+          temperature: of the sampling of languages.
+
+        Raises:
+          ValueError: the text is too small for the size.
         """
         p = self.p
         sources = _by_language(rows)
@@ -84,7 +89,7 @@ class VocabularyTrainer(Configurable):
         )
 
     def train_on(self, sentences: Mapping[str, Sequence[str]], temperature: float) -> Vocabulary:
-        """Returns the vocabulary of `size` of the sentences of each language; raises as `train`."""
+        """Returns a vocabulary trained on language -> sentences; raises as `train`."""
         return self._train_or_load("vocabulary.size", sentences, self.p.size, temperature)
 
     def _train_or_load(
@@ -121,7 +126,7 @@ class VocabularyTrainer(Configurable):
             "model_type": self.p.model_type,
             "character_coverage": self.p.character_coverage,
             "byte_fallback": self.p.byte_fallback,
-            # Text comes normalized from cleaning; a lossless vocabulary adds nothing to it.
+            # Cleaning has normalized the text already.
             "normalization_rule_name": "identity",
             "num_threads": _TRAINING_THREADS,
             "pad_id": PAD_ID,
@@ -139,7 +144,7 @@ def _by_language(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _sample(sentences: Mapping[str, Sequence[str]], most: int, temperature: float) -> list[str]:
-    """Takes at most `most` sentences, languages by temperature, none twice."""
+    """Returns at most `most` distinct sentences, with languages sampled by temperature."""
     counts = [len(lines) for lines in sentences.values()]
     if sum(counts) <= most:
         return [line for lines in sentences.values() for line in lines]

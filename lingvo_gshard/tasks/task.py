@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from lingvo_gshard.core import context
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
@@ -95,6 +96,13 @@ class Task(Layer):
           `tokens`, `cross_entropy` and `accuracy` are shown on the console.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no loss")
+
+    def layer_losses(self) -> tf.Tensor:
+        """Returns the sum of the losses that layers reported in the current forward pass.
+
+        A router's load-balancing loss is one. Call it after all layers have run.
+        """
+        return tf.add_n([0.0, *context.current().losses.values()])
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the positions that one forward pass on a batch computes.

@@ -1,7 +1,12 @@
-"""Registry of experiments: a name for each function that returns an experiment's Params."""
+"""Registry of experiments: a name for each function that returns an experiment's Params.
+
+Experiments outside the package are registered under their module's name and their own, such as
+`my_package.my_module.my_experiment`. The module is imported when the name is first used.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 
@@ -53,5 +58,21 @@ def describe(name: str) -> str:
 
 def _function(name: str) -> ExperimentFunction:
     if name not in _experiments:
+        _import_module(name.rpartition(".")[0])
+    if name not in _experiments:
         raise ValueError(f"Unknown experiment {name!r}. {names_lib.nearest(name, _experiments)}")
     return _experiments[name]
+
+
+def _import_module(name: str) -> None:
+    """Imports a module, whose experiments are then registered; does nothing if there is none."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that exists but misses another one is an error of its author.
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+    except ValueError:
+        # The name has no module part.
+        if name:
+            raise

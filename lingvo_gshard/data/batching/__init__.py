@@ -1,1 +1,1 @@
-"""Batches out: mixing, packing and prefetching."""
+"""Batching: mixes languages, packs tokens into rows, and prefetches batches."""

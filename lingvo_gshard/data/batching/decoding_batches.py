@@ -1,4 +1,4 @@
-"""Sentences to be translated, in batches of a few fixed shapes, and back in their order."""
+"""Batches sentences for decoding in a few fixed shapes, and restores their order afterwards."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,11 @@ from lingvo_gshard.data.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class DecodingBatch:
-    """Sources alone, one to a row: int32 source_{ids,segments,positions} [B, L].
+    """A batch of source sentences, one per row.
 
-    `indices` [B] says which sentence each row is, -1 for an empty row.
+    Attributes:
+      arrays: `source_ids`, `source_segments` and `source_positions`, int32 [B,L].
+      indices: the number [B] of each row's sentence, -1 for an empty row.
     """
 
     arrays: dict[str, np.ndarray]
@@ -22,7 +24,13 @@ class DecodingBatch:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingBatches:
-    """All batches of some sentences, short ones first, and the indices of those cut to fit."""
+    """All batches of some sentences, short ones first.
+
+    Attributes:
+      batches: the batches.
+      num_sentences: number of sentences.
+      cut: indices of the sentences that were cut to fit.
+    """
 
     batches: list[DecodingBatch]
     num_sentences: int
@@ -35,9 +43,10 @@ class DecodingBatches:
         return len(self.batches)
 
     def in_order(self, results: Sequence[Sequence[Any]]) -> list[Any]:
-        """Returns one result per sentence, in the sentences' order.
+        """Returns one result per sentence, in the order of the sentences.
 
-        Takes for each batch, in order, its results by row; those of empty rows are dropped.
+        Args:
+          results: the results of each batch, one per row; those of empty rows are dropped.
         """
         ordered = [None] * self.num_sentences
         for batch, values in zip(self.batches, results, strict=True):
@@ -53,11 +62,17 @@ def decoding_batches(
     lengths: Sequence[int] = (16, 32, 64, 128, 256),
     batch_tokens: int = 4096,
 ) -> DecodingBatches:
-    """Batches sentences by length: each goes to the least of `lengths` that holds it and its EOS.
+    """Batches sentences by length.
 
-    A batch of length L has max(1, batch_tokens // L) rows, so there are as many shapes as lengths.
-    Within a length the short ones come first, so that a batch's sentences end at about one step.
-    A sentence too long for the greatest length is cut, its EOS kept.
+    Each sentence goes to the smallest of `lengths` that holds it and its EOS. Within a length,
+    sentences are sorted, so that those of a batch end at about the same step. A sentence longer
+    than the largest length is cut and keeps its EOS.
+
+    Args:
+      sentences: the sentences.
+      vocabulary: encodes them.
+      lengths: source lengths of batches, each one a shape to compile.
+      batch_tokens: positions of a batch; one of length L has max(1, batch_tokens // L) rows.
     """
     lengths = sorted(lengths)
     if not lengths or lengths[0] < 1:

@@ -1,7 +1,7 @@
-"""Which sentence is trained on next: languages by temperature, each in fresh random order.
+"""Mixture: the endless order of training sentences, with languages sampled by temperature.
 
-Everything here is a formula of (seed, block number), so that any block of the endless stream can be
-computed without the ones before it; no generator is kept that would have to be replayed on resume.
+A block of this stream is a function of the seed and the block's number. So any block is computed
+without those before it, and resuming replays no random generator.
 """
 
 import functools
@@ -13,27 +13,32 @@ _UNITS = 1 << 32
 
 
 def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.ndarray:
-    """Returns p_l ~ n_l ** (1 / temperature), one per language, summing to 1.
+    """Returns the sampling probability of each language: p_l ~ n_l ** (1 / temperature).
 
-    Temperature 1 keeps the data's proportions; infinity makes all languages equal.
     Source: Arivazhagan et al. 2019, section 4.2, https://arxiv.org/abs/1907.05019.
-    Raises ValueError for a temperature below 1 or a count below 1.
+
+    Args:
+      counts: number of sentences n_l of each language.
+      temperature: 1 keeps the proportions of the data; infinity makes all languages equal.
+
+    Raises:
+      ValueError: the temperature or a count is below 1.
     """
     if not temperature >= 1:
         raise ValueError(f"temperature must be at least 1, not {temperature}")
     counts = np.asarray(counts, np.float64)
     if counts.size == 0 or counts.min() < 1:
         raise ValueError("Every language needs at least one sentence to be sampled from")
-    # Through logarithms of shares, so that a tiny temperature exponent cannot overflow.
+    # Computed through logarithms so that small exponents cannot overflow.
     weights = np.exp(np.log(counts / counts.max()) / temperature)
     return weights / weights.sum()
 
 
 def permutation(size: int, *key: int) -> np.ndarray:
-    """Returns a pseudo-random permutation of range(size) that depends on `key` alone.
+    """Returns a pseudo-random permutation of range(size) that depends only on `key`.
 
-    Sorts by splitmix64 hashes (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195), whose
-    values no library version can change: a resumed run needs the same order for ever.
+    It sorts splitmix64 hashes (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195). A
+    resumed run needs the same order under every version of every library.
     """
     with np.errstate(over="ignore"):
         state = np.uint64(0)
@@ -54,10 +59,13 @@ def _splitmix64(x):
 
 
 class Mixture:
-    """An endless stream of sentence numbers, cut into blocks of about `block_size`.
+    """An endless stream of sentence numbers in blocks of about `block_size`.
 
-    Language l takes its share p_l of every block (to within one sentence, and exactly in the long
-    run), and goes through all its sentences in a new random order before it repeats one.
+    Language l has the share p_l of every block, to within one sentence, and exactly in the long
+    run. It goes through all its sentences in random order before any is repeated.
+
+    Attributes:
+      probabilities: p_l of each language, languages sorted by name.
     """
 
     def __init__(
@@ -67,11 +75,18 @@ class Mixture:
         block_size: int,
         seed: int,
     ):
-        """Takes the sentence numbers of each language; see `temperature_probabilities`."""
+        """Prepares the stream.
+
+        Args:
+          members: language -> numbers of its sentences.
+          temperature: see `temperature_probabilities`.
+          block_size: sentences of a block.
+          seed: seed of all orders.
+        """
         self._languages = sorted(members)
         self._members = [np.asarray(members[language]) for language in self._languages]
         self.probabilities = temperature_probabilities([len(m) for m in self._members], temperature)
-        # Whole units, so that positions far into the stream are exact.
+        # Integers, so that positions far into the stream are exact.
         self._units = [max(1, round(p * _UNITS)) for p in self.probabilities]
         self._phases = permutation(len(self._units), seed, 1)
         self._block_size = block_size
@@ -92,7 +107,7 @@ class Mixture:
         return sentences[permutation(len(sentences), self._seed, 2, number)]
 
     def _position(self, index: int, block: int) -> int:
-        # Phases spread out the blocks in which small languages take their one sentence.
+        # A small language has one sentence in some blocks; phases spread these over the stream.
         phase = (2 * int(self._phases[index]) + 1) * _UNITS // (2 * len(self._units))
         before = block * self._block_size * self._units[index]
         return (before + phase) // _UNITS

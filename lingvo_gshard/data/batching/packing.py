@@ -1,8 +1,8 @@
-"""Packing: several sentences side by side in each row of a batch of fixed shape.
+"""Packing: lays several sentences into each row of a batch of fixed shape.
 
-Rows are filled first-fit on both sides at once: a sentence goes to the first open row with room for
-its source and for its target. Sentences come in random order, so one pass over a window of some
-thousands fills rows of 256 positions to about 97% on both sides together.
+Rows are filled first-fit: a sentence pair goes to the first row with room for both its source and
+its target. In random order, one pass over some thousand sentences fills about 97% of the positions
+of rows of 256.
 """
 
 import dataclasses
@@ -18,7 +18,12 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Sentences as one flat array: sentence i is `ids[offsets[i]:offsets[i + 1]]`."""
+    """A table of sentences as one flat array.
+
+    Attributes:
+      ids: int32 ids of all sentences, one after another.
+      offsets: sentence i is `ids[offsets[i]:offsets[i + 1]]`.
+    """
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -32,7 +37,7 @@ class Tokens:
 
     @classmethod
     def of(cls, ids: np.ndarray, lengths: np.ndarray) -> "Tokens":
-        """Returns the table of sentences of these lengths, one after another in `ids`."""
+        """Returns the table of sentences with these lengths, concatenated in `ids`."""
         return cls(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
 
     def __len__(self) -> int:
@@ -44,30 +49,40 @@ class Tokens:
         return np.diff(self.offsets)
 
     def gather(self, sentences: np.ndarray) -> np.ndarray:
-        """Returns the tokens of these sentences, one after another."""
+        """Returns the concatenated tokens of the sentences with these numbers."""
         lengths = self.offsets[sentences + 1] - self.offsets[sentences]
         shift = self.offsets[sentences] - (np.cumsum(lengths) - lengths)
         return self.ids[np.repeat(shift, lengths) + np.arange(lengths.sum())]
 
 
 class Packer(Protocol):
-    """Examples, known by their numbers, that can be laid side by side into rows of batches."""
+    """Examples, known by their numbers, that can be packed into rows of batches.
+
+    Attributes:
+      batch_rows: rows of a batch.
+    """
 
     batch_rows: int
 
     def first_fit(self, examples: np.ndarray) -> np.ndarray:
-        """Returns the row of each, rows numbered in the order they were opened."""
+        """Returns the row of each example; rows are numbered in the order they were opened."""
 
     def pack(self, rows: np.ndarray, examples: np.ndarray) -> Batch:
-        """Lays them into one batch, each into its row of 0 to `batch_rows` - 1."""
+        """Returns one batch with each example in its row, 0 to `batch_rows` - 1."""
 
     def tables(self) -> Iterator[np.ndarray]:
-        """Yields the arrays that say what all examples are."""
+        """Yields arrays that determine all examples, for a digest of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePairs:
-    """Sentences and their translations, for batches of `shape` (B, L, K); see `pack`."""
+    """Sentences with their translations.
+
+    Attributes:
+      sources: the sentences.
+      targets: their translations.
+      shape: rows, source length and target length of a batch; see `pack`.
+    """
 
     sources: Tokens
     targets: Tokens
@@ -79,12 +94,12 @@ class SentencePairs:
         return self.shape[0]
 
     def first_fit(self, sentences: np.ndarray) -> np.ndarray:
-        """Returns the row of each; ValueError if a sentence is longer than a row."""
+        """Returns the row of each pair; ValueError if a sentence is longer than a row."""
         lengths = self.sources.lengths[sentences], self.targets.lengths[sentences]
         return first_fit(*lengths, *self.shape[1:])
 
     def pack(self, rows: np.ndarray, sentences: np.ndarray) -> Batch:
-        """Lays sentences into one batch; see `pack`."""
+        """Returns one batch of sentence pairs; see `pack`."""
         return pack(rows, sentences, self.sources, self.targets, self.shape)
 
     def tables(self) -> Iterator[np.ndarray]:
@@ -99,9 +114,16 @@ def first_fit(
     source_length: int,
     target_length: int,
 ) -> np.ndarray:
-    """Returns the row of each sentence, rows numbered in the order they were opened.
+    """Returns the row of each sentence pair; rows are numbered in the order they were opened.
 
-    Raises ValueError if a sentence is longer than a row.
+    Args:
+      source_lengths: source tokens of each pair.
+      target_lengths: target tokens of each pair.
+      source_length: source positions of a row.
+      target_length: target positions of a row.
+
+    Raises:
+      ValueError: a sentence is longer than a row.
     """
     count = len(source_lengths)
     if count and (max(source_lengths) > source_length or max(target_lengths) > target_length):
@@ -112,7 +134,7 @@ def first_fit(
     opened = 0
     for index in range(count):
         source, target = source_lengths[index], target_lengths[index]
-        # One row beyond the opened ones is empty, so there is always a fit.
+        # The row after the opened ones is empty and always fits.
         fits = (source_room[: opened + 1] >= source) & (target_room[: opened + 1] >= target)
         row = int(fits.argmax())
         opened = max(opened, row + 1)
@@ -129,13 +151,22 @@ def pack(
     targets: Tokens,
     shape: tuple[int, int, int],
 ) -> Batch:
-    """Lays sentences into one batch of `shape` (B, L, K).
+    """Returns one batch of sentence pairs.
 
-    `rows` says the row, 0 to B - 1, of each of `sentences`; in a row they keep their order. Both
-    tables' sentences end with EOS. Returns int32 arrays: source_{ids,segments,positions} [B, L],
-    target_{inputs,labels,segments,positions} [B, K]. Segments count from 1 in each row, the same
-    sentence with the same number on both sides; 0 is padding. Positions restart in each segment.
-    target_inputs is target_labels shifted right behind a BOS, sentence by sentence.
+    Segments count from 1 in each row; a sentence and its translation have the same number, padding
+    has 0. Positions restart in each segment. In each segment, target_inputs is BOS followed by
+    target_labels without its last token.
+
+    Args:
+      rows: the row of each pair, 0 to the number of rows - 1.
+      sentences: the number of each pair in the tables. In a row they keep this order.
+      sources: table of sources, each ending with EOS.
+      targets: table of targets, each ending with EOS.
+      shape: rows B, source length K and target length L of the batch.
+
+    Returns:
+      int32 arrays: source_{ids,segments,positions} [B,K] and
+      target_{inputs,labels,segments,positions} [B,L].
     """
     num_rows, source_length, target_length = shape
     order = np.argsort(rows, kind="stable")
@@ -159,10 +190,15 @@ def packed_targets(
     num_rows: int,
     length: int,
 ) -> Batch:
-    """Returns target_{inputs,labels,segments,positions} [B, L] of pieces of text, as `pack` does.
+    """Returns target_{inputs,labels,segments,positions} [B,L] of pieces of text, as `pack` does.
 
-    rows: of each piece, ascending. labels: of all, one after another. before: what stands before
-    the first label of each piece, or of all.
+    Args:
+      rows: the row of each piece, ascending.
+      lengths: tokens of each piece.
+      labels: the concatenated tokens of all pieces.
+      before: the id before the first token of each piece, or one id for all.
+      num_rows: rows B of the batch.
+      length: positions L of a row.
     """
     target, shape = Side(rows, lengths), (num_rows, length)
     inputs = np.roll(labels, 1)
@@ -176,12 +212,20 @@ def packed_targets(
 
 
 class Side:
-    """Where the tokens of one side go: row, column, segment and position of each.
+    """The places of the tokens of one side of a batch.
 
-    rows: of each sentence, ascending.
+    Attributes:
+      positions: position of each token in its sentence.
+      segments: number of each token's sentence in its row, counted from 1.
     """
 
     def __init__(self, rows: np.ndarray, lengths: np.ndarray):
+        """Places sentences.
+
+        Args:
+          rows: the row of each sentence, ascending.
+          lengths: tokens of each sentence.
+        """
         _, starts, counts = np.unique(rows, return_index=True, return_counts=True)
         segments = np.arange(len(rows)) - np.repeat(starts, counts) + 1
         ends = np.cumsum(lengths)
@@ -193,14 +237,14 @@ class Side:
         self.segments = np.repeat(segments, lengths)
 
     def scatter(self, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-        """Returns int32 [B, L] with the values where the tokens go, else 0."""
+        """Returns int32 [B,L] with each token's value at its place, and 0 elsewhere."""
         result = np.zeros(shape, np.int32)
         result[self._rows, self._columns] = values
         return result
 
 
 def in_order(packer: Packer, examples: np.ndarray) -> Iterator[Batch]:
-    """Yields batches that hold each of `examples` once; rows of the last one may be empty."""
+    """Yields batches with each example once; rows of the last batch may be empty."""
     rows = packer.first_fit(examples)
     for begin in range(0, int(rows.max(initial=-1)) + 1, packer.batch_rows):
         chosen = (rows >= begin) & (rows < begin + packer.batch_rows)
@@ -210,14 +254,21 @@ def in_order(packer: Packer, examples: np.ndarray) -> Iterator[Batch]:
 def batches_in_order(
     sources: Tokens, targets: Tokens, sentences: np.ndarray, shape: tuple[int, int, int]
 ) -> Iterator[Batch]:
-    """Yields batches of `shape` (B, L, K) that hold each of `sentences` once.
+    """Yields batches of sentence pairs with each pair once; rows of the last one may be empty.
 
-    Rows of the last batch may be empty. Raises ValueError if a sentence is longer than a row.
+    Args:
+      sources: table of sources.
+      targets: table of targets.
+      sentences: numbers of the pairs.
+      shape: rows, source length and target length of a batch.
+
+    Raises:
+      ValueError: a sentence is longer than a row.
     """
     return in_order(SentencePairs(sources, targets, shape), sentences)
 
 
 def efficiency(batch: Batch) -> float:
-    """Returns the share of positions, source and target together, that hold a token."""
+    """Returns the share of all source and target positions that hold a token."""
     segments = (batch["source_segments"], batch["target_segments"])
     return sum(np.count_nonzero(s) for s in segments) / sum(s.size for s in segments)

@@ -1,4 +1,4 @@
-"""Makes the next items of a stream in the background, and keeps its positions exact."""
+"""Prefetcher: makes the next items of a stream in a background thread."""
 
 import collections
 import concurrent.futures
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Stream(Protocol):
-    """An iterator that can say and restore its position."""
+    """An iterator whose position can be saved and restored."""
 
     def __next__(self) -> Any: ...
 
@@ -16,14 +16,14 @@ class Stream(Protocol):
 
 
 class Prefetcher:
-    """The same items as `stream`, up to `depth` of them made ahead by one thread.
+    """Returns the items of a stream, up to `depth` of them made in advance by one thread.
 
-    get_state() is the position after the last item handed out, whatever has been made since.
-    An error in the stream is raised where its item would have come.
+    The saved position is that after the last item returned, however many were made in advance. An
+    error of the stream is raised in place of the item that it prevented.
     """
 
     def __init__(self, stream: Stream, depth: int):
-        """Takes the stream over; ValueError for a negative depth."""
+        """Takes over a stream, which nobody else may use; ValueError for a negative depth."""
         if depth < 0:
             raise ValueError(f"input.prefetch_batches must be at least 0, not {depth}")
         self._stream = stream
@@ -39,24 +39,24 @@ class Prefetcher:
         if self._worker is None:
             item, self._state = self._make()
             return item
-        # One more than the depth: the first of them is handed out now.
+        # One more than the depth, since the first is returned now.
         while len(self._pending) <= self._depth:
             self._pending.append(self._worker.submit(self._make))
         item, self._state = self._pending.popleft().result()
         return item
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last item handed out."""
+        """Returns the position after the last item returned."""
         return self._state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position that get_state gave; what was made ahead is thrown away."""
+        """Moves to a position that `get_state` returned, and drops items made in advance."""
         self._discard()
         self._stream.set_state(state)
         self._state = self._stream.get_state()
 
     def close(self) -> None:
-        """Ends the thread. The iterator must not be used any more."""
+        """Stops the thread. The iterator must not be used afterwards."""
         self._discard()
         if self._worker is not None:
             self._worker.shutdown()

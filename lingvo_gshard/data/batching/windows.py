@@ -1,4 +1,4 @@
-"""Windows: documents cut to the length of a batch's rows and packed side by side."""
+"""Windows: documents cut to the length of a batch's rows, and packed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from lingvo_gshard.data.batching.packing import BOS_ID, Batch, Tokens
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Consecutive parts of documents, for batches of `shape` (B, L).
+    """Consecutive parts of documents.
 
-    labels: the tokens of each window. before: the token that stands before each in its document,
-    BOS before the first of one. documents: the document of each.
+    Attributes:
+      labels: tokens of each window.
+      before: the token before each window in its document; BOS before the first.
+      documents: number of each window's document.
+      shape: rows B and length L of a batch.
     """
 
     labels: Tokens
@@ -26,10 +29,13 @@ class Windows:
 
     @classmethod
     def cut(cls, documents: Tokens, shape: tuple[int, int]) -> Windows:
-        """Returns the windows of documents, each of L tokens but the last of a document.
+        """Cuts documents into windows of L tokens; the last of a document may be shorter.
 
-        So every token is predicted once, from at most the L - 1 tokens before it and the one that
-        the window before ended with.
+        Every token is thus predicted once, from at most the L tokens before it.
+
+        Args:
+          documents: tokens of each document.
+          shape: rows B and length L of a batch.
         """
         length = shape[1]
         counts = -(-documents.lengths // length)
@@ -46,15 +52,19 @@ class Windows:
         return self.shape[0]
 
     def first_fit(self, windows: np.ndarray) -> np.ndarray:
-        """Returns the row of each, rows numbered in the order they were opened."""
+        """Returns the row of each window; rows are numbered in the order they were opened."""
         lengths = self.labels.lengths[windows]
         return packing.first_fit(lengths, lengths, self.shape[1], self.shape[1])
 
     def pack(self, rows: np.ndarray, windows: np.ndarray) -> Batch:
-        """Lays windows into one batch: target_{inputs,labels,segments,positions}, int32 [B, L].
+        """Returns one batch of windows: target_{inputs,labels,segments,positions}, int32 [B,L].
 
-        As the target side of `packing.pack`: segments count from 1 in each row, positions restart
-        in each segment, 0 is padding, inputs are the labels shifted right behind `before`.
+        Segments count from 1 in each row, padding has 0. Positions restart in each segment. The
+        inputs of a segment are the token before it, and its labels without the last one.
+
+        Args:
+          rows: the row of each window, 0 to B - 1.
+          windows: the number of each window.
         """
         order = np.argsort(rows, kind="stable")
         rows, windows = rows[order], windows[order]
@@ -62,5 +72,5 @@ class Windows:
         return packing.packed_targets(rows, lengths, labels, self.before[windows], *self.shape)
 
     def tables(self) -> Iterator[np.ndarray]:
-        """Yields the arrays that say what the windows are."""
+        """Yields arrays that determine the windows, for a digest of the data."""
         yield from (self.labels.ids, self.labels.offsets, self.before)

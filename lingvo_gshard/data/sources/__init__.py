@@ -1,1 +1,1 @@
-"""Text in: readers of files, and cleaning."""
+"""Sources of text: readers of files, and cleaning."""

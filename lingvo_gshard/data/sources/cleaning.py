@@ -1,4 +1,4 @@
-"""Cleaning: what is rewritten in every row, and which training rows are left out, all counted."""
+"""Cleaning of sentence pairs: normalizes rows, drops useless training rows, and counts both."""
 
 import collections
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.sources.row import Row
 
-# The two joiners are format characters that Persian, Hindi and others spell with.
+# Persian, Hindi and other languages spell words with these two joiners.
 _KEPT_FORMATS = "\u200c\u200d"
 
 EMPTY = "a side is empty"
@@ -24,7 +24,16 @@ REWRITTEN_SPACE = "white space made single"
 
 @dataclasses.dataclass
 class CleaningReport:
-    """What cleaning did to one split: rows by reason. read == kept + the sum of dropped."""
+    """Counts what cleaning did to the rows of one split.
+
+    Attributes:
+      split: name of the split.
+      read: number of rows read: those kept and those dropped.
+      kept: number of rows kept.
+      dropped: reason -> number of rows dropped.
+      rewritten: kind of change -> number of texts changed.
+      examples: messages about rows that the reader could not read.
+    """
 
     split: str = ""
     read: int = 0
@@ -34,7 +43,7 @@ class CleaningReport:
     examples: list[str] = dataclasses.field(default_factory=list)
 
     def to_table(self) -> list[tuple[str, int]]:
-        """Returns (what, rows) for a table: read, dropped by reason, kept, rewritten by reason."""
+        """Returns (description, number of rows) of each line of a table of the counts."""
         rows = [("read", self.read)]
         rows += [(f"dropped: {reason}", n) for reason, n in sorted(self.dropped.items())]
         rows += [("kept", self.kept)]
@@ -43,21 +52,23 @@ class CleaningReport:
 
 
 class Cleaner(Configurable):
-    """Rewrites rows in one normal form and drops those that would only teach noise."""
+    """Normalizes sentence pairs and drops those that would only add noise to training."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("min_characters", 1, "Least characters of a side.")
-        p.define("max_characters", 1000, "Most characters of a side.")
+        p.define("min_characters", 1, "Smallest number of characters of a side.")
+        p.define("max_characters", 1000, "Largest number of characters of a side.")
         p.define(
             "max_length_ratio",
             10.0,
-            "Most times that one side may be longer than the other, in characters. (Chinese is "
-            "often 4 times shorter than English.)",
+            "Largest ratio of the sides' lengths in characters. (Chinese is often 4 times shorter "
+            "than English.)",
         )
-        p.define("drop_duplicates", True, "Whether a repeated (language, source, target) goes.")
-        p.define("drop_identical", True, "Whether a row goes whose sides differ in case at most.")
+        p.define(
+            "drop_duplicates", True, "Whether to drop repetitions of (language, source, target)."
+        )
+        p.define("drop_identical", True, "Whether to drop rows with equal sides, ignoring case.")
         return p
 
     def __init__(self, params: Params):
@@ -75,8 +86,8 @@ class Cleaner(Configurable):
     def clean(self, rows: Iterable[Row], split: str) -> tuple[list[Row], CleaningReport]:
         """Returns the rows kept and the report.
 
-        Held-out rows (any split but train) are only rewritten, and dropped only when a side is
-        empty: scores are of the test set as given.
+        Rows of dev and test are normalized, but dropped only if a side is empty, so that scores are
+        of the test set as it was given.
         """
         report = CleaningReport(split)
         normal = Normalizer(report.rewritten)
@@ -113,10 +124,11 @@ class Cleaner(Configurable):
 
 
 class Normalizer:
-    """Brings a line to the form that vocabularies and models see; counts what it had to rewrite.
+    """Converts lines to the normal form that vocabularies and models see, and counts changes.
 
-    Unicode NFC (https://unicode.org/reports/tr15/); control and format characters other than the
-    joiners taken out; white space single, and none at the ends.
+    The normal form is Unicode NFC (https://unicode.org/reports/tr15/) without control characters,
+    without format characters other than joiners, and without leading, trailing or repeated white
+    space.
     """
 
     def __init__(self, counts: collections.Counter[str] | None = None):
@@ -127,7 +139,7 @@ class Normalizer:
         if not unicodedata.is_normalized("NFC", text):
             text = unicodedata.normalize("NFC", text)
             self._counts[REWRITTEN_NFC] += 1
-        # Of all white space only U+0020 is printable.
+        # U+0020 is the only white space that isprintable accepts.
         if text.isprintable() and "  " not in text and text == text.strip():
             return text
         visible = "".join(map(_visible, text))
@@ -151,6 +163,6 @@ def _empty(row: Row) -> str:
 
 
 def with_dropped(report: CleaningReport, reason: str, count: int) -> CleaningReport:
-    """Returns a copy of a report in which `count` of the kept rows are dropped after all."""
+    """Returns a copy of a report with `count` rows moved from kept to dropped."""
     dropped = report.dropped + collections.Counter({reason: count})
     return dataclasses.replace(report, kept=report.kept - count, dropped=dropped)

@@ -1,4 +1,4 @@
-"""Cleaning of documents: what is rewritten in each, and which are left out, all counted."""
+"""Cleaning of documents: normalizes lines, drops useless documents, and counts both."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LONG = "too long"
 
 
 class DocumentCleaner(Configurable):
-    """Brings every line to the form that vocabularies see, and drops documents nobody wants."""
+    """Normalizes the lines of documents; drops short, long and repeated documents."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("min_characters", 1, "Least characters of a document.")
-        p.define("max_characters", 0, "Most characters of a document; 0: any number.")
-        p.define("drop_duplicates", True, "Whether a document goes that there was before.")
+        p.define("min_characters", 1, "Smallest number of characters of a document.")
+        p.define("max_characters", 0, "Largest number of characters of a document; 0: no limit.")
+        p.define("drop_duplicates", True, "Whether to drop repeated documents.")
         return p
 
     def __init__(self, params: Params):
@@ -36,8 +36,8 @@ class DocumentCleaner(Configurable):
     def clean(self, rows: Iterable[Row], split: str) -> tuple[list[Row], CleaningReport]:
         """Returns the documents kept and the report.
 
-        Lines are rewritten one by one; of blank ones, one is left between others and none at the
-        ends. Held-out documents (any split but train) are dropped only when empty.
+        Each line is normalized. Repeated blank lines become one, and those at the ends are removed.
+        Documents of dev and test are dropped only if they are empty.
         """
         report = CleaningReport(split)
         normal = Normalizer(report.rewritten)
@@ -69,7 +69,7 @@ class DocumentCleaner(Configurable):
 
 
 def _joined(lines: Iterable[str]) -> str:
-    """The lines as one text, of neighbouring blank ones one."""
+    """Joins lines to one text with no two blank lines in a row and none at the ends."""
     kept: list[str] = []
     for line in lines:
         if line or (kept and kept[-1]):

@@ -1,11 +1,11 @@
-"""Writing a file whole or not at all."""
+"""Writes files atomically."""
 
 import os
 import tempfile
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Writes `path` so that other processes see all of it or none; makes its directory."""
+    """Writes a file, and its directory, so that other processes see all of it or none of it."""
     directory = os.path.dirname(path) or "."
     os.makedirs(directory, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".partial-")

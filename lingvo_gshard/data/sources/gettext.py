@@ -1,4 +1,4 @@
-"""Reader of trees of gettext catalogs: the messages of translated programs."""
+"""Reader of gettext catalogs: messages of translated programs."""
 
 import os
 import re
@@ -22,13 +22,14 @@ TARGET_LANGUAGE = "an entry of a catalog in the target language"
 
 
 class GettextReader(readers.FileReader):
-    """Catalogs .po and .mo: a message's translation is the source, the message the target.
+    """Reads .po and .mo catalogs: a message is the target, its translation is the source.
 
-    The language is that of the directory (`de/LC_MESSAGES/x.po`, `po/de/x.mo`), or else of the
-    catalog's own Language header, or else of the file's name (`de.po`).
+    The language is taken from the directory (`de/LC_MESSAGES/x.po`, `po/de/x.mo`), else from the
+    catalog's Language header, else from the file's name (`de.po`).
+
     Fuzzy, obsolete and untranslated entries are left out and counted. An entry with a plural gives
-    two rows: the singulars, and the plurals' last forms. `line` is the entry's line in a .po, and
-    its number in a .mo.
+    two rows, one of the singulars and one of the plurals' last forms. `Row.line` is the entry's
+    line in a .po file and its number in a .mo file.
     """
 
     files_help = "a catalog or a directory of catalogs, a glob, or a list of them."
@@ -39,8 +40,8 @@ class GettextReader(readers.FileReader):
         p.define(
             "target_language",
             "en",
-            "The messages' own language; catalogs in it, or in a variant such as en_GB, give no "
-            "rows.",
+            "Language of the messages themselves. Catalogs in it, or in a variant such as en_GB, "
+            "are left out.",
         )
         return p
 
@@ -75,7 +76,7 @@ class GettextReader(readers.FileReader):
             return TARGET_LANGUAGE
         if entry.obsolete:
             return OBSOLETE
-        # A .mo knows no fuzzy entries: msgfmt leaves them out.
+        # msgfmt leaves fuzzy entries out of .mo files.
         if getattr(entry, "fuzzy", False):
             return FUZZY
         return "" if _pairs(entry) else UNTRANSLATED

@@ -1,4 +1,4 @@
-"""Reader of Moses pairs: two files whose lines belong together, named by their languages."""
+"""Reader of Moses pairs: two files, named by their languages, whose lines correspond."""
 
 import glob
 import os
@@ -15,11 +15,11 @@ _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*(?:@[A-Za-z]+)?")
 
 
 class MosesReader(readers.FileReader):
-    """Files `PREFIX.de` beside `PREFIX.en`, plain, .gz or .xz; the source's ending is its language.
+    """Reads pairs of files such as `PREFIX.de` and `PREFIX.en`, plain, .gz or .xz.
 
-    A prefix such as `data/train` finds `data/train.en` and every `data/train.<language>` beside
-    it; `europarl/*/train` finds those of all directories. When two sides differ in length, no
-    line of them can be trusted: skipping leaves out the whole pair.
+    The extension of the source file is its language. The prefix `data/train` finds `data/train.en`
+    and every `data/train.<language>`; `europarl/*/train` finds those of all directories. If two
+    sides differ in length, their lines do not correspond: skipping leaves out both files.
     """
 
     files_help = "a prefix such as data/train, a glob of prefixes, or a list of them."
@@ -27,11 +27,11 @@ class MosesReader(readers.FileReader):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("target_language", "en", "The ending of the target side's files.")
+        p.define("target_language", "en", "Extension of the target files.")
         return p
 
     def _expand(self, pattern: str) -> list[str]:
-        """Returns the target sides of a prefix; a plain name that is not there stays, to fail."""
+        """Returns the target files of a prefix; a missing one is kept, so that it is reported."""
         end = f".{self.p.target_language}"
         found = [path for c in _COMPRESSED for path in glob.glob(f"{pattern}{end}{c}")]
         return sorted(found) or ([] if glob.has_magic(pattern) else [pattern + end])

@@ -1,4 +1,4 @@
-"""What all readers of parallel text share: splits, and what happens to rows that cannot be read."""
+"""Base classes of readers: splits, and the handling of rows that cannot be read."""
 
 import abc
 import collections
@@ -18,11 +18,13 @@ _EXAMPLES_KEPT = 20
 
 
 class Reader(Configurable, abc.ABC):
-    """Reads the rows of a split, and refuses or counts what cannot be read.
+    """Reads the rows of a split. Rows that cannot be read are refused, or skipped and counted.
 
-    `left_out` counts by reason the rows of the split read last that on_bad_row="skip" left out, or
-    that their format itself marks as not to be used, or that leaked from train. `examples` holds
-    the first messages, each with its file and line.
+    Attributes:
+      left_out: reason -> number of rows of the last split read that were left out: skipped with
+        on_bad_row="skip", marked as unusable by their format, or removed because they leak
+        between splits.
+      examples: messages about the first rows left out, each with its file and line.
     """
 
     @classmethod
@@ -31,8 +33,8 @@ class Reader(Configurable, abc.ABC):
         p.define(
             "on_bad_row",
             "refuse",
-            "What to do with a file or row that cannot be read: 'refuse' (an error that says file "
-            "and line) or 'skip' (leave it out and count it).",
+            "What to do with a file or row that cannot be read: 'refuse' raises an error with file "
+            "and line, 'skip' leaves it out and counts it.",
         )
         return p
 
@@ -50,7 +52,7 @@ class Reader(Configurable, abc.ABC):
     @property
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """The splits there are: some of train, dev and test."""
+        """The splits that exist: some of train, dev and test."""
 
     @abc.abstractmethod
     def _read(self, split: str) -> Iterator[Row]:
@@ -59,9 +61,10 @@ class Reader(Configurable, abc.ABC):
     def rows(self, split: str) -> list[Row]:
         """Returns the rows of a split and sets `left_out` and `examples`.
 
-        Raises ValueError for an unknown split and, with on_bad_row="refuse", for a file that is
-        missing, damaged or not UTF-8, for a row with the wrong columns and for sides of unequal
-        length, naming file and line.
+        Raises:
+          ValueError: the split is unknown. With on_bad_row="refuse" also: a file is missing,
+            damaged or not UTF-8, a row has wrong columns, or sides differ in length. The message
+            names file and line.
         """
         if split not in self.splits:
             raise ValueError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
@@ -83,9 +86,9 @@ class Reader(Configurable, abc.ABC):
             self.examples.append(message)
 
     def _lines(self, path: str) -> Iterator[str | None]:
-        """Yields a text file's lines without their ends, plain or .gz or .xz.
+        """Yields the lines of a text file, plain or compressed, without line ends.
 
-        None stands for a line that is not UTF-8; it is already counted.
+        A line that is not UTF-8 is counted and yielded as None.
         """
         number = 0
         try:
@@ -106,7 +109,7 @@ class Reader(Configurable, abc.ABC):
 
 
 class FileReader(Reader):
-    """A reader of the user's files, given for each split or for all together."""
+    """Reads files of the user, given per split, or for train alone and then divided."""
 
     @classmethod
     def params(cls) -> Params:
@@ -116,8 +119,8 @@ class FileReader(Reader):
         p.define(
             "held_out_per_mille",
             10,
-            "When neither dev nor test is given: the share of target sentences, in thousandths, "
-            "that is held out of `train` for each of the two (see held_out.py).",
+            "Thousandths of the target sentences of `train` that are held out for dev and as many "
+            "for test, if neither is given; see held_out.py.",
         )
         return p
 

@@ -1,12 +1,17 @@
-"""One pair of sentences, or one text, and where it was read."""
+"""Row: a sentence with its translation, or a text, and where it was read."""
 
 from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A sentence of `language` beside its translation; `file` and `line` say where it stood.
+    """A sentence with its translation, or a text without a source.
 
-    A text that is no translation is a row, too: a target without a source.
+    Attributes:
+      language: code of the source's language, such as "de".
+      source: the sentence; "" for a text that is no translation.
+      target: the translation, or the text.
+      file: path of the file it was read from.
+      line: number of its line in the file, counted from 1.
     """
 
     language: str

@@ -1,4 +1,4 @@
-"""Readers of plain text: documents of files, and the English side of the corpus in the package."""
+"""Readers of plain text: documents in files, and the English side of the embedded corpus."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ IN_HELD_OUT = "a text, but for case, digits and punctuation, of test or dev"
 
 
 class TextReader(readers.FileReader):
-    """Documents of UTF-8 text, plain or compressed (.gz, .xz): rows without a source.
+    """Reads documents of UTF-8 text, plain or compressed (.gz, .xz), as rows without a source.
 
-    `document` says what one is: a whole file, each line, or each paragraph, that is, lines up to
-    one that is blank. What is blank altogether is no document.
+    A document is a file, a line or a paragraph, as `document` chooses. Blank lines separate
+    paragraphs. A document without any text is ignored.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("document", PARAGRAPH, "What a document is: 'file', 'line' or 'paragraph'.")
+        p.define("document", PARAGRAPH, "The unit of a document: 'file', 'line' or 'paragraph'.")
         return p
 
     def __init__(self, params: Params):
@@ -47,7 +47,7 @@ class TextReader(readers.FileReader):
                 yield Row("", "", text, path, numbers[0])
 
     def _part(self, numbered: tuple[int, str]) -> object:
-        """What neighbouring lines of one document have in common."""
+        """Returns a key that adjacent lines share if and only if they are in the same document."""
         number, line = numbered
         if self.p.document == PARAGRAPH:
             return not line.strip()
@@ -55,11 +55,11 @@ class TextReader(readers.FileReader):
 
 
 class EmbeddedEnglish(EmbeddedCorpus):
-    """The English of the corpus in the package, each message once, as a row without a source.
+    """Reads the English side of the embedded corpus as rows without a source, each message once.
 
-    A message is a document: which of them stood together the corpus does not say. It is divided as
-    the corpus is; what train has in common with dev or test, case, digits and punctuation aside, is
-    left out of train.
+    Each message is a document, since the corpus does not record which messages belong together.
+    The splits are those of the corpus. A message of train that also occurs in dev or test is left
+    out of train; case, digits and punctuation do not count in this comparison.
     """
 
     def _read(self, split: str) -> Iterator[Row]:

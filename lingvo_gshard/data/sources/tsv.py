@@ -1,4 +1,4 @@
-"""Reader of tab-separated files: language, source, target; also the corpus in the package."""
+"""Readers of tab-separated rows of language, source and target: files, and the own corpus."""
 
 import importlib.resources
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _COLUMNS = 3
 
 
 class _TsvLines(readers.Reader):
-    """What a row of three columns is, and what is none."""
+    """Reads rows of three columns and reports rows that have another number of them."""
 
     def _read_file(self, path: str) -> Iterator[Row]:
         for number, line in enumerate(self._lines(path), start=1):
@@ -31,14 +31,14 @@ class _TsvLines(readers.Reader):
 class TsvReader(_TsvLines, readers.FileReader):
     """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or compressed (.gz, .xz).
 
-    There is no quoting: what stands between two tabs is the text itself.
+    Text is never quoted or escaped: everything between two tabs is taken as it is.
     """
 
 
 class EmbeddedCorpus(_TsvLines):
-    """The corpus in the package: 99 languages -> English, software messages by real translators.
+    """The corpus in the package: software messages in 99 languages, translated to English.
 
-    See embedded/NOTICE for its sources and licenses.
+    The translations are by people. embedded/NOTICE lists sources and licenses.
     """
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import pathlib
 import pkgutil
 import sys
@@ -60,6 +61,8 @@ def _run(tool: str, argv: list[str]) -> None:
     if startup.VERSION.intersection(argv[1:]):
         print(f"{command} {lingvo_gshard.__version__}")
         return
+    # Experiments, tasks and layers of the user are found in the current directory.
+    sys.path.append(os.getcwd())
     with startup.quiet_tensorflow():
         module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
     app.run(startup.guarded(command, module.main), argv, flags_parser=_keep_flags)

@@ -13,7 +13,9 @@ def define_experiment_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "experiment",
         None,
-        "Name of the experiment; gshard-train --list shows all.",
+        "Name of the experiment; gshard-train --list shows those of the package. An experiment of "
+        "your own is named by its module, such as my_package.my_module.my_experiment; modules in "
+        "the current directory are found.",
         flag_values=values,
     )
     flags.DEFINE_multi_string(

@@ -1,0 +1,56 @@
+"""A task of a new kind takes three files: those that docs/your_own_task.md shows."""
+
+import io
+import sys
+
+import pytest
+import rich.console
+
+import lingvo_gshard as gshard
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.tools.benchmarks import step
+from tests import test_docs
+
+PAGE = test_docs.ROOT / "docs" / "your_own_task.md"
+NAME = "language_id.experiment.small"
+SETTINGS = ["task.model_dim = 16", "task.encoder.num_heads = 2", "input.length = 16"]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """The Params of the page's experiment, found by its name alone."""
+    folder = tmp_path_factory.mktemp("mine")
+    files = test_docs.write_files(PAGE.read_text(encoding="utf-8"), folder)
+    assert [path.name for path in files] == ["task.py", "input.py", "experiment.py"]
+    sys.path.append(str(folder))
+    yield gshard.experiment(NAME, SETTINGS)
+    sys.path.remove(str(folder))
+    registry._experiments.pop(NAME)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "language_id"]:
+        del sys.modules[module]
+
+
+def test_it_trains_goes_on_and_is_evaluated(experiment, tmp_path):
+    quiet = rich.console.Console(file=io.StringIO())
+    gshard.train(experiment, tmp_path / "run", steps=4, console=quiet)
+    gshard.train(experiment, tmp_path / "run", steps=6, console=quiet)
+    run = gshard.load(tmp_path / "run")
+    losses = [row["loss"] for row in run.metrics()]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    scores = run.evaluate("test").to_record()
+    assert 0 <= scores["accuracy"] <= 1 and scores["perplexity"] > 1
+    assert run.params.task.cls.__name__ == "LanguageIdTask"
+
+
+def test_it_is_planned(experiment):
+    plan = gshard.plan(experiment, "cpu:8")
+    task = experiment.input.cls.configured_vocabulary_sizes(experiment.input)
+    assert task == {"languages": 4}
+    assert plan.tokens_per_step == 32 * 16 and plan.flops["useful"] > 0
+
+
+def test_it_is_benchmarked(experiment):
+    with_experts, dense = step.experiment_cases(experiment)
+    assert [case.name for case in (with_experts, dense)] == [f"{NAME}, experts", f"{NAME}, dense"]
+    assert with_experts.batch["language"].max() < 4
+    assert with_experts.flops > dense.flops > 0
