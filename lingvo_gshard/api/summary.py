@@ -11,7 +11,6 @@ import rich.table
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.cleaning import CleaningReport
-from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.experiments import first_batch
 from lingvo_gshard.training.trainer import Trainer
 
@@ -21,7 +20,7 @@ def print_summary(
 ) -> None:
     """Prints the experiment, the model's size, the devices, and how the corpus was cleaned."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
-    active = flops.active_parameters(trainer.task)
+    active = trainer.task.active_parameters()
     table = rich.table.Table.grid(padding=(0, 2))
     table.add_row("experiment", params.name)
     table.add_row("parameters", f"{total:,} in all, {active:,} used by each token")

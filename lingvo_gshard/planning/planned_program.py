@@ -15,7 +15,6 @@ from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
 from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks import flops
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.training.trainer import Trainer
 
@@ -114,7 +113,7 @@ def lower_step(
         tensors=tuple(_tensor_row(row, kind) for row, kind in tensors),
         parameters=ParameterCounts(
             total=sum(math.prod(spec.shape) for spec in weights),
-            active=flops.active_parameters(trainer.task),
+            active=trainer.task.active_parameters(),
         ),
         useful_flops=trainer.task.step_flops(batch),
         tokens=trainer.task.target_tokens(batch),

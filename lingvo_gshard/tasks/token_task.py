@@ -14,7 +14,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
-from lingvo_gshard.tasks.flops import stack_flops
 from lingvo_gshard.tasks.task import Task
 
 
@@ -73,7 +72,7 @@ class TokenTask(Task):
         """Returns the operations of the decoder and the softmax in one forward pass."""
         vocabulary_size = self.children[self.EMBEDDING].p.vocabulary_size
         softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
-        return stack_flops(self.decoder, shape) + softmax
+        return self.decoder.flops(shape) + softmax
 
     @layer_method
     def decode_step(

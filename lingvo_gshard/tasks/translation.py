@@ -21,7 +21,6 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.translation_scores import TranslationScores
-from lingvo_gshard.tasks.flops import stack_flops
 from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
@@ -101,7 +100,7 @@ class TranslationTask(TokenTask):
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the encoder, the decoder and the softmax."""
-        encoder = stack_flops(self.encoder, TokenShape(shape.rows, shape.memory_length))
+        encoder = self.encoder.flops(TokenShape(shape.rows, shape.memory_length))
         return encoder + super().flops(shape)
 
     def id_ranges(self) -> dict[str, int]:

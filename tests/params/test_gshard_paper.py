@@ -12,7 +12,6 @@ from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 from lingvo_gshard.training.params_text import experiment_from_text
@@ -144,7 +143,7 @@ def test_a_token_uses_two_experts_of_each_layer(name):
     experts, layers, _, _ = MIXTURES[name]
     unused = layers // 2 * (experts - 2) * 2 * M * H
     trainer = trainer_of(name)
-    assert flops.active_parameters(trainer.task) == size(trainer.theta_specs.flatten()) - unused
+    assert trainer.task.active_parameters() == size(trainer.theta_specs.flatten()) - unused
 
 
 @each

@@ -13,7 +13,6 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks import flops
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.params_text import experiment_from_text
 from tests.layers.stacks.executions import loop
@@ -105,7 +104,7 @@ def test_models_are_as_large_as_published(name):
     _, _, published, active = PUBLISHED[name]
     trainer = trainer_of(name)
     assert round(size(trainer.theta_specs.flatten()) / BILLION) == published
-    found = flops.active_parameters(trainer.task) / BILLION
+    found = trainer.task.active_parameters() / BILLION
     assert found == pytest.approx(active, rel=0.003)
 
 
@@ -124,7 +123,7 @@ def test_deepseek_differs_by_its_attention_alone():
     assert attention == 61 * 2 * 7168 * 128 * (128 + 8)
     change = 61 * latent - attention
     assert round((size(weights) + change) / BILLION) == 671
-    assert round((flops.active_parameters(trainer.task) + change) / BILLION, 1) == 37.6
+    assert round((trainer.task.active_parameters() + change) / BILLION, 1) == 37.6
 
 
 def test_dimensions():

@@ -19,7 +19,6 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import FlopCounts, ParameterCounts, Plan
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks import flops
 from tests.planning import example_plan
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, layer_of
 from tests.runtime import tiny_translation
@@ -293,9 +292,7 @@ def test_a_training_steps_plan():
     trainer = tiny_translation.trainer()
     rows, length = tiny_translation.ROWS, tiny_translation.LENGTH
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
-    assert plan.parameters == ParameterCounts(
-        total=total, active=flops.active_parameters(trainer.task)
-    )
+    assert plan.parameters == ParameterCounts(total=total, active=trainer.task.active_parameters())
     useful = 3 * trainer.task.flops(TokenShape(rows, length, memory_length=length))
     assert plan.flops.useful == useful // 8
     assert plan.flops.dispatch == plan.flops.rematerialized == 0

@@ -10,7 +10,6 @@ import tensorflow as tf
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.layers.moe import TopKRouter
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.tasks import flops
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.training.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
@@ -47,7 +46,7 @@ def step_flops(task: TranslationTask) -> int:
 
 
 def stack_step(stack) -> int:
-    return FORWARD_AND_BACKWARD * flops.stack_flops(stack.instantiate(), TokenShape(16, 256))
+    return FORWARD_AND_BACKWARD * stack.instantiate().flops(TokenShape(16, 256))
 
 
 def products_in_step(task: TranslationTask) -> int:
@@ -138,7 +137,7 @@ def test_a_loop_counts_as_the_layers_that_it_runs():
     looped, layers = (task_of_four_layers(repeat) for repeat in (True, False))
     assert step_flops(looped) == step_flops(layers)
     assert step_flops(looped) > step_flops(task_of(2))
-    assert flops.active_parameters(looped) == flops.active_parameters(layers)
+    assert looped.active_parameters() == layers.active_parameters()
 
 
 @pytest.mark.parametrize("repeat", [False, True])
@@ -151,7 +150,7 @@ def test_a_token_uses_two_of_the_experts_and_all_the_rest(repeat):
     decoder = 2 * (2 * (3 * norm + 2 * projections) + dense + mixture) + norm
     active = encoder + decoder + 2 * V * M
     task = task_of_four_layers(repeat)
-    assert flops.active_parameters(task) == active
+    assert task.active_parameters() == active
     total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
     assert total == active + 4 * (E - 2) * 2 * M * H
 
@@ -159,7 +158,7 @@ def test_a_token_uses_two_of_the_experts_and_all_the_rest(repeat):
 def test_without_experts_a_token_uses_every_weight():
     task = task_of(moe_every=0)
     total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
-    assert flops.active_parameters(task) == total
+    assert task.active_parameters() == total
 
 
 def test_heads_of_keys_and_values_that_are_shared_take_less():

@@ -18,7 +18,6 @@ from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
-from lingvo_gshard.tasks.flops import stack_flops
 from lingvo_gshard.tasks.task import BatchSpecs, Task
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 from lingvo_gshard.training.experiments import batch_specs, with_configured_vocabularies
@@ -87,10 +86,6 @@ class StackTask(Task):
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the random vectors."""
         return TokenShape(*batch["segments"].shape)
-
-    def flops(self, shape: TokenShape) -> int:
-        """Returns the operations of the encoder in one forward pass."""
-        return stack_flops(self.stack, shape)
 
 
 def experiment_cases(experiment: Params) -> list[StepCase]:
