@@ -1,62 +1,30 @@
-"""The conformance registry: every layer with tiny Params and a way to call it.
+"""How a layer is held to conformance: inputs, forward and backward passes, runners, strategies.
 
-A new layer adds one line to CASES. test_conformance.py then tests it on one device, and
-test_conformance_partitioned.py on eight. A new mode of execution adds one entry to RUNNERS, a new
-strategy one to STRATEGIES.
+A new mode of execution adds one entry to RUNNERS, a new strategy one to STRATEGIES. The layers are
+in conformance_cases.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.embedding import (
-    LearnedPositions,
-    SinusoidalPositions,
-    Softmax,
-    TokenEmbedding,
-)
-from lingvo_gshard.layers.feed_forward import FeedForward
-from lingvo_gshard.layers.moe import (
-    DroplessDispatch,
-    EinsumDispatch,
-    ExpertChoiceRouter,
-    ForcedBalanceRouter,
-    HashRouter,
-    MixtureOfExperts,
-    SigmoidRouter,
-    SinkhornRouter,
-    SwitchRouter,
-    Top2Router,
-    TopKRouter,
-)
-from lingvo_gshard.layers.norm import LayerNorm, RMSNorm
-from lingvo_gshard.layers.stacks.repeat import Repeat
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate_weights
-from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
-from tests.layers.attention import attention_options as attentions
-from tests.layers.stacks.executions import loop
 
 B, L, K, M, N, H, E, V = 2, 6, 7, 8, 2, 12, 4, 11
 
 _TARGET_SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 _SOURCE_SEGMENTS = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 0]], np.int32)
 
-_EINSUM, _DROPLESS = EinsumDispatch.params(), DroplessDispatch.params()
 
 Call = Callable[[Layer, NestedMap, NestedMap], tf.Tensor]
 
@@ -116,260 +84,6 @@ def make_theta(layer: Layer, seed: int = 3) -> NestedMap:
     return layer.init(seed).transform(
         lambda w: w + (0.2 * rng.normal(size=w.shape)).astype(np.float32)
     )
-
-
-def _on_x(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x)
-
-
-def _on_x_and_mask(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, inputs.target_segments)
-
-
-def _on_x_mask_and_ids(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    with context.tokens(inputs.target_inputs):
-        return layer.fprop(theta, inputs.x, inputs.target_segments)
-
-
-def _on_ids(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.target_inputs)
-
-
-def _on_positions(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.target_positions)
-
-
-def _as_softmax(layer: TokenEmbedding, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.logits(theta, inputs.x)
-
-
-def _self_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, layer.mask(inputs.target_segments))
-
-
-def _cross_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    mask = layer.mask(inputs.target_segments, inputs.source_segments)
-    return layer.fprop(theta, inputs.x, inputs.memory, mask)
-
-
-def _encoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, layer.self_attention.mask(inputs.target_segments))
-
-
-def _decoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    mask = layer.self_attention.mask(inputs.target_segments)
-    memory_mask = layer.cross_attention.mask(inputs.target_segments, inputs.source_segments)
-    return layer.fprop(theta, inputs.x, mask, inputs.memory, memory_mask)
-
-
-def _decoder_stack(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    memory = Memory(inputs.memory, inputs.source_segments)
-    return layer.fprop(theta, inputs.x, inputs.target_segments, memory)
-
-
-def _translation_logits(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.logits(theta, inputs)
-
-
-def _task_loss(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.loss(theta, inputs)[0]
-
-
-def _moe(roomy: bool = True, mode: str = "paper", **values: object) -> Params:
-    """Returns Params of a mixture; roomy: experts have capacity for all tokens in evaluation."""
-    return _routed_by(Top2Router.params().set(mode=mode), roomy, **values)
-
-
-def _in_chunks(p: Params) -> Params:
-    """Sets an exchange in chunks. Not in low precision, where one bit changes the rounding."""
-    p.exchange.chunks = 2
-    return p
-
-
-def _routed_by(router: Params, roomy: bool = True, **values: object) -> Params:
-    """Returns Params of a mixture; roomy: experts have capacity for all tokens in evaluation."""
-    p = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=5)
-    p.router = router.set(evaluation_capacity_factor=float(E if roomy else 0))
-    return p.set(**values)
-
-
-def _sigmoid() -> Params:
-    p = SigmoidRouter.params().set(expert_groups=2, groups_per_token=1, auxiliary_loss_weight=0.1)
-    return _routed_by(p)
-
-
-def _transformer_layer(**values: object) -> Params:
-    p = TransformerLayer.params().set(model_dim=M, residual_dropout_rate=0.1, **values)
-    p.self_attention.set(num_heads=N, dropout_rate=0.1, is_causal=p.has_cross_attention)
-    p.cross_attention.set(num_heads=N, dropout_rate=0.1)
-    p.feed_forward.set(hidden_dim=H, activation="gelu")
-    return p
-
-
-def _stack(**values: object) -> Params:
-    p = TransformerStack.params().set(num_layers=2, num_heads=N, hidden_dim=H, moe=_moe(), **values)
-    p.moe.set(model_dim=0, hidden_dim=0)
-    p.moe.experts.activation = "gelu"
-    p.layer.feed_forward.activation = "gelu"
-    return p.set(input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1)
-
-
-def _translation(**values: object) -> Params:
-    p = TranslationTask.params().set(
-        source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M, **values
-    )
-    return p.set(encoder=_stack(), decoder=_stack(is_decoder=True))
-
-
-def _language_model(**values: object) -> Params:
-    p = LanguageModelTask.params().set(
-        vocabulary_size=V, model_dim=M, add_positions=False, z_loss_weight=0.01, **values
-    )
-    stack = _stack(is_causal=True).set(num_layers=3, dense_first=1)
-    stack.layer.norm = RMSNorm.params()
-    stack.layer.feed_forward.activation = "swiglu"
-    stack.layer.self_attention.rotary_fraction = 1.0
-    return p.set(decoder=stack)
-
-
-def _vocabulary(params: Params) -> Params:
-    return params.set(model_dim=M, vocabulary_size=V)
-
-
-def _positions(params: Params) -> Params:
-    return params.set(model_dim=M, max_length=9)
-
-
-CASES = (
-    Case("LayerNorm", LayerNorm.params().set(model_dim=M), _on_x),
-    Case("RMSNorm", RMSNorm.params().set(model_dim=M), _on_x),
-    Case("Dropout", Dropout.params().set(rate=0.3), _on_x, draws=True),
-    Case("FeedForward", FeedForward.params().set(model_dim=M, hidden_dim=H), _on_x_and_mask),
-    Case("TokenEmbedding", _vocabulary(TokenEmbedding.params()), _on_ids),
-    Case("TokenEmbedding.logits", _vocabulary(TokenEmbedding.params()), _as_softmax),
-    Case("Softmax", _vocabulary(Softmax.params()), _on_x),
-    Case("SinusoidalPositions", _positions(SinusoidalPositions.params()), _on_positions),
-    Case("LearnedPositions", _positions(LearnedPositions.params()), _on_positions),
-    Case("Attention.self", attentions.plain(dropout_rate=0.2), _self_attention, draws=True),
-    Case("Attention.causal", attentions.plain(head_dim=3, is_causal=True), _self_attention),
-    Case(
-        "Attention.cross",
-        attentions.plain(CrossAttention, dropout_rate=0.2),
-        _cross_attention,
-        draws=True,
-    ),
-    Case("Attention.options", attentions.attention("together"), _self_attention),
-    Case("Attention.blocks", attentions.blocks(), _self_attention),
-    Case("Attention.ring", attentions.ring(), _self_attention),
-    Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
-    Case("MoE.lingvo", _moe(mode="lingvo"), _on_x_and_mask, draws=True),
-    Case("MoE.paper.einsum", _moe(dispatch=_EINSUM), _on_x_and_mask, draws=True),
-    Case("MoE.lingvo.einsum", _moe(True, "lingvo", dispatch=_EINSUM), _on_x_and_mask, draws=True),
-    Case("MoE.overflow", _moe(roomy=False), _on_x_and_mask, draws=True, packs=False),
-    Case("MoE.chunks", _in_chunks(_moe()), _on_x_and_mask, draws=True),
-    Case("MoE.dropless", _moe(False, dispatch=_DROPLESS), _on_x_and_mask, draws=True),
-    Case(
-        "MoE.top_k",
-        _routed_by(
-            TopKRouter.params().set(
-                k=2, expert_groups=2, groups_per_token=1, z_loss_weight=0.1, output_masking_rate=0.2
-            )
-        ),
-        _on_x_and_mask,
-        draws=True,
-    ),
-    Case(
-        "MoE.switch",
-        _routed_by(SwitchRouter.params().set(priority="gate"), roomy=False),
-        _on_x_and_mask,
-        draws=True,
-        packs=False,
-    ),
-    Case(
-        "MoE.hash",
-        _routed_by(HashRouter.params().set(k=2), has_token_ids=True),
-        _on_x_mask_and_ids,
-    ),
-    Case("MoE.sinkhorn", _routed_by(SinkhornRouter.params()), _on_x_and_mask),
-    Case(
-        "MoE.forced_balance",
-        _routed_by(ForcedBalanceRouter.params().set(skew=0.3)),
-        _on_x_and_mask,
-        packs=False,
-    ),
-    Case("MoE.sigmoid", _sigmoid(), _on_x_and_mask),
-    Case(
-        "MoE.sigmoid.loop",
-        Repeat.params().set(
-            body=(_routed_by(SigmoidRouter.params()),), times=2, rematerialize="full"
-        ),
-        _on_x_and_mask,
-    ),
-    Case(
-        "MoE.expert_choice",
-        _routed_by(ExpertChoiceRouter.params(), roomy=False),
-        _on_x_and_mask,
-        packs=False,
-    ),
-    Case(
-        "MoE.expert_choice.einsum",
-        _routed_by(ExpertChoiceRouter.params(), roomy=False, dispatch=_EINSUM),
-        _on_x_and_mask,
-        packs=False,
-    ),
-    Case("TransformerLayer.encoder", _transformer_layer(), _encoder_layer, draws=True),
-    Case(
-        "TransformerLayer.decoder",
-        _transformer_layer(has_cross_attention=True),
-        _decoder_layer,
-        draws=True,
-    ),
-    Case("TransformerStack.encoder", _stack(model_dim=M), _on_x_and_mask, draws=True),
-    Case("TransformerStack.decoder", _stack(model_dim=M, is_decoder=True), _decoder_stack, True),
-    Case(
-        "TransformerStack.loop",
-        _stack(model_dim=M, is_decoder=True, execution=loop("products"), moe_every=1),
-        _decoder_stack,
-        draws=True,
-    ),
-    Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
-    Case(
-        "TranslationTask.loss",
-        _translation(share_embeddings=True),
-        _task_loss,
-        draws=True,
-        packs=False,
-    ),
-    Case("LanguageModelTask.loss", _language_model(), _task_loss, draws=True, packs=False),
-)
-
-# Large cases whose parts are also cases.
-_SLOW = (
-    "Attention.ring",
-    "TranslationTask.logits",
-    "TranslationTask.loss",
-    "LanguageModelTask.loss",
-    "TransformerStack.encoder",
-    "TransformerStack.decoder",
-    "TransformerStack.loop",
-    "TransformerLayer.encoder",
-    "MoE.dropless",
-    "MoE.lingvo.einsum",
-    "MoE.expert_choice.einsum",
-    "MoE.sigmoid.loop",
-)
-
-
-def names(cases: Iterable[str]) -> list:
-    """Returns the names of cases as parameters of a test, with the slow ones marked.
-
-    One process runs all tests of a case, so that each of its functions is compiled once.
-    """
-    slow, together = pytest.mark.slow, pytest.mark.xdist_group
-    return [
-        pytest.param(name, marks=[together(name), *([slow] if name in _SLOW else [])])
-        for name in cases
-    ]
 
 
 RUNNERS = {

@@ -12,15 +12,15 @@ from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.params_text import experiment_from_text
-from tests.layers import conformance
+from tests.layers import conformance, conformance_cases
 from tests.tolerances import TOLERANCES, assert_close
 
-BY_NAME = {case.name: case for case in conformance.CASES}
+BY_NAME = {case.name: case for case in conformance_cases.CASES}
 # Step sizes of the difference quotients. A large step may cross a kink of ReLU or change the
 # routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
 STEPS = (1e-2, 3e-3, 1e-3)
 
-each_layer = pytest.mark.parametrize("name", conformance.names(BY_NAME))
+each_layer = pytest.mark.parametrize("name", conformance_cases.names(BY_NAME))
 each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 each_runner = pytest.mark.parametrize(
     "runner", ["eager", pytest.param("function", marks=pytest.mark.slow), "jit"]
@@ -159,7 +159,7 @@ def test_padding_has_no_effect(name):
 
 
 @pytest.mark.parametrize(
-    "name", conformance.names([case.name for case in conformance.CASES if case.packs])
+    "name", conformance_cases.names([case.name for case in conformance_cases.CASES if case.packs])
 )
 def test_packing_does_not_change_a_sentence(name):
     case, (theta, inputs) = BY_NAME[name], subject(name)

@@ -14,10 +14,10 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.routers import expert_choice, selection, top2
-from tests.layers import conformance
+from tests.layers import conformance, conformance_cases
 from tests.tolerances import assert_close
 
-BY_NAME = {case.name: case for case in conformance.CASES}
+BY_NAME = {case.name: case for case in conformance_cases.CASES}
 SEED = (5, 0)
 # Splits all letters that any other strategy splits.
 HYBRID = ("expert_fsdp_tensor", "data=2,fsdp=2,model=2")
@@ -107,7 +107,7 @@ def check(name: str, training: bool, strategy: str, mesh: str) -> None:
         assert_close(one, other, separated_by)
 
 
-@pytest.mark.parametrize("name", conformance.names(BY_NAME))
+@pytest.mark.parametrize("name", conformance_cases.names(BY_NAME))
 def test_hybrid_strategy_in_training(name):
     check(name, True, *HYBRID)
 
