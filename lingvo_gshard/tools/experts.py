@@ -1,15 +1,15 @@
-"""Looks at a model's experts language by language, grows them of a dense model, or thins them out.
+"""Reports on the experts of a trained model, adds experts to a dense model, or prunes experts.
 
     gshard-experts report --logdir=runs/quickstart --html=experts.html
     gshard-experts upcycle --logdir=runs/quickstart_dense --output=runs/upcycled --experts=8
     gshard-experts prune --logdir=runs/quickstart --languages=de,nl --output=runs/de_nl
 
-report runs the trained model on rows of each language and says which experts it uses, how evenly,
-and what was dropped. upcycle makes a dense model one with experts, each a copy of the layer in
-whose place it stands. prune keeps the experts that some languages use most.
+report shows which experts each language uses, how even their load is, and how many tokens are
+dropped. upcycle makes a model with experts from a dense one; each expert is a copy of the
+feed-forward layer that it replaces. prune keeps only the experts that some languages use most.
 
-Each explains itself and its flags: gshard-experts report --help. Runs are read from --logdir alone:
-Params, vocabularies and the newest whole checkpoint.
+Each subcommand has its own help: gshard-experts report --help. All of them read the Params, the
+vocabularies and the newest complete checkpoint of --logdir.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ def main(argv: list[str]) -> int:
         return 0
     if subcommand not in SUBCOMMANDS:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
-        raise ValueError(
-            f"the subcommand, what to do, {given}. {names.nearest(subcommand or '', SUBCOMMANDS)}"
-        )
+        raise ValueError(f"the subcommand {given}. {names.nearest(subcommand or '', SUBCOMMANDS)}")
     module = SUBCOMMANDS[subcommand]
     values = module.define_flags()
     argv = [*argv[: argv.index(subcommand)], *argv[argv.index(subcommand) + 1 :]]

@@ -10,7 +10,7 @@ from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.tasks.evaluation.translation_scores import measure_likelihood
 from lingvo_gshard.tools import evaluate, experts, train
 from lingvo_gshard.tools.console import startup
-from lingvo_gshard.tools.expert_tools import converted, picture
+from lingvo_gshard.tools.expert_tools import heat_map, source_run
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
@@ -95,7 +95,7 @@ def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
     train.main(["gshard-train", f"--logdir={upcycled_logdir}", f"--steps={2 * STEPS}"])
     out = capsys.readouterr().out
     assert f"Resuming from the checkpoint of step {STEPS}" in out
-    assert "fullest expert" in out and "places taken" in out
+    assert "fullest expert" in out and "slots used" in out
     rows = metrics_of(upcycled_logdir)
     assert list(rows) == list(range(STEPS + 1, 2 * STEPS + 1))
     first, last = (
@@ -162,7 +162,7 @@ def test_many_experts_have_no_numbers_in_their_squares():
     found |= {"dead_experts": 1}
     layer = {"path": "a<b", "num_experts": 64, "languages_differ": 0.5, "all": found}
     record = {"experiment": "x", "step": 1, "rows": 2, "split": "dev"}
-    page = picture.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
+    page = heat_map.to_html({**record, "layers": [{**layer, "languages": {"de": found}}]})
     assert 'class="share' not in page and page.count('class="cell"') == 64
     assert "a&lt;b" in page and "a<b" not in page
 
@@ -203,7 +203,7 @@ def test_all_experts_kept_are_the_same_model(trained_logdir, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "the subcommand, what to do, is missing. Valid"),
+        ([], "the subcommand is missing. Valid"),
         (["reprot"], "'reprot' is unknown. Did you mean 'report'?"),
         (["report", "--languages=frr"], "test has no rows of 'frr'. Did you mean 'fr'?"),
         (["report", "--split=tset"], "--split=tset is unknown. Did you mean 'test'?"),
@@ -240,7 +240,7 @@ def test_a_capacity_that_drops_is_refused_unless_asked_for(dense_logdir, tmp_pat
     code, _, err = run_here(capsys, "upcycle", *flags)
     assert code == 1 and err.count("\n") == 1 and not (tmp_path / "new").exists()
     assert "encoder.moe.router.evaluation_capacity_factor = 4 drops none" in err
-    assert "--noexact makes it nevertheless" in err
+    assert "--noexact converts it anyway" in err
     assert run_here(capsys, "upcycle", *flags, "--noexact")[0] == 0
 
 
@@ -248,7 +248,7 @@ def test_a_disk_that_takes_nothing_leaves_nothing(dense_logdir, tmp_path, capsys
     def save(self, step, *_):
         self.say(f"Warning: the checkpoint of step {step} could not be saved")
 
-    monkeypatch.setattr(converted.CheckpointStore, "save", save)
+    monkeypatch.setattr(source_run.CheckpointStore, "save", save)
     names = f"--logdir={dense_logdir}", f"--output={tmp_path}/new"
     code, _, err = run_here(capsys, "upcycle", *names, "--experts=2")
     assert code == 1 and "could not be saved" in err and not (tmp_path / "new").exists()

@@ -15,7 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_input, startup
-from lingvo_gshard.tools.expert_tools.converted import Whole
+from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.training.checkpoint.arrays import unflatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -162,7 +162,7 @@ def test_help_shows_examples_and_all_flags(capsys):
 
 def test_averaged_weights_are_used_for_decoding(trained_logdir, tmp_path):
     run = Run(trained_logdir)
-    whole, params = Whole.read(run), run.params.copy()
+    whole, params = SourceRun.read(run), run.params.copy()
     params.trainer.average_decay = 0.9
     moments = unflatten(whole.trainer.state_specs().moments, whole.checkpoint.moments, "moments")
     doubled = whole.theta.transform(lambda weight: 2 * weight)

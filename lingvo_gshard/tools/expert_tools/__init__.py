@@ -1,1 +1,1 @@
-"""The subcommands of gshard-experts."""
+"""Subcommands of gshard-experts."""

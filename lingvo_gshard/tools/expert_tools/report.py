@@ -1,24 +1,24 @@
-"""Shows what a trained model's experts do with each language.
+"""Reports which experts of a trained model each language uses.
 
     gshard-experts report --logdir=runs/quickstart
     gshard-experts report --logdir=runs/quickstart --languages=es,pt,de --html=experts.html
 
-The model reads rows of each language with their translations, as in training but with the capacity
-and the choices of evaluation. Of each layer with experts and each language a table shows
+The model reads rows of each language with their translations, with the capacity of evaluation. A
+table for each layer with experts has a line for each language:
 
-    taken       of the places in experts' buffers, the share that tokens took
-    violation   the largest load of an expert over the mean one, less 1; 0 is even
-    dropped     of the places that tokens asked for, the share that they did not get
-    dead        experts that no token came to
-    entropy     of a token's gates over all experts, in nats; 0: the router is sure, ln E: it is not
-    most used   the experts with most tokens, and their share of all
+    used        share of the capacity slots that held a token
+    violation   largest load of an expert over the mean load, minus 1; 0 is even
+    dropped     share of the requested capacity slots that were full
+    dead        experts that got no token
+    entropy     of a token's gates, in nats; 0: the router is certain, ln E: it is indifferent
+    most used   the experts with the most tokens, and their share of the tokens
 
-and under it how far languages differ: the share of tokens that would have to go to other experts
-for a language to use them as all do, on average over languages.
+The line below a table says how much languages differ: the mean share of a language's tokens that
+would have to change experts for the language to use the experts as all languages do.
 
---html writes a page with a map of layers by languages by experts; --json all numbers, each expert's
-load among them; --json alone prints it, and the tables then go to standard error. Layers that are
-compiled as one loop go by their own names here: they are run one by one.
+--html writes a page with a map of experts by language for each layer. --json writes all numbers,
+including the load of each expert; without a file name it prints them, and the tables go to standard
+error.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools.console import output
-from lingvo_gshard.tools.expert_tools import picture
-from lingvo_gshard.tools.expert_tools.converted import Whole
-from lingvo_gshard.tools.expert_tools.rows import define_row_flags, rows_asked_for, use_by_language
+from lingvo_gshard.tools.expert_tools import heat_map
+from lingvo_gshard.tools.expert_tools.language_use import (
+    choose_rows_by_flags,
+    define_row_flags,
+    use_by_language,
+)
+from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
@@ -46,22 +50,24 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     define_row_flags(values, "test")
-    flags.DEFINE_string("html", None, "File for a page with the map.", flag_values=values)
+    flags.DEFINE_string(
+        "html", None, "File for an HTML page with maps of experts by language.", flag_values=values
+    )
     output.define_json_flag(values, "all numbers")
     return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
-    """Does what the flags ask for; ValueError for a user's mistake."""
-    run_ = Run(required_logdir(values))
-    run_.check_decoder(Translator)
-    rows = rows_asked_for(values, run_)
-    whole = Whole.read(run_, parts=("theta",))
-    use = use_by_language(run_, whole.trainer.task, whole.theta, rows, console)
+    """Runs the subcommand. Raises ValueError for a user's mistake."""
+    run = Run(required_logdir(values))
+    run.check_decoder(Translator)
+    rows = choose_rows_by_flags(values, run)
+    source = SourceRun.read(run, parts=("theta",))
+    use = use_by_language(run, source.trainer.task, source.theta, rows, console)
     record = {
         "logdir": values.logdir,
-        "experiment": run_.params.name,
-        "step": whole.checkpoint.step,
+        "experiment": run.params.name,
+        "step": source.checkpoint.step,
         "split": values.split,
         "rows": len(rows),
         "layers": to_record(use),
@@ -69,11 +75,15 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     _print(console, record)
     output.write_json(values.json, record)
     if values.html:
-        output.write_text(values.html, picture.to_html(record), "html")
+        output.write_text(values.html, heat_map.to_html(record), "html")
 
 
 def to_record(use: dict[str, dict[str, ExpertUse]]) -> list[dict]:
-    """Returns the layers with what they do with each language and with all, as JSON values."""
+    """Returns the use of each layer's experts, by language and in total, as JSON values.
+
+    Args:
+      use: language -> path of a layer -> use of its experts.
+    """
     layers = next(iter(use.values()))
     return [
         _layer(path, {language: found[path] for language, found in use.items()}) for path in layers
@@ -118,7 +128,7 @@ def _print(console: rich.console.Console, record: dict) -> None:
             caption_justify="left",
         )
         table.add_column("language")
-        for name in ("tokens", "taken", "violation", "dropped", "dead", "entropy"):
+        for name in ("tokens", "used", "violation", "dropped", "dead", "entropy"):
             table.add_column(name, justify="right")
         table.add_column("most used", no_wrap=True)
         for language, found in layer["languages"].items():

@@ -1,43 +1,43 @@
-"""Whether experts share the work: what a run says of it in a line, and when some have none."""
+"""Log lines and warnings about how evenly a run loads its experts."""
 
 from __future__ import annotations
 
 from lingvo_gshard.training.monitoring.metrics import Row
 
-# What layers/moe/balance.py reports of every layer.
-LOAD, DROPPED, UTILizATION, DEAD = (
+# Names of the metrics of layers/moe/load_metrics.py.
+LOAD, DROPPED, UTILIZATION, DEAD = (
     "load_max_over_mean",
     "dropped_share",
     "utilization",
     "dead_experts",
 )
 HELP = (
-    "What helps experts that get no tokens: a larger auxiliary_loss_weight of their router, a "
-    "z_loss_weight that keeps its logits small, a router that balances loads by a bias on what it "
-    "selects, or fewer experts"
+    "Experts without tokens are not trained. Try a larger auxiliary_loss_weight of the router, a "
+    "z_loss_weight that keeps its logits small, a router with a selection bias (SigmoidRouter), or "
+    "fewer experts"
 )
 
 
 class ExpertBalance:
-    """Follows the rows of metrics of a run; of one without experts there is nothing to say.
+    """Summarizes the load metrics of a run; says nothing if the run has no experts.
 
-    A step costs no more than to keep its row; rows are read when there is something to say.
+    A step only appends its row of metrics. Rows are read at the end of a log interval.
     """
 
     def __init__(self):
         self._layers: list[str] | None = None
         self._rows: list[tuple[int, Row]] = []
         self._last: list[Row] = []
-        # Of the layers whose last steps had dead experts: since which step, and the fewest.
+        # Layer -> (first step, fewest dead experts) while its latest steps all have dead experts.
         self._dead: dict[str, tuple[int, float]] = {}
         self._has_helped = False
 
     def add(self, step: int, row: Row) -> None:
-        """Takes the metrics of one step."""
+        """Adds the metrics of one step."""
         self._rows.append((step, row))
 
     def digest(self, row: Row) -> str:
-        """Returns the worst of all layers in one step in a few words; empty without experts."""
+        """Returns the worst load of any layer in one step as a short text; '' without experts."""
         layers = self._layers_of(row)
         if not layers:
             return ""
@@ -48,9 +48,9 @@ class ExpertBalance:
         return f"{words}  dead experts {dead:.0f}" if dead else words
 
     def end_interval(self) -> list[str]:
-        """Returns warnings of the layers that had dead experts in every step since the last call.
+        """Returns a warning for each layer with dead experts in every step since the last call.
 
-        Behind the first of a run stands what helps.
+        The first warnings of a run are followed by a hint.
         """
         if not self._rows:
             return []
@@ -66,7 +66,7 @@ class ExpertBalance:
         return warnings
 
     def summary(self) -> list[str]:
-        """Returns a line for each layer with experts: means over the last interval that ended."""
+        """Returns a line for each layer with experts: means over the last complete interval."""
         if not self._last:
             return []
 
@@ -78,20 +78,20 @@ class ExpertBalance:
         head = [f"Experts in the last {steps}, where 1.00x is an even load:"] if layers else []
         return head + [
             f"  {layer}  fullest {mean(f'{layer}/{LOAD}'):.2f}x  "
-            f"places taken {mean(f'{layer}/{UTILizATION}'):.1%}  "
+            f"slots used {mean(f'{layer}/{UTILIZATION}'):.1%}  "
             f"dropped {mean(f'{layer}/{DROPPED}'):.1%}  dead {mean(f'{layer}/{DEAD}'):.1f}"
             for layer in layers
         ]
 
     def _layers_of(self, row: Row) -> list[str]:
-        """The layers with experts: those of the first row, since all rows have the same names."""
+        """Returns the layers with experts, from the first row: all rows have the same names."""
         if self._layers is None:
             ends = f"/{DEAD}"
             self._layers = [name.removesuffix(ends) for name in row if name.endswith(ends)]
         return self._layers
 
     def _warnings(self, layer: str, name: str) -> list[str]:
-        """The warning of one layer, if any; and remembers how its steps ended."""
+        """Returns the warning of one layer, if any, and remembers whether its last step had one."""
         dead = [row[name] for _, row in self._rows]
         alive = [index for index, count in enumerate(dead) if not count]
         begin = alive[-1] + 1 if alive else 0

@@ -1,4 +1,4 @@
-"""Which experts a trained model uses for what, measured layer by layer on given batches."""
+"""Measures how much a trained model uses each of its experts on given batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ _METRICS = ("dropped_share", "router_entropy")
 
 @dataclasses.dataclass
 class ExpertUse:
-    """What one layer's experts did over some batches; sums, from which the properties follow.
+    """How one layer used its experts, summed over batches.
 
-    load: tokens that each expert kept, [E]. gate: the sum of the gates its outputs for them were
-    weighted by, [E]. tokens: real tokens that came. places: room there was. entropy: None where the
-    router has no gates over all experts.
+    Attributes:
+      load: [E], tokens that each expert kept.
+      gate: [E], sum of the gates of these tokens.
+      tokens: real tokens that the layer got.
+      slots: capacity slots.
+      dropped: dropped share of each batch times its tokens.
+      entropy_sum: sum over tokens of the entropy of their gates, in nats; None if the router has no
+        gates over all experts.
     """
 
     load: np.ndarray
@@ -35,36 +40,36 @@ class ExpertUse:
 
     @property
     def shares(self) -> np.ndarray:
-        """Each expert's share of what all kept, [E]."""
+        """[E], each expert's share of the kept tokens."""
         return self.load / max(self.load.sum(), 1.0)
 
     @property
     def utilization(self) -> float:
-        """Of the places there were, the share taken."""
+        """Share of the capacity slots that held a token."""
         return float(self.load.sum() / max(self.slots, 1.0))
 
     @property
     def largest_violation(self) -> float:
-        """The largest load over the mean one, less 1; 0: even."""
+        """The largest load over the mean load, minus 1; 0 is even."""
         return float(self.shares.max() * len(self.load) - 1.0)
 
     @property
     def dropped_share(self) -> float:
-        """Of the places that tokens asked for, the share not given."""
+        """Share of the requested capacity slots that were full."""
         return self.dropped / max(self.tokens, 1.0)
 
     @property
     def dead_experts(self) -> int:
-        """How many experts kept no token."""
+        """The number of experts that kept no token."""
         return int(np.count_nonzero(self.load == 0))
 
     @property
     def router_entropy(self) -> float | None:
-        """The mean over tokens of the entropy of their gates, in nats."""
+        """The mean entropy of a token's gates, in nats; None if unknown."""
         return None if self.entropy_sum is None else self.entropy_sum / max(self.tokens, 1.0)
 
     def __add__(self, other: ExpertUse) -> ExpertUse:
-        """The use over both."""
+        """Returns the use over the batches of both."""
         mine, theirs = vars(self).items(), vars(other).values()
         pairs = zip(mine, theirs, strict=True)
         return ExpertUse(
@@ -80,29 +85,37 @@ def measure(
 ) -> dict[str, ExpertUse]:
     """Returns the use of the experts by the path of their layer, in evaluation.
 
-    Layers run one by one, those of a loop, too, which go by the names that they have without it.
-    on_batch: called with each batch when it is done. Empty where the task has no experts.
+    Layers of a compiled loop have the paths that they have without the loop. The result is empty if
+    the task has no experts.
+
+    Args:
+      task: the task.
+      theta: its weights.
+      batches: the batches to evaluate.
+      on_batch: called with each batch after it was evaluated.
     """
     found: dict[str, ExpertUse] = {}
     theta = theta.transform(tf.convert_to_tensor)
     for batch in batches:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
-        for path, use in _of_batch(task, theta, tensors).items():
+        for path, use in _measure_batch(task, theta, tensors).items():
             found[path] = found[path] + use if path in found else use
         if on_batch:
             on_batch(batch)
     return found
 
 
-def _of_batch(task: Layer, theta: NestedMap, batch: dict[str, tf.Tensor]) -> dict[str, ExpertUse]:
+def _measure_batch(
+    task: Layer, theta: NestedMap, batch: dict[str, tf.Tensor]
+) -> dict[str, ExpertUse]:
     seen: dict[str, np.ndarray] = {}
 
-    def look(path: str, value: tf.Tensor) -> None:
+    def observe(path: str, value: tf.Tensor) -> None:
         _, _, name = path.partition("/")
         if name in _OBSERVED:
             seen[path] = np.float64(value.numpy())
 
-    with context.scope(training=False, on_output=look) as scope:
+    with context.scope(training=False, on_output=observe) as scope:
         task.loss(theta, batch)
     layers = [path.removesuffix("/load") for path in seen if path.endswith("/load")]
     names, values = metric_vector((name, value) for name, (value, _) in scope.metrics.items())

@@ -1,1 +1,1 @@
-"""Trained models made into other models: conversion, pruning, upcycling."""
+"""Converts trained models into other models: sparse upcycling and expert pruning."""

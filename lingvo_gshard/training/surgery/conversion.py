@@ -1,7 +1,8 @@
-"""The state of one model made of another's: weights and moments by the names of their layers.
+"""Builds the training state of one model from that of another, array by array.
 
-Of a loop's stack each slice goes by the name that it would have without the loop, so that what is
-taken from where does not depend on which layers are loops.
+Arrays are matched by the names of their layers. Each slice of the stacked weights of a compiled
+loop has the name that it would have without the loop. So the match does not depend on which layers
+are compiled as loops.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.trainer import Trainer
 
-# find(name, layout, shape): the array to be taken; None: it begins as if nothing were trained.
+# find(name, layout, shape) returns the array to use, or None to initialize the weight anew.
 Find = Callable[[str, str, tuple[int, ...]], np.ndarray | None]
 
 
 def by_name(specs: NestedMap, arrays: Arrays) -> Arrays:
-    """Returns arrays by the names of their layers; `arrays` are by the dotted paths of `specs`."""
+    """Returns arrays by the names of their layers.
+
+    Args:
+      specs: the tree of VariableSpec.
+      arrays: the arrays by their dotted paths in `specs`.
+    """
     found: Arrays = {}
     for path, spec in specs.flatten_items():
         if spec.slices:
@@ -34,28 +40,41 @@ def by_name(specs: NestedMap, arrays: Arrays) -> Arrays:
 
 
 def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
-    """Returns NumPy arrays in the structure of `specs`, each the one that `find` gives."""
+    """Returns NumPy arrays in the structure of `specs`.
+
+    Args:
+      specs: the tree of VariableSpec.
+      find: returns each array by name.
+      seed: seed of the weights for which `find` returns None.
+    """
     key = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
 
-    def made(path: str, spec: VariableSpec) -> np.ndarray:
+    def make_array(path: str, spec: VariableSpec) -> np.ndarray:
         fresh = functools.cache(lambda: spec.init(key).numpy())
         if not spec.slices:
             array = find(path, spec.layout, spec.shape)
             return fresh() if array is None else np.ascontiguousarray(array)
         layout, shape = spec.layout[spec.stacked :], spec.shape[spec.stacked :]
         arrays = [find(name, layout, shape) for name in _slices(spec)]
-        begun = (
+        slices = (
             a if a is not None else fresh().reshape(-1, *shape)[i] for i, a in enumerate(arrays)
         )
-        return np.stack(list(begun)).reshape(spec.shape)
+        return np.stack(list(slices)).reshape(spec.shape)
 
-    return specs.transform_with_path(made)
+    return specs.transform_with_path(make_array)
 
 
 def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
-    """Returns the weights, the moments and what else a run of this trainer goes on from.
+    """Returns the state from which a run of this trainer continues.
 
-    Averages of the weights begin with the weights.
+    Args:
+      trainer: the trainer of the new model.
+      find: returns each weight by name.
+      find_moment: returns each optimizer moment by name.
+
+    Returns:
+      The weights, the moments and the trainer's other state. Averages of the weights start at the
+      weights.
     """
     specs, seed = trainer.state_specs(), trainer.p.seed
     theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)
@@ -64,6 +83,6 @@ def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
 
 
 def _slices(spec: VariableSpec) -> list[str]:
-    """The names of a stack's slices; a moment's path is that of its weight, a stroke, its name."""
+    """Returns the names of a stack's slices. The path of a moment is `<weight>/<moment>`."""
     _, _, moment = spec.path.partition("/")
     return [f"{path}.{moment}" if moment else path for path in spec.slices]

@@ -1,7 +1,7 @@
-"""Expert pruning: a model with experts becomes one with those alone that some text needs.
+"""Expert pruning: keeps only the experts that are needed for some text.
 
-After Koishekenov et al. 2022 (arXiv 2212.09811), who find that translation between a few languages
-needs a part of a multilingual model's experts, and keep the same number in every layer.
+After Koishekenov et al. 2022 (arXiv 2212.09811): translating between a few languages needs only
+part of a multilingual model's experts. As there, every layer keeps the same number.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ from lingvo_gshard.training.surgery import conversion
 from lingvo_gshard.training.surgery.upcycling import has_experts, stacks
 from lingvo_gshard.training.trainer import Trainer
 
-# By what experts are judged.
+# Criteria for the experts to keep.
 LOAD, GATE = "load", "gate"
 CRITERIA = (LOAD, GATE)
 
 
 def pruned_task(task: Params, keep: float) -> Params:
-    """Returns a task's Params with the share `keep` of every stack's experts, rounded.
+    """Returns a task's Params with fewer experts in every stack.
 
-    At least as many are kept as a token uses. Raises ValueError naming the path where there are no
-    experts, or tokens do not choose them by what was learned.
+    Args:
+      task: Params of the task.
+      keep: share of the experts to keep. The number is rounded, and is at least the number of
+        experts per token.
+
+    Raises:
+      ValueError: the task has no experts, or a router does not learn which experts suit a token.
+        The message names the Params path.
     """
     if not 0 < keep <= 1:
         raise ValueError(f"keep is {keep:g}; more than 0 and at most 1 was expected")
@@ -43,7 +49,7 @@ def pruned_task(task: Params, keep: float) -> Params:
         if not router.is_learned:
             raise ValueError(
                 f"{path}.moe.router: {router.__name__} does not learn which experts suit a token, "
-                "so those that are left could not stand in for others"
+                "so the remaining experts could not replace the others"
             )
         used = router.experts_per_token(moe.router.copy().set(num_experts=moe.num_experts))
         moe.num_experts = max(round(keep * moe.num_experts), math.ceil(used))
@@ -56,10 +62,13 @@ def pruned_task(task: Params, keep: float) -> Params:
 def chosen(
     task: Params, use: Mapping[str, ExpertUse], criterion: str = LOAD
 ) -> dict[str, np.ndarray]:
-    """Returns the experts to keep of each layer, ascending, as many as the pruned task has.
+    """Returns the indices of the experts to keep by the path of their layer, ascending.
 
-    task: what `pruned_task` gave. use: by the path of the layer. criterion: 'load', the tokens that
-    an expert keeps, or 'gate', the sum of their gates; of equal ones the other decides.
+    Args:
+      task: Params from `pruned_task`.
+      use: the measured use of the experts by the path of their layer.
+      criterion: 'load', the tokens that an expert keeps, or 'gate', the sum of their gates. The
+        other criterion breaks ties.
     """
     if criterion not in CRITERIA:
         raise ValueError(f"{criterion!r}: {names.nearest(criterion, CRITERIA)}")
@@ -70,7 +79,7 @@ def chosen(
         first, second = found.load, found.gate
         if criterion == GATE:
             first, second = second, first
-        # The last key is the first that counts.
+        # np.lexsort sorts by its last key first.
         kept[layer] = np.sort(np.lexsort((-second, -first))[:count])
     return kept
 
@@ -82,30 +91,38 @@ def pruned_state(
     moments: Arrays,
     kept: Mapping[str, np.ndarray],
 ) -> NestedMap:
-    """Returns the state, its `theta` and `moments`, of the pruned model.
+    """Returns the state from which training of the pruned model continues.
 
-    kept: the experts that are left of each layer, by its path. Moments are those of the experts
-    that are left; of shapes that no longer fit they begin anew.
+    Args:
+      whole: the trainer of the model with all experts.
+      pruned: the trainer of the pruned model.
+      theta: the weights of the whole model by path.
+      moments: its optimizer moments by path. Moments whose shape no longer fits are new.
+      kept: the experts to keep by the path of their layer, from `chosen`.
     """
     specs = whole.state_specs()
     weights = conversion.by_name(specs.theta, theta)
     moments = conversion.by_name(specs.moments, moments)
 
-    def taken(array: np.ndarray, name: str, layout: str) -> np.ndarray:
+    def keep_experts(array: np.ndarray, name: str, layout: str) -> np.ndarray:
         layer = next((path for path in kept if name.startswith(f"{path}.")), None)
         has_experts = layer is not None and "E" in layout
         return np.take(array, kept[layer], layout.index("E")) if has_experts else array
 
     def find(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = taken(weights[name], name, layout)
+        array = keep_experts(weights[name], name, layout)
         if tuple(array.shape) != tuple(shape):
-            raise ValueError(f"{name}: {list(array.shape)} is left, the model has {list(shape)}")
+            raise ValueError(
+                f"{name}: {list(array.shape)} after pruning, but the model has {list(shape)}"
+            )
         return array
 
     def find_moment(name: str, layout: str, shape: tuple[int, ...]) -> np.ndarray | None:
         if name not in moments:
             return None
-        array = taken(moments[name], name, layout) if len(layout) == moments[name].ndim else None
+        array = (
+            keep_experts(moments[name], name, layout) if len(layout) == moments[name].ndim else None
+        )
         return array if array is not None and tuple(array.shape) == tuple(shape) else None
 
     return conversion.of_trainer(pruned, find, find_moment)

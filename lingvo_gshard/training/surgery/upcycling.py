@@ -1,8 +1,8 @@
-"""Sparse upcycling: a dense model becomes the start of one with experts.
+"""Sparse upcycling: initializes a model with experts from a trained dense model.
 
-Komatsuzaki et al. 2022 (arXiv 2212.05055, section 3): every expert begins as a copy of the dense
-feed-forward layer in whose place it stands, the router is new. Where a token's gates sum to 1 and
-no token is dropped the new model computes what the old one did.
+Komatsuzaki et al. 2022 (arXiv 2212.05055, section 3). Every expert starts as a copy of the dense
+feed-forward layer that it replaces; the router is new. If a token's gates sum to 1 and no token is
+dropped, the new model computes the same function as the dense one.
 """
 
 from __future__ import annotations
@@ -28,21 +28,29 @@ _MOST_PROBED = 1024
 
 
 def stacks(task: Params) -> dict[str, Params]:
-    """Returns the Params of the stacks of a task by their paths in it."""
+    """Returns the Params of a task's stacks by their paths."""
     return {path: node for path, node in task.nodes() if node.cls is TransformerStack}
 
 
 def has_experts(stack: Params) -> bool:
-    """Whether a stack has mixtures of experts."""
+    """Returns whether a stack has mixtures of experts."""
     return bool(stack.moe_every) and issubclass(stack.moe.cls, MixtureOfExperts)
 
 
 def upcycled_task(task: Params, num_experts: int, every: int = 0) -> Params:
-    """Returns a task's Params with experts in every `every`-th layer of stacks that have none.
+    """Returns a task's Params with experts in every `every`-th layer of its dense stacks.
 
-    every: 0 is where the stack has a feed-forward layer of its own in every so-manieth layer, else
-    2. An expert has the hidden size of the layer in whose place it stands. Raises ValueError naming
-    the path where there is nothing to convert, or layers differ that must be alike.
+    An expert has the hidden size of the feed-forward layer that it replaces.
+
+    Args:
+      task: Params of the dense task.
+      num_experts: number of experts per layer.
+      every: layers every, 2 * every, ... get experts. 0 uses the stack's `moe_every`, or 2 if that
+        is 0.
+
+    Raises:
+      ValueError: there is no layer to convert, or the layers to convert differ. The message names
+        the Params path.
     """
     if num_experts < 2:
         raise ValueError(f"num_experts is {num_experts}; 2 or more were expected")
@@ -56,28 +64,28 @@ def upcycled_task(task: Params, num_experts: int, every: int = 0) -> Params:
     if not any(converted):
         layers = ", ".join(f"{path} has {found[path].num_layers}" for path in dense)
         raise ValueError(
-            f"there are no dense layers to convert: experts would come to layer {every or 2} and "
-            f"its multiples, but {layers}"
+            f"there are no dense layers to convert: layer {every or 2} and its multiples would get "
+            f"experts, but {layers}"
         )
     return result
 
 
 def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
-    """Gives a stack its experts; False where it has too few layers for any."""
+    """Adds experts to a stack; returns whether it has enough layers for any."""
     every = every or stack.moe_every or 2
-    # The first ones, that have no experts, are not counted and stay as they are.
+    # The first layers, which never have experts, are not counted and stay dense.
     num_layers = stack.num_layers - stack.dense_first
     replaced = [i for i in range(num_layers) if (i + 1) % every == 0]
     if not replaced:
         return False
-    dense = _alike(stack, replaced, path, every)
+    dense = _common_params(stack, replaced, path, every)
     rest = inherit(stack.layer.feed_forward, hidden_dim=stack.hidden_dim)
     for index in set(range(num_layers)) - set(replaced):
         if _feed_forward(stack, index) != rest:
             raise ValueError(
-                f"{path}: layer {index} has {path}.moe for its feed-forward layer, which is not "
-                f"that of the rest; with experts in layers {every}, {2 * every}, ... of {path} it "
-                f"could not stay as it is. {path}.moe_every = {stack.moe_every} is to be kept"
+                f"{path}: the feed-forward layer of layer {index} is {path}.moe, which differs "
+                f"from that of the other layers. With experts in layers {every}, {2 * every}, ... "
+                f"it would be lost; keep {path}.moe_every = {stack.moe_every}"
             )
     moe = MixtureOfExperts.params().set(
         num_experts=num_experts, hidden_dim=dense.hidden_dim, dtype=dense.dtype
@@ -90,18 +98,18 @@ def _upcycle(stack: Params, path: str, num_experts: int, every: int) -> bool:
     return True
 
 
-def _alike(stack: Params, replaced: list[int], path: str, every: int) -> Params:
-    """The Params of the layers that become experts, of which there is one kind."""
+def _common_params(stack: Params, replaced: list[int], path: str, every: int) -> Params:
+    """Returns the Params of the layers that become experts, which must be equal."""
     first, *rest = (_feed_forward(stack, index) for index in replaced)
     if any(other != first for other in rest):
         raise ValueError(
-            f"{path}: the feed-forward layers of layers {every}, {2 * every}, ... differ, and "
-            f"experts are alike. {path}.moe_every = {stack.moe_every} is to be kept"
+            f"{path}: the feed-forward layers of layers {every}, {2 * every}, ... differ, but "
+            f"all experts are alike; keep {path}.moe_every = {stack.moe_every}"
         )
     if first.cls is not FeedForward:
         raise ValueError(
-            f"{path}: its feed-forward layers are {first.cls.__name__}; experts are copies of a "
-            "FeedForward only"
+            f"{path}: its feed-forward layers are {first.cls.__name__}; only a FeedForward can be "
+            "copied to experts"
         )
     return first
 
@@ -114,11 +122,18 @@ def _feed_forward(stack: Params, index: int) -> Params:
 def upcycled_state(
     dense: Trainer, sparse: Trainer, theta: Arrays, moments: Arrays | None
 ) -> NestedMap:
-    """Returns the state, its `theta` and `moments`, that the sparse model begins from.
+    """Returns the state from which training of the sparse model starts.
 
-    theta, moments: the dense model's by their paths. Moments of weights that it has not got begin
-    anew; without `moments` all do. Raises ValueError naming the weights that are neither the dense
-    model's nor a part of its experts.
+    Args:
+      dense: the trainer of the dense model.
+      sparse: the trainer of the sparse model.
+      theta: the weights of the dense model by path.
+      moments: its optimizer moments by path; None to initialize all moments anew. Moments of
+        weights that the dense model does not have are always new.
+
+    Raises:
+      ValueError: the sparse model has other weights than the dense model, experts and routers. The
+        message names them.
     """
     specs = dense.state_specs()
     weights = conversion.by_name(specs.theta, theta)
@@ -156,10 +171,17 @@ def _fits(array: np.ndarray | None, shape: tuple[int, ...]) -> bool:
 def _difference(
     dense: Layer, dense_theta: NestedMap, sparse: Layer, sparse_theta: NestedMap, moe: str
 ) -> str:
-    """Returns why a layer with experts computes something else than its dense one; empty if not.
+    """Returns why a layer with experts computes another function than the dense layer; '' if not.
 
-    Both are asked in evaluation: for a token, for a group of tokens that are alike, so that all
-    choose the same experts, and for one of tokens that differ. moe: path of the Params of experts.
+    Both run in evaluation on one token, on a group of equal tokens, which all choose the same
+    experts, and on a group of random tokens.
+
+    Args:
+      dense: the dense layer.
+      dense_theta: its weights.
+      sparse: the layer with experts.
+      sparse_theta: its weights.
+      moe: Params path of the mixture, for the message.
     """
     rng = np.random.default_rng(1)
     size = min(sparse.p.group_size, _MOST_PROBED)
@@ -192,7 +214,17 @@ def _tensors(theta: NestedMap) -> NestedMap:
 def check_same_function(
     dense: Layer, dense_theta: NestedMap, sparse: Layer, sparse_theta: NestedMap
 ) -> None:
-    """Raises ValueError, saying why, if the sparse task's layers compute other than the dense's."""
+    """Checks that every upcycled layer computes the same function as the dense layer.
+
+    Args:
+      dense: the dense task.
+      dense_theta: its weights.
+      sparse: the sparse task.
+      sparse_theta: its weights.
+
+    Raises:
+      ValueError: a layer computes another function. The message says which and why.
+    """
     for path in stacks(dense.p):
         pairs = zip(
             _layers(dense, dense_theta, path), _layers(sparse, sparse_theta, path), strict=True
@@ -204,7 +236,7 @@ def check_same_function(
             layers += new.feed_forward, new_theta.feed_forward
             reason = _difference(*layers, f"{path}.moe")
             if reason:
-                raise ValueError(f"{path} would not compute what it did: {reason}")
+                raise ValueError(f"{path} would compute another function than before: {reason}")
 
 
 def _layers(task: Layer, theta: NestedMap, path: str) -> list[tuple[Layer, NestedMap]]:

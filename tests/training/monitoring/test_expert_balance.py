@@ -82,7 +82,7 @@ def test_the_summary_is_of_the_last_interval():
     balance.end_interval()
     head, first, second = balance.summary()
     assert "last 2 steps" in head
-    assert first == f"  {LAYERS[0]}  fullest 3.00x  places taken 50.0%  dropped 0.0%  dead 2.0"
+    assert first == f"  {LAYERS[0]}  fullest 3.00x  slots used 50.0%  dropped 0.0%  dead 2.0"
     assert second.endswith("dead 0.0") and LAYERS[1] in second
 
 
@@ -119,5 +119,5 @@ def test_a_run_warns_at_its_log_lines_and_ends_with_a_summary(tmp_path):
         assert "fullest expert 3.00x  dropped 0.0%  dead experts 2" in lines[index]
     assert lines[-2:] == [
         "Experts in the last 2 steps, where 1.00x is an even load:",
-        "  hidden  fullest 3.00x  places taken 50.0%  dropped 0.0%  dead 2.0",
+        "  hidden  fullest 3.00x  slots used 50.0%  dropped 0.0%  dead 2.0",
     ]

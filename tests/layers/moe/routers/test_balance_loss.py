@@ -157,4 +157,4 @@ def test_three_steps_of_training_keep_the_shares():
         losses.append(float(metrics.auxiliary_loss))
         assert_close(state.theta.router.recent_load.share, kept, "float32")
     assert_close(losses, expected, "float32")
-    assert not state.slots.router.recent_load.share
+    assert not state.moments.router.recent_load.share

@@ -1,4 +1,4 @@
-"""A run read whole, to be made into another model, and the directory of that other one."""
+"""Reads a trained run and writes the run of the model that is made from it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,38 @@ from lingvo_gshard.training.trainer import Trainer
 def define_output_flag(values: flags.FlagValues) -> None:
     """Adds the flag that names the new directory."""
     flags.DEFINE_string(
-        "output", None, "Directory to make the new run in; there is none yet.", flag_values=values
+        "output", None, "Directory of the new run; it must not exist.", flag_values=values
     )
 
 
 def check_output(path: str | None) -> None:
-    """Raises ValueError if --output is not given, or something is there."""
+    """Raises ValueError if --output is missing or exists."""
     if not path:
-        raise ValueError("--output is missing: the directory to make the new run in")
+        raise ValueError("--output is missing: the directory of the new run")
     if pathlib.Path(path).exists():
         raise ValueError(f"--output={path} exists already; give the name of a new directory")
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
-    """The newest readable checkpoint of a run with weights and moments, as NumPy arrays."""
+class SourceRun:
+    """The newest readable checkpoint of a run.
+
+    Attributes:
+      run: the run.
+      checkpoint: its weights and moments as NumPy arrays.
+    """
 
     run: Run
     checkpoint: Checkpoint
 
     @classmethod
-    def read(cls, run: Run, parts: Sequence[str] = ()) -> Whole:
-        """Reads these parts of it, or all; damaged checkpoints are reported on standard error."""
+    def read(cls, run: Run, parts: Sequence[str] = ()) -> SourceRun:
+        """Reads the newest readable checkpoint; reports damaged ones on standard error.
+
+        Args:
+          run: the run.
+          parts: names of the parts to read, such as "theta"; empty for all.
+        """
         store = CheckpointStore(
             run.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
         )
@@ -74,9 +84,16 @@ class Whole:
         return params.trainer.instantiate(with_vocabulary_sizes(params.task, self.run.input))
 
     def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
-        """Makes a run of these Params and this state, with vocabularies and data position as here.
+        """Writes a new run with the vocabularies and the data position of this one.
 
-        Raises OSError, and leaves nothing behind, if it cannot be written.
+        Args:
+          output: the new directory.
+          params: Params of the new run.
+          state: its training state.
+          step: its step.
+
+        Raises:
+          OSError: it cannot be written. Nothing is left in `output`.
         """
         logdir = Logdir(output)
         try:
@@ -104,6 +121,6 @@ class Whole:
             store.close()
 
 
-def parameters(trainer: Trainer) -> int:
-    """Returns how many numbers the weights of a trainer's task are."""
+def count_parameters(trainer: Trainer) -> int:
+    """Returns the number of weights of a trainer's task."""
     return sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())

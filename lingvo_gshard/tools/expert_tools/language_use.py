@@ -1,4 +1,4 @@
-"""The rows that experts are looked at with, and what they do with those of each language."""
+"""Measures the use of experts by language, on rows chosen by flags."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
 
 def define_row_flags(values: flags.FlagValues, split: str) -> None:
-    """Adds the flags that say which rows are looked at; `split` is the default of --split."""
-    flags.DEFINE_string("split", split, "train, dev or test.", flag_values=values)
+    """Adds the flags that choose the rows; `split` is the default of --split."""
+    flags.DEFINE_string(
+        "split", split, "Part of the data to read: train, dev or test.", flag_values=values
+    )
     flags.DEFINE_list(
-        "languages", [], "Languages, as es,de; all there are if not given.", flag_values=values
+        "languages", [], "Languages to read, such as es,de; default: all.", flag_values=values
     )
     flags.DEFINE_integer(
         "max_rows_per_language",
         200,
-        "Looks at a fixed random choice of so many rows of each.",
+        "Most rows to read of each language, a fixed random choice.",
         1,
         flag_values=values,
     )
 
 
-def rows_asked_for(values: flags.FlagValues, run: Run) -> list[Row]:
-    """Returns the rows that the flags name; ValueError with the nearest name if there are none."""
+def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
+    """Returns the rows that the flags choose; ValueError for an unknown split or language."""
     if values.split not in SPLITS:
         hint = names.nearest(values.split, SPLITS)
         raise ValueError(f"--split={values.split} is unknown. {hint}")
@@ -47,10 +49,20 @@ def rows_asked_for(values: flags.FlagValues, run: Run) -> list[Row]:
 def use_by_language(
     run: Run, task: Layer, theta: NestedMap, rows: Sequence[Row], console: rich.console.Console
 ) -> dict[str, dict[str, ExpertUse]]:
-    """Returns language -> path of a layer -> what its experts did with the language's rows.
+    """Returns language -> path of a layer -> the use of its experts for the language's rows.
 
-    The model reads each row's source and target, as in training, without training. Rows too long
-    for that are left out. Raises ValueError if the model has no experts.
+    The model reads the source and the target of each row in evaluation. Rows that are too long for
+    a batch are left out.
+
+    Args:
+      run: the trained run.
+      task: its task.
+      theta: its weights.
+      rows: rows of all languages.
+      console: shows progress.
+
+    Raises:
+      ValueError: the model has no experts.
     """
     found: dict[str, dict[str, ExpertUse]] = {}
     done = 0
@@ -75,7 +87,7 @@ def use_by_language(
 
 
 def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
-    """The rows that fit, packed as in training, without the rows of a batch that stay empty."""
+    """Yields batches of the rows that fit, packed as in training, without empty batch rows."""
     batches, _ = run.input.pack_rows(rows)
     for batch in batches:
         filled = int(np.count_nonzero(batch["target_segments"].any(axis=1)))

@@ -1,4 +1,4 @@
-"""The map of experts: one HTML file, with a square for every language and expert."""
+"""Heat map of experts by language, as one HTML file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hashlib
 import html
 
 _CELL, _GAP, _HEAD = 26, 2, 20
-# More experts than this get squares so small that no number stands in them.
+# With more experts than this the squares are too small for numbers.
 _MOST_WITH_NUMBERS = 32
 _SMALL_CELL = 8
-# From this strength on a number is written in the color that stands out on dark squares.
+# Numbers on squares at least this strong are written in the color for dark squares.
 _DARK = 0.55
 
 _STYLE = """
