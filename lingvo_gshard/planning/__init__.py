@@ -1,1 +1,1 @@
-"""Knowing before running: what a compiled step needs, does and costs on machines not here."""
+"""Plans programs for machines that you do not have: memory, communication, time and cost."""

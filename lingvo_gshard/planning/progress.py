@@ -9,5 +9,5 @@ Progress = Callable[[str], None]
 
 
 def ignore_progress(stage: str) -> None:
-    """Ignores the stage: the default where nobody watches."""
+    """Ignores the stage. The default of all planning functions."""
     del stage

@@ -1,4 +1,4 @@
-"""Plans of layers against closed forms, with loops and without; and of a training step."""
+"""Compares plans of layers with closed forms, with and without loops, and of a training step."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What gshard-plan tries where a step does not fit: which changes, in which order, made how."""
+"""Checks which changes are suggested for a step that does not fit, and in which order."""
 
 import shlex
 import types

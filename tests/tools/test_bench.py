@@ -1,4 +1,4 @@
-"""gshard-bench at tiny sizes: what it measures, what it writes, and how it refuses."""
+"""Runs gshard-bench at tiny sizes: measurements, output and errors."""
 
 import json
 

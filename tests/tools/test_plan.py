@@ -1,4 +1,4 @@
-"""gshard-plan as its users meet it: plans, pages, comparisons, remedies and mistakes."""
+"""Runs gshard-plan from the command line: plans, pages, comparisons, suggestions and errors."""
 
 import dataclasses
 import json

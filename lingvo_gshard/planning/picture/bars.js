@@ -1,6 +1,6 @@
-// Bars whose parts are shares of one whole.
+// Stacked bars and bar charts.
 
-// parts: {name, value, color, about}; limit: {name, value}, a line that the bar should stay left of.
+// parts: {name, value, color, about}; limit: {name, value} of a line that marks the capacity.
 function stackedBar(parts, limit, show, label) {
   const total = sum(parts.map((part) => part.value));
   const whole = Math.max(total, limit ? limit.value : 0) || 1;
@@ -25,7 +25,7 @@ function legend(parts, show) {
       show && total ? el("span", { class: "part" }, share(part.value / total)) : null)));
 }
 
-// rows: {name, value, note}; bars of one color, from one origin, to be compared by length.
+// rows: {name, value, note}; a bar chart in one color.
 function barList(rows, show, label) {
   const most = Math.max(...rows.map((row) => row.value), 0) || 1;
   return el("ul", { class: "barlist", "aria-label": label }, rows.map((row) =>
@@ -37,7 +37,7 @@ function barList(rows, show, label) {
       el("span", { class: "note" }, row.note))));
 }
 
-// A pair of buttons of which one is pressed.
+// A pair of toggle buttons; one is always pressed.
 function switchOf(label, choices, chosen, onchange) {
   const buttons = choices.map(([value, text]) =>
     el("button", { type: "button", "data-value": value, "aria-pressed": String(value === chosen), onclick: () => {

@@ -1,4 +1,4 @@
-// Elements, made without ever reading text as HTML: whatever a plan holds is shown, never run.
+// Creates elements. Text is never parsed as HTML, so nothing in a plan can run as code.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,12 +20,12 @@ function swatch(color) {
   return el("span", { class: `swatch ${color}`, "aria-hidden": "true" });
 }
 
-// A path that a line may break after each of its steps.
+// A path with a line break opportunity after each component.
 function breakable(text) {
   return text.split(/(?<=[/.])/).flatMap((step, index) => (index ? [el("wbr"), step] : [step]));
 }
 
-// One tooltip for the page. Whatever it says also stands in a table or in a live region.
+// The page's only tooltip. Its content is also in a table or in a live region.
 const tip = {
   node: null,
 

@@ -1,4 +1,4 @@
-// Puts the page together.
+// Assembles the page.
 
 const { plan, mesh } = JSON.parse(document.getElementById("plan").textContent);
 

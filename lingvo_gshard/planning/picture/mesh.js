@@ -1,14 +1,14 @@
-// Which block of a tensor each device of the mesh holds.
+// Draws which shard of a tensor each device of the mesh holds.
 
 const MOST_DEVICES = 64;
 
-// The indices of an axis that are drawn; null stands for those left out.
+// The indices of an axis that are drawn; null marks a gap.
 function shownIndices(size, most) {
   const all = Array.from({ length: size }, (_, index) => index);
   return size <= most ? all : [...all.slice(0, most - 2), null, size - 1];
 }
 
-// For one device: where its block begins and ends in every dimension.
+// Start and end of one device's shard in every dimension.
 function blockOf(tensor, split, sizes, coordinates) {
   return tensor.shape.map((size, dimension) => {
     let index = 0;
@@ -34,8 +34,8 @@ function shortRange(part) {
   return part.end - part.start === 1 ? `${part.letter} ${part.start}` : `${part.letter} ${part.start}–${part.end - 1}`;
 }
 
-// A tensor as a rectangle, what the device holds filled in: the first split dimension from top to
-// bottom, the second from left to right.
+// A tensor as a rectangle with the device's shard filled in: the first sharded dimension runs from
+// top to bottom, the second from left to right.
 function miniature(block) {
   const [width, height, least] = [46, 28, 2.5];
   const cut = block.filter((part) => part.parts > 1);
@@ -68,7 +68,7 @@ function deviceCell(tensor, split, axes, indices) {
   return explain(cell, lines);
 }
 
-// Devices that hold the same block.
+// Devices that hold the same shard.
 function twins(cell, on) {
   for (const other of cell.closest(".mesh").querySelectorAll(".device")) {
     other.classList.toggle("same", on && other.dataset.block === cell.dataset.block);
@@ -123,7 +123,7 @@ function shardingPicture(tensor, split, axes) {
   const sizes = Object.fromEntries(axes);
   const devices = axes.reduce((product, [, size]) => product * size, 1);
   const about = el("div", { class: "about" }, el("h3", {}, tensor.path),
-    el("p", { class: "muted" }, `${tensor.kind}, ${tensor.dtype}, ${bytes(tensor.bytes)} in all, ${bytes(tensor.bytes_per_device)} on each device`));
+    el("p", { class: "muted" }, `${tensor.kind}, ${tensor.dtype}, ${bytes(tensor.bytes)} in total, ${bytes(tensor.bytes_per_device)} on each device`));
   if (!Array.isArray(split)) {
     about.append(el("p", {}, `This cannot be drawn: ${split}.`));
     return el("div", { class: "mesh" }, about);
@@ -137,6 +137,6 @@ function shardingPicture(tensor, split, axes) {
         el("span", { class: "muted" }, parts[dimension] > 1 ? `${count(parts[dimension])} parts of ${count(Math.ceil(size / parts[dimension]))} over ${split[dimension].join(", ")}` : "whole")))),
     el("p", {}, blocks > 1 ? `${count(blocks)} blocks, each on ${count(devices / blocks)} ${devices === blocks ? "device" : "devices"}.` : `Every one of the ${count(devices)} devices holds all of it.`));
   const drawn = devicesPicture(tensor, split, axes);
-  const abbreviated = devices > MOST_DEVICES ? el("p", { class: "muted" }, `${count(devices)} devices, of which some are drawn.`) : null;
+  const abbreviated = devices > MOST_DEVICES ? el("p", { class: "muted" }, `${count(devices)} devices; only some are drawn.`) : null;
   return el("div", { class: "mesh" }, about, el("div", { class: "devices" }, drawn, abbreviated));
 }

@@ -1,4 +1,4 @@
-// What the page shows, section by section.
+// The sections of the page.
 
 const CLASSES = [
   ["weights", "the model's parameters"],
@@ -186,7 +186,7 @@ function remediesSection(given) {
     numeric("Peak per device", "peak", bytes, { bar: true }), numeric("Time of a step", "seconds_per_step", seconds),
   ];
   return [section("remedies", "What would fit",
-    el("p", { class: "lead" }, "Each was compiled, not guessed."),
+    el("p", { class: "lead" }, "Each change was compiled."),
     dataTable(columns, rows, { id: "remedies-table", caption: "remedies" }))];
 }
 

@@ -1,11 +1,11 @@
-// Tables that sort by any column and, where they are long, keep the rows that hold what is typed.
+// Tables that sort by any column. Long tables have a text filter.
 
 const ROWS_AT_FIRST = 15;
 const FEW_ROWS = 5;
 
 // columns: {head, value(row) -> number or text, show(value, row) -> text or node, number, bar, wide}
 // options: {id, caption, first: index of the column sorted by at first, choose(row), chosen(row),
-//   inOrder: rows come in an order of their own}
+//   inOrder: the rows have a meaningful order}
 function dataTable(columns, rows, options) {
   const state = { column: options.first ?? null, down: true, words: "", all: false, chosen: null };
   if (state.column !== null) state.down = Boolean(columns[state.column].number);
@@ -23,7 +23,7 @@ function dataTable(columns, rows, options) {
   });
 
   function sortBy(index) {
-    // The first click sorts as one most often wants it: numbers from the largest, text from A.
+    // The first click sorts numbers in descending order and text in ascending order.
     state.down = state.column === index ? !state.down : Boolean(columns[index].number);
     state.column = index;
     draw();
@@ -63,7 +63,7 @@ function dataTable(columns, rows, options) {
     line.addEventListener("click", (event) => {
       const byButton = button.contains(event.target);
       choose();
-      // The row was drawn anew: who came by keyboard stays where he was.
+      // The row was redrawn: keep the keyboard focus on it.
       if (byButton) body.querySelector("tr[aria-selected=true] button")?.focus();
     });
     return line;
@@ -104,7 +104,7 @@ function textOf(column, row) {
 
 function compare(a, b, sign) {
   const missing = (value) => value === null || value === undefined || value === "";
-  // What is not known stands last, whichever way the rest is sorted.
+  // Missing values come last in both directions.
   if (missing(a) || missing(b)) return missing(a) - missing(b);
   if (typeof a === "number" && typeof b === "number") return sign * (a - b);
   return sign * String(a).localeCompare(String(b), "en", { numeric: true });

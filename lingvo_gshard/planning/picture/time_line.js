@@ -1,4 +1,4 @@
-// The layers of one step in order of execution: a lane for compute, a lane for communication.
+// A time line of a step's layers, with a lane for computation and a lane for communication.
 
 const PHASES = ["forward", "rematerialized", "backward", "optimizer", "other"];
 const LANES = { loops: [0, 20], compute: [26, 46], communication: [80, 46], axis: [134, 22] };
@@ -11,7 +11,7 @@ const phaseOf = (row) => (PHASES.includes(row.phase) ? row.phase : "other");
 const phaseColour = (row) => `phase-${phaseOf(row)}`;
 const timeOf = (row, mode) => (mode === "bound" ? row.seconds_bound : row.seconds) || 0;
 
-// The estimate of each row's communication, from its layer's collectives.
+// Estimates the communication time of each row from its layer's collectives.
 function communicationOf(layers, collectives) {
   const key = (row) => JSON.stringify([row.layer || "", row.phase]);
   const add = (map, row, value) => map.set(key(row), (map.get(key(row)) || 0) + (value || 0));
@@ -24,8 +24,8 @@ function communicationOf(layers, collectives) {
   };
 }
 
-// Blocks in time. In the estimate a layer computes, then communicates; the bound lets all
-// communication run beside all the rest, so that there each lane has a clock of its own.
+// Places blocks in time. In the estimate a layer computes, then communicates. In the bound,
+// communication overlaps computation, so each lane has its own clock.
 function layOut(layers, collectives, mode) {
   const estimate = communicationOf(layers, collectives);
   const clock = { compute: 0, communication: 0 };
@@ -43,14 +43,14 @@ function layOut(layers, collectives, mode) {
     return {
       row, number, length, compute, communication,
       start: Math.min(...parts.map(([from]) => from)), end: Math.max(...parts.map(([, to]) => to)),
-      // Of the lanes with clocks of their own, loops stand over compute.
+      // Loops are drawn above the compute lane if the lanes have separate clocks.
       span: mode === "bound" ? compute : [compute[0], communication[1]],
       byMemory: (row.memory_seconds || 0) > (row.compute_seconds || 0),
     };
   });
 }
 
-// Neighbors that one loop executes, as one bracket.
+// Groups neighboring blocks of one loop into brackets.
 function loopsOf(blocks) {
   const found = [];
   for (const block of blocks) {
@@ -222,7 +222,7 @@ class TimeLine {
   listen() {
     const { canvas } = this;
     canvas.addEventListener("wheel", (event) => {
-      // The wheel alone scrolls the page.
+      // The wheel without a modifier key scrolls the page.
       if (!event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
       this.zoom(Math.exp(event.deltaY * 0.004), this.timeAt(event.clientX));

@@ -1,4 +1,4 @@
-// Numbers as engineers write them.
+// Formats numbers with units.
 
 const MISSING = "–";
 
@@ -6,7 +6,7 @@ function isNumber(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
-// Three digits that count, without an exponent.
+// Three significant digits without an exponent.
 function digits(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
@@ -18,7 +18,7 @@ function scaled(value, base, units) {
   if (!isNumber(value)) return MISSING;
   let index = 0;
   let rest = value;
-  // A number that would be rounded up to the next unit takes that unit.
+  // A number that rounds up to the next unit is shown in that unit.
   while (Math.abs(rest) >= base * 0.9995 && index < units.length - 1) {
     rest /= base;
     index += 1;

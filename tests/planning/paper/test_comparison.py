@@ -1,4 +1,4 @@
-"""The published figures agree with each other, and comparisons take the right numbers of plans."""
+"""Checks published figures against each other, and which numbers of plans are compared."""
 
 from types import SimpleNamespace
 

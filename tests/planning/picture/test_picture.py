@@ -1,4 +1,4 @@
-"""The picture of a plan as a file: whole, closed to the network, and deaf to what a plan says."""
+"""Checks the HTML page of a plan: complete, without network access, and safe from injection."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The picture of a plan, opened and used in a real browser."""
+"""Uses the HTML page of a plan in a real browser."""
 
 import pytest
 

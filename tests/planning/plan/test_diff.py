@@ -1,4 +1,4 @@
-"""The differences between two plans."""
+"""Checks which differences between two plans are listed."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Plans are read back as they were written, and invalid files are refused by name."""
+"""Checks that plans are read back unchanged and that errors name the file and the field."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Rates and models for tests of the search: simple rings of links, and dense Transformers."""
+"""Device rates and models for tests of the search: rings of links, and dense Transformers."""
 
 import math
 
@@ -11,7 +11,7 @@ from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
 from tests.layers.stacks.executions import loop
 
-# What a device sends, in shares of the larger of operand and result, along a ring of n devices.
+# Bytes that a device sends on a ring, relative to the larger of operand and result.
 _SENT = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 _LINK = 50e9
 
@@ -27,7 +27,7 @@ BATCH_NAMES = (
 
 
 def ring_rates(capacity: int = 2**34, flops_per_second: float = 1e14) -> Rates:
-    """1 TB/s of memory, and every axis a ring of 50 GB/s links."""
+    """Returns rates with 1 TB/s of memory bandwidth and a ring of 50 GB/s links for each axis."""
     speeds = dict.fromkeys(("float32", "bfloat16"), flops_per_second)
     return Rates(speeds, 1e12, capacity, _ring_seconds)
 
@@ -38,7 +38,7 @@ def _ring_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> f
 
 
 def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) -> Trainer:
-    """A dense Transformer whose layers are loops, half of them the encoder's."""
+    """Returns a trainer of a dense Transformer whose layers are loops, half in the encoder."""
     task = TranslationTask.params().set(
         source_vocabulary_size=32000,
         target_vocabulary_size=32000,
@@ -51,11 +51,11 @@ def dense(model_dim: int, hidden_dim: int, layers: int, heads: int, dtype: str) 
 
 
 def trainer(task, precision: str = "float32") -> Trainer:
-    """A trainer with Adafactor."""
+    """Returns a trainer with Adafactor."""
     params = Trainer.params().set(optimizer=Adafactor.params(), precision=precision)
     return params.instantiate(task)
 
 
 def batch(rows: int, length: int) -> dict[str, tf.TensorSpec]:
-    """The specs of a batch whose sources and targets are as long."""
+    """Returns the specs of a batch whose source and target have the same length."""
     return {name: tf.TensorSpec((rows, length), tf.int32) for name in BATCH_NAMES}

@@ -1,4 +1,4 @@
-"""A candidate's flags say what the model costed: every layer's tables, read back from text."""
+"""Checks that a candidate's flags shard every layer as the cost model assumed."""
 
 import functools
 

@@ -1,7 +1,7 @@
-"""The cost model against compiled training steps on eight devices: bytes that collectives move.
+"""Compares the cost model with compiled training steps: bytes of collectives and peak memory.
 
-The compiler adds sums of metrics, of norms and of the optimizer's means, and XLA's CPU compiler has
-no reduce-scatter: it sums whole gradients and cuts them.
+The compiler also adds reductions of metrics, norms and optimizer means. XLA's CPU compiler has
+no reduce-scatter; it all-reduces gradients and slices them.
 """
 
 import collections
@@ -23,13 +23,13 @@ from lingvo_gshard.training.trainer import Trainer
 from tests.planning.search.search_rates import batch, ring_rates, trainer
 from tests.runtime import tiny_translation
 
-# Of the compiler's bytes, kind by kind, and of its peak memory.
+# Largest relative error for the bytes of each kind of collective, and for the peak memory.
 MOST_BETWEEN, MOST_MEMORY_BETWEEN = 0.12, 0.3
 
 
 @functools.cache
 def model() -> Trainer:
-    """One layer on each side, the encoder's of experts."""
+    """Returns a trainer of one encoder layer with experts and one dense decoder layer."""
     task = tiny_translation.trainer().task.p.copy()
     task.encoder.set(num_layers=1, moe_every=1)
     task.decoder.set(num_layers=1, moe_every=0)

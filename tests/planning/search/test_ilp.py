@@ -1,4 +1,4 @@
-"""The integer program chooses what trying all combinations does."""
+"""Compares the integer linear program with exhaustive search."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The search itself: what it finds without being told, and how compilations decide."""
+"""Checks which shardings the search finds, and how compilations decide."""
 
 import functools
 
@@ -90,7 +90,7 @@ def tiny() -> TracedStep:
 
 
 def run(**options) -> SearchResult:
-    """With devices so slow that it is worth splitting, and small enough that not all fits."""
+    """Searches for slow devices, where sharding pays, whose memory not everything fits."""
     rates = ring_rates(CAPACITY, flops_per_second=1e9)
     return search(tiny(), 8, rates, policies=("none", "full"), most_axes=2, **options)
 

@@ -1,4 +1,4 @@
-"""gshard-bench exported on a step of a few numbers: by jax alone, what it says, what it refuses."""
+"""Runs gshard-bench exported on a tiny step, without TensorFlow: output and errors."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""gshard-bench partition at tiny sizes: three ways of taking one and the same step."""
+"""Runs gshard-bench partition at tiny sizes: the same step compiled in three ways."""
 
 import json
 

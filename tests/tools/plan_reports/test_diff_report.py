@@ -1,4 +1,4 @@
-"""What gshard-plan diff prints."""
+"""Checks the report of gshard-plan diff."""
 
 import io
 import re

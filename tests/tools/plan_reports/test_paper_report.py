@@ -1,4 +1,4 @@
-"""gshard-plan --paper, with plans that are made up."""
+"""Runs gshard-plan --paper with synthetic plans."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What gshard-plan prints of a plan."""
+"""Checks the report of gshard-plan."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""gshard-plan --search as its users meet it."""
+"""Runs gshard-plan --search from the command line."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The cost model against closed forms: FLOPs, bytes and collectives of single layers."""
+"""Compares the cost model with closed forms: FLOPs, bytes and collectives of single layers."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""What one tracing tells: products, lookups, flows, and how often a loop runs them."""
+"""Checks the einsums, lookups and flows of a traced step, and loop counts."""
 
 import collections
 import functools
