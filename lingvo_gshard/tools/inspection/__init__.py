@@ -1,1 +1,1 @@
-"""What gshard-inspect reads and prints."""
+"""The data that gshard-inspect collects, and its tables."""
