@@ -53,7 +53,8 @@ def load(
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     run = Run(logdir, options)
-    run.start()
+    # Wrong options are reported here, not when the run is first used.
+    _ = run.backend
     return run
 
 
@@ -84,6 +85,7 @@ class Run:
       params: the experiment.
     """
 
+    @names_arguments
     def __init__(self, logdir: str | os.PathLike, options: RuntimeOptions | None = None):
         """Reads the Params of a run.
 
@@ -132,20 +134,13 @@ class Run:
 
     @functools.cached_property
     def backend(self) -> Backend:
-        """The devices and processes that run the model."""
+        """The devices and processes that run the model, connected on first use."""
         return Backend(self._options, self.params, self._given)
 
     @functools.cached_property
     def model(self) -> TrainedModel:
         """The newest readable checkpoint, restored. Damaged ones are reported on standard error."""
         return self._restore(lambda text: print(text, file=sys.stderr))
-
-    def start(self) -> Backend:
-        """Connects devices and processes, if that is not done yet.
-
-        Raises ValueError if an option is wrong.
-        """
-        return self.backend
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
@@ -221,6 +216,7 @@ class Run:
         model = self.model
         return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
 
+    @names_arguments
     def translator(
         self, options: DecodingOptions | None = None, batch_tokens: int = 4096
     ) -> Translator:
@@ -241,6 +237,7 @@ class Run:
             **dataclasses.asdict(options or DecodingOptions()),
         )
 
+    @names_arguments
     def writer(self, options: SamplingOptions | None = None, rows: int = 16) -> Writer:
         """Returns a writer of this model.
 
@@ -273,11 +270,12 @@ class Run:
             )
 
     def _restore(self, report: Callable[[str], None]) -> TrainedModel:
+        """Restores the newest readable checkpoint; calls `report` for each damaged one."""
         store = CheckpointStore(self.logdir.checkpoints, say=report, writable=False)
         try:
             newest = store.peek()
             if newest is None:
-                raise ValueError(f"{self.logdir.checkpoints} holds no whole checkpoint")
+                raise ValueError(f"{self.logdir.checkpoints} holds no complete checkpoint")
             self.input.load_vocabularies(newest.extras)
             task = with_vocabulary_sizes(self.params.task, self.input)
             trainer = self.params.trainer.instantiate(task)

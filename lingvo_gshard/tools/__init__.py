@@ -1,1 +1,1 @@
-"""Command-line programs: each an absl main program, also reachable as `python -m`."""
+"""The commands: gshard-train is train.py, and so on. Folders hold the parts of larger commands."""

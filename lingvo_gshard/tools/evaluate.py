@@ -125,10 +125,10 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
 
 
 def _print(console: rich.console.Console, title: str, evaluation: Evaluation) -> None:
-    _say(console, title)
+    output.say(console, title)
     console.print(_rich_table(evaluation.table()))
     for line in evaluation.notes():
-        _say(console, line)
+        output.say(console, line)
 
 
 def _rich_table(table: Table) -> rich.table.Table:
@@ -141,7 +141,3 @@ def _rich_table(table: Table) -> rich.table.Table:
         made.add_section()
         made.add_row(*table.summary, style="bold")
     return made
-
-
-def _say(console: rich.console.Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -37,7 +37,7 @@ from lingvo_gshard.api.experiments import apply_settings, experiments
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime import allocator
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training import processes
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     console = rich.console.Console()
     if values.list:
         for name, purpose in experiments().items():
-            _say(console, f"{name}\n    {purpose}")
+            output.say(console, f"{name}\n    {purpose}")
         return 0
     params = _params(values)
     if not values.logdir:
@@ -85,7 +85,9 @@ def main(argv: list[str]) -> int:
             print(f"{NAME}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        _say(console, f"Stopped without saving. Continue from the last checkpoint:\n  {command}")
+        output.say(
+            console, f"Stopped without saving. Continue from the last checkpoint:\n  {command}"
+        )
         return 130
     _print_outcome(console, outcome, Logdir(values.logdir), command)
     return 0
@@ -111,13 +113,11 @@ def _print_outcome(
 ) -> None:
     step = f"{outcome.step:,}"
     if outcome.finished:
-        _say(console, f"Trained {step} steps; the run is in {logdir.path}")
-        _say(console, "A larger --steps trains longer.")
+        output.say(console, f"Trained {step} steps; the run is in {logdir.path}")
+        output.say(console, "A larger --steps trains longer.")
     elif outcome.metrics:
-        _say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
+        output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:
-        _say(console, f"{outcome.signal}: stopped before the first step. Run again:\n  {command}")
-
-
-def _say(console: rich.console.Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        output.say(
+            console, f"{outcome.signal}: stopped before the first step. Run again:\n  {command}"
+        )

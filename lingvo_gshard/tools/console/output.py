@@ -37,6 +37,11 @@ def make_console(*paths: str | None) -> rich.console.Console:
     return rich.console.Console(file=stream, width=width, highlight=False)
 
 
+def say(console: rich.console.Console, text: str) -> None:
+    """Prints text as it is: without markup, colors or line breaks of its own."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def write_json(path: str | None, record: Any, flag: str = "json") -> None:
     """Writes a record as JSON to a file or to standard output; does nothing if `path` is None.
 

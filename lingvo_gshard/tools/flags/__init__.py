@@ -1,1 +1,1 @@
-"""Flags that several command lines share."""
+"""Flags that several commands share, and the options of the API that they fill."""
