@@ -4,7 +4,7 @@ The public API, in the order of a session:
 
     experiments    names of the experiments that come with the package
     experiment     the Params of one, with settings
-    plan           memory, communication and time of a training step on machines that are not here
+    plan           memory, communication and time of a training step on any machine
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
     partition      any annotated TensorFlow function on the devices of a mesh

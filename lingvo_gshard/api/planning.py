@@ -1,4 +1,4 @@
-"""plan: what a program needs on machines that are not here."""
+"""plan: memory, communication and time of a program on machines that you need not have."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plan(
 def plan(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """Plans an experiment's training step, or any TensorFlow function, on a topology.
 
-    The program is compiled ahead of time and not run, so the machine need not be there.
+    The program is compiled ahead of time and not run, so you need not have the machine.
 
     Args:
       experiment: Params of an experiment, as `experiment` returns them; or
