@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config import names
@@ -80,8 +82,13 @@ class Backend:
         self.cluster.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.cluster.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.cluster.__exit__(kind, error, trace)
 
     @property
     def is_main(self) -> bool:

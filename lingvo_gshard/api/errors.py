@@ -47,6 +47,6 @@ def names_arguments(function: Callable[_Arguments, _Result]) -> Callable[_Argume
     return call
 
 
-def _as_argument(match: re.Match) -> str:
+def _as_argument(match: re.Match[str]) -> str:
     flag = match.group(1)
     return match.group(0) if flag is None else _ARGUMENTS.get(flag, flag)

@@ -86,7 +86,7 @@ class SamplingOptions:
     seed: int = 0
 
 
-def _differing(options: object) -> dict[str, Any]:
+def _differing(options: Any) -> dict[str, Any]:
     return {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(options)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,8 +119,13 @@ class Run:
         self.backend.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.backend.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.backend.__exit__(kind, error, trace)
 
     @property
     def step(self) -> int:

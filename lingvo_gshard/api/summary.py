@@ -12,11 +12,12 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.cleaning import CleaningReport
 from lingvo_gshard.training.experiments import first_batch
+from lingvo_gshard.training.runtime_protocol import Runtime
 from lingvo_gshard.training.trainer import Trainer
 
 
 def print_summary(
-    console: rich.console.Console, params: Params, input_: Input, trainer: Trainer, runtime: object
+    console: rich.console.Console, params: Params, input_: Input, trainer: Trainer, runtime: Runtime
 ) -> None:
     """Prints the experiment, the model's size, the devices, and how the corpus was cleaned."""
     total = sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten())
