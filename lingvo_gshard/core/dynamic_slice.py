@@ -1,7 +1,7 @@
-"""Reading a part of a tensor, and writing it in place, where only the data tell its beginning.
+"""Reads and writes slices of tensors whose start index is known only at run time.
 
-For `tf.slice` TensorFlow's compiler first tries to find the beginning while compiling, and to that
-end computes all that it depends on: of a row that a router chose, the whole model before it.
+For `tf.slice` TensorFlow's compiler tries to evaluate the start index at compile time, together
+with everything it depends on. If a router computes the index, that is the model before the router.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ except ImportError as error:
 
 
 def read(tensor: tf.Tensor, start: tf.Tensor | int, count: int) -> tf.Tensor:
-    """Returns `count` slices of the tensor from `start` on; it has no gradient.
+    """Returns tensor[start : start + count], without a gradient.
 
-    Where they would reach beyond the end they are those before it, as StableHLO says of
-    dynamic_slice, https://openxla.org/stablehlo/spec.
+    A start index past the last full slice is clamped, as in StableHLO's dynamic_slice
+    (https://openxla.org/stablehlo/spec).
     """
     starts = [start] + [0] * (tensor.shape.rank - 1)
     sizes = [count, *tensor.shape[1:]]
@@ -31,10 +31,10 @@ def read(tensor: tf.Tensor, start: tf.Tensor | int, count: int) -> tf.Tensor:
 
 
 def write(tensor: tf.Tensor, part: tf.Tensor, start: tf.Tensor | int) -> tf.Tensor:
-    """Returns the tensor with `part` in place of its slices from `start` on, of equal other sizes.
+    """Returns the tensor with tensor[start : start + len(part)] replaced by `part`.
 
-    Where the part would reach beyond the end it is moved forward, as StableHLO says of
-    dynamic_update_slice, https://openxla.org/stablehlo/spec.
+    A start index past the last full slice is clamped, as in StableHLO's dynamic_update_slice
+    (https://openxla.org/stablehlo/spec).
     """
     starts = [start] + [0] * (tensor.shape.rank - 1)
     return gen_xla_ops.xla_dynamic_update_slice(tensor, part, tf.stack(starts))

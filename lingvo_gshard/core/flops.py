@@ -1,16 +1,17 @@
-"""How much work a step does: the unit in which layers count their floating-point operations.
+"""How layers count the useful floating-point operations (FLOPs) of a step.
 
-A multiply-add is two operations. Only matrix products are counted: embeddings, norms, activations,
-dropout, losses and the optimizer are not. Rows count in full, whether packed, causal or seen
-through an attention window. What a better program would do without is not counted either: dispatch,
-empty capacity slots, and anything computed twice.
+- A multiply-add counts as two operations.
+- Only matrix products count. Embeddings, norms, activations, dropout, losses and the optimizer do
+  not.
+- Attention counts full rows, even if it is causal, packed or limited to a window.
+- Avoidable work does not count: MoE dispatch, empty capacity slots and rematerialization.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-# A product's gradient is two products of its size.
+# The gradient of a matrix product is two products of the same size.
 FORWARD_AND_BACKWARD = 3
 
 
@@ -19,9 +20,10 @@ class TokenShape:
     """The positions that one forward pass computes.
 
     Attributes:
-      rows: packed rows of the batch.
-      length: positions of a row.
-      memory_length: positions of the memory that each row attends to; 0 without cross-attention.
+      rows: Number of packed rows of the batch.
+      length: Number of positions of a row.
+      memory_length: Number of encoder positions that each row attends to; 0 without
+        cross-attention.
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""Stateless initializers: a weight from its shape and a key, the same on every mesh."""
+"""Stateless initializers: functions of shape and key that give the same weight on every mesh."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from lingvo_gshard.core import random_numbers
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """How a weight begins.
+    """The distribution of a weight's initial values.
 
-    kind: "normal" (standard deviation `scale`), "truncated_normal" (the same, cut at two standard
-    deviations), "uniform" (between -scale and scale) or "constant" (the value `scale`).
+    Attributes:
+      kind: "normal" (standard deviation `scale`), "truncated_normal" (the same, truncated at two
+        standard deviations), "uniform" (between -scale and scale) or "constant" (`scale`).
+      scale: Scale of the distribution.
     """
 
     kind: str
     scale: float
 
     def __call__(self, shape: tuple[int, ...], dtype: tf.DType, key: tf.Tensor) -> tf.Tensor:
-        """Returns the initial weight; `key` is an int32 [2] tensor."""
+        """Returns the initial weight.
+
+        Args:
+          shape: Shape of the weight.
+          dtype: Type of the weight.
+          key: int32 [2] key of the random numbers.
+        """
         if self.kind == "constant":
             return tf.fill(shape, tf.cast(self.scale, dtype))
         value = _SAMPLERS[self.kind](shape, key) * self.scale
@@ -37,20 +45,20 @@ _SAMPLERS = {
 
 
 def constant(value: float) -> Initializer:
-    """Every element is `value`."""
+    """Initializes every element to `value`."""
     return Initializer("constant", value)
 
 
 def normal(scale: float) -> Initializer:
-    """Gaussian with standard deviation `scale`."""
+    """Initializes from a Gaussian with standard deviation `scale`."""
     return Initializer("normal", scale)
 
 
 def fan_in(inputs: int, gain: float = 1.0) -> Initializer:
-    """Gaussian whose variance is `gain` / inputs (He et al. 2015, arXiv 1502.01852, 2.2)."""
+    """Initializes from a Gaussian of variance gain / inputs (He et al. 2015, arXiv 1502.01852)."""
     return Initializer("normal", math.sqrt(gain / inputs))
 
 
 def glorot_uniform(inputs: int, outputs: int) -> Initializer:
-    """Uniform of variance 2 / (inputs + outputs) (Glorot and Bengio 2010, equation 16)."""
+    """Initializes uniformly, variance 2 / (inputs + outputs) (Glorot and Bengio 2010, eq. 16)."""
     return Initializer("uniform", math.sqrt(6.0 / (inputs + outputs)))

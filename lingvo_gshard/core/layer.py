@@ -1,4 +1,4 @@
-"""Layer: the unit of a model; a tree of children and of weights declared by letters."""
+"""Layer: the building block of models, with named child layers and weights."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ _IS_LAYER_METHOD = "_is_layer_method"
 
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
-    """A weight: where it stands, its layout letters, and how it begins.
+    """The declaration of a weight.
 
-    unsplit: letters of the layout along which no strategy splits it.
-    slices: the paths of the weights that it is a stack of, along its first dimensions, the last of
-        these fastest.
-    update_rule: of (weight, what was reported of it in the step): the weight after the step, which
-    no optimizer moves.
+    Attributes:
+      path: Path of the weight, such as "encoder.layers[0].w".
+      layout: One letter for each dimension.
+      shape: Shape of the weight.
+      dtype: Name of the type.
+      initializer: Distribution of the initial values.
+      unsplit: Letters of the layout that no strategy splits.
+      slices: For a stack of the weights of several layers, the paths of these weights in row-major
+        order of the stacked dimensions.
+      update_rule: For a weight that no optimizer updates: maps the weight and the value reported
+        by `Layer.report_update` to the weight after the step.
     """
 
     path: str
@@ -46,13 +52,16 @@ class VariableSpec:
 
     @property
     def stacked(self) -> int:
-        """How many first dimensions the slices run along."""
+        """Number of leading dimensions that stack the weights of several layers."""
         return len(self.layout) - len(self.layout.lstrip(letters.STACKS)) if self.slices else 0
 
     def init(self, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the initial weight; it depends on the int32 [2] seed and the path alone.
+        """Returns the initial weight, which depends only on the seed and the path.
 
-        Of a stack every slice depends on its own path.
+        Every slice of a stack depends on its own path.
+
+        Args:
+          seed: int32 [2] key.
         """
         dtype = tf.as_dtype(self.dtype)
         if not self.slices:
@@ -68,11 +77,12 @@ class VariableSpec:
 
 
 def layer_method(method: Method) -> Method:
-    """Decorates a method of a layer so that everything it computes carries the layer's path.
+    """Decorates a method of a layer so that its operations carry the layer's path.
 
-    The path is both a name scope (`encoder/layers_0/dense`, which XLA's reports show) and
-    `context.layer_path()`, which overrides of the sharding by path are matched against. A method
-    that overrides a decorated one must be decorated, too; the class is refused otherwise.
+    The path is the name scope of the operations, such as `encoder/layers_0/dense`, which XLA's
+    reports show. It is also `context.layer_path()`, which selects sharding overrides. A method that
+    overrides a decorated method must be decorated, too. Otherwise defining the class raises a
+    TypeError.
     """
 
     @functools.wraps(method)
@@ -85,9 +95,10 @@ def layer_method(method: Method) -> Method:
 
 
 class Layer(Configurable):
-    """A function of (theta, inputs) with named children and weights.
+    """A function of weights and inputs, with named child layers and weights.
 
-    A subclass declares both in __init__, which fixes their paths, and computes in fprop:
+    A subclass declares children and weights in __init__ and computes in fprop. The tree of weights
+    is called theta:
 
         class Dense(Layer):
             def __init__(self, params, path=""):
@@ -113,7 +124,7 @@ class Layer(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("dtype", "", "Type of the weights; empty: the parent's, at the root float32.")
+        p.define("dtype", "", "Type of the weights. Empty: the parent's type, float32 at the root.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -124,16 +135,16 @@ class Layer(Configurable):
 
     @property
     def children(self) -> dict[str, Layer | list[Layer]]:
-        """Name -> child layer, or list of them, in the order of creation."""
+        """Child layers, or lists of child layers, by name in the order of creation."""
         return dict(self._children)
 
     def create_child(self, name: str, params: Params) -> None:
-        """Builds a child layer, reachable as `self.<name>` and as `theta.<name>`."""
+        """Creates a child layer `self.<name>`, whose weights are `theta.<name>`."""
         self._check_new(name)
         self._children[name] = self._create(params, self._join(name))
 
     def create_children(self, name: str, params: list[Params]) -> None:
-        """Builds a list of child layers, reachable as `self.<name>[i]` and `theta.<name>[i]`."""
+        """Creates child layers `self.<name>[i]`, whose weights are `theta.<name>[i]`."""
         self._check_new(name)
         self._children[name] = [
             self._create(p, f"{self._join(name)}[{index}]") for index, p in enumerate(params)
@@ -148,13 +159,20 @@ class Layer(Configurable):
         unsplit: str = "",
         update_rule: UpdateRule | None = None,
     ) -> None:
-        """Declares a weight whose shape is `sizes` of the letters of `layout`.
+        """Declares a weight `theta.<name>`.
 
-        unsplit: letters of the layout along which no strategy may split this weight.
-        update_rule: how the weight moves where no optimizer does; see `report_update`. Its steps
-        may be small: it is float32 whatever the type of the weights.
-        Raises ValueError if a letter has no size, a size is not positive, or a letter of `unsplit`
-        is not in the layout.
+        Args:
+          name: Name of the weight.
+          layout: One letter for each dimension, see core/letters.py.
+          sizes: The size of each letter.
+          initializer: Distribution of the initial values.
+          unsplit: Letters of the layout that no strategy may split.
+          update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
+            weight is float32, since its updates may be small.
+
+        Raises:
+          ValueError: A letter is unknown or repeated, a size is missing or not positive, or a
+            letter of `unsplit` is not in the layout.
         """
         self._check_new(name)
         path = self._join(name)
@@ -166,7 +184,7 @@ class Layer(Configurable):
             if sizes.get(letter, 0) < 1:
                 raise ValueError(
                     f"{path}: dimension {letter!r} of layout {layout!r} has size "
-                    f"{sizes.get(letter)}; a positive size was expected"
+                    f"{sizes.get(letter)}; expected a positive size"
                 )
         for letter in unsplit:
             if letter not in layout:
@@ -177,14 +195,14 @@ class Layer(Configurable):
         self._variables[name] = spec
 
     def layer_paths(self) -> list[str]:
-        """Returns the paths of this layer and of all below it."""
+        """Returns the paths of this layer and of all its descendants."""
         paths = [self.path]
         for child in self.child_layers():
             paths.extend(child.layer_paths())
         return paths
 
     def variable_specs(self) -> NestedMap:
-        """Returns the tree of VariableSpec, of the same structure as theta."""
+        """Returns the declarations of all weights, in the structure of theta."""
         specs = NestedMap(self._variables)
         for name, child in self._children.items():
             if isinstance(child, list):
@@ -194,18 +212,22 @@ class Layer(Configurable):
         return specs
 
     def init(self, seed: int | tf.Tensor) -> NestedMap:
-        """Returns theta, a function of the seed and the weights' paths alone."""
+        """Returns initial weights, which depend only on the seed and the weights' paths.
+
+        Args:
+          seed: An int, or an int32 [2] key.
+        """
         if isinstance(seed, int):
             seed = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
         return self.variable_specs().transform(lambda spec: spec.init(seed))
 
     @layer_method
     def fprop(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
-        """Computes the layer's output; a pure function of theta, inputs and context."""
+        """Computes the layer's output as a pure function of theta, inputs and context."""
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
     def child_layers(self) -> list[Layer]:
-        """Returns the direct children, lists of children flattened, in the order of creation."""
+        """Returns the direct children in the order of creation, with lists flattened."""
         return [
             layer
             for child in self._children.values()
@@ -213,34 +235,43 @@ class Layer(Configurable):
         ]
 
     def flops(self, shape: TokenShape) -> int:
-        """Returns the useful floating-point operations of one forward pass.
+        """Returns the number of useful floating-point operations of one forward pass.
 
-        The default is the sum over the children. A layer with matrix products of its own, or whose
-        children do not run once each, overrides it.
+        The default sums over the children. Override it in a layer with matrix products of its own,
+        or whose children do not run exactly once each.
+
+        Args:
+          shape: The positions that the pass computes.
         """
         return sum(child.flops(shape) for child in self.child_layers())
 
     def active_parameters(self) -> int:
-        """Returns the number of weights that compute one token.
+        """Returns the number of weights that take part in computing one token.
 
-        The default is all weights. Of its experts, a mixture counts those that a token is sent to.
+        The default counts all weights. A mixture of experts counts only as many experts as each
+        token is sent to.
         """
         own = sum(math.prod(spec.shape) for spec in self._variables.values())
         return own + sum(child.active_parameters() for child in self.child_layers())
 
     def observe(self, output: tf.Tensor) -> tf.Tensor:
-        """Shows the layer's output to the context and returns it."""
+        """Reports the layer's output to `on_output` of the context, and returns it."""
         context.current().observe(self.path, output)
         return output
 
-    def observe_beside(self, name: str, compute: Callable[[], tf.Tensor]) -> None:
-        """Shows something beside the output under `<path>/<name>`; computed where anybody looks."""
+    def observe_named(self, name: str, compute: Callable[[], tf.Tensor]) -> None:
+        """Reports another tensor to `on_output` of the context, as `<path>/<name>`.
+
+        Args:
+          name: Name of the tensor.
+          compute: Computes the tensor. It is called only if the context has an `on_output`.
+        """
         pass_under_way = context.current()
         if pass_under_way.on_output is not None:
             pass_under_way.observe(self._join_metric(name), compute())
 
     def random_seed(self, purpose: str) -> tf.Tensor:
-        """Returns this layer's int32 [2] key for one purpose in the pass under way."""
+        """Returns this layer's int32 [2] random key for one purpose in the current pass."""
         return context.current().random_seed(f"{self._join(purpose)}")
 
     def add_loss(self, name: str, value: tf.Tensor) -> None:
@@ -248,16 +279,27 @@ class Layer(Configurable):
         context.current().add_loss(self._join_metric(name), value)
 
     def report_update(self, name: str, weight: tf.Tensor, value: tf.Tensor) -> None:
-        """Hands `value`, of the weight's shape, to the update rule of the weight of that name.
+        """Passes a value to the update rule of a weight.
 
-        It travels as the weight's gradient, by a loss that is zero: so it is summed over devices
-        and micro-batches, stacked in loops and computed once, as gradients are.
+        The value becomes the weight's gradient, by means of an auxiliary loss that is zero. So it
+        is summed over devices and micro-batches and stacked in loops, as gradients are.
+
+        Args:
+          name: Name of the auxiliary loss.
+          weight: The weight, an element of theta.
+          value: Tensor of the weight's shape.
         """
         carrier = tf.stop_gradient(value) * (weight - tf.stop_gradient(weight))
         self.add_loss(name, tf.reduce_sum(carrier))
 
     def add_metric(self, name: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
-        """Reports a scalar under this layer's path."""
+        """Reports a scalar metric under this layer's path.
+
+        Args:
+          name: Name of the metric.
+          value: The scalar.
+          weight: Weight of the value in averages over steps.
+        """
         context.current().add_metric(self._join_metric(name), value, weight)
 
     def __getattr__(self, name: str) -> Any:
@@ -281,19 +323,19 @@ class Layer(Configurable):
             raise ValueError(f"{self._join(name)} is already a child or weight of this layer")
 
 
-# Around the name scopes of what is computed again in the backward pass.
+# Begins the name scopes of operations that the backward pass recomputes.
 RECOMPUTED = "rematerialized"
 
 
 def scope_name(path: str) -> str:
-    """Returns the name scope of a layer's path, `encoder/layers_0` of `encoder.layers[0]`."""
+    """Returns the name scope of a layer: `encoder/layers_0` for the path `encoder.layers[0]`."""
     name = re.sub(r"[^\w.\-]", "_", path.replace("]", ""), flags=re.ASCII).replace(".", "/")
     return name.lstrip("_-/")
 
 
 @contextlib.contextmanager
 def _name_scope(path: str) -> Iterator[None]:
-    """The absolute name scope of a layer's path; no other one for the root or where it is open."""
+    """Opens the absolute name scope of a layer, unless it is the root or already open."""
     name = scope_name(path)
     if name and context.current().is_recomputing:
         name = f"{RECOMPUTED}/{name}"

@@ -1,4 +1,4 @@
-"""NestedMap: a dictionary whose keys are attributes, the tree of weights, moments and batches."""
+"""NestedMap: a dictionary with attribute access, for trees of weights, moments and batches."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lingvo_gshard.core.config import names
 
 
 class NestedMap(dict):
-    """A dict with attribute access whose values are leaves, NestedMaps or lists of them.
+    """A dict with attribute access whose values are leaves, NestedMaps, or lists of these.
 
-    It is a dict to tf.nest, so `tf.nest.map_structure` and tf.function work on it unchanged. Leaves
-    are visited in the order of sorted keys, as tf.nest does.
+    tf.nest treats it as a dict, so that `tf.nest.map_structure` and tf.function accept it. Leaves
+    are visited in the order of sorted keys, as in tf.nest.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +39,14 @@ class NestedMap(dict):
         return [leaf for _, leaf in _walk(self, "")]
 
     def pack(self, leaves: Iterable[Any]) -> NestedMap:
-        """Returns a map of this structure holding `leaves`; ValueError if their number differs."""
+        """Returns a map of this structure with other leaves.
+
+        Args:
+          leaves: The leaves, in the order of `flatten`.
+
+        Raises:
+          ValueError: The number of leaves differs.
+        """
         leaves = list(leaves)
         count = len(self.flatten())
         if len(leaves) != count:

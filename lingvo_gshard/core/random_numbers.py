@@ -1,12 +1,13 @@
-"""Random numbers from a key, the same whether a function runs eagerly or is compiled.
+"""Stateless random numbers that are equal in eager and compiled execution.
 
-Most are made from Philox words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
-TensorFlow's own float samplers turn the same words into other numbers under XLA than without it,
-and the algorithm it picks by itself is 100 times slower than Philox under XLA on a CPU.
+Initial weights come from Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
+3"). TensorFlow's float samplers turn the same bits into different numbers with and without XLA. Its
+default algorithm is 100 times slower than Philox under XLA on a CPU.
 
-What a pass draws (dropout, random routing) is more than all else together, and may be simpler:
-`hashed_words` costs a few integer operations, which XLA fuses into whatever uses them and cuts with
-it over a mesh. Philox took 8% of a training step, and half of its program.
+The forward pass (dropout, random routing) draws far more numbers and needs less quality. Its
+`hashed_*` functions cost a few integer operations, which XLA fuses into their consumers and
+partitions with them. With Philox, random numbers took 8% of a training step and half of its
+program.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ _PHILOX = tf.random.Algorithm.PHILOX
 
 
 def fold_in(key: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns the int32 [2] key `key` mixed with a name."""
+    """Returns an int32 [2] key derived from a key and a name."""
     return fold_in_word(key, word(name))
 
 
 def word(name: str) -> int:
-    """Returns the 31 bits that a name is mixed into keys as."""
+    """Returns a 31-bit hash of a name, for the `fold_in_word` functions."""
     return zlib.crc32(name.encode()) & 0x7FFFFFFF
 
 
 def fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
-    """Returns the int32 [2] key `key` mixed with the word of a name."""
+    """Returns an int32 [2] key derived from a key and the `word` of a name."""
     return tf.random.experimental.stateless_fold_in(key, word, alg=_PHILOX)
 
 
 def hashed_fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
-    """Returns the int32 [2] key `key` mixed with the word of a name, for `hashed_words`."""
+    """Returns a key for the `hashed_*` functions, from an int32 [2] key and a `word`."""
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
     word = tf.cast(word, tf.uint32)
     one = _hash(_hash(_hash(first) + second) + word)
@@ -46,7 +47,7 @@ def hashed_fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
 
 
 def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
-    """Returns uniform uint32 numbers."""
+    """Returns uniform uint32 numbers from Philox."""
     return tf.random.stateless_uniform(
         shape, key, minval=None, maxval=None, dtype=tf.uint32, alg=_PHILOX
     )
@@ -55,9 +56,12 @@ def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
 def hashed_words(
     shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
 ) -> tf.Tensor:
-    """Returns uint32 numbers, each a hash of its index and the key; good enough for masks.
+    """Returns uint32 numbers, each a hash of its index and the key.
 
-    order: the indices along the first dimension, where they are not 0, 1, 2, ...
+    Args:
+      shape: Shape of the result.
+      key: int32 [2] key.
+      order: Indices along the first dimension; 0, 1, 2, ... by default.
     """
     return hashed(_index(shape, order), key)
 
@@ -65,21 +69,28 @@ def hashed_words(
 def hashed(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Returns uint32 numbers, each a hash of an integer and the key.
 
-    Two rounds of the 32-bit integer hash of low bias by C. Wellons
-    (https://nullprogram.com/blog/2018/07/31/), the key's words added before each.
+    It applies two rounds of the low-bias 32-bit hash by C. Wellons
+    (https://nullprogram.com/blog/2018/07/31/), and adds one half of the key before each round.
+
+    Args:
+      values: Integers of any shape.
+      key: int32 [2] key.
     """
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
     return _hash(_hash(tf.cast(values, tf.uint32) + first) + second)
 
 
 def _index(shape: Sequence[int], order: np.ndarray | None) -> tf.Tensor:
-    """Each element's place in row-major order, uint32; a sum over dimensions can be partitioned."""
+    """Returns the row-major index of each element, uint32.
+
+    XLA can partition it, since it is a sum of one range for each dimension.
+    """
     index = tf.zeros([1] * len(shape), tf.uint32)
     stride = 1
     for dimension in reversed(range(len(shape))):
         along = [-1 if d == dimension else 1 for d in range(len(shape))]
-        places = tf.range(shape[dimension]) if dimension or order is None else tf.constant(order)
-        steps = tf.cast(places, tf.uint32) * tf.constant(stride, tf.uint32)
+        indices = tf.range(shape[dimension]) if dimension or order is None else tf.constant(order)
+        steps = tf.cast(indices, tf.uint32) * tf.constant(stride, tf.uint32)
         index += tf.reshape(steps, along)
         stride = stride * shape[dimension] % 2**32
     return index
@@ -93,19 +104,19 @@ def _hash(x: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
-    """Returns float32 numbers uniform in the open interval (0, 1), of 23 random bits each."""
+    """Returns float32 numbers uniform in the open interval (0, 1), with 23 random bits each."""
     return _in_unit_interval(words(shape, key))
 
 
 def hashed_uniform(
     shape: Sequence[int], key: tf.Tensor, order: np.ndarray | None = None
 ) -> tf.Tensor:
-    """Returns float32 numbers uniform in the open interval (0, 1), as `hashed_words` makes them."""
+    """Returns float32 numbers uniform in the open interval (0, 1), from `hashed_words`."""
     return _in_unit_interval(hashed_words(shape, key, order))
 
 
 def hashed_uniform_of(values: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Returns a float32 number, uniform in (0, 1), for each integer: what `hashed` makes of it."""
+    """Returns a float32 number uniform in (0, 1) for each integer, from `hashed`."""
     return _in_unit_interval(hashed(values, key))
 
 
@@ -115,11 +126,11 @@ def _in_unit_interval(words: tf.Tensor) -> tf.Tensor:
 
 
 def normal(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
-    """Returns float32 numbers of a standard Gaussian, by the inverse of its distribution."""
+    """Returns float32 samples of a standard Gaussian, by inverse transform sampling."""
     return tf.math.erfinv(2.0 * uniform(shape, key) - 1.0) * math.sqrt(2.0)
 
 
 def truncated_normal(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
-    """Returns float32 numbers of a standard Gaussian cut at two standard deviations."""
+    """Returns float32 samples of a standard Gaussian truncated at two standard deviations."""
     share_within = math.erf(math.sqrt(2.0))
     return tf.math.erfinv((2.0 * uniform(shape, key) - 1.0) * share_within) * math.sqrt(2.0)

@@ -1,4 +1,4 @@
-"""Repetition: layers that are one loop, and which of them a pass is in."""
+"""Repetition: names and random numbers of layers that run as one compiled loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from lingvo_gshard.core import random_numbers
 
 @dataclasses.dataclass(frozen=True)
 class Repetition:
-    """A body of layers that is run several times, each time with weights of its own.
+    """A loop over layers: a body of layers runs several times, with other weights each time.
 
-    path: of the loop, `encoder.layers`. Layer `encoder.layers.body[1]` of a body of two stands for
-    `encoder.layers[1]`, `encoder.layers[3]`, ...: by these names its weights begin, its random
-    numbers are drawn and its metrics are reported, as if there were no loop.
+    Layer `encoder.layers.body[1]` of a body of two layers stands for the layers
+    `encoder.layers[1]`, `encoder.layers[3]` and so on. Initial weights, random numbers and metrics
+    use these names, so that they are the same as without the loop.
+
+    Attributes:
+      path: Path of the loop, such as "encoder.layers".
+      body: Number of layers of the body.
+      times: Number of iterations.
     """
 
     path: str
@@ -24,7 +29,11 @@ class Repetition:
     times: int
 
     def paths(self, path: str) -> list[str]:
-        """Returns what a path within the body stands for, iteration by iteration."""
+        """Returns the path of the layer that a layer of the body is in each iteration.
+
+        Args:
+          path: Path below the body. Any other path stands for itself.
+        """
         prefix = f"{self.path}.body["
         if not path.startswith(prefix):
             return [path] * self.times
@@ -33,9 +42,10 @@ class Repetition:
         return [f"{self.path}[{first + r * self.body}]{rest}" for r in range(self.times)]
 
     def stacked(self, path: str) -> str:
-        """Returns the one name, `encoder.layers[1::2]`, of all that a path in the body stands for.
+        """Returns one name for the stacked values of all iterations: "encoder.layers[1::2]".
 
-        A path that is not the body's stands for itself, time after time.
+        Args:
+          path: Path below the body. Any other path gets the suffix "[0::1]".
         """
         prefix = f"{self.path}.body["
         if not path.startswith(prefix):
@@ -48,25 +58,38 @@ _STACKED = re.compile(r"\[(\d+)::(\d+)\]")
 
 
 def unstacked(name: str, times: int) -> list[str]:
-    """Returns the names, one by one, that a name stands for which `Repetition.stacked` gave."""
+    """Returns the name for each iteration, the reverse of `Repetition.stacked`.
+
+    Args:
+      name: A name that `Repetition.stacked` returned.
+      times: Number of iterations.
+    """
     first, step = map(int, _STACKED.search(name).groups())
     return [_STACKED.sub(f"[{first + r * step}]", name, count=1) for r in range(times)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """One time through the body of a repetition; in a compiled loop `index` is a tensor."""
+    """One iteration of a loop over layers.
+
+    Attributes:
+      repetition: The loop.
+      index: Number of the iteration; an int32 scalar tensor in a compiled loop.
+    """
 
     repetition: Repetition
     index: tf.Tensor | int
 
     def path(self, path: str) -> str:
-        """Returns what a path within the body stands for; the body's own in a compiled loop."""
+        """Returns the path of the layer that a layer of the body is in this iteration.
+
+        In a compiled loop the number is not known, and the path of the body is returned.
+        """
         if isinstance(self.index, int):
             return self.repetition.paths(path)[self.index]
         return path
 
     def word(self, path: str) -> tf.Tensor:
-        """Returns the word that the path's name in this iteration is mixed into keys as."""
+        """Returns `random_numbers.word` of the path in this iteration, an int32 scalar."""
         words = [random_numbers.word(name) for name in self.repetition.paths(path)]
         return tf.gather(tf.constant(words, tf.int32), self.index)

@@ -1,4 +1,4 @@
-"""Where the user's computer keeps what can be made again."""
+"""Directories for files that can be recreated, such as compiled programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import os
 
 
 def directory(name: str, given: str | None = None) -> str:
-    """Returns `given`, or else lingvo_gshard/<name> in $XDG_CACHE_HOME or ~/.cache."""
+    """Returns the cache directory of one kind of files.
+
+    Args:
+      name: Name of the directory below lingvo_gshard/ in $XDG_CACHE_HOME or ~/.cache.
+      given: A directory that replaces it.
+    """
     if given:
         return os.path.expanduser(given)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -1,4 +1,4 @@
-"""Experiment: the root of the Params tree; everything a run is."""
+"""Experiment: the root of the Params tree, which describes a run completely."""
 
 from lingvo_gshard.core.config.params import Configurable, Params
 
@@ -13,13 +13,17 @@ class Experiment(Configurable):
         p.define("task", None, "Params of the task: the model with its loss.")
         p.define("input", None, "Params of the input.")
         p.define("trainer", None, "Params of the trainer.")
-        p.define("sharding", _sharding_params(), "What is split, and over which devices.")
+        p.define("sharding", _sharding_params(), "The default mesh and strategy.")
         return p
 
 
 def _sharding_params() -> Params:
     p = Params()
-    p.define("mesh", "", "Axes and sizes, such as 'data=4,model=2', where --mesh gives none.")
-    p.define("strategy", "", "Name or table of a strategy, where --strategy gives none.")
-    p.define("overrides", {}, "Path of a layer, with wildcards -> table, such as 'H->model'.")
+    p.define("mesh", "", "Axes and sizes, such as 'data=4,model=2'. --mesh overrides it.")
+    p.define("strategy", "", "Name or table of a strategy. --strategy overrides it.")
+    p.define(
+        "overrides",
+        {},
+        "Strategies of single layers: path with wildcards -> table, such as 'H->model'.",
+    )
     return p

@@ -1,6 +1,7 @@
-"""Gin over Params: the tree of an experiment is gin's namespace.
+"""Applies gin settings to Params.
 
-Each node of the tree is a configurable named by its path, so that, in a file or on a command line,
+Each node of an experiment's Params is a gin configurable with the node's path as its name. So this
+is valid in a file or on a command line:
 
     include "wide.gin"
     width = 512
@@ -8,8 +9,8 @@ Each node of the tree is a configurable named by its path, so that, in a file or
     trainer.optimizer = @lingvo_gshard.training.optim.adam.Adam
     trainer.optimizer.beta1 = 0.95
 
-is ordinary gin. An element of a list, `layers[0]` in Params, is `layers_0` here, since gin's names
-are identifiers. A path may be shortened from the left while it stays unambiguous, as in gin.
+An element of a list, such as `layers[0]`, is called `layers_0` in gin, whose names are identifiers.
+As in gin, leading parts of a path may be left out if the rest is unambiguous.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ from lingvo_gshard.core.config.params import Params
 
 
 def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> Params:
-    """Returns a copy of `params` with the settings of gin files, then of single bindings.
+    """Returns a copy of Params with the settings of gin files, then of single bindings.
 
-    files: paths of gin files (`--gin_file`). An include is looked for from the working directory,
-        beside the including file, and as package/path/file.gin.
-    bindings: statements such as "trainer.steps = 100" (`--gin_param`).
+    A reference `@module.Class` replaces a node by the default Params of that class. Settings below
+    the node apply to the new Params, wherever they are written.
 
-    A reference `@module.Class` puts the class's own default Params in place of a node; settings
-    below that node apply to the new one, wherever they are written.
+    Args:
+      params: The Params.
+      files: Paths of gin files (`--gin_file`). Included files are searched in the working
+        directory, the directory of the including file, and installed packages.
+      bindings: Statements such as "trainer.steps = 100" (`--gin_param`).
 
-    Raises ValueError, naming the gin path and file and line or the binding, for a name that is not
-    in the tree, an ambiguous one, a value of another type than the default's, or bad gin.
+    Raises:
+      ValueError: A name is unknown or ambiguous, a value has another type than the default, or the
+        gin syntax is invalid. The message names the gin path and the file and line or the binding.
     """
     result = params.copy()
     settings = gin_reader.read(files, bindings)
@@ -66,7 +70,7 @@ class _Namespace:
                 self._elements[_gin_name(path)] = path
 
     def apply(self, setting: Setting) -> None:
-        """Sets one value; ValueError if its name or type is wrong."""
+        """Sets one value. Raises ValueError if its name or type is wrong."""
         selector, _, name = setting.name.rpartition(".")
         if selector:
             path, node = self._find_node(selector, setting)
@@ -90,7 +94,7 @@ class _Namespace:
     def _find_node(self, selector: str, setting: Setting) -> tuple[str, Params]:
         matches = sorted(self._nodes.matching_selectors(selector))
         if len(matches) > 1:
-            raise ValueError(f"{setting.where}: {selector!r} could be any of {', '.join(matches)}")
+            raise ValueError(f"{setting.where}: {selector!r} is ambiguous: {', '.join(matches)}")
         if not matches:
             raise ValueError(
                 f"{setting.where}: unknown name {setting.name!r}. {self._hint(setting.name)}"
@@ -98,7 +102,10 @@ class _Namespace:
         return matches[0], self._nodes[matches[0]]
 
     def _check_macro(self, setting: Setting) -> None:
-        """A name without a dot that is not in the root is a macro, and useful only if used."""
+        """Refuses an unused macro on the command line and warns of one in a file.
+
+        A name without a dot is a macro unless the root has a hyperparameter of that name.
+        """
         if setting.used:
             return
         message = (
@@ -110,7 +117,7 @@ class _Namespace:
         logging.warning("%s", message)
 
     def _hint(self, name: str) -> str:
-        """The nearest of the names that end alike; else the names where the known part ends."""
+        """Suggests names with a similar last part, or else the names below the known part."""
         steps = name.split(".")
         everything = list(self._all_names())
         endings = {full.rpartition(".")[2] for full in everything}
@@ -143,6 +150,6 @@ def _gin_name(path: str) -> str:
 
 
 def _gin_children(node: Params) -> list[str]:
-    """Names below a node, those of its lists' elements among them."""
+    """Returns the gin names of a node's values and of the elements of its lists."""
     below = [_gin_name(path) for path, _ in node.nodes()]
     return [name for name, _ in node.items()] + [path for path in below if path and "." not in path]

@@ -1,7 +1,7 @@
-"""Reads gin: files, includes, macros and single bindings become a list of settings.
+"""Reads gin files and bindings into a list of settings.
 
-The grammar is gin's own parser (https://github.com/google/gin-config); what it finds stays in the
-returned list, and nothing is left in gin's global configuration.
+It uses the parser of gin-config (https://github.com/google/gin-config), but not gin's global
+configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from gin import config_parser
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`@module.Class` on the right of a binding; `evaluate` if written with `()`."""
+    """A value `@module.Class`.
+
+    Attributes:
+      name: Dotted name of the class.
+      evaluate: Whether it is written with parentheses, `@module.Class()`.
+    """
 
     name: str
     evaluate: bool
@@ -26,17 +31,21 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-    """`%name` on the right of a binding, before the macro's value takes its place."""
+    """A value `%name`, which stands for the value of a macro."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One binding `name = value`, and where it stands.
+    """One binding `name = value`.
 
-    A name without a dot is a macro to gin; `used` says whether a value mentions it. `in_file` tells
-    a binding read from a file from one given by itself.
+    Attributes:
+      name: Left side. In gin a name without a dot defines a macro.
+      value: Right side.
+      where: File and line, or the binding, for messages.
+      in_file: Whether it comes from a file rather than the command line.
+      used: Whether another value uses it as a macro.
     """
 
     name: str
@@ -47,12 +56,17 @@ class Setting:
 
 
 def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
-    """Returns the settings of `files`, then those of `bindings`, in the order written.
+    """Returns the settings of files, then of bindings, in the order written.
 
-    Macros are replaced by their values wherever they stand; as in gin, the last definition holds.
+    Macros are replaced by their values. As in gin, the last definition of a macro counts.
 
-    Raises ValueError with file and line (or the binding) for what cannot be read: a missing file,
-    an include that includes itself, a syntax error, a scope, an import, an unknown macro.
+    Args:
+      files: Paths of gin files.
+      bindings: Single statements.
+
+    Raises:
+      ValueError: A file is missing or includes itself, the syntax is invalid, a macro is unknown,
+        or a statement is a gin scope or import. The message names the file and line or the binding.
     """
     reader = _Reader()
     for name in files:
@@ -63,14 +77,14 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
 
 
 def refers(value: Any) -> bool:
-    """Whether a value is a Reference or a list with one in it."""
+    """Returns whether a value is a Reference or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(refers(element) for element in value)
     return isinstance(value, Reference)
 
 
 class _Delegate(config_parser.ParserDelegate):
-    """Builds the values that are not literals."""
+    """Tells gin's parser how to build values that are not literals."""
 
     def configurable_reference(self, scoped_configurable_name, evaluate):
         return Reference(scoped_configurable_name, evaluate)
@@ -80,14 +94,20 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class _Reader:
-    """Collects settings; remembers which files are open, so that an include cannot be endless."""
+    """Collects settings, and refuses files that include themselves."""
 
     def __init__(self):
         self.settings: list[Setting] = []
         self._open_files: list[str] = []
 
     def read_file(self, name: str, including: str, flag: str) -> None:
-        """Reads a file named by `flag`, or by a statement of the file `including`."""
+        """Reads a file.
+
+        Args:
+          name: Name of the file.
+          including: Path of the file that includes it; empty if a flag names it.
+          flag: The flag or include statement, for messages.
+        """
         path = _find(name, including)
         if path is None:
             raise ValueError(f"{flag}: there is no file {name!r}")
@@ -103,7 +123,7 @@ class _Reader:
         self._open_files.pop()
 
     def read_text(self, binding: str) -> None:
-        """Reads one binding given by itself."""
+        """Reads one binding of the command line."""
         self._read(binding, None)
 
     def _read(self, text: Any, path: str | None) -> None:
@@ -125,19 +145,19 @@ class _Reader:
             self.read_file(statement.filename, including=path or "", flag=where)
         elif isinstance(statement, config_parser.ImportStatement):
             raise ValueError(
-                f"{where}: {statement.format()!r}: there is nothing to import; "
-                "a class is named in full, as in x = @package.module.Class"
+                f"{where}: {statement.format()!r}: imports are not supported. "
+                "Write full class names, such as x = @package.module.Class"
             )
         elif isinstance(statement, config_parser.BindingStatement):
             if statement.scope and statement.arg_name:
-                raise ValueError(f"{where}: gin's scopes ({statement.scope}/) have no meaning here")
+                raise ValueError(f"{where}: gin scopes ({statement.scope}/) are not supported")
             prefix = f"{statement.scope}/" if statement.scope else ""
             name = f"{statement.selector}.{statement.arg_name}".rstrip(".")
             self.settings.append(Setting(prefix + name, statement.value, where, path is not None))
 
 
 def _find(name: str, including: str) -> str | None:
-    """Looks from here, then beside the including file, then, as gin does, among packages."""
+    """Finds a file in the working directory, the including file's directory, or a package."""
     candidates = [name, os.path.join(os.path.dirname(including), name)]
     folder, file = os.path.split(name)
     package = folder.replace("/", ".")
@@ -152,12 +172,12 @@ def _find(name: str, including: str) -> str | None:
 
 
 def _hint(line: str | None) -> str:
-    """What the commonest mistakes look like."""
+    """Returns a hint for common syntax errors."""
     key, _, value = (line or "").partition("=")
     if "[" in key:
-        return ". An element of a list is written layers_0, not layers[0]"
+        return ". Write layers_0, not layers[0], for an element of a list"
     if value.strip().isidentifier():
-        return f'. A string is written in quotes: "{value.strip()}"'
+        return f'. Write strings in quotes: "{value.strip()}"'
     return ""
 
 
@@ -168,7 +188,7 @@ def _resolve_macros(settings: list[Setting]) -> list[Setting]:
     def resolve(value: Any, where: str, within: tuple[str, ...]) -> Any:
         if isinstance(value, Macro):
             if value.name not in macros:
-                raise ValueError(f"{where}: the macro %{value.name} is defined nowhere")
+                raise ValueError(f"{where}: the macro %{value.name} is not defined")
             if value.name in within:
                 raise ValueError(f"{where}: the macro %{value.name} is defined by itself")
             used.add(value.name)

@@ -1,4 +1,4 @@
-"""What gin may put in place of a hyperparameter: a value of the type that stands there."""
+"""Converts gin values to the types of the hyperparameters that they replace."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from lingvo_gshard.core.config.params import Configurable, Params
 
 
 def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
-    """Returns `value` as the type of `exemplar`.
+    """Converts a value to the type of an exemplar.
 
-    An int is good for a float, a list for a tuple and the other way round; the elements of a list
-    are of one type if the exemplar's are. Where the exemplar is None every value is good, and None
-    is where `nullable`. A Reference stands for a class's default Params or, where the exemplar is a
-    function or a class, for the object itself.
+    An int becomes a float, and a list a tuple, if the exemplar is one. If all elements of the
+    exemplar have one type, the elements of the value must have it, too. A Reference becomes the
+    default Params of the class or, if the exemplar is a function or class, the object itself.
 
-    Raises ValueError that names both types.
+    Args:
+      value: A value from gin.
+      exemplar: A value of the expected type, or None to accept any type.
+      nullable: Whether None is accepted.
+
+    Raises:
+      ValueError: The types differ. The message names both.
     """
     if isinstance(value, Reference):
         return _dereference(value, exemplar)
@@ -56,10 +61,10 @@ def _convert_all(values: Iterable[Any], exemplars: Iterable[Any], label: str) ->
 
 def _dereference(reference: Reference, exemplar: Any) -> Any:
     if reference.evaluate:
-        raise ValueError(f"@{reference.name}() would be called; write @{reference.name}")
+        raise ValueError(f"@{reference.name}() would call it; write @{reference.name}")
     target = _import(reference.name)
     if isinstance(exemplar, Params):
-        _check_akin(target, exemplar.cls)
+        _check_replaceable(target, exemplar.cls)
         return target.params()
     if exemplar is None and isinstance(target, type) and issubclass(target, Configurable):
         return target.params()
@@ -77,19 +82,19 @@ def _import(name: str) -> Any:
             f"@{name} cannot be imported ({error}); expected @package.module.Class"
         ) from None
     if not hasattr(module, attribute):
-        raise ValueError(f"@{name}: not there. {names.nearest(attribute, dir(module))}")
+        raise ValueError(f"@{name} does not exist. {names.nearest(attribute, dir(module))}")
     return getattr(module, attribute)
 
 
-def _check_akin(target: Any, cls: type | None) -> None:
-    """A class can stand for another if they share a base below Configurable."""
+def _check_replaceable(target: Any, cls: type | None) -> None:
+    """Checks that a class may replace another: they share a base class below Configurable."""
     if not (isinstance(target, type) and issubclass(target, Configurable)):
         raise ValueError(f"expected a configurable class; got {target!r}")
     if cls is None:
         return
     shared = [base for base in cls.__mro__ if issubclass(target, base)]
     if not (issubclass(shared[0], Configurable) and shared[0] is not Configurable):
-        raise ValueError(f"{target.__name__} cannot stand where {cls.__name__} does")
+        raise ValueError(f"{target.__name__} cannot replace {cls.__name__}")
 
 
 def _mismatch(kind: str, given: Any, exemplar: Any, nullable: bool) -> str:

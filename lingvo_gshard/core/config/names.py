@@ -1,4 +1,4 @@
-"""Says which valid name a mistyped one was probably meant to be."""
+"""Suggests the valid name that is nearest to a mistyped one."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _LISTED = 40
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns a sentence for an error message: the nearest valid name, or the valid ones."""
+    """Returns a sentence for an error message: the nearest valid name, or all valid names."""
     valid = sorted({str(v) for v in valid})
     matches = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
     if matches:

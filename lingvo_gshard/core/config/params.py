@@ -1,4 +1,4 @@
-"""Params: a tree of named, documented hyperparameters that refuses names nobody defined."""
+"""Params: a tree of named and documented hyperparameters that refuses undefined names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Params:
         p.output_dim = 512
         p.get("encoder.layers[0].hidden_dim")
 
-    Reading or setting a name that was not defined raises ValueError with the nearest one.
+    Reading or setting an undefined name raises a ValueError that suggests the nearest one.
     """
 
     def __init__(self, cls: type | None = None):
@@ -42,7 +42,16 @@ class Params:
         return self._cls
 
     def define(self, name: str, default: Any, help: str) -> None:
-        """Adds a hyperparameter; ValueError if the name is taken or is no identifier."""
+        """Adds a hyperparameter.
+
+        Args:
+          name: Name of the hyperparameter, an identifier.
+          default: Its default value.
+          help: What it means, for users.
+
+        Raises:
+          ValueError: The name is taken, reserved or not an identifier.
+        """
         self._check_not_frozen(name)
         if not name.isidentifier() or hasattr(Params, name):
             raise ValueError(f"{name!r} cannot be the name of a hyperparameter")
@@ -75,7 +84,7 @@ class Params:
         return self._entry(name).help
 
     def default(self, name: str) -> Any:
-        """Returns the value one hyperparameter was defined with."""
+        """Returns the default value of one hyperparameter."""
         return self._entry(name).default
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -110,7 +119,7 @@ class Params:
             _descend(node, last, path)
             setattr(node, last, value)
         else:
-            raise ValueError(f"{path!r}: there are no hyperparameters above {last!r}")
+            raise ValueError(f"{path!r}: the parent of {last!r} has no hyperparameters")
 
     def copy(self) -> Params:
         """Returns a deep, unfrozen copy; classes and functions are shared."""
@@ -120,7 +129,7 @@ class Params:
         return result
 
     def freeze(self) -> Params:
-        """Makes this tree refuse changes from now on and returns it."""
+        """Makes this tree refuse further changes, and returns it."""
         self.__dict__["_frozen"] = True
         for _, value in self.items():
             for node in _params_within(value):
@@ -133,7 +142,7 @@ class Params:
             yield from _leaves(value, name)
 
     def nodes(self, path: str = "") -> Iterator[tuple[str, Params]]:
-        """Yields (dotted path, Params) for this node and every one below it; the root's is ''."""
+        """Yields (dotted path, Params) for this node, whose path is '', and all nodes below it."""
         yield path, self
         for name, value in self.items():
             yield from _nodes(value, f"{path}.{name}" if path else name)
@@ -145,9 +154,9 @@ class Params:
         )
 
     def diff(self, other: Params) -> list[tuple[str, str, str]]:
-        """Returns (path, value here, value there) as text wherever the two trees differ."""
+        """Returns (path, value, other value) as text for each path at which two trees differ."""
         mine, theirs = ({k: _format(v) for k, v in tree.leaves()} for tree in (self, other))
-        absent = "(not there)"
+        absent = "(absent)"
         return [
             (path, mine.get(path, absent), theirs.get(path, absent))
             for path in sorted(mine.keys() | theirs.keys())
@@ -170,11 +179,16 @@ class Params:
 
     def _check_not_frozen(self, name: str) -> None:
         if self._frozen:
-            raise ValueError(f"Params are frozen; {name!r} cannot be changed. Copy them first.")
+            raise ValueError(
+                f"These Params are frozen: {name!r} cannot be changed. Copy them first."
+            )
 
 
 class Configurable:
-    """A class built from Params: `Class.params()` are its defaults, `Class(params)` the object."""
+    """A class whose objects are built from Params.
+
+    `Class.params()` returns the default Params, and `Class(params)` builds an object.
+    """
 
     @classmethod
     def params(cls) -> Params:
@@ -186,7 +200,7 @@ class Configurable:
 
     @property
     def p(self) -> Params:
-        """The frozen Params this object was built from."""
+        """The frozen Params that this object was built from."""
         return self.params_
 
 
@@ -195,7 +209,7 @@ def _steps(path: str) -> list[str | int]:
     for part in path.split("."):
         match = _INDEXED.match(part)
         if not match:
-            raise ValueError(f"{path!r} is not a dotted path: {part!r} is no name")
+            raise ValueError(f"{path!r} is not a dotted path: {part!r} is not a name")
         steps.append(match.group(1))
         steps.extend(int(index) for index in re.findall(r"\d+", match.group(2)))
     return steps
@@ -207,7 +221,7 @@ def _descend(node: Any, step: str | int, path: str) -> Any:
             raise ValueError(f"{path!r}: there is no element [{step}]")
         return node[step]
     if not isinstance(node, Params):
-        raise ValueError(f"{path!r}: there are no hyperparameters above {step!r}")
+        raise ValueError(f"{path!r}: the parent of {step!r} has no hyperparameters")
     if step == "cls":
         return node.cls
     try:

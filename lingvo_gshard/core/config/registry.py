@@ -1,6 +1,6 @@
-"""Registry of experiments: a name for each function that returns an experiment's Params.
+"""Registry of experiments: functions that return the Params of an experiment, by name.
 
-Experiments outside the package are registered under their module's name and their own, such as
+An experiment outside the package is named by its module and its own name, such as
 `my_package.my_module.my_experiment`. The module is imported when the name is first used.
 """
 
@@ -19,10 +19,15 @@ _experiments: dict[str, ExperimentFunction] = {}
 
 
 def register(name: str) -> Callable[[ExperimentFunction], ExperimentFunction]:
-    """Registers the decorated function under a dotted name such as `translation.quickstart`.
+    """Registers the decorated function as an experiment.
 
-    Raises ValueError if another function has the name, if the name is not made of identifiers, or
-    if the function has no docstring: purpose, time and result expected, and the exact command.
+    Its docstring states the purpose, the expected time and result, and the exact command.
+
+    Args:
+      name: Dotted name, such as "translation.quickstart".
+
+    Raises:
+      ValueError: The name is taken or not made of identifiers, or the function has no docstring.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"{name!r} cannot name an experiment; expected identifiers and dots")
@@ -39,7 +44,11 @@ def register(name: str) -> Callable[[ExperimentFunction], ExperimentFunction]:
 
 
 def get(name: str) -> Params:
-    """Returns new Params of an experiment, named; ValueError with the nearest name if unknown."""
+    """Returns new Params of an experiment.
+
+    Raises:
+      ValueError: There is no such experiment. The message suggests the nearest name.
+    """
     params = _function(name)()
     if "name" in params:
         params.name = name
@@ -52,7 +61,11 @@ def names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> str:
-    """Returns an experiment's docstring; ValueError with the nearest name if unknown."""
+    """Returns the docstring of an experiment.
+
+    Raises:
+      ValueError: There is no such experiment. The message suggests the nearest name.
+    """
     return inspect.getdoc(_function(name))
 
 

@@ -239,4 +239,4 @@ class MixtureOfExperts(Layer):
         for name, value in {**routing.metrics, **load_metrics(routing, mask_GS)}.items():
             self.add_metric(name, value)
         for name, compute in expert_observations(routing, mask_GS).items():
-            self.observe_beside(name, compute)
+            self.observe_named(name, compute)

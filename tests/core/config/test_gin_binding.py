@@ -115,7 +115,7 @@ def test_a_path_may_be_shortened_while_it_is_clear():
 def test_a_shortened_path_that_is_not_clear_is_refused():
     params = _params()
     params.input = Encoder.params()
-    with pytest.raises(ValueError, match="'moe' could be any of input.moe, task.moe"):
+    with pytest.raises(ValueError, match="'moe' is ambiguous: input.moe, task.moe"):
         apply_gin(params, [], ["moe.num_experts = 4"])
 
 
@@ -208,13 +208,13 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
 @pytest.mark.parametrize(
     "binding, expected",
     [
-        ("task.name = encoder", 'A string is written in quotes: "encoder"'),
+        ("task.name = encoder", 'Write strings in quotes: "encoder"'),
         ("task.name", "expected ':' or '='"),
         ("task.layers[0].num_experts = 3", "written layers_0"),
         ("task.languages = [1, 2", "EOF"),
-        ("task.name = %nobody", "macro %nobody is defined nowhere"),
+        ("task.name = %nobody", "macro %nobody is not defined"),
         ("scope/task.name = 'a'", "scopes"),
-        ("import os", "nothing to import"),
+        ("import os", "imports are not supported"),
         ("include 'nowhere.gin'", "there is no file 'nowhere.gin'"),
         ("unused = 3", "no value uses the macro 'unused'"),
     ],
@@ -329,12 +329,12 @@ def test_references_fill_lists_functions_and_empty_places():
 @pytest.mark.parametrize(
     "path, reference, expected",
     [
-        ("trainer.optimizer", f"{HERE}.Mixture", "Mixture cannot stand where Momentum does"),
+        ("trainer.optimizer", f"{HERE}.Mixture", "Mixture cannot replace Momentum"),
         ("trainer.optimizer", "@builtins.min", "expected a configurable class"),
         ("trainer.optimizer", f"{HERE}.Adma", "not there. Did you mean 'Adam'"),
         ("trainer.optimizer", "@Adam", "cannot be imported"),
         ("trainer.optimizer", "@no.such.Module", "cannot be imported"),
-        ("trainer.optimizer", f"{HERE}.Adam()", "would be called"),
+        ("trainer.optimizer", f"{HERE}.Adam()", "would call it"),
         ("trainer.steps", f"{HERE}.Adam", "expected int, such as 10; got the reference"),
         ("task.activation", "@math.pi", "expected class or function"),
     ],

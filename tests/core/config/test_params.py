@@ -154,10 +154,10 @@ def test_diff_names_paths_and_both_values():
     theirs.layers[0].output_dim = 3
     theirs.head = None
     assert mine.diff(theirs) == [
-        ("head", "(not there)", "None"),
-        ("head.cls", f"{Dense.__module__}.Dense", "(not there)"),
-        ("head.name", "'dense'", "(not there)"),
-        ("head.output_dim", "8", "(not there)"),
+        ("head", "(absent)", "None"),
+        ("head.cls", f"{Dense.__module__}.Dense", "(absent)"),
+        ("head.name", "'dense'", "(absent)"),
+        ("head.output_dim", "8", "(absent)"),
         ("layers[0].output_dim", "8", "3"),
     ]
 

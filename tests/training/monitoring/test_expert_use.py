@@ -110,7 +110,7 @@ def test_nothing_is_computed_for_nobody(monkeypatch):
         asked.append(True)
         return tf.zeros([])
 
-    layer.observe_beside("more", ask)
+    layer.observe_named("more", ask)
     layer.fprop(layer.init(1), x, tf.ones([1, 4]))
     assert not asked
 
