@@ -1,4 +1,4 @@
-"""Decoding: from sentences to translations, and how good those are; texts that go on."""
+"""Decoding: translates sentences and continues texts with a trained model."""
 
 from lingvo_gshard.decoding.beam import beam_decode
 from lingvo_gshard.decoding.greedy import greedy_decode

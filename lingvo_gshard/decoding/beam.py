@@ -1,4 +1,4 @@
-"""Beam search with length normalization, with key/value caches."""
+"""Beam search with length normalization."""
 
 from __future__ import annotations
 
@@ -23,11 +23,25 @@ def beam_decode(
     beam_size: int,
     length_exponent: float,
 ) -> tf.Tensor:
-    """Returns int32 [B, max_length] target ids, eos_id at and after the end of each sentence.
+    """Returns the best translation of each sentence that beam search finds.
 
-    Sentences that have ended stay in the beam of W and compete with those that go on; all are
-    ranked by log probability / ((5 + length) / 6) ** length_exponent (Wu et al. 2016, arXiv
-    1609.08144, equation 14). limit (int32) is the most tokens of each sentence, EOS counted.
+    Hypotheses that have ended stay in the beam and compete with the others. All are ranked by
+    log probability / ((5 + length) / 6) ** length_exponent (Wu et al. 2016, arXiv 1609.08144,
+    equation 14).
+
+    Args:
+      task: the model.
+      theta: weights of the model.
+      source_ids_BK: one sentence per row, 0 in padding; a row of zeros holds no sentence.
+      max_length: L, the number of target positions.
+      bos_id: id before the first token.
+      eos_id: id that ends a sentence.
+      limit_B: int32, the largest number of tokens of each translation, EOS included.
+      beam_size: W, the hypotheses kept for each sentence.
+      length_exponent: how strongly long hypotheses are favored; 0 disables it.
+
+    Returns:
+      int32 [B,L] target ids, `eos_id` at and after the end of each translation.
     """
     batch = source_ids_BK.shape[0]
     search = _Search(batch, beam_size, eos_id, length_exponent)
@@ -37,7 +51,7 @@ def beam_decode(
         tf.repeat(memory.segments_BK, beam_size, axis=0),
     )
 
-    def is_under_way(step, beam, cache):
+    def is_running(step, beam, cache):
         del cache
         return (step < max_length) & tf.reduce_any(beam.active_BW > 0)
 
@@ -51,19 +65,19 @@ def beam_decode(
 
     beam = search.begin(bos_id, has_sentence(source_ids_BK), max_length)
     state = (tf.constant(0), beam, task.init_cache(theta, memory, max_length))
-    _, beam, _ = tf.while_loop(is_under_way, extend, state)
+    _, beam, _ = tf.while_loop(is_running, extend, state)
     return beam.output_BWL[:, 0]
 
 
 class _Search:
-    """How a beam grows by one token; its best hypothesis stands first."""
+    """Extends a beam by one token at a time; the best hypothesis is the first."""
 
     def __init__(self, batch: int, beam_size: int, eos_id: int, length_exponent: float):
         self._batch, self._beam_size = batch, beam_size
         self._eos_id, self._length_exponent = eos_id, length_exponent
 
     def begin(self, bos_id: int, has_sentence_B: tf.Tensor, max_length: int) -> NestedMap:
-        """One live hypothesis for each sentence: the others are impossible."""
+        """Returns a beam with one active hypothesis per sentence; the others are impossible."""
         shape = [self._batch, self._beam_size]
         first = tf.one_hot(tf.zeros([self._batch], tf.int32), self._beam_size)
         return NestedMap(
@@ -77,7 +91,7 @@ class _Search:
     def extend(
         self, beam: NestedMap, log_probability_BWV: tf.Tensor, step: tf.Tensor, limit_B: tf.Tensor
     ) -> tuple[NestedMap, tf.Tensor]:
-        """Returns the beam one token longer, and the row [B*W] each hypothesis came from."""
+        """Returns the beam with one more token, and the row [B*W] that each hypothesis extends."""
         ended_score_V = tf.where(
             tf.equal(tf.range(log_probability_BWV.shape[-1]), self._eos_id), 0.0, _IMPOSSIBLE
         )

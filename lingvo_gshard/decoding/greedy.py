@@ -1,4 +1,4 @@
-"""Greedy decoding: the likeliest token at every step, with key/value caches."""
+"""Greedy decoding: takes the most likely token at every step."""
 
 from __future__ import annotations
 
@@ -18,16 +18,26 @@ def greedy_decode(
     eos_id: int,
     limit_B: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns int32 [B, max_length] target ids, eos_id at and after the end of each sentence.
+    """Returns the greedy translation of each sentence; stops when all have ended.
 
-    source_ids hold one sentence a row, 0 where there is none. limit (int32) is the most tokens of
-    each sentence, EOS counted; max_length where it is None. The loop ends when every row has.
+    Args:
+      task: the model.
+      theta: weights of the model.
+      source_ids_BK: one sentence per row, 0 in padding; a row of zeros holds no sentence.
+      max_length: L, the number of target positions.
+      bos_id: id before the first token.
+      eos_id: id that ends a sentence.
+      limit_B: int32, the largest number of tokens of each translation, EOS included; None:
+        max_length.
+
+    Returns:
+      int32 [B,L] target ids, `eos_id` at and after the end of each translation.
     """
     batch = source_ids_BK.shape[0]
     memory = encode_sentences(task, theta, source_ids_BK)
     limit_B = tf.fill([batch], max_length) if limit_B is None else limit_B
 
-    def is_under_way(step, ids_B, active_B, output_BL, cache):
+    def is_running(step, ids_B, active_B, output_BL, cache):
         del ids_B, output_BL, cache
         return (step < max_length) & tf.reduce_any(active_B > 0)
 
@@ -47,5 +57,5 @@ def greedy_decode(
         tf.fill([batch, max_length], eos_id),
         task.init_cache(theta, memory, max_length),
     )
-    _, _, _, output_BL, _ = tf.while_loop(is_under_way, extend, state)
+    _, _, _, output_BL, _ = tf.while_loop(is_running, extend, state)
     return output_BL

@@ -1,4 +1,4 @@
-"""Sampling: texts that go on from given tokens, each token drawn from what the model expects."""
+"""Sampling: continues texts with tokens drawn from the model's distribution."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ _SPREAD = 0x9E3779B9
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Which of the tokens that a model expects is taken.
+    """Draws tokens from the distribution that a model predicts.
 
-    temperature: what logits are divided by; 0 takes the likeliest token. top_k: so many of the
-    likeliest are drawn from, 0: all (Fan et al. 2018, arXiv 1805.04833). top_p: the fewest that
-    together have this probability (Holtzman et al. 2019, arXiv 1904.09751).
+    Attributes:
+      temperature: divides the logits; 0 takes the most likely token.
+      top_k: draws from this many most likely tokens; 0: from all (Fan et al. 2018, arXiv
+        1805.04833).
+      top_p: draws from the fewest tokens whose probabilities sum to this; 1: from all (Holtzman et
+        al. 2019, arXiv 1904.09751).
     """
 
     temperature: float = 1.0
@@ -35,24 +38,28 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p}; more than 0 and at most 1 was expected")
 
     def take(self, logits_BV: tf.Tensor, words_B: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns an int32 id for each row of float32 logits.
+        """Returns an int32 id for each row.
 
-        What is drawn for a row depends on its own uint32 word and on the int32 [2] key. It is the
-        largest logit with Gumbel noise, whose distribution is the softmax's (Gumbel 1954).
+        With Gumbel noise added, the largest logit is distributed as the softmax (Gumbel 1954).
+
+        Args:
+          logits_BV: float32 logits.
+          words_B: uint32 word of each row; rows with different words draw independently.
+          key: int32 [2] random key.
         """
         if not self.temperature:
             return tf.argmax(logits_BV, -1, output_type=tf.int32)
         logits_BV /= self.temperature
         for least_B1 in self._least(logits_BV):
             logits_BV = tf.where(logits_BV < least_B1, logits_BV.dtype.min, logits_BV)
-        # 2^32 over the golden ratio: rows of neighbouring words share no numbers.
+        # 2^32 over the golden ratio, so that rows with adjacent words share no random numbers.
         spread_V = _range(logits_BV.shape[1]) * tf.constant(_SPREAD, tf.uint32)
         uniform_BV = random_numbers.hashed_uniform_of(words_B[:, None] + spread_V, key)
         noisy_BV = logits_BV - tf.math.log(-tf.math.log(uniform_BV))
         return tf.argmax(noisy_BV, -1, output_type=tf.int32)
 
     def _least(self, logits_BV: tf.Tensor) -> list[tf.Tensor]:
-        """The logits [B,1] below which a token is not drawn."""
+        """Returns thresholds [B,1]: tokens with logits below any of them are not drawn."""
         least = []
         if 0 < self.top_k < logits_BV.shape[1]:
             least.append(tf.math.top_k(logits_BV, self.top_k).values[:, -1:])
@@ -64,7 +71,7 @@ class Sampling:
         return least
 
 
-def write_on(
+def continue_texts(
     task: LanguageModel,
     theta: NestedMap,
     given_BL: tf.Tensor,
@@ -74,16 +81,27 @@ def write_on(
     sampling: Sampling,
     key: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns int32 [B,L] ids: those given, and what is drawn after them; eos_id from the end on.
+    """Continues given tokens by sampling.
 
-    given: ids, 0 where they are to be found. before: the id that stands before each row's first; 0
-    for rows that there are not. samples: int32, the number of each row among those of one text. A
-    row's ids depend on what is given of it, its sample and the int32 [2] key alone.
+    The ids of a row depend only on its own arguments and the key, not on other rows.
+
+    Args:
+      task: the model.
+      theta: weights of the model.
+      given_BL: int32 ids to start with, 0 at the positions to be drawn.
+      before_B: int32 id before the first position of each row; 0 for an unused row.
+      samples_B: int32 number of each row among the samples of one text.
+      eos_id: id that ends a text.
+      sampling: how to draw tokens.
+      key: int32 [2] random key.
+
+    Returns:
+      int32 [B,L] ids: the given ones and those drawn; `eos_id` at and after the end of a text.
     """
     batch, length = given_BL.shape
     words_B = _words(tf.concat([before_B[:, None], given_BL, samples_B[:, None]], 1), key)
 
-    def is_under_way(step, ids_B, active_B, output_BL, cache):
+    def is_running(step, ids_B, active_B, output_BL, cache):
         del ids_B, output_BL, cache
         return (step < length) & tf.reduce_any(active_B > 0)
 
@@ -104,12 +122,12 @@ def write_on(
         tf.fill([batch, length], eos_id),
         task.init_cache(theta, batch, length),
     )
-    _, _, _, output_BL, _ = tf.while_loop(is_under_way, extend, state)
+    _, _, _, output_BL, _ = tf.while_loop(is_running, extend, state)
     return output_BL
 
 
 def _words(ids_BL: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """A uint32 word for each row, which depends on its ids and their order."""
+    """Returns a uint32 hash of each row's ids and their order."""
     length = ids_BL.shape[1]
     numbered_BL = tf.cast(ids_BL, tf.uint32) * tf.constant(length, tf.uint32) + _range(length)
     hashed_BL = tf.bitcast(random_numbers.hashed(numbered_BL, key), tf.int32)

@@ -1,4 +1,4 @@
-"""Translator: text in, text out; sentences of like length are decoded together."""
+"""Translator: translates sentences in batches of similar length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ LENGTHS = (32, 64, 128, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Translations:
-    """The translation of each sentence, and which sentences were too long and lost their end."""
+    """Translations of some sentences.
+
+    Attributes:
+      texts: the translation of each sentence.
+      cut: indices of the sentences that were too long and lost their end.
+    """
 
     texts: list[str]
     cut: tuple[int, ...]
@@ -32,9 +37,9 @@ class Translations:
 class Translator:
     """Translates sentences with one model.
 
-    A sentence goes into the bucket of the least of `lengths` source tokens, EOS counted, that holds
-    it; each bucket is one shape and compiles once. A translation has at most 2 n + 10 tokens for n
-    source tokens, and at most twice its bucket's length.
+    A sentence goes to the bucket of the smallest of `lengths` that holds its source tokens and EOS.
+    Each bucket is one shape and compiles once. A translation has at most 2 n + 10 tokens for n
+    source tokens, and at most twice the length of its bucket.
     """
 
     def __init__(
@@ -48,12 +53,22 @@ class Translator:
         beam_size: int = 1,
         length_exponent: float = 1.0,
     ):
-        """Decodes on a runtime that holds the task's weights.
+        """Prepares to translate; nothing is compiled yet.
 
-        batch_tokens: source positions of a batch; a bucket of length L has batch_tokens // L rows.
-            Small for one sentence at a time, large for many.
-        beam_size: hypotheses kept for each sentence; 1 is greedy decoding.
-        length_exponent: how much longer hypotheses are favoured, see `beam_decode`; 0 not at all.
+        Args:
+          task: the model.
+          runtime: holds the model's weights.
+          source_vocabulary: encodes sentences.
+          target_vocabulary: decodes translations.
+          lengths: source lengths of the buckets.
+          batch_tokens: source positions of a batch; a bucket of length L has batch_tokens // L
+            rows. Small values suit single sentences, large ones many.
+          beam_size: hypotheses kept for each sentence; 1 is greedy decoding.
+          length_exponent: how strongly long hypotheses are favored, see `beam_decode`; 0 disables
+            it.
+
+        Raises:
+          ValueError: `beam_size` is less than 1.
         """
         if beam_size < 1:
             raise ValueError(f"beam_size is {beam_size}; 1 or more expected")
@@ -80,9 +95,11 @@ class Translator:
     def translate(
         self, sentences: Sequence[str], on_progress: Callable[[int], None] | None = None
     ) -> Translations:
-        """Returns the translations in the sentences' order; an empty sentence gives an empty one.
+        """Returns the translations, in the order of the sentences.
 
-        on_progress: called with the number of sentences done after each batch.
+        Args:
+          sentences: one text each; an empty one has an empty translation.
+          on_progress: called after each batch with the number of sentences done.
         """
         normal = Normalizer()
         normalized = [normal(sentence) for sentence in sentences]

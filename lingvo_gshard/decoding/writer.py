@@ -1,4 +1,4 @@
-"""Writer: beginnings of texts in, texts out."""
+"""Writer: continues beginnings of texts with a language model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.models import LanguageModel
-from lingvo_gshard.decoding.sampling import Sampling, write_on
+from lingvo_gshard.decoding.sampling import Sampling, continue_texts
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What was written after a beginning.
+    """The texts that continue one beginning.
 
-    samples: whole texts, the beginning with them. cut: of how many tokens of the beginning the
-    model saw nothing, since there was no room.
+    Attributes:
+      samples: complete texts, each starting with the beginning.
+      cut: number of tokens at the start of the beginning that the model did not see, because the
+        row had no room.
     """
 
     samples: list[str]
@@ -29,10 +31,10 @@ class Text:
 
 
 class Writer:
-    """Goes on with beginnings of texts, by one language model.
+    """Continues beginnings of texts with one language model.
 
-    A row of the model's has `length` tokens, in which the beginning leaves `most_tokens` to be
-    written, or what is left of it; of a longer beginning the model sees the end.
+    A row of the model has `length` tokens, of which `most_tokens` are reserved for new ones. Of a
+    beginning that is too long for the rest, the model sees only the end.
     """
 
     def __init__(
@@ -47,11 +49,21 @@ class Writer:
         seed: int = 0,
         rows: int = 16,
     ):
-        """Writes on a runtime that holds the task's weights.
+        """Prepares to write; nothing is compiled yet.
 
-        length: as many tokens as rows had in training. most_tokens: to be written of each; 0: until
-        the row is full, at least half of it. samples: texts to each beginning. rows: beginnings
-        written on together; more wait. Raises ValueError if most_tokens are more than length.
+        Args:
+          task: the model.
+          runtime: holds the model's weights.
+          vocabulary: encodes beginnings and decodes texts.
+          length: tokens of a row in training.
+          most_tokens: largest number of new tokens; 0: until the row is full, at least half a row.
+          samples: texts for each beginning.
+          sampling: how to draw tokens.
+          seed: another seed draws other texts.
+          rows: beginnings continued in one batch.
+
+        Raises:
+          ValueError: `most_tokens` is more than `length`, or `samples` is less than 1.
         """
         if not 0 <= most_tokens <= length:
             raise ValueError(f"most_tokens is {most_tokens}; 0 to {length}, a row, was expected")
@@ -65,7 +77,7 @@ class Writer:
         self._write = runtime.bind_weights(self._write_on)
 
     def write(self, beginnings: Sequence[str]) -> Iterator[Text]:
-        """Yields a Text for each beginning, in order; an empty one begins a text of its own."""
+        """Yields a Text for each beginning, in order; an empty one lets the model begin."""
         for first in range(0, len(beginnings), self._rows):
             yield from self._write_batch(beginnings[first : first + self._rows])
 
@@ -73,7 +85,7 @@ class Writer:
         tokens = [self._vocabulary.encode(text) for text in beginnings]
         room = self._length - (self._most_tokens or (self._length + 1) // 2)
         cuts = [max(len(ids) - room, 0) for ids in tokens]
-        # Columns: the token before, those given, and the number of the sample.
+        # Columns: the token before the text, the given tokens, and the number of the sample.
         packed = np.zeros([self._rows * self._samples, self._length + 2], np.int32)
         for row in range(len(tokens) * self._samples):
             ids, cut = tokens[row // self._samples], cuts[row // self._samples]
@@ -87,14 +99,14 @@ class Writer:
         ]
 
     def _text(self, ids: list[int], cut: int, row: np.ndarray) -> str:
-        """A whole text: what the model did not see of its beginning, and its row."""
+        """Returns the text of a row, with the part of the beginning that the model did not see."""
         given = len(ids) - cut
         most = self._most_tokens or self._length
         return self._vocabulary.decode(ids + row[given : given + most].tolist())
 
     def _write_on(self, theta: NestedMap, packed: tf.Tensor) -> tf.Tensor:
         with context.scope(training=False):
-            return write_on(
+            return continue_texts(
                 self._task,
                 theta,
                 packed[:, 1:-1],

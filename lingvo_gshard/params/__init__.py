@@ -1,4 +1,4 @@
-"""Experiments: small functions that return Params; importing this room registers all of them."""
+"""Experiments: functions that return Params. Importing this package registers all of them."""
 
 from lingvo_gshard.params import (
     gshard_paper,

@@ -1,10 +1,10 @@
-"""Experiments of the GShard paper (arXiv 2006.16668) at its sizes: for pods, and for planning them.
+"""Models of the GShard paper (arXiv 2006.16668) at its sizes: to train on pods, and to plan.
 
-All are the translation task and the layers of the quickstart. The paper states dimensions,
-optimizer, precision, cores and tokens of a batch (section 4.1, appendix A.2). What it does not
-state is said here: rows of LENGTH positions; groups of GROUP tokens, one core's share of the batch
-on 512 and on 2,048 cores; tied target embedding and softmax; k = 0.01 and label smoothing 0.1, as
-Google's code has them.
+All use the task and the layers of the quickstart. The paper states dimensions, optimizer,
+precision, cores and tokens per batch (section 4.1, appendix A.2). Our choices for what it does not
+state are: rows of LENGTH positions; groups of GROUP tokens, which is one core's share of the batch
+on 512 and on 2,048 cores; target embedding and softmax tied; k = 0.01 and label smoothing 0.1, as
+in Google's code.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def moe_128e_36l() -> Params:
 def moe_512e_12l() -> Params:
     """MoE(512E, 12L): 50 billion weights on 512 TPU v3 cores.
 
-    Purpose: the row of which the paper gives memory and speed. Published: 3.28 steps/s, 4.9
+    Purpose: the model whose memory and speed the paper gives. Published: 3.28 steps/s, 4.9
     core-years, 3.5 days, 40.0 BLEU over 100 languages to English.
 
         gshard-plan --experiment=gshard_paper.moe_512e_12l --topology=v3:16x16
@@ -73,7 +73,7 @@ def moe_512e_12l() -> Params:
 def moe_512e_36l() -> Params:
     """MoE(512E, 36L): 150 billion weights on 512 TPU v3 cores.
 
-    Purpose: the best quality of those on 512 cores. Published: 1.05 steps/s, 15.5 core-years, 11.0
+    Purpose: the best model on 512 cores. Published: 1.05 steps/s, 15.5 core-years, 11.0
     days, 43.7 BLEU over 100 languages to English.
 
         gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v3:16x16
@@ -85,7 +85,7 @@ def moe_512e_36l() -> Params:
 def moe_2048e_12l() -> Params:
     """MoE(2048E, 12L): 200 billion weights on 2,048 TPU v3 cores.
 
-    Purpose: the most experts at the least depth. Published: 7.5 core-years, 1.4 days, 41.3 BLEU
+    Purpose: the most experts at the smallest depth. Published: 7.5 core-years, 1.4 days, 41.3 BLEU
     over 100 languages to English.
 
         gshard-plan --experiment=gshard_paper.moe_2048e_12l --topology=v3:32x32
@@ -109,8 +109,8 @@ def moe_2048e_36l() -> Params:
 def moe_2048e_60l() -> Params:
     """MoE(2048E, 60L): one trillion weights on 2,048 TPU v3 cores, with bfloat16 activations.
 
-    Purpose: the largest model that the paper tried. Published: trained, and left out of the results
-    for numerical instability.
+    Purpose: the largest model that the paper trained. Published: no result, because training was
+    numerically unstable.
 
         gshard-plan --experiment=gshard_paper.moe_2048e_60l --topology=v3:32x32
     """
@@ -123,10 +123,10 @@ def moe_2048e_60l() -> Params:
 def dense_96l() -> Params:
     """T(96L): a dense Transformer of 2.3 billion weights on 2,048 TPU v3 cores.
 
-    Purpose: what depth costs without experts. Published: trained in a pipeline by GPipe, 235.5
-    core-years, 42 days, 36.9 BLEU over 100 languages to English. Here it is split as data and by
-    weights (fsdp). Its heads are taken to be of size 64, which makes the published 2.3 billion:
-    with 128, as in the mixtures, it would be 2.9.
+    Purpose: the cost of depth without experts. Published: trained in a pipeline by GPipe, 235.5
+    core-years, 42 days, 36.9 BLEU over 100 languages to English. Here the strategy is fsdp, which
+    splits batch and weights. Heads have size 64, which gives the published 2.3 billion weights;
+    128, as in the mixtures, would give 2.9 billion.
 
         gshard-plan --experiment=gshard_paper.dense_96l --topology=v3:32x32
     """
@@ -137,8 +137,9 @@ def dense_96l() -> Params:
 def bilingual() -> Params:
     """A bilingual baseline: a dense Transformer of 0.4 billion weights for one language.
 
-    Purpose: what each of the paper's 100 languages is compared with. Published: 29 core-years for
-    all 100, 30.8 BLEU on average. Batch and cores are not stated: here 8 cores, 2,048 tokens each.
+    Purpose: the baseline of each of the paper's 100 languages. Published: 29 core-years for all
+    100, 30.8 BLEU on average. The paper does not state batch and cores: here 8 cores with 2,048
+    tokens each.
 
         gshard-plan --experiment=gshard_paper.bilingual --topology=v3:2x2
     """
@@ -148,7 +149,7 @@ def bilingual() -> Params:
 
 
 def _mixture(experts: int, layers: int, batch: int) -> Params:
-    """One expert of every layer on each core."""
+    """Returns an experiment with one expert of each mixture per core."""
     stack = _stack(layers)
     stack.moe_every = 2
     stack.moe = MixtureOfExperts.params().set(
@@ -166,10 +167,10 @@ def _mixture(experts: int, layers: int, batch: int) -> Params:
 
 
 def _stack(layers: int, head_dim: int = HEAD_DIM) -> Params:
-    """Half of the layers each for encoder and decoder.
+    """Returns the encoder, or the decoder but for its cross-attention: half of `layers` each.
 
     The paper spent no cycles on rematerialization at 12 layers, 28% at 36 and 34% at 60 (section
-    5.2): nothing is computed twice up to 12, of deeper stacks all but the layers' inputs is.
+    5.2). Here stacks of more than 12 layers rematerialize everything but the layers' inputs.
     """
     is_deep = layers > 12
     layer = TransformerLayer.params().set(

@@ -1,4 +1,4 @@
-"""Experiments in language modeling: one to learn while you wait, and published models to plan."""
+"""Experiments in language modeling: a small model to train on any machine, and your own text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lingvo_gshard.training.trainer import Trainer
 def quickstart() -> Params:
     """A language model of software messages, with experts (minutes on 2 cores).
 
-    Purpose: to see a sparse language model learn on any machine. The English side of the corpus
-    that comes with the package, 14,680 messages of free programs; a decoder-only Transformer of 4
-    layers with 8 experts in every other one, as in GLaM (arXiv 2112.06905), with rotary positions,
-    swiglu and RMSNorm.
+    Purpose: to see a sparse language model learn on any machine. The text is the English side of
+    the embedded corpus, 14,680 messages of free programs. The model is a decoder-only Transformer
+    of 4 layers with 8 experts in every other layer, as in GLaM (arXiv 2112.06905), with rotary
+    positions, swiglu and RMSNorm.
 
     Time: 4 minutes on 2 CPU cores. Result: 1.67 bits per byte of test, perplexity 39 per token of a
     vocabulary of 2,000 (docs/language_model.md).
@@ -53,16 +53,16 @@ def from_files() -> Params:
     """Your own text: a language model of files, plain, .gz or .xz.
 
     Purpose: the quickstart's model on any text. A document is a paragraph, a line or a file, as
-    input.corpus.document says. Dev and test are held out of the training files where none are
-    given.
+    input.corpus.document chooses. Dev and test are held out of the training files unless you give
+    files for them.
 
-    Time: as the quickstart's, 4 minutes on 2 CPU cores; set --steps for more text. Result: depends
-    on the text; below some hundred thousand words there is little to learn.
+    Time: 4 minutes on 2 CPU cores, as the quickstart; set --steps for more text. Result: depends
+    on the text. Below some hundred thousand words there is little to learn.
 
         gshard-train --experiment=language_model.from_files --logdir=runs/mine \\
             --gin_param='input.corpus.train = ("books/*.txt.gz",)'
 
-    With files of lines, and dev and test of your own:
+    With one document per line, and your own dev and test files:
 
         gshard-train --experiment=language_model.from_files --logdir=runs/mine \\
             --gin_param='input.corpus.document = "line"' \\

@@ -1,9 +1,8 @@
-"""Published language models at their sizes: for pods, and for planning them.
+"""Published language models at their sizes: to train on pods, and to plan.
 
-What a paper states is taken from it; what it does not, or what this library does otherwise, each
-experiment says. All are one loop over their layers, of which in the backward pass everything but
-the input is computed again, with bfloat16 activations and float32 weights, and more than one
-micro-batch to a step where its activations would not fit.
+Each experiment follows its paper, and names what the paper leaves open and what differs here. All
+repeat their layers in a loop with full rematerialization, keep float32 weights and compute bfloat16
+activations. Several micro-batches make a step if the activations of one would not fit.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from lingvo_gshard.training.trainer import Trainer
 def gpt3_175b() -> Params:
     """GPT-3: 175 billion weights, dense, on 512 TPU v5p chips.
 
-    Purpose: the dense model that others are compared with. Published (arXiv 2005.14165, table 2.1
+    Purpose: the dense baseline of many papers. Published (arXiv 2005.14165, table 2.1
     and appendix B): 96 layers of 12288, 96 heads of 128, 2,048 positions, 3.2 million tokens a
-    batch, 300 billion in all, 3.14e23 FLOPs. Here: attention is dense in every layer, where the
-    paper alternates it with locally banded patterns, and its projections have no biases; a batch is
-    1,536 rows, which many devices divide.
+    batch, 300 billion in all, 3.14e23 FLOPs. Differences: attention is dense in every layer,
+    where the paper alternates with locally banded patterns; projections have no biases; a batch has
+    1,536 rows, so that it divides over many devices.
 
         gshard-plan --experiment=language_model.gpt3_175b --topology=v5p:8x8x8
     """
@@ -61,12 +60,12 @@ def gpt3_175b() -> Params:
 def glam_64b_64e() -> Params:
     """GLaM (64B/64E): 1.2 trillion weights, 97 billion used by a token, on 1,024 TPU v4 chips.
 
-    Purpose: the mixture of experts that reached GPT-3 with half its FLOPs for a token. Published
+    Purpose: a mixture of experts as good as GPT-3 with half its FLOPs per token. Published
     (arXiv 2112.06905, table 4 and section 5): 64 layers of 8192, in every other one 64 experts of
-    32768 of which a token uses two, 128 heads of 128, a vocabulary of 256 thousand, a gated GELU in
-    the layers without experts and a bias by relative position in place of positions; 1,024 tokens
-    to a row, a million to a batch, 600 billion in all; Adafactor. Here: experts use GELU, which the
-    paper leaves open, and 32 buckets of distances up to 128, as T5.
+    32768, two for a token; 128 heads of 128; a vocabulary of 256 thousand; gated GELU in the layers
+    without experts; relative position biases instead of position embeddings; 1,024 tokens per row,
+    a million per batch, 600 billion in all; Adafactor. Our choices where the paper is silent:
+    experts use GELU, and 32 buckets cover distances up to 128, as in T5.
 
         gshard-plan --experiment=language_model.glam_64b_64e --topology=v4:8x8x16
     """
@@ -103,16 +102,15 @@ def glam_64b_64e() -> Params:
 def deepseek_v3_like() -> Params:
     """After DeepSeek-V3: 675 billion weights, 41 billion used by a token, on 2,048 TPU v5p chips.
 
-    Purpose: many small experts beside a shared one, balanced by a bias. Published (arXiv
+    Purpose: many small experts and a shared one, balanced by a bias. Published (arXiv
     2412.19437, section 4.2): 61 layers of 7168, the first three dense of 18432, then 1 shared and
     256 routed experts of 2048, 8 for a token, from 4 of 8 groups; 128 heads of 128, a vocabulary of
     129,280, rows of 4,096, up to 15,360 of them to a batch, 14.8 trillion tokens, on 2,048 GPUs.
 
-    It is like that model and not that model: attention has 8 heads of keys and values, each read by
-    16 of queries, in place of latent attention (61 * 62.5 million weights more: 671 billion became
-    675, 37 became 41); half of each head is turned by position; one token is predicted, not two;
-    products are bfloat16, not FP8; and experts have room for 1.25 times an even load, where none is
-    dropped there.
+    Differences: attention has 8 heads of keys and values for 128 of queries, not latent attention
+    (61 * 62.5 million weights more: 675 billion instead of 671, 41 active instead of 37). Half of
+    each head is rotated by position. One token is predicted, not two. Matrix products are bfloat16,
+    not FP8. Experts have capacity for 1.25 times an even load, where the original drops no token.
 
         gshard-plan --experiment=language_model.deepseek_v3_like --topology=v5p:8x16x16
     """

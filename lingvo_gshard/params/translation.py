@@ -22,10 +22,10 @@ TEN_LANGUAGES = ("es", "pt", "pt_BR", "it", "ca", "fr", "de", "nl", "sv", "gl")
 def quickstart() -> Params:
     """Ten related languages to English, learned while you wait (minutes on 2 cores).
 
-    Purpose: to see a sparse model learn a real task on any machine. Spanish, Portuguese (of
-    Portugal and of Brazil), Italian, Catalan, French, German, Dutch, Swedish and Galician messages
-    of free programs, 92 thousand pairs that come with the package; a Transformer of 2 + 2 layers
-    with 8 experts in every other one.
+    Purpose: to see a sparse model learn a real task on any machine. The data are 92 thousand pairs
+    of the embedded corpus: messages of free programs in Spanish, Portuguese (of Portugal and of
+    Brazil), Italian, Catalan, French, German, Dutch, Swedish and Galician. The model is a
+    Transformer of 2 + 2 layers with 8 experts in every other layer.
 
     Time: 10 minutes on 2 CPU cores. Result: chrF 43 and BLEU 20 on the test rows, averaged over the
     ten languages (docs/results.md).
@@ -43,14 +43,14 @@ def quickstart() -> Params:
 
 @registry.register("translation.quickstart_dense")
 def quickstart_dense() -> Params:
-    """The quickstart without experts: a dense model of the same FLOPs for each token.
+    """The quickstart without experts: a dense model with the same FLOPs per token.
 
-    Purpose: to see what the experts bring. Where the quickstart has a mixture of experts, of which
-    each token uses two, this model has one feed-forward layer of twice the hidden size; data, steps
-    and everything else are the same.
+    Purpose: to see what experts gain. The quickstart sends each token to two experts; this model
+    has a feed-forward layer of twice the hidden size instead. Data, steps and everything else are
+    the same.
 
-    Time: about the quickstart's. Result: chrF 44 and BLEU 20, the quickstart's within the noise
-    of a run: this little text does not need more parameters.
+    Time: about that of the quickstart. Result: chrF 44 and BLEU 20, equal to the quickstart within
+    the noise of a run. So little text does not need more parameters.
 
         gshard-train --experiment=translation.quickstart_dense --logdir=runs/quickstart_dense
         gshard-evaluate --logdir=runs/quickstart_dense
@@ -69,11 +69,11 @@ def quickstart_dense() -> Params:
 def hundred_languages() -> Params:
     """All 99 languages of the corpus to English (an hour and more on 2 cores).
 
-    Purpose: massively multilingual translation, as in the GShard paper (arXiv 2006.16668), at the
-    size of one machine, with source and target vocabularies apart as there. The corpus is naturally
-    unbalanced, from 15 thousand pairs of a language down to about 50; languages are drawn with
-    temperature 2 (arXiv 1907.05019). The learning rate falls in the last fifth of the steps only,
-    so a larger --steps goes on from an earlier run without loss.
+    Purpose: massively multilingual translation as in the GShard paper (arXiv 2006.16668), at the
+    size of one machine. As there, source and target have separate vocabularies. The corpus is
+    unbalanced, with 15 thousand to about 50 pairs per language; languages are sampled with
+    temperature 2 (arXiv 1907.05019). The learning rate decays only in the last fifth of the steps,
+    so a larger --steps can continue an earlier run.
 
     Time: an hour on 2 CPU cores for 7,000 steps, 90 minutes for all. Result: after 7,000 steps
     chrF 30 and BLEU 9, averaged over the 58 languages with 20 test rows or more; docs/results.md
@@ -97,17 +97,17 @@ def from_files() -> Params:
     """Your own parallel text: TSV files, Moses pairs or gettext catalogs.
 
     Purpose: the quickstart's model on any languages and any text. Dev and test are held out of the
-    training files where none are given.
+    training files unless you give files for them.
 
-    Time: as the quickstart's, 10 minutes on 2 CPU cores; set --steps for more text. Result: depends
-    on the text; below a few thousand pairs for a language there is little to learn.
+    Time: 10 minutes on 2 CPU cores, as the quickstart; set --steps for more text. Result: depends
+    on the text. Below a few thousand pairs per language there is little to learn.
 
-    Tab-separated rows of language, source, target (plain, .gz or .xz; globs are good):
+    Tab-separated rows of language, source, target (plain, .gz or .xz; globs work):
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
             --gin_param='input.corpus.train = ("corpus/*.tsv.gz",)'
 
-    Moses pairs, here data/train.de and data/train.fr, each beside data/train.en:
+    Moses pairs, here data/train.de and data/train.fr, each with data/train.en:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
             --gin_param='input.corpus = @lingvo_gshard.data.sources.moses.MosesReader' \\
@@ -121,8 +121,8 @@ def from_files() -> Params:
             --gin_param='input.corpus = @lingvo_gshard.data.sources.gettext.GettextReader' \\
             --gin_param='input.corpus.train = ("locale/",)'
 
-    The same lines go into a file for --gin_file. input.corpus.on_bad_row = "skip" leaves out what
-    cannot be read, counted, in place of refusing it.
+    The same settings can be lines of a file for --gin_file. input.corpus.on_bad_row = "skip" leaves
+    out and counts rows that cannot be read, instead of refusing them.
     """
     params = quickstart()
     params.input.set(corpus=TsvReader.params(), languages=())
@@ -135,7 +135,7 @@ def _experiment(input_: Params, task: Params, trainer: Params) -> Params:
 
 
 def _embedded_corpus(languages: tuple[str, ...], temperature: float) -> Params:
-    """The package's corpus in batches whose rows fill: its sources are 1.19 times its targets."""
+    """The embedded corpus. Row lengths follow its ratio of source to target tokens, 1.19."""
     p = TranslationInput.params()
     p.set(languages=languages, temperature=temperature)
     p.set(batch_rows=24, source_length=96, target_length=80)
@@ -146,7 +146,7 @@ def _embedded_corpus(languages: tuple[str, ...], temperature: float) -> Params:
 def _task(
     model_dim: int, hidden_dim: int, num_heads: int, num_layers: int, num_experts: int
 ) -> Params:
-    """A Transformer with experts in every other layer and one table of embeddings for all."""
+    """A Transformer with experts in every other layer and one shared embedding table."""
     stack = TransformerStack.params().set(
         num_layers=num_layers,
         num_heads=num_heads,
@@ -168,7 +168,7 @@ def _task(
 
 
 def _experts(num_experts: int) -> Params:
-    """Top-2 experts that drop no token in evaluation, so no translation depends on its batch."""
+    """Top-2 experts. Evaluation drops no token, so no translation depends on its batch."""
     router = Top2Router.params().set(
         mode="paper",
         capacity_factor=1.0,

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.decoding import Sampling
-from lingvo_gshard.decoding.sampling import write_on
+from lingvo_gshard.decoding.sampling import continue_texts
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from tests.layers.stacks.executions import loop
 
@@ -41,7 +41,7 @@ def write(task, given, before, samples, sampling=GREEDY, seed=0, jit=None):
         theta = task.variable_specs().pack(weights)
         key = tf.constant([seed, 0])
         with context.scope(training=False):
-            return write_on(task, theta, given, before, samples, EOS, sampling, key)
+            return continue_texts(task, theta, given, before, samples, EOS, sampling, key)
 
     run = run if jit is None else tf.function(run, jit_compile=jit, autograph=False)
     arrays = map(tf.constant, (given, before, samples))

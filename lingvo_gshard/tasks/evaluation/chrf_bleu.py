@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU and chrF by sacrebleu, by language and averaged over languages."""
+"""BLEU and chrF of translations by sacrebleu, by language and averaged over languages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from lingvo_gshard.data.batching import mixing
 
-# A language with fewer rows than this has a score, but no part in the average.
+# Languages with fewer rows are scored, but left out of the average.
 LEAST_ROWS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """chrF2 (Popović 2015, https://aclanthology.org/W15-3049) and BLEU of a corpus, 0 to 100."""
+    """Scores of a corpus, from 0 to 100.
+
+    Attributes:
+      chrf: chrF2 (Popović 2015, https://aclanthology.org/W15-3049).
+      bleu: BLEU (Papineni et al. 2002, https://aclanthology.org/P02-1040).
+    """
 
     chrf: float
     bleu: float
@@ -24,11 +29,15 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageScores:
-    """The scores of one language: the translations, those of other sources, the sources themselves.
+    """Scores of one source language, with two baselines.
 
-    `shuffled` is what the same translations score against one another's references, so it is what
-    a model scores that does not read its input. It is None where it was not asked for, or for want
-    of a second row.
+    Attributes:
+      rows: number of rows.
+      unique_references: number of distinct references.
+      translated: scores of the translations.
+      copied: scores of the sources, taken as translations.
+      shuffled: scores of the same translations, each against the reference of another row: what a
+        model scores that does not read its input. None if not wanted, or if there is one row.
     """
 
     rows: int
@@ -39,7 +48,7 @@ class LanguageScores:
 
 
 def signatures() -> dict[str, str]:
-    """Returns sacrebleu's signatures of the scores, which say all that a score depends on."""
+    """Returns sacrebleu's signatures, which record all settings of the metrics, by name."""
     found = {}
     for name, metric in (("chrf", CHRF()), ("bleu", BLEU())):
         metric.corpus_score(["a"], [["a"]])
@@ -63,7 +72,15 @@ def score_languages(
     translations: Sequence[str],
     with_shuffled: bool = True,
 ) -> dict[str, LanguageScores]:
-    """Returns the scores by language, in the order in which languages first occur."""
+    """Returns the scores of each language, in the order in which languages first occur.
+
+    Args:
+      languages: source language of each row.
+      sources: source of each row.
+      references: reference of each row.
+      translations: translation of each row.
+      with_shuffled: whether to score shuffled sources.
+    """
     partners = shuffled_partners(languages)
     scores = {}
     for language, rows in _rows_by_language(languages).items():
@@ -84,9 +101,15 @@ def score_languages(
 def average(
     scores: dict[str, LanguageScores], least_rows: int = LEAST_ROWS
 ) -> tuple[LanguageScores | None, tuple[str, ...]]:
-    """Returns the mean of the scores of languages with `least_rows` or more, and which these are.
+    """Averages scores over languages, each counting the same.
 
-    Every language counts the same. Rows and unique references are summed. None if there is none.
+    Args:
+      scores: language -> scores.
+      least_rows: languages with fewer rows are left out.
+
+    Returns:
+      The mean scores, with sums of rows and unique references, or None if no language has enough
+      rows; and the languages averaged.
     """
     names = tuple(name for name, found in scores.items() if found.rows >= least_rows)
     if not names:
@@ -104,10 +127,10 @@ def average(
 
 
 def shuffled_partners(languages: Sequence[str]) -> list[int]:
-    """Returns for each row the row of the same language whose source it is given instead.
+    """Returns for each row another row of the same language, in a fixed random order.
 
-    A fixed random order of each language's rows, each taking the next one's: never its own, unless
-    its language has one row.
+    Each row takes the next one of the order. It is its own partner only if its language has one
+    row.
     """
     partners = list(range(len(languages)))
     for rows in _rows_by_language(languages).values():
