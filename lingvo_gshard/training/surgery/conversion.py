@@ -78,8 +78,8 @@ def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
     """
     specs, seed = trainer.state_specs(), trainer.p.seed
     theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)
-    beside = trainer.initial_extras(theta).transform(np.asarray)
-    return NestedMap(theta=theta, moments=moments, **beside)
+    extras = trainer.initial_extras(theta).transform(np.asarray)
+    return NestedMap(theta=theta, moments=moments, **extras)
 
 
 def _slices(spec: VariableSpec) -> list[str]:

@@ -24,6 +24,8 @@ from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
+LOCAL_LETTERS = {"k": "choices of a token"}
+
 
 class DroplessDispatch(Dispatch):
     """Sorts rows by expert; each expert computes exactly the rows it gets."""
@@ -69,16 +71,16 @@ class DroplessDispatch(Dispatch):
         With a bound it reports the metric `over_bound_share`, the share of rows that were dropped.
         """
         assignments, num_experts = routing.assignments, routing.num_experts
-        expert_KGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
-        gate_KGS = tf.stack([a.gate_GS for a in assignments])
+        expert_kGS = tf.stack([tf.where(a.kept_GS, a.expert_GS, num_experts) for a in assignments])
+        gate_kGS = tf.stack([a.gate_GS for a in assignments])
         over_bound = tf.constant(0.0)
         if current_partitioning() is None or mesh_in_use() is None:
-            y_GSM = _run_on_one_device(x_GSM, expert_KGS, gate_KGS, experts, theta)
+            y_GSM = _run_on_one_device(x_GSM, expert_kGS, gate_kGS, experts, theta)
         else:
             region = SortedExchange.for_partitioning(experts, self.p.bound)
-            y_GSM, over_bound = region.run(x_GSM, expert_KGS, gate_KGS, theta)
+            y_GSM, over_bound = region.run(x_GSM, expert_kGS, gate_kGS, theta)
         if self.p.bound:
-            rows = tf.reduce_sum(tf.cast(expert_KGS < num_experts, tf.float32))
+            rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
             context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0))
         return y_GSM
@@ -86,13 +88,13 @@ class DroplessDispatch(Dispatch):
 
 def _run_on_one_device(
     x_GSM: tf.Tensor,
-    expert_KGS: tf.Tensor,
-    gate_KGS: tf.Tensor,
+    expert_kGS: tf.Tensor,
+    gate_kGS: tf.Tensor,
     experts: Experts,
     theta: NestedMap,
 ) -> tf.Tensor:
-    choices, groups, size = expert_KGS.shape.as_list()
-    expert_KT, gate_KT = (tf.reshape(x, [choices, groups * size]) for x in (expert_KGS, gate_KGS))
+    choices, groups, size = expert_kGS.shape.as_list()
+    expert_kT, gate_kT = (tf.reshape(x, [choices, groups * size]) for x in (expert_kGS, gate_kGS))
     x_TM = tf.reshape(x_GSM, [groups * size, x_GSM.shape[-1]])
-    rows = SortedRows(expert_KT, experts.p.num_experts)
-    return tf.reshape(rows.compute(x_TM, gate_KT, experts, theta), x_GSM.shape)
+    rows = SortedRows(expert_kT, experts.p.num_experts)
+    return tf.reshape(rows.compute(x_TM, gate_kT, experts, theta), x_GSM.shape)

@@ -21,6 +21,8 @@ from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import use_partitioning
 
+LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
+
 _POLICY = "products"
 # Layouts of the operands and results of the experts' products, for the rematerialization policy.
 _HIDDEN, _OUTPUT = ("CM", "EMH", "CH"), ("CH", "EHM", "CM")
@@ -126,14 +128,14 @@ class ExpertBlocks:
     sizes: BlockSizes
     context: Context = dataclasses.field(default_factory=context.current)
 
-    def run(self, rows_RM: tf.Tensor) -> tf.Tensor:
-        """Returns [R,M]: the experts' outputs for their rows.
+    def run(self, rows_rM: tf.Tensor) -> tf.Tensor:
+        """Returns [r,M]: the experts' outputs for their rows.
 
         Args:
-          rows_RM: the rows sorted by expert, followed by one full block of rows that are ignored.
+          rows_rM: the rows sorted by expert, followed by one full block of rows that are ignored.
         """
-        leaves = [tf.cast(w, rows_RM.dtype) for w in tf.nest.flatten(self.theta)]
-        specs = self._trace(rows_RM, leaves)
+        leaves = [tf.cast(w, rows_rM.dtype) for w in tf.nest.flatten(self.theta)]
+        specs = self._trace(rows_rM, leaves)
         outer = context.current().saved_products
         layouts = [_OUTPUT, *[_HIDDEN] * len(specs)]
         known = [outer.restore(*layout) for layout in layouts] if outer else [None]
@@ -149,7 +151,7 @@ class ExpertBlocks:
                     outer.save(*layout, result)
             return tf.identity(y), lambda d_y: self._backward(rows, leaves, saved, d_y)
 
-        return compute(rows_RM, *leaves)
+        return compute(rows_rM, *leaves)
 
     def _trace(self, rows: tf.Tensor, leaves: Tensors) -> list[tf.TensorSpec]:
         """Returns the specs of the tensors that the backward pass needs of one full block."""
@@ -297,8 +299,8 @@ class ExpertBlocks:
     def _block_at(self, start: tf.Tensor) -> Iterator[None]:
         """Sets the context of the block that begins at row `start`; each block has its own key.
 
-        There is no partitioning: the rows are those of one device. The gradient is computed outside
-        of the manual region, so it has to be told.
+        It also disables the partitioning, since the rows are those of one device. The manual region
+        does that for the forward pass only: gradients are computed outside of it.
         """
         block = self.context.part(self.context.iteration)
         if block.seed is not None:

@@ -21,6 +21,8 @@ from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding import collectives
 from lingvo_gshard.sharding.manual import manual, mesh_in_use, resolve
 
+LOCAL_LETTERS = {"k": "choices of a token", "d": "devices along the axes of the experts"}
+
 Axes = tuple[str, ...]
 
 # Purpose of the random key for dropout in the region.
@@ -53,7 +55,7 @@ class SortedExchange:
         return cls(experts, groups, tuple(a for a in resolve("EGCM", 4)[0] if a in groups), bound)
 
     def run(
-        self, x_GSM: tf.Tensor, expert_KGS: tf.Tensor, gate_KGS: tf.Tensor, theta: NestedMap
+        self, x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, theta: NestedMap
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes the experts' outputs on all devices.
 
@@ -61,8 +63,8 @@ class SortedExchange:
 
         Args:
           x_GSM: the tokens.
-          expert_KGS: int32, the expert of each choice; num_experts or more where there is none.
-          gate_KGS: float32, the gate of each choice.
+          expert_kGS: int32, the expert of each choice; num_experts or more where there is none.
+          gate_kGS: float32, the gate of each choice.
           theta: the experts' weights.
 
         Returns:
@@ -72,23 +74,22 @@ class SortedExchange:
         group_parts, expert_parts = map(_count_devices, (self.group_axes, self.expert_axes))
         num_experts = self.experts.p.num_experts
         padded_experts = _round_up(num_experts, expert_parts)
-        expert_KGS = tf.where(expert_KGS < num_experts, expert_KGS, padded_experts)
+        expert_kGS = tf.where(expert_kGS < num_experts, expert_kGS, padded_experts)
         padding = _round_up(groups, group_parts) - groups
-        expert_KGS = tf.pad(
-            expert_KGS, [[0, 0], [0, padding], [0, 0]], constant_values=padded_experts
+        expert_kGS = tf.pad(
+            expert_kGS, [[0, 0], [0, padding], [0, 0]], constant_values=padded_experts
         )
-        gate_KGS = tf.pad(gate_KGS, [[0, 0], [0, padding], [0, 0]])
+        gate_kGS = tf.pad(gate_kGS, [[0, 0], [0, padding], [0, 0]])
         weights = [
-            tf.pad(w, [[0, padded_experts - num_experts], *[[0, 0]] * (w.shape.rank - 1)])
-            for w in (tf.cast(w, x_GSM.dtype) for w in tf.nest.flatten(theta))
+            _pad_experts(tf.cast(w, x_GSM.dtype), padded_experts) for w in tf.nest.flatten(theta)
         ]
         outer = context.current()
 
-        def on_device(x_GSM, expert_KGS, gate_KGS, seed, *weights):
+        def on_device(x_GSM, expert_kGS, gate_kGS, seed, *weights):
             tokens = math.prod(x_GSM.shape[:2])
             x_TM = tf.reshape(x_GSM, [tokens, x_GSM.shape[-1]])
-            by_choice = [expert_KGS.shape[0], tokens]
-            routed = [tf.reshape(x, by_choice) for x in (expert_KGS, gate_KGS)]
+            by_choice = [expert_kGS.shape[0], tokens]
+            routed = [tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS)]
             device_context = dataclasses.replace(
                 outer.part(), seed=self._device_seed(seed), on_output=None, token_ids=None
             )
@@ -98,22 +99,21 @@ class SortedExchange:
                 )
             return tf.reshape(y_TM, x_GSM.shape), over_bound[tf.newaxis]
 
-        by_group = (self.group_axes, (), ())
-        by_choice = ((), self.group_axes, ())
-        splits = [by_group, by_choice, by_choice, ((),)]
-        splits += [(self.expert_axes, *[()] * (w.shape.rank - 1)) for w in weights]
+        by_group, by_choice = (self.group_axes, (), ()), ((), self.group_axes, ())
+        by_expert = [(self.expert_axes, *[()] * (w.shape.rank - 1)) for w in weights]
+        splits = [by_group, by_choice, by_choice, ((),), *by_expert]
         region = manual(on_device, splits, [by_group, (self.group_axes,)])
         seed = self._seed(outer)
         y_GSM, over_bound = region(
-            tf.pad(x_GSM, [[0, padding], [0, 0], [0, 0]]), expert_KGS, gate_KGS, seed, *weights
+            tf.pad(x_GSM, [[0, padding], [0, 0], [0, 0]]), expert_kGS, gate_kGS, seed, *weights
         )
         return y_GSM[:groups], tf.reduce_sum(over_bound)
 
     def _run_on_device(
         self,
         x_TM: tf.Tensor,
-        expert_KT: tf.Tensor,
-        gate_KT: tf.Tensor,
+        expert_kT: tf.Tensor,
+        gate_kT: tf.Tensor,
         theta: NestedMap,
         num_experts: int,
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -121,42 +121,42 @@ class SortedExchange:
 
         Args:
           x_TM: the device's tokens.
-          expert_KT: int32, the expert of each choice; `num_experts` where there is none.
-          gate_KT: float32, the gate of each choice.
+          expert_kT: int32, the expert of each choice; `num_experts` where there is none.
+          gate_kT: float32, the gate of each choice.
           theta: the weights of the device's experts.
           num_experts: the number of experts on all devices, padding included.
 
         Returns:
           [T,M], the gate-weighted sums; and the number of rows over the bound, a float32 scalar.
         """
-        rows = SortedRows(expert_KT, num_experts)
+        rows = SortedRows(expert_kT, num_experts)
         devices = _count_devices(self.expert_axes)
         if devices == 1:
-            return rows.compute(x_TM, gate_KT, self.experts, theta), tf.constant(0.0)
+            return rows.compute(x_TM, gate_kT, self.experts, theta), tf.constant(0.0)
         local_experts = num_experts // devices
-        bound = self._rows_per_device(expert_KT.shape.num_elements(), devices)
+        bound = self._rows_per_device(expert_kT.shape.num_elements(), devices)
         with tf.name_scope(exchanges.DISPATCH_SCOPE):
-            load_DE = tf.reshape(rows.load_E, [devices, local_experts])
-            before_D = tf.cumsum(tf.reduce_sum(load_DE, 1), exclusive=True)
-            device_KT = tf.minimum(expert_KT // local_experts, devices - 1)
-            position_KT = rows.position_KT - tf.gather(before_D, device_KT)
-            kept_KT = (expert_KT < num_experts) & (position_KT < bound)
+            load_dE = tf.reshape(rows.load_E, [devices, local_experts])
+            before_d = tf.cumsum(tf.reduce_sum(load_dE, 1), exclusive=True)
+            device_kT = tf.minimum(expert_kT // local_experts, devices - 1)
+            position_kT = rows.position_kT - tf.gather(before_d, device_kT)
+            kept_kT = (expert_kT < num_experts) & (position_kT < bound)
             slots = devices * bound
-            slot_KT = tf.where(kept_KT, device_KT * bound + position_KT, slots)
-            permutation = Permutation(tf.unstack(slot_KT), slots)
-            sent_DE = _clip_loads(load_DE, bound)
-            sent_DCM = tf.reshape(permutation.permute(x_TM), [devices, bound, x_TM.shape[-1]])
-            received_CM = self._to_experts(sent_DCM)[0]
-            received_DE = tf.reshape(self._to_experts(sent_DE), [devices, local_experts])
-        expert_C = tf.reshape(_experts_of_rows(received_DE, bound), [1, slots])
+            slot_kT = tf.where(kept_kT, device_kT * bound + position_kT, slots)
+            permutation = Permutation(tf.unstack(slot_kT), slots)
+            sent_dE = _clip_loads(load_dE, bound)
+            sent_dCM = tf.reshape(permutation.permute(x_TM), [devices, bound, x_TM.shape[-1]])
+            received_CM = self._to_experts(sent_dCM)[0]
+            received_dE = tf.reshape(self._to_experts(sent_dE), [devices, local_experts])
+        expert_C = tf.reshape(_experts_of_rows(received_dE, bound), [1, slots])
         y_CM = SortedRows(expert_C, local_experts).compute(
             received_CM, tf.ones_like(expert_C, tf.float32), self.experts, theta
         )
         with tf.name_scope(exchanges.COMBINE_SCOPE):
-            y_DCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)
-            y_rows = tf.reshape(y_DCM, [slots, x_TM.shape[-1]])
-            y_TM = permutation.unpermute(y_rows, tf.unstack(gate_KT))
-        over_bound = tf.reduce_sum(load_DE) - tf.reduce_sum(sent_DE)
+            y_dCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)
+            y_rows = tf.reshape(y_dCM, [slots, x_TM.shape[-1]])
+            y_TM = permutation.unpermute(y_rows, tf.unstack(gate_kT))
+        over_bound = tf.reduce_sum(load_dE) - tf.reduce_sum(sent_dE)
         return y_TM, tf.cast(over_bound, tf.float32)
 
     def _to_experts(self, x: tf.Tensor) -> tf.Tensor:
@@ -182,17 +182,23 @@ class SortedExchange:
         return seed
 
 
-def _clip_loads(load_DE: tf.Tensor, bound: int) -> tf.Tensor:
+def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
+    """Returns a weight [E,...] padded with zeros to `num_experts` experts."""
+    padding = num_experts - weight.shape[0]
+    return tf.pad(weight, [[0, padding], *[[0, 0]] * (weight.shape.rank - 1)])
+
+
+def _clip_loads(load_dE: tf.Tensor, bound: int) -> tf.Tensor:
     """Returns the loads of each device's experts without the rows beyond the device's bound."""
-    before_DE = tf.cumsum(load_DE, axis=1, exclusive=True)
-    return tf.clip_by_value(bound - before_DE, 0, load_DE)
+    before_dE = tf.cumsum(load_dE, axis=1, exclusive=True)
+    return tf.clip_by_value(bound - before_dE, 0, load_dE)
 
 
-def _experts_of_rows(load_DE: tf.Tensor, rows: int) -> tf.Tensor:
-    """Returns [D,C]: the local expert of each row that a device sent; E where it sent none."""
-    after_DE = tf.cumsum(load_DE, axis=1)
-    is_after_DCE = tf.range(rows)[tf.newaxis, :, tf.newaxis] >= after_DE[:, tf.newaxis]
-    return tf.reduce_sum(tf.cast(is_after_DCE, tf.int32), -1)
+def _experts_of_rows(load_dE: tf.Tensor, rows: int) -> tf.Tensor:
+    """Returns [d,C]: the local expert of each row that a device sent; E where it sent none."""
+    after_dE = tf.cumsum(load_dE, axis=1)
+    is_after_dCE = tf.range(rows)[tf.newaxis, :, tf.newaxis] >= after_dE[:, tf.newaxis]
+    return tf.reduce_sum(tf.cast(is_after_dCE, tf.int32), -1)
 
 
 def _count_devices(axes: Axes) -> int:

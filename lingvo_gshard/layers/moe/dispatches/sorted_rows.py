@@ -9,50 +9,52 @@ from lingvo_gshard.layers.moe.dispatches.expert_blocks import BlockSizes, Expert
 from lingvo_gshard.layers.moe.dispatches.permutation import Permutation
 from lingvo_gshard.layers.moe.experts import Experts
 
+LOCAL_LETTERS = {"k": "choices of a token"}
+
 
 class SortedRows:
     """One row for each choice of each token, sorted by expert.
 
     Attributes:
-      position_KT: int32, each row's position in the sorted order. Rows without an expert are last.
+      position_kT: int32, each row's position in the sorted order. Rows without an expert are last.
       load_E: int32, the number of rows of each expert.
     """
 
-    def __init__(self, expert_KT: tf.Tensor, num_experts: int):
+    def __init__(self, expert_kT: tf.Tensor, num_experts: int):
         """Sorts the rows.
 
         Args:
-          expert_KT: int32, the expert of each choice of each token; num_experts or more where there
+          expert_kT: int32, the expert of each choice of each token; num_experts or more where there
             is none.
           num_experts: size of E.
         """
-        self._expert_KT = expert_KT
-        count = expert_KT.shape.num_elements()
-        order = tf.argsort(tf.reshape(expert_KT, [count]), stable=True)
+        self._expert_kT = expert_kT
+        count = expert_kT.shape.num_elements()
+        order = tf.argsort(tf.reshape(expert_kT, [count]), stable=True)
         position = tf.scatter_nd(order[:, tf.newaxis], tf.range(count), [count])
-        self.position_KT = tf.reshape(position, expert_KT.shape)
+        self.position_kT = tf.reshape(position, expert_kT.shape)
         # XLA sums float32 faster than int32.
-        chosen_KTE = tf.one_hot(expert_KT, num_experts)
-        self.load_E = tf.cast(tf.reduce_sum(chosen_KTE, (0, 1)), tf.int32)
+        chosen_kTE = tf.one_hot(expert_kT, num_experts)
+        self.load_E = tf.cast(tf.reduce_sum(chosen_kTE, (0, 1)), tf.int32)
 
     def compute(
-        self, x_TM: tf.Tensor, gate_KT: tf.Tensor, experts: Experts, theta: NestedMap
+        self, x_TM: tf.Tensor, gate_kT: tf.Tensor, experts: Experts, theta: NestedMap
     ) -> tf.Tensor:
         """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
         Args:
           x_TM: the tokens.
-          gate_KT: float32, the gate of each choice.
+          gate_kT: float32, the gate of each choice.
           experts: the experts.
           theta: the experts' weights, of as many experts as `load_E` has.
         """
         num_experts = self.load_E.shape[0]
-        rows = self._expert_KT.shape.num_elements()
+        rows = self._expert_kT.shape.num_elements()
         sizes = BlockSizes.for_rows(rows, num_experts)
         # The blocks read a whole block past the last row.
         slots = rows + sizes.full
-        slot_KT = tf.where(self._expert_KT < num_experts, self.position_KT, slots)
-        permutation = Permutation(tf.unstack(slot_KT), slots)
+        slot_kT = tf.where(self._expert_kT < num_experts, self.position_kT, slots)
+        permutation = Permutation(tf.unstack(slot_kT), slots)
         blocks = ExpertBlocks(experts.compute_one, theta, ExpertRows.for_loads(self.load_E), sizes)
         y_rows = blocks.run(permutation.permute(x_TM))
-        return permutation.unpermute(y_rows, tf.unstack(gate_KT))
+        return permutation.unpermute(y_rows, tf.unstack(gate_kT))

@@ -1,4 +1,4 @@
-"""What token-choice routers do, as loops over tokens in NumPy and float64, and how to call them.
+"""Reference of the token-choice routers: loops over tokens in NumPy and float64.
 
 Written from the papers that the routers name: one group, one choice and one token at a time.
 """
