@@ -1,1 +1,1 @@
-"""Runtimes: where a step runs, and who holds its state."""
+"""Runs a trainer's steps: on one device, over a mesh, with workers, or on a TPU's cores."""

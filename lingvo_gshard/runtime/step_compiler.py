@@ -1,4 +1,4 @@
-"""Compiles the programs of a runtime, each once, and collects what there is to report on them."""
+"""Compiles each program of a runtime once, and collects reports on the programs."""
 
 from __future__ import annotations
 

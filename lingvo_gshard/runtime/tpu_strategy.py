@@ -75,7 +75,7 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         )
 
     def pop_messages(self) -> list[str]:
-        """Returns new messages about what every core holds whole."""
+        """Returns new messages about tensors that every core holds in full."""
         notes, self._notes = self._notes, []
         return notes
 

@@ -1,1 +1,1 @@
-"""Training: optimizers, schedules, the train step, checkpoints, metrics and the loop."""
+"""Trains a model: optimizers, schedules, the training step, checkpoints, metrics and the loop."""

@@ -1,1 +1,1 @@
-"""Programs: a compiled step as data, its file, and its executable."""
+"""Programs: partitioned functions as data, their files, and their compiled form."""

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, progress, expert loads, the cause of a bad loss."""
+"""Metrics, progress, expert loads, and the diagnosis of losses that are not finite."""

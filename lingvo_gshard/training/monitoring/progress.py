@@ -69,7 +69,11 @@ class Progress(BarOnTerminal):
         return self._rate.tokens
 
     def count(self, tokens: float) -> None:
-        """Counts a step of so many tokens."""
+        """Counts a step towards the throughput.
+
+        Args:
+          tokens: number of tokens in the step's batch.
+        """
         self._rate.add(tokens)
 
     def pause(self) -> None:

@@ -106,7 +106,7 @@ class RunLog:
             self._writer.curves(step, row)
 
     def show_summary(self) -> None:
-        """Shows what there is to say at the end of a run."""
+        """Shows the balance of the experts over the run, if the model has experts."""
         self._say_all(self._balance.summary())
 
     def _say_all(self, lines: list[str]) -> None:

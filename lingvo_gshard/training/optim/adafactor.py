@@ -11,7 +11,7 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 
 
 class Adafactor(Optimizer):
-    """Shazeer and Stern 2018 (arXiv 1804.04235), algorithm 4 with the settings of GShard, A.2.
+    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235, algorithm 4) as in GShard, A.2.
 
         beta = min(beta2, 1 - t^-0.8)
         V = beta V + (1 - beta) (g^2 + epsilon), stored as its means over rows and over columns

@@ -11,7 +11,7 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Adam(MomentOptimizer):
-    """Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1 in the form of section 2.
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1 in the form of section 2).
 
         m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
         w -= learning_rate (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w)

@@ -11,7 +11,7 @@ from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 
 
 class Lion(MomentOptimizer):
-    """Chen et al. 2023 (arXiv 2302.06675), algorithm 2.
+    """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2).
 
         w -= learning_rate (sign(beta1 m + (1 - beta1) g) + decay w)
         m = beta2 m + (1 - beta2) g

@@ -64,7 +64,7 @@ def dequantize_square(levels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def _levels(x: tf.Tensor, most: int, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns float32 levels 0..most of x >= 0 and scales; squares are unbiased."""
+    """Returns levels 0..most, as float32, and scales of x >= 0. Rounds without bias."""
     scale = tf.reduce_max(x, -1)
     rows = tf.expand_dims(scale, -1)
     level = tf.minimum(tf.sqrt(tf.math.divide_no_nan(x, rows)), 1.0) * most
