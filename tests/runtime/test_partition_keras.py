@@ -13,7 +13,7 @@ B, L, M, H, V = 8, 6, 16, 32, 24
 
 
 class Classifier(keras.Model):
-    """Names each token's class, from all tokens of its row."""
+    """Classifies each token from all tokens of its row."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ def forward(model):
 
 
 def step(model):
-    """Loss and gradients of one step."""
+    """Returns the loss and the gradients of one step."""
     call = forward(model)
 
     def compute(trainable, non_trainable, ids, labels):
@@ -104,7 +104,7 @@ def test_gradients_equal_keras_own(model, ids):
 
 
 def test_layouts_shard_weights(model, ids):
-    """Letters for the two weights that have an H; the others stay whole."""
+    """Layouts shard the two weights with an H; the others are replicated."""
     letters = {"up/kernel": "MH", "up/bias": "H", "down/kernel": "HM"}
     layouts = [
         next((layout for name, layout in letters.items() if v.path.endswith(name)), None)

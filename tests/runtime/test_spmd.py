@@ -53,7 +53,7 @@ def make(trainer: Trainer, strategy: str, mesh: str, *options, overrides=None) -
 
 @functools.cache
 def trained_locally(experts: int, vocabulary: int) -> tuple[NestedMap, list, SingleDeviceRuntime]:
-    """The initial state, the metrics of each step, and the runtime after them."""
+    """Returns the initial state, the metrics of each step, and the runtime."""
     runtime = SingleDeviceRuntime(tiny_translation.trainer(experts, vocabulary))
     runtime.init_state()
     state = runtime.state()
@@ -63,7 +63,7 @@ def trained_locally(experts: int, vocabulary: int) -> tuple[NestedMap, list, Sin
 
 @functools.cache
 def trained(strategy: str, mesh: str, experts: int, vocabulary: int, partitioner: str):
-    """The runtime after the same steps from the same state, and their metrics."""
+    """Returns a runtime after the same steps from the same state, and their metrics."""
     runtime = make(tiny_translation.trainer(experts, vocabulary), strategy, mesh, partitioner)
     runtime.load_state(trained_locally(experts, vocabulary)[0])
     batches = (tiny_translation.batch(index, vocabulary) for index in range(STEPS))
@@ -103,7 +103,7 @@ def test_trains_as_on_one_device(strategy, mesh, experts, vocabulary, partitione
 def check_lies_as_listed(
     runtime: SpmdRuntime, trainer: Trainer, partitioning: Partitioning
 ) -> None:
-    """Every device holds of every weight and moment the bytes that the listing says."""
+    """Checks that every device holds as many bytes of each tensor as the listing says."""
     for part, kind in (("theta", "weights"), ("moments", "moments")):
         rows = weight_rows(trainer.state_specs()[part], partitioning, kind)
         for row, array in zip(rows, runtime.state()[part].flatten(), strict=True):
@@ -123,7 +123,7 @@ def test_experts_stay_where_they_are_through_steps():
 
 
 def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
-    """Two layers of experts, each with an all-to-all there and back, forward and backward."""
+    """Each of two layers with experts has two all-to-alls in each pass."""
     runtime, _ = trained(*FAST[0])
     counts = hlo.count_by_kind(runtime.executable().collectives())
     assert counts["all-to-all"] == 8 and counts.keys() == {"all-to-all", "all-reduce"}

@@ -103,7 +103,7 @@ def test_waits_a_limited_time_for_an_answer(monkeypatch):
 
 
 def test_tpu_strategy_partitions_the_step_over_all_cores():
-    """The real TPUStrategy traces the step; where there is a TPU it would compile this."""
+    """The real TPUStrategy traces the step, which a TPU would compile."""
     command = [sys.executable, "-m", "tests.runtime.tpu_cores_on_cpu"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr

@@ -48,7 +48,7 @@ def trainer(
 
 
 def batch(index: int, vocabulary_size: int = 32) -> dict[str, np.ndarray]:
-    """Returns one of a sequence of batches."""
+    """Returns the batch of an index."""
     rng = np.random.default_rng(index)
     arrays = {}
     for side in ("source", "target"):

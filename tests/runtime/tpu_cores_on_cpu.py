@@ -25,7 +25,7 @@ _Metadata = collections.namedtuple("_Metadata", "devices num_cores num_hosts num
 
 
 class Topology(tf.tpu.experimental.Topology):
-    """2 x 4 chips of one core each, which are CPU devices."""
+    """A topology of 2 x 4 chips with one core each, which are CPU devices."""
 
     def __init__(self):
         places = [[x, y, 0, 0] for y in range(4) for x in range(2)]
@@ -36,7 +36,7 @@ class Topology(tf.tpu.experimental.Topology):
 
 
 class Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
-    """Says what a TPU VM of eight cores would."""
+    """A cluster resolver that answers like a TPU VM with eight cores."""
 
     def get_tpu_system_metadata(self):
         devices = [_Named(f"{_HOST}:TPU:{core}") for core in range(CORES)]

@@ -17,7 +17,7 @@ HIDDEN = 8
 
 
 class MixedTask(Task):
-    """Two products that learn what tests/tiny.py's batches ask; the loss alone is float32."""
+    """Two matrix products on the batches of tests/tiny.py. Only the loss is float32."""
 
     ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 

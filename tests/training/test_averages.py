@@ -84,7 +84,7 @@ def test_a_decay_out_of_range_is_refused(decay):
 
 
 def read_by(runtime):
-    """What evaluation and functions of the weights see."""
+    """Returns the weights as evaluation and bound functions see them."""
     total = runtime.bind_weights(
         lambda theta, ids: (
             tf.reduce_sum(theta.hidden.w) + 0.0 * tf.cast(tf.reduce_sum(ids), tf.float32)

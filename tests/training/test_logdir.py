@@ -107,7 +107,7 @@ def test_a_broken_params_txt_names_its_line(tmp_path):
 
 
 class Leaf:
-    """Configured by the tree of the test below."""
+    """A leaf of the Params tree in the test below."""
 
     @classmethod
     def params(cls) -> Params:

@@ -73,7 +73,7 @@ def test_steps_are_skipped_until_the_scale_fits_and_then_it_learns():
 
 
 def test_optimizers_count_the_steps_that_moved_the_weights():
-    """Adam's first step is of the learning rate's size: only if nothing was counted before it."""
+    """Adam's first update has the size of the learning rate only if skipped steps do not count."""
     trainer = mixed_task.trainer(precision="float16", loss_scale=scaled_by(initial=TOO_LARGE))
     state, batch = trainer.init_state(), tiny.make_batch(1, 0)
     start = state.theta.w_in.numpy()

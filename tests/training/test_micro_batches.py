@@ -20,7 +20,7 @@ STACKS = ("encoder", "decoder")
 
 
 def trainer(micro_batches: int, draws: bool = False, router=None, **stack) -> Trainer:
-    """Routes every row by itself, so that no expert's room depends on the cut."""
+    """Returns a trainer that routes each row separately, so capacity does not depend on parts."""
     found = tiny_translation.trainer()
     task = found.task.p.copy()
     for name in STACKS:
@@ -32,7 +32,7 @@ def trainer(micro_batches: int, draws: bool = False, router=None, **stack) -> Tr
 
 
 def batch(index: int = 0) -> dict:
-    """Rows of different numbers of tokens, but in each half and quarter as many."""
+    """Returns rows of different lengths, with equally many tokens in each half and quarter."""
     rows = tiny_translation.batch(index)
     rows["target_segments"] = rows["target_segments"].copy()
     rows["target_segments"][:4, 6:] = 0
@@ -66,7 +66,7 @@ def test_it_is_the_step_of_the_whole_batch(count, compiled):
 
 
 def test_parts_are_weighted_by_their_tokens():
-    """Rows 0, 2, 4, 6 are one part; those left in it have a quarter of the tokens."""
+    """One part, rows 0, 2, 4 and 6, has a quarter of the tokens."""
     rows = batch()
     segments = rows["target_segments"].numpy()
     segments[::2, 3:] = 0
@@ -77,7 +77,7 @@ def test_parts_are_weighted_by_their_tokens():
 
 
 def test_parts_draw_random_numbers_of_their_own():
-    """All rows alike: with the same dropout in both parts, the two would be alike, too."""
+    """With equal rows and equal dropout, both parts would have equal results."""
     rows = {name: tf.repeat(value[:1], 8, axis=0) for name, value in batch().items()}
     seen: dict[str, list] = {}
 
@@ -103,7 +103,7 @@ def test_a_selection_bias_sees_the_load_of_all_parts():
 
 @pytest.mark.slow
 def test_on_eight_devices_as_on_one():
-    """Two rows a device, one of each part."""
+    """Each device has two rows, one of each part."""
     rows = {name: np.concatenate([value.numpy()] * 2) for name, value in batch().items()}
     found = trainer(2, moe_every=1, execution=loop("products"))
     state, metrics = found.init_state(), []

@@ -83,7 +83,7 @@ def test_a_task_without_activations_types_is_refused():
 
 
 def operations(graph, seen=None):
-    """All operations of a graph and of the functions it calls."""
+    """Yields the operations of a graph and of the functions it calls."""
     seen = {} if seen is None else seen
     for operation in graph.get_operations():
         yield operation
@@ -95,7 +95,7 @@ def operations(graph, seen=None):
 
 
 def translation(precision: str, **stack) -> Trainer:
-    """A trainer of two layers of the encoder, the second of experts, and one of the decoder."""
+    """Returns a trainer with two encoder layers, the second with experts, and one decoder layer."""
     task: Params = TranslationTask.params().set(
         source_vocabulary_size=32, target_vocabulary_size=32, model_dim=16
     )
@@ -118,7 +118,7 @@ def translation(precision: str, **stack) -> Trainer:
     ],
 )
 def test_sensitive_operations_are_float32(precision, stack):
-    """In all of a training step; as a graph, of which nothing need be run."""
+    """Checks the graph of a whole training step without running it."""
     trainer = translation(precision, **stack)
     state = trainer.state_specs().transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
     batch = tiny_translation.batch(0)
@@ -141,7 +141,7 @@ def test_sensitive_operations_are_float32(precision, stack):
     "kernel", [DenseKernel.params(), BlockwiseKernel.params().set(block_size=3)]
 )
 def test_what_is_masked_does_not_overflow_in_float16(kernel):
-    """With a row of padding alone, and a cap and a window in the logits that are masked."""
+    """A row consists of padding only, and logits have a cap and a window."""
     attention = SelfAttention.params().set(
         model_dim=8, num_heads=2, window=3, logit_cap=5.0, kernel=kernel, is_causal=True
     )
@@ -161,7 +161,7 @@ def test_what_is_masked_does_not_overflow_in_float16(kernel):
 
 
 def test_bfloat16_weights_move_by_less_than_their_last_place():
-    """By 1e-4 from 1, where bfloat16's neighbors are 2^-8 below and 2^-7 above."""
+    """Weights of 1 move by 1e-4, while bfloat16's neighbors are 2^-8 and 2^-7 away."""
     spec = VariableSpec("w", "MH", (64, 64), "bfloat16", initializers.constant(1.0))
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.ones((64, 64), tf.bfloat16))
     optimizer = Momentum(Momentum.params().set(beta=0.0))

@@ -22,7 +22,7 @@ def test_one_process_raises_its_own_error():
 
 
 def test_an_error_in_one_process_is_raised_in_all(monkeypatch):
-    """As process 0 of 2 sees it, whose own part went well."""
+    """Process 0 of 2 succeeds itself and sees the error of process 1."""
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(processes, "gather", lambda value: [value, "OSError: no room"])
     with pytest.raises(processes.SharedError, match="process 1: OSError: no room"):

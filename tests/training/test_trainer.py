@@ -62,7 +62,7 @@ def test_counts_steps_and_reports():
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01, 100.0])
 def test_the_gradient_is_clipped_by_its_global_norm(clip_norm):
-    """With beta1 = 0 and a huge epsilon Adam is gradient descent, which shows the gradient."""
+    """With beta1 = 0 and a huge epsilon, Adam is gradient descent and reveals the gradient."""
     optimizer = Adam.params().set(beta1=0.0, epsilon=1e6)
     schedule = schedules.Constant.params().set(learning_rate=1e6)
     trainer = make_trainer(clip_norm=clip_norm, optimizer=optimizer, schedule=schedule)

@@ -51,7 +51,7 @@ def on_host(state: NestedMap) -> NestedMap:
 
 @pytest.fixture(scope="module")
 def runtime() -> LocalUpdatesRuntime:
-    """Of four workers with Adam that meet every EVERY steps under Nesterov's momentum."""
+    """A runtime of four workers with Adam and outer steps with Nesterov momentum."""
     return make(make_trainer(EVERY, **OUTER))
 
 
@@ -74,7 +74,7 @@ def test_every_step_without_momentum_is_data_parallelism():
 
 
 def by_hand(state: NestedMap, trainer: Trainer, steps: int) -> tuple[NestedMap, list]:
-    """Outer weights and each worker's state, of separate workers and the formulas in NumPy."""
+    """Returns the outer weights and each worker's state, computed by the formulas in NumPy."""
 
     @tf.function(autograph=False)
     def step(state, batch):
@@ -235,7 +235,7 @@ def partitioning(mesh: str, strategy: str = "data") -> Partitioning:
 
 
 def test_rows_and_weights_follow_the_mesh():
-    """The axis need not stand first; devices of one worker are then apart."""
+    """If `worker` is not the first axis, a worker's devices are not adjacent."""
     devices = devices_for(8)
     workers = Workers(partitioning("data=2,worker=4", "fsdp"), devices)
     assert str(workers.together) == "worker=4,data=2" and str(workers.partitioning.mesh) == "data=2"

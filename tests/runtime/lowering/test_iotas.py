@@ -15,7 +15,7 @@ from lingvo_gshard.sharding import annotate
 
 
 def iotas(function, *specs: tf.TensorSpec) -> list[str]:
-    """The iotas in the function's StableHLO, as `iota dim = 0 : tensor<8x2xi32>`."""
+    """Returns the iotas in the function's StableHLO, such as `iota dim = 0 : tensor<8x2xi32>`."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     text = compiled.experimental_get_compiler_ir(*specs)(stage="stablehlo", platform_name="CPU")
     with mlir.make_ir_context():
@@ -96,7 +96,7 @@ def test_the_values_stay_the_same(size, others, start, step, data):
 
 
 def test_rows_scattered_within_rows_stay_where_they_are():
-    """Why it matters: without it every device would get all indices."""
+    """Without iotas every device would get all indices."""
 
     def scatter(places_GS):
         places_GS = annotate(places_GS, "GS")

@@ -19,7 +19,7 @@ X = np.arange(8, dtype=np.float32)
 
 
 def lowered(function, *inputs: Array, partitioner: str = "gspmd"):
-    """The program of a function of tensors that returns one tensor."""
+    """Returns the program of a function that returns one tensor."""
     return lower(
         "test", lambda *x: [("y", function(*x), None)], inputs, PLACED, partitioner=partitioner
     )
@@ -151,7 +151,7 @@ def test_uses_the_chosen_partitioner(partitioner):
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_all_partitionings_give_the_same(partitioner):
-    """A product, a sum and a cumulative sum, each dimension over each axis, uneven ones too."""
+    """Splits a product, a sum and a cumulative sum in every way, unevenly too."""
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(6, 5)).astype("f4"), rng.normal(size=(5, 7)).astype("f4")
     for layout in itertools.product("BHM", repeat=2):

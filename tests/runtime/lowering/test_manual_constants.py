@@ -50,7 +50,7 @@ def test_with_a_region_constants_are_called():
 
 
 def test_a_constant_can_be_used_on_both_sides():
-    """The same scalars, the same sums' zeros and, where nothing is cut, the same tensors."""
+    """The region and the rest use equal scalars, zeros and tensors."""
     whole = ((), ())
 
     def function(x):

@@ -32,7 +32,7 @@ BIG = 2**40
 
 
 def feed_forward(x_BM, w_in, w_out, counts):
-    """Two products split over both axes; and 64 bits, which jax has to be asked for."""
+    """Two products split over both axes, and 64-bit values."""
     x_BM = annotate(x_BM, "BM")
     h_BH = tf.nn.relu(einsum("BM,MH->BH", x_BM, annotate(w_in, "MH", "weights")))
     return einsum("BH,HM->BM", h_BH, annotate(w_out, "HM", "weights")), counts + BIG
@@ -162,7 +162,7 @@ def test_a_file_runs_where_only_jax_is(partitioner, tmp_path):
 
 
 def rewritten(saved: pathlib.Path, tmp_path: pathlib.Path, stamp_again: bool, **changes):
-    """The path of a file with other values in its record."""
+    """Returns a copy of the file with changed values in its record."""
     with zipfile.ZipFile(saved) as file:
         record, exported = json.loads(file.read("program.json")), file.read("exported")
     record |= changes

@@ -28,7 +28,7 @@ each_partitioner = pytest.mark.parametrize("partitioner", ["gspmd", SHARDY])
 def compiled(
     layout: tuple[str, str] = ONE_AXIS, partitioner: str = "gspmd", **exchange
 ) -> Executable:
-    """A layer's output and all gradients."""
+    """Compiles a layer's output and all gradients."""
     params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
     params.exchange.set(**exchange)
     layer = params.instantiate(path="moe")
@@ -65,7 +65,7 @@ def moved(*arguments, **options) -> collections.Counter:
 
 
 def both_ways(counts: dict) -> dict:
-    """The same (axis, dtype, bytes) forward and backward."""
+    """Returns (axis, dtype, bytes) for the forward and the backward pass."""
     return {(*key, p): n for key, n in counts.items() for p in ("forward", "backward")}
 
 

@@ -83,7 +83,7 @@ def compiled(
     rows: int = B,
     with_padding: bool = True,
 ) -> Executable:
-    """The executable of a layer's output, of all gradients, or of both."""
+    """Compiles a layer's output, all gradients, or both."""
     specs = layer.variable_specs()
     output = "BLV" if isinstance(layer, Softmax) else "BLM"
 
@@ -136,14 +136,14 @@ def test_experts_need_no_padding_and_no_experts_for_every_device(dispatch):
 
 
 def test_experts_at_scale_are_two_all_to_alls_as_well():
-    """So many tokens that TensorFlow makes no constants of the indices; compiled, not run."""
+    """Has too many tokens for constant indices. Compiles without running."""
     assert counts(moe(), "data=8", "expert", FORWARD, rows=2**16) == {"all-to-all": 2}
 
 
 @each_partitioner
 @pytest.mark.parametrize("rows", [B, 2**16])
 def test_experts_that_choose_are_two_all_to_alls_each_way_as_well(partitioner, rows):
-    """Sorting, gathering and adding up stay where the groups are, however many there are."""
+    """Sorting, gathering and summing happen where the groups are."""
     layout = "data=8", "expert"
     found = counts(expert_choice(), *layout, BOTH, partitioner, rows)
     assert found == {"all-to-all": 4, "all-reduce": 1}
@@ -182,7 +182,7 @@ def test_data_parallelism_is_one_sum_of_all_gradients(make):
 @each_partitioner
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])
 def test_fsdp_gathers_weights_and_sums_gradients(make, partitioner):
-    """On CPU, XLA sums whole gradients and cuts them, where others have a reduce-scatter."""
+    """On CPU, XLA uses an all-reduce and a slice instead of a reduce-scatter."""
     layer = make()
     sizes = [
         4 * tf.TensorShape(spec.shape).num_elements()

@@ -31,7 +31,7 @@ def trained(runtime):
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_trains_under_zero1_as_on_one_device(dtype):
-    """The same random numbers on every mesh: moments differ where a sum fell out otherwise."""
+    """Random numbers are equal on every mesh; moments differ only by rounding of sums."""
     local = SingleDeviceRuntime(make_trainer(dtype))
     local.init_state()
     start = local.state()

@@ -28,7 +28,7 @@ PIPELINE = {"stages": 4, "micro_batches": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """Output and gradients of a stack's layers, and what compiled HLO says of them."""
+    """Output and gradients of a stack's layers, and their compiled HLO."""
 
     layer: TransformerStack
     results: list[np.ndarray]

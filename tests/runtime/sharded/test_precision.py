@@ -23,7 +23,7 @@ TOLERANCES = {"bfloat16": 2e-2, "bfloat16_weights": 3e-2, "float16": 1e-2}
 
 
 def make_trainer(precision: str, repeat: bool) -> Trainer:
-    """A trainer of two layers on each side, the second of experts; repeat: with all that is."""
+    """Returns a trainer with two layers on each side, the second with experts."""
     task = TranslationTask.params().set(
         source_vocabulary_size=32, target_vocabulary_size=32, model_dim=16
     )

@@ -46,7 +46,7 @@ def attention(is_causal: bool = True, **values) -> Params:
 
 
 def layer_params(group_size: int = 0, **values) -> Params:
-    """A causal layer; with a group size, of experts."""
+    """Returns the Params of a causal layer, with experts if there is a group size."""
     p = TransformerLayer.params().set(model_dim=M, self_attention=attention(**values))
     p.feed_forward.hidden_dim = H
     if group_size:
@@ -57,7 +57,7 @@ def layer_params(group_size: int = 0, **values) -> Params:
 
 
 def inputs() -> NestedMap:
-    """Packed rows, their padding, and a gradient of the output."""
+    """Returns packed rows, their padding, and a gradient of the output."""
     rng = np.random.default_rng(0)
     segments = np.ones((B, L), np.int32)
     segments[:2, 6:] = 2
@@ -86,7 +86,7 @@ def passes_of(layer: Layer):
 
 
 class Ran:
-    """A layer of these Params on a mesh: compiled, run, and compared with one on one device."""
+    """A layer on a mesh: compiles it, runs it, and compares it with one device."""
 
     def __init__(self, params: Params, mesh: str, strategy: str):
         layer = params.instantiate(path="layer")
@@ -96,7 +96,7 @@ class Ran:
         self.found = self._compiled(*self._arguments)
 
     def check(self, whole: Params) -> None:
-        """Fails unless a layer of Params for one device computes the same."""
+        """Checks that one device computes the same."""
         theta, given = self._arguments
         expected = passes_of(whole.instantiate(path="layer"))(
             theta.transform(tf.constant), given.transform(tf.constant)
@@ -133,7 +133,7 @@ def test_a_ring_permutes_keys_and_values_and_gathers_nothing():
 
 
 def test_a_ring_with_all_options_and_split_heads():
-    """Keys and values go around by their own few heads."""
+    """Keys and values have fewer heads than queries."""
     ran = Ran(attention(**EVERYTHING, **ring_of_blocks(3)), "context=4,model=2", "context_tensor")
     ran.check(attention(**EVERYTHING))
     found = ran.collectives(least_bytes=4 * B * L + 1)
@@ -225,7 +225,7 @@ def test_groups_stay_where_their_tokens_are():
 @pytest.mark.slow
 @pytest.mark.parametrize(("group_size", "mesh"), [(8, "data=2,context=4"), (3, "data=2,context=2")])
 def test_groups_that_cross_devices(group_size, mesh):
-    """Rows are gathered, and cut again; the last group may be filled up."""
+    """Rows are gathered and split again; the last group may be padded."""
     Ran(layer_params(group_size), mesh, "expert_context").check(layer_params(group_size))
 
 

@@ -43,7 +43,7 @@ REPEATED = {"execution": loop("products")}
 
 @functools.cache
 def trained_locally(values: tuple, is_looped: bool, trainer_values: tuple) -> tuple:
-    """The initial state, and the metrics of each step."""
+    """Returns the initial state and the metrics of each step."""
     execution = REPEATED if is_looped else {}
     runtime = SingleDeviceRuntime(trainer({**dict(values), **execution}, dict(trainer_values)))
     runtime.init_state()
@@ -98,7 +98,7 @@ def compiled(
     kernel: type[AttentionKernel] = DenseKernel,
     block_size: int = 0,
 ) -> Executable:
-    """The gradients of a causal stack on one row of 1,024 positions over so many devices."""
+    """Compiles the gradients of a causal stack on one row of 1,024 positions."""
     p = TransformerStack.params().set(
         num_layers=1, model_dim=32, num_heads=4, hidden_dim=128, moe_every=0, is_causal=True
     )

@@ -14,7 +14,7 @@ IN_JAX = (np.float32, np.int8, np.bool_, np.uint16, np.complex64, ml_dtypes.bflo
 
 
 def one_by_one(array: np.ndarray) -> int:
-    """The definition, word by word."""
+    """Returns the digest by its definition, word by word."""
     content, width = array.tobytes(), min(array.dtype.itemsize, 4)
     words = [content[at : at + width] for at in range(0, len(content), width)]
     return sum(int.from_bytes(w, "little") * (2 * i + 1) for i, w in enumerate(words)) % MODULUS
@@ -30,7 +30,7 @@ def test_is_what_its_definition_says(array):
 
 
 def test_long_rows_and_many_rows():
-    """More words than are summed at once."""
+    """The array has more words than one block."""
     generator = np.random.default_rng(0)
     for shape in ((200_001,), (3, 70_000), (70_000, 3)):
         array = generator.integers(0, 2**32, shape, np.uint32)
@@ -44,7 +44,7 @@ def test_long_rows_and_many_rows():
     [(), ("a",), (None, "a"), (None, None, "a"), ("a", None, "b"), (("a", "b"),), ("b", "a")],
 )
 def test_parts_add_up_to_the_whole(dtype, split):
-    """Shards that several devices hold alike count once."""
+    """Replicated shards count once."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
     array = (np.random.default_rng(1).normal(size=(8, 12, 8)) * 40).astype(dtype)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*split))

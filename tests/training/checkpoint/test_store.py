@@ -97,7 +97,7 @@ def test_another_process_finds_them(store, tmp_path, said):
 
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The files without which the checkpoint cannot be whole."""
+    """Returns the files that a complete checkpoint needs."""
     names = [directory / "run" / "run.json", directory / "run" / "params.txt"]
     for item in ("theta", "moments"):
         names += [directory / item / "manifest.ocdbt", *(directory / item / "d").iterdir()]
@@ -131,7 +131,7 @@ def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path
 
 
 def test_a_changed_number_is_noticed(store, said, tmp_path):
-    """Even where every file can be read."""
+    """All files are readable, but one number differs."""
     save(store, 4, 8)
     record = tmp_path / "checkpoints" / "8" / "run" / "run.json"
     content = json.loads(record.read_text())

@@ -49,7 +49,7 @@ def mesh_of(axes: dict[str, int]) -> jax.sharding.Mesh:
 
 
 def like(axes: dict[str, int]) -> NestedMap:
-    """The state's shapes, with what a mesh of these axes would split."""
+    """Returns the abstract state, sharded over a mesh of these axes."""
     mesh, state = mesh_of(axes), make_state()
 
     def struct(path, array):
@@ -100,7 +100,7 @@ def digests_of(tmp_path: pathlib.Path, step: int) -> dict:
 
 
 def test_moves_between_meshes_and_one_device(store, said, tmp_path):
-    """Saved on data=8; read and saved again on data=2,model=2, on one device, by NumPy; back."""
+    """Saves on data=8, then restores and saves on data=2,model=2, one device, NumPy, and data=8."""
     state, step = make_state(), 1
     store.save(step, place(state, like({"data": 8})), None, "")
     for axes in ({"data": 2, "model": 2}, {"data": 1}, None, {"data": 4, "model": 2}, {"data": 8}):
@@ -123,7 +123,7 @@ def test_moves_between_meshes_and_one_device(store, said, tmp_path):
 
 
 def test_a_save_is_not_changed_by_later_steps_that_donate_the_arrays(store):
-    """The steps that follow are given the arrays to write into while the save is under way."""
+    """Later steps donate the arrays while the save is in progress."""
     generator = np.random.default_rng(0)
     mesh = mesh_of({"data": 8})
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -147,7 +147,7 @@ def test_a_save_is_not_changed_by_later_steps_that_donate_the_arrays(store):
 
 
 def test_later_steps_reuse_memory_after_a_save(store):
-    """Once a save is done, a step writes into the memory of the state again."""
+    """After a save, a step writes into the memory of the state again."""
     state = place(make_state(), like({"data": 8}))
     store.save(1, state, None, "")
     store.finish()
@@ -202,7 +202,7 @@ def test_restores_only_the_weights_sharded(store):
 
 
 def test_unsharded_arrays_are_written_in_chunks(store, tmp_path, monkeypatch):
-    """So a process that wants a shard of it need not hold it all."""
+    """A process can read its shard without loading the whole array."""
     monkeypatch.setattr(checkpoint_arrays, "_CHUNK_BYTES", 64)
     store.save(4, make_state(), None, "")
     store.finish()

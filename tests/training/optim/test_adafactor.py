@@ -25,7 +25,7 @@ def numpy_matrix(w, gradients, rates, relative=False):
 
 
 def numpy_full(w, gradients, rates, relative=False):
-    """The same for a weight that is not factored (algorithm 5)."""
+    """Algorithm 5 of the same paper, for a weight that is not factored."""
     w = w.astype(np.float64)
     v = np.zeros_like(w)
     for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
@@ -96,7 +96,7 @@ def test_repeated_layers_are_weights_of_their_own():
 
 
 def test_experts_have_second_moments_of_their_own():
-    """More experts than model dimensions: each is factored over M and H all the same."""
+    """With more experts than model dimensions, each expert is still factored over M and H."""
     start, gradients, _ = draw((8, 3, 4), steps=1)
     optimizer = make_optimizer(update_clip=1e9)
     result = train(optimizer, make_spec("EMH", (8, 3, 4)), start, gradients, [0.1])

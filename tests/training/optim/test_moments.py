@@ -22,7 +22,7 @@ def make_spec(path: str, layout: str, shape: tuple[int, ...]) -> VariableSpec:
 
 
 def read(moments, name: str) -> np.ndarray:
-    """A moment in float64 from what is kept, by the definition of its levels."""
+    """Returns a stored moment in float64, by the definition of its levels."""
     kept = np.asarray(moments[name]).astype(np.float64)
     if f"{name}_scale" not in moments:
         return kept
@@ -34,7 +34,7 @@ def read(moments, name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_adam_with_narrow_moments_follows_the_recurrence(dtype):
-    """Every step against Adam's recurrence from the moments as they were kept."""
+    """Compares every step with Adam's recurrence from the stored moments."""
     start, gradients, rates = one_weight.draw("MH", 12)
     optimizer = Adam(Adam.params().set(moment_dtype=dtype, epsilon=1e-6))
     spec = one_weight.spec("MH")
@@ -58,7 +58,7 @@ def test_adam_with_narrow_moments_follows_the_recurrence(dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("cls", CLASSES)
 def test_narrow_moments_train_as_well(cls, dtype):
-    """A quadratic bowl whose curvatures span two decades, from the same start."""
+    """Minimizes a quadratic whose curvatures span two decades."""
     target, curvature = np.linspace(-1, 1, 48).reshape(6, 8), np.logspace(-2, 0, 48).reshape(6, 8)
     spec, rate = one_weight.spec("MH"), {Adam: 0.02, Lion: 0.02, Momentum: 0.1}[cls]
 
@@ -147,7 +147,7 @@ def test_excluded_weights_do_not_decay(cls):
 
 
 def test_each_row_has_its_own_scale():
-    """The scale of a row is its own, so that a small row beside a large one is kept as well."""
+    """A small row next to a large one keeps its precision."""
     start, gradients, rates = one_weight.draw("MH", 1)
     gradients[0, 1] *= 1e-6
     optimizer = Adam(Adam.params().set(moment_dtype="int8"))

@@ -8,7 +8,7 @@ from tests.training.optim import one_weight
 
 
 def heavy_ball(w, gradients, rates, beta, decay):
-    """Polyak's, with decay decoupled from the gradient, in float64."""
+    """Polyak's recurrence with decoupled decay, in float64."""
     w = w.astype(np.float64)
     m = np.zeros_like(w)
     for g, rate in zip(gradients.astype(np.float64), rates, strict=True):

@@ -11,7 +11,7 @@ DRAWS = 2000
 
 
 def rows() -> np.ndarray:
-    """Moments that span eight decades, in rows of different sizes, one of zeros."""
+    """Returns moments over eight decades, in rows of different scales; one row is zero."""
     generator = np.random.default_rng(3)
     x = generator.normal(size=(5, 9)) * 10.0 ** generator.uniform(-6, 2, size=(5, 9))
     x[2] = 0.0
@@ -20,7 +20,7 @@ def rows() -> np.ndarray:
 
 @tf.function(reduce_retracing=True)
 def many(x: tf.Tensor, square: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """What is read of moments kept with DRAWS keys, and the largest levels of each."""
+    """Returns moments that were stored and loaded with DRAWS keys, and their largest levels."""
     write = narrow_moments.quantize_square if square else narrow_moments.quantize
     read = narrow_moments.dequantize_square if square else narrow_moments.dequantize
 
@@ -32,13 +32,13 @@ def many(x: tf.Tensor, square: bool) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def neighbors(x: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a sorted table on either side of each of x."""
+    """Returns the neighbors of each x in a sorted table."""
     above = np.clip(np.searchsorted(table, x), 1, len(table) - 1)
     return table[above - 1], table[above]
 
 
 def check_rows(found: np.ndarray, x: np.ndarray, table: np.ndarray) -> None:
-    """Each is one of the row's levels beside x, and their mean is x within six deviations."""
+    """Checks that values are neighboring levels of x, with mean x within six deviations."""
     for row in range(len(x)):
         scale = np.abs(x[row]).max()
         below, above = neighbors(x[row].astype(np.float64), table * scale)

@@ -26,7 +26,7 @@ def follow(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 class Counting(Task):
-    """w * x, and how large x was, which no gradient says."""
+    """Computes w * x, and reports the size of x to a weight with an update rule."""
 
     @classmethod
     def params(cls) -> Params:
@@ -63,7 +63,7 @@ def batch(index: int, scale: float = 1.0) -> dict[str, tf.Tensor]:
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01])
 @pytest.mark.parametrize("optimizer", [Adam, Adafactor])
 def test_follows_only_its_rule(optimizer, clip_norm):
-    """Of whatever optimizer, and of what was reported, not of that clipped."""
+    """The update uses the report without clipping, with any optimizer."""
     trainer = make(optimizer, clip_norm=clip_norm)
     step = tf.function(trainer.train_step, autograph=False)
     state, expected = trainer.init_state(), np.ones(M)
@@ -79,7 +79,7 @@ def test_it_has_no_moments():
 
 
 def test_the_other_weights_move_as_without_it():
-    """Neither the norm nor the clipping counts what is reported, nor is the loss another."""
+    """Reports change neither the gradient norm nor the clipping nor the loss."""
     results = []
     for reports in (False, True):
         trainer = make(reports=reports, clip_norm=0.01)

@@ -28,7 +28,7 @@ def descent(factors):
 
 
 def changes(trainer):
-    """How much each weight moved in a step, and the metrics."""
+    """Returns how far each weight moved in a step, and the metrics."""
     state = trainer.init_state()
     new, metrics = trainer.train_step(state, tiny.make_batch(1, 0))
     weights = zip(state.theta.flatten_items(), new.theta.flatten(), strict=True)

@@ -63,7 +63,7 @@ def arrays(trainer, seed=3):
 
 
 def batch(index=0):
-    """Returns one of a sequence of batches."""
+    """Returns the batch of an index."""
     rng = np.random.default_rng(index)
     made = {}
     for side in ("source", "target"):
