@@ -30,11 +30,13 @@ class Outcome:
       step: number of steps taken, those of earlier runs included.
       finished: whether these are all steps of the run.
       signal: the signal that ended the run, "Ctrl-C" or "SIGTERM"; None if there was none.
+      metrics: metrics of the last step that this call took; empty if it took none.
     """
 
     step: int
     finished: bool
     signal: str | None
+    metrics: Row = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -95,6 +97,7 @@ class TrainingLoop:
         self._console = console
         self._pending: _Pending | None = None
         self._saved_step = 0
+        self._last_row: Row = {}
         self.step = 0
 
     def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
@@ -123,7 +126,7 @@ class TrainingLoop:
             self._train()
             self._log.show_summary()
             self._finish_saving()
-        return Outcome(self.step, self.step >= p.steps, self._stop.agreed)
+        return Outcome(self.step, self.step >= p.steps, self._stop.agreed, self._last_row)
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
         """Restores the state and the input's position, or initializes them."""
@@ -180,6 +183,7 @@ class TrainingLoop:
             row.update(self._evaluate(pending.step))
         is_point = evaluate or self._log.is_logged(pending.step)
         self._log.write(pending.step, row, is_point)
+        self._last_row = row
         if is_point:
             self._store.poll()
 

@@ -21,11 +21,7 @@ BEFORE, AFTER = ((), ("z",)), (("x", "y"), ())
 
 
 class Awkward(Layer):
-<<<<<<< HEAD
     """A layer with a resharding that XLA can only do by full replication."""
-=======
-    """A layer whose change of layout XLA can only do by full replication."""
->>>>>>> 6179bb0 (Tests of training and runtime: docstrings as sentences)
 
     @layer_method
     def fprop(self, theta, x):
