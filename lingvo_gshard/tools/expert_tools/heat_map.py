@@ -61,14 +61,18 @@ _PAGE = """<!DOCTYPE html>
 """
 
 _ABOUT = (
-    "Step {step:,}, {rows:,} rows of {split}. A square is one expert and one language: the "
-    "stronger its color, the larger the expert's share of the language's tokens, in percent; the "
-    "strongest is the largest of the layer, and a square of an even load would show {even}."
+    "Step {step:,}, {rows:,} rows of {split}. Each square shows an expert's share of a language's "
+    "tokens, in percent. The darkest square is the largest share of the layer. With even loads "
+    "every square would show {even}."
 )
 
 
 def to_html(record: dict) -> str:
-    """Returns the page of a report, as `gshard-experts report --json` has it."""
+    """Returns the HTML page of a report.
+
+    Args:
+      record: the report, as `gshard-experts report --json` writes it.
+    """
     sizes = sorted({layer["num_experts"] for layer in record["layers"]})
     even = " or ".join(f"{100 / size:.3g}" for size in sizes)
     about = _ABOUT.format(**{name: record[name] for name in ("step", "rows", "split")}, even=even)
@@ -96,7 +100,7 @@ def _section(layer: dict) -> str:
 
 
 def _map(layer: dict) -> str:
-    """The squares of one layer as SVG."""
+    """Returns the squares of one layer as SVG."""
     count = layer["num_experts"]
     with_numbers = count <= _MOST_WITH_NUMBERS
     cell = _CELL if with_numbers else _SMALL_CELL

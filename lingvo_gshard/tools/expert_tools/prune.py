@@ -68,7 +68,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     source = SourceRun.read(run)
     pruned = source.trainer_of(params)
     by_language = use_by_language(run, source.trainer.task, source.theta, rows, console)
-    use = _of_all(by_language)
+    use = _sum_over_languages(by_language)
     kept = pruning.chosen(params.task, use, values.by)
     checkpoint = source.checkpoint
     state = pruning.pruned_state(source.trainer, pruned, checkpoint.theta, checkpoint.moments, kept)
@@ -76,8 +76,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     for layer, experts in kept.items():
         share = use[layer].shares[experts].sum()
         console.print(
-            f"{layer}: {len(experts)} of {len(use[layer].load)} experts, to which {share:.1%} of "
-            f"tokens came: {', '.join(map(str, experts))}",
+            f"{layer}: {len(experts)} of {len(use[layer].load)} experts, which had {share:.1%} "
+            f"of the tokens: {', '.join(map(str, experts))}",
             markup=False,
             soft_wrap=True,
         )
@@ -89,7 +89,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     )
 
 
-def _of_all(use: dict[str, dict[str, ExpertUse]]) -> dict[str, ExpertUse]:
-    """The use by layer over all languages, each of which counts by its tokens."""
+def _sum_over_languages(use: dict[str, dict[str, ExpertUse]]) -> dict[str, ExpertUse]:
+    """Returns the use by layer, summed over languages; each language counts by its tokens."""
     first, *rest = use.values()
     return {layer: sum((found[layer] for found in rest), first[layer]) for layer in first}
