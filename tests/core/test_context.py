@@ -1,4 +1,4 @@
-"""Context: scopes nest, end, and number what one layer reports twice."""
+"""Context: scopes nest and end, and repeated reports of a layer are numbered."""
 
 import pytest
 import tensorflow as tf

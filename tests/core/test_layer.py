@@ -235,7 +235,7 @@ def test_names_within_a_layer_stay():
     assert nested.without_theta(tf.zeros([5, 3])) == ("", "")
 
 
-def test_the_path_that_computes_is_known_and_then_left():
+def test_the_layer_path_holds_during_the_call_only():
     dense = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="a.b")
     other = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="a")
     dense.fprop(dense.init(1), tf.ones([5, 3]))
@@ -273,7 +273,7 @@ def test_an_override_without_the_decorator_is_refused():
                 return parameters
 
 
-def test_paths_that_are_no_names_of_scopes():
+def test_paths_are_converted_to_valid_name_scopes():
     for path, name in (("my layer.é", "my_layer/_"), ("_own.x[3][1]", "own/x_3_1")):
         dense = Dense(Dense.params(), path=path)
         theta = dense.init(1)

@@ -1,4 +1,4 @@
-"""The letters: which there are, and layouts made of them."""
+"""The table of letters, their traits, and the check of layouts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from lingvo_gshard.core import letters
 from lingvo_gshard.core.letters import LETTERS, check_layout
 
 
-def test_letters_are_single_capitals_with_a_meaning():
+def test_every_letter_has_a_meaning():
     assert set(LETTERS) == set("BLKGSTECMHNDVRPW")
     meanings = [letter.meaning for letter in LETTERS.values()]
     assert all(meanings) and len(set(meanings)) == len(LETTERS)

@@ -1,4 +1,4 @@
-"""annotate: the identity without a mesh, and with one an exact statement in StableHLO."""
+"""annotate: the identity without a mesh, an exact sharding in StableHLO with one."""
 
 import re
 

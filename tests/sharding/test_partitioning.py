@@ -200,7 +200,7 @@ def test_the_first_letter_claims_an_axis(layout, table, unsplit):
     assert len(axes) == len(set(axes))
 
 
-def test_letters_beside_a_tensor_claim_axes_as_if_they_were_in_it():
+def test_axes_of_reserved_letters_are_not_used():
     partitioning = Partitioning.make("data=4,model=2", "data_sequence_tensor")
     assert in_letters("BL", partitioning.split("BL")) == "BdLm"
     assert in_letters("BL", partitioning.split("BL", reserved="N")) == "BdL"

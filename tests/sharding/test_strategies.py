@@ -1,4 +1,4 @@
-"""Strategies: the table of the design, hybrids as unions, tables written out, and mistakes."""
+"""Strategies: base strategies, their unions, tables, and error messages."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def tables(strategy: Strategy) -> tuple[dict, dict, dict]:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_bases_are_the_designs(name):
+def test_tables_of_base_strategies(name):
     assert set(strategies.base_names()) == {*BASES, "context", "pipeline"}
     assert tables(strategies.get(name, SQUARE)) == BASES[name]
     assert strategies.get(name, SQUARE).name == name
@@ -119,12 +119,12 @@ def written(draw) -> Strategy:
 
 
 @hypothesis.given(written())
-def test_what_is_written_is_read_back(strategy):
+def test_to_text_is_read_back(strategy):
     hypothesis.assume(strategy.activations or strategy.weights or strategy.moments)
     assert tables(strategies.get(strategy.to_text(), CUBE)) == tables(strategy)
 
 
-def test_axes_are_all_that_anything_is_split_over():
+def test_axes_of_a_strategy():
     assert strategies.get("zero1_tensor", CUBE).axes == {"data", "fsdp", "model"}
     assert strategies.get("replicated", CUBE).axes == set()
     assert strategies.get("moments: M->fsdp", CUBE).axes == {"fsdp"}

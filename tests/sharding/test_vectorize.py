@@ -42,7 +42,7 @@ def test_stacks_are_slices_side_by_side_without_collectives():
     assert found.collectives == {"all-reduce": 1}
 
 
-def test_what_has_no_form_on_stacks_is_named_and_nothing_is_left_behind():
+def test_an_unsupported_operation_is_named_and_converters_are_restored():
     before = dict(pfor._pfor_converter_registry)
 
     @tf.function
