@@ -179,7 +179,7 @@ class TranslationTask(TokenTask):
           split: name of the split.
           show_progress: opens progress bars.
           languages: source languages to score; empty: all.
-          max_rows_per_language: scores a fixed random choice of so many rows; None: all.
+          max_rows_per_language: scores a fixed random choice of this many rows; None: all.
           shuffled: whether to score shuffled sources, too.
           beam_size: hypotheses kept for each sentence; 1 decodes greedily.
           length_exponent: how strongly beam search favors long translations; 0 disables it.

@@ -42,7 +42,7 @@ class MosesReader(readers.FileReader):
             return
         sources = self._sources(path)
         if not sources:
-            self._bad(f"{path}:0", "no source side stands beside this target side")
+            self._bad(f"{path}:0", "there is no source file for this target file")
         for language, source in sources:
             yield from self._read_pair(language, source, path)
 

@@ -109,7 +109,7 @@ class Reader(Configurable, abc.ABC):
 
 
 class FileReader(Reader):
-    """Reads files of the user, given per split, or for train alone and then divided."""
+    """Reads the user's files, given for each split, or only for train and then divided."""
 
     @classmethod
     def params(cls) -> Params:

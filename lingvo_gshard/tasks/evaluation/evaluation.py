@@ -37,7 +37,7 @@ class ShowProgress(Protocol):
 
         Args:
           what: the work, such as "Translating".
-          unit: what is counted, such as "rows".
+          unit: the unit that is counted, such as "rows".
           total: number of units in all.
         """
 
@@ -61,7 +61,7 @@ class Table:
     Attributes:
       columns: the head of each column; "" for none.
       rows: cells of each row, as many as columns.
-      summary: cells of a last row that stands apart, such as an average; None for no such row.
+      summary: cells of a separate last row, such as an average; None for no such row.
       text_columns: indices of the columns that are aligned to the left; the others are numbers.
     """
 
