@@ -210,7 +210,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
     [
         ("task.name = encoder", 'Write strings in quotes: "encoder"'),
         ("task.name", "expected ':' or '='"),
-        ("task.layers[0].num_experts = 3", "written layers_0"),
+        ("task.layers[0].num_experts = 3", "Write layers_0"),
         ("task.languages = [1, 2", "EOF"),
         ("task.name = %nobody", "macro %nobody is not defined"),
         ("scope/task.name = 'a'", "scopes"),
@@ -331,7 +331,7 @@ def test_references_fill_lists_functions_and_empty_places():
     [
         ("trainer.optimizer", f"{HERE}.Mixture", "Mixture cannot replace Momentum"),
         ("trainer.optimizer", "@builtins.min", "expected a configurable class"),
-        ("trainer.optimizer", f"{HERE}.Adma", "not there. Did you mean 'Adam'"),
+        ("trainer.optimizer", f"{HERE}.Adma", "does not exist. Did you mean 'Adam'"),
         ("trainer.optimizer", "@Adam", "cannot be imported"),
         ("trainer.optimizer", "@no.such.Module", "cannot be imported"),
         ("trainer.optimizer", f"{HERE}.Adam()", "would call it"),
