@@ -33,10 +33,10 @@ def experiment(tmp_path_factory):
 def test_it_trains_goes_on_and_is_evaluated(experiment, tmp_path):
     quiet = rich.console.Console(file=io.StringIO())
     gshard.train(experiment, tmp_path / "run", steps=4, console=quiet)
-    gshard.train(experiment, tmp_path / "run", steps=6, console=quiet)
+    gshard.train(experiment, tmp_path / "run", steps=60, console=quiet)
     run = gshard.load(tmp_path / "run")
     losses = [row["loss"] for row in run.metrics()]
-    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert len(losses) == 60 and sum(losses[-10:]) < 0.95 * sum(losses[:10])
     scores = run.evaluate("test").to_record()
     assert 0 <= scores["accuracy"] <= 1 and scores["perplexity"] > 1
     assert run.params.task.cls.__name__ == "LanguageIdTask"
@@ -46,7 +46,7 @@ def test_it_is_planned(experiment):
     plan = gshard.plan(experiment, "cpu:8")
     task = experiment.input.cls.configured_vocabulary_sizes(experiment.input)
     assert task == {"languages": 4}
-    assert plan.tokens_per_step == 32 * 16 and plan.flops["useful"] > 0
+    assert plan.tokens_per_step == 32 * 16 and plan.flops.useful > 0
 
 
 def test_it_is_benchmarked(experiment):
