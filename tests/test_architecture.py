@@ -75,14 +75,14 @@ def _imported_folders(path: pathlib.Path) -> set[str]:
     return {name.removeprefix(prefix).split(".")[0] for name in names} & set(FOLDERS)
 
 
-def test_every_folder_of_the_package_has_a_place_in_the_order():
+def test_every_folder_is_in_the_dependence_order():
     folders = {_folder(path) for path in _sources(PACKAGE)} - {None}
     assert folders <= set(FOLDERS)
     without_init = [f for f in folders if not (ROOT / PACKAGE / f / "__init__.py").exists()]
     assert not without_init
 
 
-def test_dependence_goes_one_way():
+def test_folders_import_only_what_the_order_allows():
     breaches = [
         f"{path.relative_to(ROOT)} imports {known}"
         for path in _sources(PACKAGE)
@@ -92,7 +92,7 @@ def test_dependence_goes_one_way():
     assert not breaches, breaches
 
 
-def test_the_order_of_folders_has_no_cycle():
+def test_the_dependence_order_has_no_cycle():
     order = list(FOLDERS)
     for index, folder in enumerate(order):
         assert set(FOLDERS[folder]) <= set(order[:index]), folder
@@ -120,7 +120,7 @@ def _imports_at_load(tree: ast.Module, modules: set[str]) -> set[str]:
     return loaded & modules
 
 
-def test_modules_import_each_other_in_no_cycle():
+def test_module_imports_have_no_cycle():
     # The package's own __init__ imports nothing before a name of the API is used.
     paths = {_module_of(path): path for path in _sources(PACKAGE) if _folder(path)}
     graph = {name: _imports_at_load(_tree(path), set(paths)) for name, path in paths.items()}
@@ -146,7 +146,7 @@ def test_the_package_never_imports_its_tests():
     assert not importing, importing
 
 
-def test_only_command_lines_have_flags():
+def test_only_tools_define_flags():
     """Below tools everything takes arguments, so that a notebook can call it."""
     importing = [
         str(path.relative_to(ROOT))
@@ -194,7 +194,7 @@ def _local_letters(tree: ast.Module) -> set[str]:
     return set()
 
 
-def test_letters_of_layouts_are_in_the_table_or_declared_by_their_file():
+def test_layouts_use_known_or_locally_declared_letters():
     unknown = [
         f"{path.relative_to(ROOT)}: {letter!r} of {layout!r}"
         for path in _sources(PACKAGE)
@@ -254,7 +254,7 @@ def test_every_module_has_a_docstring():
     assert not undocumented, undocumented
 
 
-def test_an_install_adds_one_name():
+def test_the_package_installs_one_top_level_name():
     packages = find_packages(str(ROOT), include=[PACKAGE, f"{PACKAGE}.*"])
     on_disk = {
         ".".join(path.parent.relative_to(ROOT).parts)
@@ -269,7 +269,7 @@ def test_an_install_adds_one_name():
     assert installed.read_text("top_level.txt").split() == [PACKAGE]
 
 
-def test_a_command_is_a_module_of_tools_and_a_name_in_setup():
+def test_every_command_is_a_module_of_tools_and_an_entry_point():
     """A command is two files; the launcher finds the module by the script's name."""
     setup = _tree(ROOT / "setup.py")
     (commands,) = (
@@ -284,7 +284,7 @@ def test_a_command_is_a_module_of_tools_and_a_name_in_setup():
         assert "main" in functions, path.name
 
 
-def test_constraints_pin_what_is_required():
+def test_constraints_pin_every_requirement():
     pins = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     pinned = {name.lower().replace("_", "-") for name in pins}
     quoted = re.findall(r'"([a-z][\w-]+)[>=~]=', (ROOT / "setup.py").read_text())

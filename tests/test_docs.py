@@ -115,12 +115,12 @@ def write_files(text: str, folder: pathlib.Path) -> list[pathlib.Path]:
     return written
 
 
-def covered_by(command: str) -> str | None:
+def substitute_test(command: str) -> str | None:
     """Returns the file that runs a command in the place of this test."""
     return next((file for shape, file in ELSEWHERE.items() if re.fullmatch(shape, command)), None)
 
 
-def made_tiny(command: str) -> str:
+def with_tiny_flags(command: str) -> str:
     """Adds the flags of TINY behind the programs they are for."""
     for program, flags in TINY.items():
         command = re.sub(
@@ -156,10 +156,10 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
     text = page.read_text(encoding="utf-8")
     write_files(text, folder)
     for command in commands(text):
-        if covered_by(command):
+        if substitute_test(command):
             continue
         result = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", made_tiny(command)],
+            ["bash", "-eo", "pipefail", "-c", with_tiny_flags(command)],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -171,7 +171,7 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
 
 
 @pytest.mark.parametrize("page", SCRIPTS)
-def test_the_script_of_a_page_prints_what_the_page_says(page, tmp_path, environment):
+def test_scripts_print_the_output_shown_on_the_page(page, tmp_path, environment):
     blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     script = "\nprint('\\x1e', end='')\n".join(code for code, _ in blocks)
     result = subprocess.run(
@@ -187,11 +187,11 @@ def test_the_script_of_a_page_prints_what_the_page_says(page, tmp_path, environm
 
 
 @pytest.mark.parametrize("file", sorted(set(ELSEWHERE.values())))
-def test_what_covers_a_command_exists(file):
+def test_substitute_tests_exist(file):
     assert (ROOT / file).exists()
 
 
-def test_commands_are_found_in_their_blocks():
+def test_commands_are_extracted_from_blocks():
     text = """
 Text with `gshard-train` in it.
 
@@ -215,6 +215,6 @@ what it prints
     assert commands(text) == ["first --a    --b", "second", "third | fourth"]
 
 
-def test_flags_are_added_to_programs_alone():
-    made = made_tiny("echo my-gshard-train; gshard-train --logdir=runs/gshard-train-2")
+def test_tiny_flags_are_added_only_to_their_programs():
+    made = with_tiny_flags("echo my-gshard-train; gshard-train --logdir=runs/gshard-train-2")
     assert made == "echo my-gshard-train; gshard-train --steps=2 --logdir=runs/gshard-train-2"

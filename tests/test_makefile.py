@@ -40,14 +40,14 @@ def _make(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("target", EXPECTED)
-def test_a_target_runs_its_commands_in_order(target):
+def test_targets_run_their_commands_in_order(target):
     text, position = _make("-n", target), 0
     for command in EXPECTED[target]:
         assert command in text[position:], f"{command} in\n{text}"
         position = text.index(command, position)
 
 
-def test_help_names_every_target():
+def test_help_lists_every_target():
     declared = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     described = set(re.findall(r"^make ([\w-]+)", _make("help"), re.MULTILINE))
     assert described == set(declared.group(1).split()) - {"help"}

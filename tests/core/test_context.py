@@ -6,11 +6,11 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 
 
-def test_outside_of_a_scope_nothing_trains():
+def test_the_default_context_is_not_training():
     assert not context.current().training
 
 
-def test_scopes_nest_and_end_when_a_pass_fails():
+def test_scopes_nest_and_exit_on_errors():
     with context.scope(training=True) as outer:
         with pytest.raises(KeyError), context.scope() as inner:
             assert context.current() is inner and not inner.training
@@ -19,7 +19,7 @@ def test_scopes_nest_and_end_when_a_pass_fails():
     assert context.current() is not outer
 
 
-def test_a_second_report_is_numbered():
+def test_repeated_reports_are_numbered():
     with context.scope() as ctx:
         for value in (1.0, 2.0, 3.0):
             ctx.add_loss("a/loss", tf.constant(value))
@@ -32,7 +32,7 @@ def test_a_second_report_is_numbered():
     assert list(ctx.metrics) == ["a/metric", "a/metric_1", "a/metric_2"]
 
 
-def test_an_override_collects_in_the_context_around_it():
+def test_an_override_collects_into_the_enclosing_context():
     with context.scope(training=True) as ctx, context.override(layer_path="a") as inner:
         assert inner.training and context.layer_path() == "a"
         inner.add_loss("a/loss", tf.constant(1.0))

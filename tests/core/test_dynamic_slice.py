@@ -14,13 +14,13 @@ def compiled(function):
 
 
 @pytest.mark.parametrize(("start", "first"), [(0, 0), (3, 3), (5, 4)])
-def test_a_part_is_read(start, first):
+def test_reads_a_slice(start, first):
     read = compiled(lambda x, start: dynamic_slice.read(x, start, 2))
     np.testing.assert_array_equal(read(TENSOR, tf.constant(start)), TENSOR[first : first + 2])
 
 
 @pytest.mark.parametrize(("start", "first"), [(0, 0), (3, 3), (5, 4)])
-def test_a_part_is_written(start, first):
+def test_writes_a_slice(start, first):
     part = -np.ones((2, 5), np.float32)
     expected = TENSOR.copy()
     expected[first : first + 2] = part

@@ -21,7 +21,7 @@ SHAPE = (200, 300)
         (initializers.Initializer("truncated_normal", 0.5), 0.5 * 0.8796, 1.0),
     ],
 )
-def test_moments(initializer, deviation, bound):
+def test_samples_have_the_named_moments(initializer, deviation, bound):
     weight = initializer(SHAPE, tf.float32, KEY).numpy()
     assert weight.shape == SHAPE
     assert abs(weight.mean()) < 4 * deviation / np.sqrt(weight.size)
@@ -29,13 +29,13 @@ def test_moments(initializer, deviation, bound):
     assert np.abs(weight).max() <= bound * (1 + 1e-6)
 
 
-def test_constant():
+def test_constant_fills_the_weight():
     weight = initializers.constant(2.0)((2, 3), tf.bfloat16, KEY)
     assert weight.dtype == tf.bfloat16
     np.testing.assert_array_equal(tf.cast(weight, tf.float32), np.full((2, 3), 2.0))
 
 
-def test_a_weight_is_a_function_of_the_key():
+def test_weights_depend_only_on_the_key():
     one, same = (initializers.normal(1.0)(SHAPE, tf.float32, KEY) for _ in range(2))
     other = initializers.normal(1.0)(SHAPE, tf.float32, KEY + 1)
     np.testing.assert_array_equal(one, same)

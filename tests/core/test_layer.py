@@ -66,13 +66,13 @@ def test_children_and_weights_have_paths():
     assert list(stack.children) == ["layers", "head"]
 
 
-def test_a_spec_says_layout_shape_and_type():
+def test_specs_hold_layout_shape_and_dtype():
     spec = Dense(Dense.params().set(dtype="bfloat16"), path="a.b").variable_specs().w
     assert (spec.path, spec.layout, spec.shape, spec.dtype) == ("a.b.w", "MH", (3, 4), "bfloat16")
     assert spec.init(tf.constant([1, 0])).dtype == tf.bfloat16
 
 
-def test_weights_have_their_parents_type_unless_they_have_their_own():
+def test_weights_inherit_the_dtype_of_their_parent():
     params = Stack.params().set(dtype="bfloat16")
     params.head.dtype = "float16"
     types = {spec.path: spec.dtype for spec in Stack(params).variable_specs().flatten()}
@@ -80,7 +80,7 @@ def test_weights_have_their_parents_type_unless_they_have_their_own():
     assert Stack(Stack.params()).variable_specs().head.w.dtype == "float32"
 
 
-def test_theta_depends_on_seed_and_path_alone():
+def test_theta_depends_only_on_seed_and_path():
     stack = Stack(Stack.params())
     theta, again, other = stack.init(1), stack.init(1), stack.init(2)
     assert [path for path, _ in theta.flatten_items()] == PATHS
@@ -99,7 +99,7 @@ def test_theta_is_the_same_when_compiled():
         np.testing.assert_allclose(one, same, rtol=1e-6)
 
 
-def test_fprop_is_numpys_product():
+def test_fprop_equals_numpy():
     stack = Stack(Stack.params())
     theta = stack.init(1)
     x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
@@ -107,7 +107,7 @@ def test_fprop_is_numpys_product():
     np.testing.assert_allclose(stack.fprop(theta, tf.constant(x)), expected, rtol=1e-5)
 
 
-def test_a_pass_collects_losses_and_metrics_by_path():
+def test_losses_and_metrics_are_collected_by_path():
     stack = Stack(Stack.params())
     seen = []
     with context.scope(on_output=lambda path, output: seen.append(path)) as ctx:
@@ -118,7 +118,7 @@ def test_a_pass_collects_losses_and_metrics_by_path():
     assert seen == ["layers[0]", "layers[1]", "head"]
 
 
-def test_random_numbers_depend_on_the_passs_seed_and_the_path():
+def test_random_numbers_depend_on_the_seed_and_the_path():
     stack = Stack(Stack.params())
     theta = stack.init(1)
 
@@ -135,20 +135,20 @@ def test_random_numbers_depend_on_the_passs_seed_and_the_path():
         assert not np.array_equal(key, stack.layers[1].random_seed("noise"))
 
 
-def test_random_numbers_without_a_seed_are_refused():
+def test_random_numbers_require_a_seed():
     dense = Dense(Dense.params(), path="encoder.dense")
     with context.scope(training=True), pytest.raises(ValueError, match="encoder.dense.noise needs"):
         dense.fprop(dense.init(1), tf.zeros([1, 3]))
 
 
 @pytest.mark.parametrize("layout", ["ME", "MG"])
-def test_a_letter_without_a_positive_size_is_refused(layout):
+def test_rejects_letters_without_a_positive_size(layout):
     params = Dense.params().set(layout=layout, sizes={"M": 3, "G": 0})
     with pytest.raises(ValueError, match=f"encoder.w: dimension '{layout[1]}'"):
         Dense(params, path="encoder")
 
 
-def test_names_within_a_layer_are_given_once():
+def test_rejects_duplicate_names_within_a_layer():
     dense = Dense(Dense.params(), path="encoder")
     with pytest.raises(ValueError, match="encoder.w is already"):
         dense.create_variable("w", "M", {"M": 1}, initializers.constant(0.0))
@@ -156,12 +156,12 @@ def test_names_within_a_layer_are_given_once():
         dense.create_child("w", Dense.params())
 
 
-def test_unknown_attribute_is_an_attribute_error():
+def test_an_unknown_attribute_raises_attribute_error():
     with pytest.raises(AttributeError, match="Stack has no attribute or child 'tail'"):
         _ = Stack(Stack.params()).tail
 
 
-def test_params_of_a_layer_are_its_own():
+def test_a_layer_copies_its_params():
     params = Stack.params()
     stack = Stack(params)
     params.head.sizes["H"] = 7
@@ -206,7 +206,7 @@ def test_operations_are_named_for_their_layer():
     assert operations(called_anywhere, [5, 3]) == expected
 
 
-def test_the_root_has_no_name():
+def test_the_root_adds_no_name_scope():
     root = Dense(Dense.params())
     assert operations(lambda x: root.fprop(root.init(1), x), [5, 3]) == ["MatMul"]
 
@@ -225,7 +225,7 @@ def test_gradients_are_named_for_their_layer_too():
     assert backward and all(name.startswith("gradient_tape/head/") for name in backward)
 
 
-def test_names_within_a_layer_stay():
+def test_name_scopes_within_a_layer_are_preserved():
     nested = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="layers[0].nested")
     theta = nested.init(1)
     outer = "layers_0/nested/outer"
@@ -235,7 +235,7 @@ def test_names_within_a_layer_stay():
     assert nested.without_theta(tf.zeros([5, 3])) == ("", "")
 
 
-def test_the_layer_path_holds_during_the_call_only():
+def test_the_layer_path_is_reset_after_the_call():
     dense = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="a.b")
     other = Nested(Nested.params().set(sizes={"M": 3, "H": 3}), path="a")
     dense.fprop(dense.init(1), tf.ones([5, 3]))
@@ -259,12 +259,12 @@ class WithAnyArguments(Dense):
         return context.layer_path(), tf.get_current_name_scope()
 
 
-def test_decorated_methods_carry_the_scope_whatever_their_arguments_are_called():
+def test_decorated_methods_can_have_arguments_of_any_name():
     layer = WithAnyArguments(WithAnyArguments.params(), path="a.b")
     assert layer.attend(None, queries=None) == layer.where(None) == ("a.b", "a/b")
 
 
-def test_an_override_without_the_decorator_is_refused():
+def test_rejects_overrides_without_the_decorator():
     message = r"Undecorated\.attend overrides a @layer_method and lacks the decorator"
     with pytest.raises(TypeError, match=message):
 
@@ -281,12 +281,12 @@ def test_paths_are_converted_to_valid_name_scopes():
         assert names == [f"{name}/MatMul"]
 
 
-def test_methods_keep_their_names_and_documentation():
+def test_decorated_methods_keep_their_names_and_docstrings():
     assert Stack.fprop.__name__ == "fprop" and Dense.fprop.__qualname__ == "Dense.fprop"
     assert Nested.without_theta(Dense(Dense.params()), None) == ("", "")
 
 
-def test_layers_compute_in_functions_that_autograph_converts():
+def test_layers_run_in_functions_converted_by_autograph():
     stack = Stack(Stack.params(), path="s")
     theta = stack.init(1)
     x = tf.ones([5, 3])
@@ -295,12 +295,12 @@ def test_layers_compute_in_functions_that_autograph_converts():
     )
 
 
-def test_paths_of_all_layers():
+def test_paths_of_all_layers_are_listed():
     assert Stack(Stack.params()).layer_paths() == ["", "layers[0]", "layers[1]", "head"]
     assert Dense(Dense.params(), path="a.b").layer_paths() == ["a.b"]
 
 
-def test_letters_that_no_strategy_splits():
+def test_layers_can_declare_letters_that_no_strategy_splits():
     dense = Dense(Dense.params(), path="a")
     dense.create_variable("v", "MH", {"M": 2, "H": 3}, initializers.constant(0.0), unsplit="H")
     specs = dense.variable_specs()

@@ -19,7 +19,7 @@ def test_traits_select_letters():
 
 
 @pytest.mark.parametrize(("layout", "rank"), [("GSEC", 4), ("", 0), ("BLM", None), ("BrM", 3)])
-def test_good_layouts_pass(layout, rank):
+def test_accepts_valid_layouts(layout, rank):
     check_layout(layout, rank)
 
 
@@ -31,6 +31,6 @@ def test_good_layouts_pass(layout, rank):
         ("GSG", 3, "'GSG' repeats the letter 'G'"),
     ],
 )
-def test_bad_layouts_are_refused(layout, rank, message):
+def test_rejects_invalid_layouts(layout, rank, message):
     with pytest.raises(ValueError, match=message):
         check_layout(layout, rank)

@@ -19,14 +19,14 @@ def test_keys_are_attributes():
     assert tree["d"] == 6 and tree.b.x == 2 and tree.a[1].w == 4 and "c" not in tree
 
 
-def test_missing_key_names_the_nearest():
+def test_a_missing_key_suggests_the_nearest():
     with pytest.raises(AttributeError, match="No key 'weigth'. Did you mean 'weight'"):
         _ = NestedMap(weight=1).weigth
     with pytest.raises(AttributeError, match="No key 'weigth'"):
         del NestedMap(weight=1).weigth
 
 
-def test_flatten_items_gives_sorted_paths():
+def test_flatten_items_returns_sorted_paths():
     assert _tree().flatten_items() == [
         ("a[0].w", 3),
         ("a[1].w", 4),
@@ -36,7 +36,7 @@ def test_flatten_items_gives_sorted_paths():
     ]
 
 
-def test_transform_with_path_sees_each_leaf_once():
+def test_transform_with_path_visits_each_leaf_once():
     named = _tree().transform_with_path(lambda path, leaf: f"{path}={leaf}")
     assert named.flatten() == ["a[0].w=3", "a[1].w=4", "b.x=2", "b.y=1", "c=5"]
     assert isinstance(named.a[0], NestedMap)
@@ -44,7 +44,7 @@ def test_transform_with_path_sees_each_leaf_once():
 
 
 @pytest.mark.parametrize("count", [4, 6])
-def test_pack_refuses_another_number_of_leaves(count):
+def test_pack_rejects_the_wrong_number_of_leaves(count):
     with pytest.raises(ValueError, match=f"{count} leaves given for a structure of 5"):
         _tree().pack(range(count))
 
@@ -62,7 +62,7 @@ _trees = strategies.recursive(
 
 
 @hypothesis.given(strategies.dictionaries(strategies.sampled_from("abcd"), _trees, max_size=3))
-def test_leaves_come_in_the_order_of_tf_nest(values):
+def test_leaf_order_equals_that_of_tf_nest(values):
     tree = NestedMap(values)
     assert tree.flatten() == tf.nest.flatten(tree)
     assert tree.pack(tree.flatten()) == tree
@@ -71,7 +71,7 @@ def test_leaves_come_in_the_order_of_tf_nest(values):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_tf_function_takes_and_returns_it(jit_compile):
+def test_tf_function_accepts_and_returns_nested_maps(jit_compile):
     @tf.function(jit_compile=jit_compile)
     def function(tree):
         assert isinstance(tree, NestedMap) and isinstance(tree.a[0], NestedMap)

@@ -25,7 +25,7 @@ def test_keys_differ_by_name_and_by_key():
     assert len(keys) == 9
 
 
-def test_hashed_keys_of_neighbors_have_nothing_in_common():
+def test_hashed_keys_of_neighbors_are_unrelated():
     keys = np.array(
         [
             random_numbers.hashed_fold_in_word(tf.constant([1, step]), word).numpy()
@@ -63,13 +63,13 @@ def test_numbers_are_the_same_eager_and_compiled(name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_distribution(name):
+def test_samples_follow_the_named_distribution(name):
     numbers = getattr(random_numbers, name)([200_000], KEY).numpy().astype(np.float64)
     assert stats.kstest(numbers, SAMPLERS[name].cdf).pvalue > 0.01
     assert np.isfinite(numbers).all()
 
 
-def test_the_ends_of_the_interval_are_finite(monkeypatch):
+def test_samples_are_finite_at_the_ends_of_the_interval(monkeypatch):
     ends = tf.constant([0, 2**32 - 1], tf.uint32)
     monkeypatch.setattr(random_numbers, "words", lambda shape, key: ends)
     low, high = random_numbers.uniform([2], KEY).numpy()

@@ -11,7 +11,7 @@ from lingvo_gshard.core.repetition import Iteration, Repetition
 TWO = Repetition("encoder.layers", body=2, times=3)
 
 
-def test_a_layer_of_the_body_stands_for_every_second_one():
+def test_a_body_of_two_layers_represents_every_second_layer():
     assert TWO.paths("encoder.layers.body[1].moe.w_in") == [
         f"encoder.layers[{i}].moe.w_in" for i in (1, 3, 5)
     ]
@@ -19,25 +19,25 @@ def test_a_layer_of_the_body_stands_for_every_second_one():
 
 
 @pytest.mark.parametrize("path", ["decoder.layers.body[0].w", "encoder.layers", "", "encoder.norm"])
-def test_what_is_not_of_the_body_keeps_its_name(path):
+def test_names_outside_the_body_are_unchanged(path):
     assert TWO.paths(path) == [path] * 3
 
 
 @hypothesis.given(st.integers(1, 5), st.integers(1, 6))
-def test_all_layers_are_named_once(body, times):
+def test_every_layer_is_named_once(body, times):
     repetition = Repetition("stack", body, times)
     found = [repetition.paths(f"stack.body[{i}].w") for i in range(body)]
     in_order = [found[i][r] for r in range(times) for i in range(body)]
     assert in_order == [f"stack[{i}].w" for i in range(body * times)]
 
 
-def test_an_iterations_path():
+def test_path_of_an_iteration():
     path = "encoder.layers.body[1].dropout"
     assert Iteration(TWO, 2).path(path) == "encoder.layers[5].dropout"
     assert Iteration(TWO, tf.constant(2)).path(path) == path
 
 
-def test_words_of_random_numbers_are_those_of_layers_one_by_one():
+def test_random_numbers_equal_those_of_separate_layers():
     path = "encoder.layers.body[1].dropout"
 
     @tf.function

@@ -25,7 +25,7 @@ def four_grams(text):
 
 
 @hypothesis.given(_ROWS)
-def test_division(rows):
+def test_rows_are_divided_into_splits(rows):
     split = held_out.divide(rows, 200)
     kept = [row for part in split.rows.values() for row in part]
     dropped = sum(sum(counts.values()) for counts in split.dropped.values())
@@ -42,7 +42,7 @@ def test_division(rows):
         assert not grams or len(grams & seen) / len(grams) < 0.5
 
 
-def test_near_copies_fall_together():
+def test_near_copies_are_in_the_same_split():
     for per_mille in (10, 100, 400):
         copies = ("Open the 2 files.", "open the files", "OPEN: the (13) files!")
         assert len({held_out.split_of(text, per_mille) for text in copies}) == 1

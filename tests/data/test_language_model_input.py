@@ -40,7 +40,7 @@ def made(directory):
     return params(directory).instantiate()
 
 
-def test_batches_are_as_the_spec_says_and_full(made):
+def test_batches_match_the_spec_and_are_full(made):
     batches = made.train_batches(1)
     batch = next(batches)
     specs = made.batch_specs(made.p)
@@ -49,7 +49,7 @@ def test_batches_are_as_the_spec_says_and_full(made):
     batches.close()
 
 
-def test_the_same_seed_gives_the_same_batches_and_another_does_not(made, directory):
+def test_batches_depend_on_the_seed(made, directory):
     other = params(directory).instantiate()
     first, second, third = made.train_batches(1), other.train_batches(1), other.train_batches(2)
     same, differs = [], []
@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_batches_and_another_does_not(made, directo
         batches.close()
 
 
-def test_resumes_where_it_was_and_refuses_other_data(made, directory):
+def test_resumes_from_its_state_and_rejects_other_data(made, directory):
     batches = made.train_batches(3)
     for _ in range(25):
         next(batches)
@@ -80,7 +80,7 @@ def test_resumes_where_it_was_and_refuses_other_data(made, directory):
         other.close()
 
 
-def test_an_epoch_has_every_document_once(made):
+def test_an_epoch_contains_every_document_once(made):
     """By the number of EOS, over many rounds."""
     batches, ends = made.train_batches(1), 0
     for _ in range(120):
@@ -91,7 +91,7 @@ def test_an_epoch_has_every_document_once(made):
     assert ends / (120 * 4 * 16) == pytest.approx(share, rel=0.15)
 
 
-def test_evaluation_spells_the_text_whole(directory):
+def test_evaluation_covers_the_whole_text(directory):
     """What is measured in bits per byte is all there, also what the vocabulary has not seen."""
     made = params(directory, length=64).instantiate()
     labels = []
@@ -107,7 +107,7 @@ def test_evaluation_spells_the_text_whole(directory):
     assert made.count_tokens("dev") == len(labels)
 
 
-def test_the_size_of_a_text_is_counted_by_hand(made):
+def test_text_sizes_match_the_count_by_hand(made):
     size = made.text_size("dev")
     assert (size.documents, size.words) == (2, 7)
     assert size.bytes == len("a red cat") + len("un t\nfroid ") + 2 * 2 + 3
@@ -131,7 +131,7 @@ def test_a_saved_vocabulary_is_used(made, directory, tmp_path):
         ("vocabulary.byte_fallback", False, "input.vocabulary.byte_fallback is False"),
     ],
 )
-def test_mistakes_are_named(path, value, words, directory):
+def test_errors_name_the_invalid_option(path, value, words, directory):
     p = params(directory)
     p.set_path(path, value)
     with pytest.raises(ValueError, match=words):

@@ -43,7 +43,7 @@ def segments_as_text(batch, data):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_batches_read_back_as_the_corpus(place, joint):
+def test_batches_contain_the_corpus(place, joint):
     p = params(place)
     p.vocabulary.joint = joint
     p.vocabulary.size = corpora.SIZE if joint else 290
@@ -61,7 +61,7 @@ def test_batches_read_back_as_the_corpus(place, joint):
     assert seen == rows
 
 
-def test_the_report_adds_up(place):
+def test_counts_of_the_report_add_up(place):
     data = params(place, target_length=18).instantiate()
     report = data.report
     assert report.dropped[translation_input.TOO_MANY_TOKENS] > 0
@@ -83,7 +83,7 @@ def test_skipped_rows_are_in_the_report(tmp_path, place):
     assert "train.tsv:301" in report.examples[0]
 
 
-def test_resumes_in_a_new_process_as_it_were(place):
+def test_resumes_with_a_new_input(place):
     one = params(place).instantiate().train_batches(seed=5)
     for _ in range(37):
         next(one)
@@ -96,7 +96,7 @@ def test_resumes_in_a_new_process_as_it_were(place):
 
 
 @pytest.mark.parametrize("change", ["seed", "temperature", "languages", "batch_rows"])
-def test_a_position_in_other_data_is_refused(place, change):
+def test_rejects_a_state_of_other_data(place, change):
     state = params(place).instantiate().train_batches(seed=5).get_state()
     values = {"temperature": 2.0, "languages": ("de",), "batch_rows": 5}
     p = params(place, **({change: values[change]} if change in values else {}))
@@ -105,7 +105,7 @@ def test_a_position_in_other_data_is_refused(place, change):
         batches.set_state(state)
 
 
-def test_evaluation_batches_hold_every_row_once(place):
+def test_evaluation_batches_contain_every_row_once(place):
     data = params(place).instantiate()
     found = collections.Counter()
     for batch in data.evaluation_batches("test"):
@@ -127,7 +127,7 @@ def test_languages(place):
         data.rows("tests")
 
 
-def test_saved_vocabularies_are_used_again(place, tmp_path):
+def test_saved_vocabularies_are_reused(place, tmp_path):
     data = params(place).instantiate()
     data.save_vocabularies(str(tmp_path))
     p = params(place)
@@ -139,7 +139,7 @@ def test_saved_vocabularies_are_used_again(place, tmp_path):
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
-def test_another_reader(place, tmp_path):
+def test_the_reader_can_be_replaced(place, tmp_path):
     rows = corpora.rows(200, languages=("de",))
     (tmp_path / "train.de").write_text("".join(row.source + "\n" for row in rows))
     (tmp_path / "train.en").write_text("".join(row.target + "\n" for row in rows))
@@ -163,6 +163,6 @@ def test_option_errors(place, values, message):
         params(place, **values).instantiate()
 
 
-def test_no_row_left(place):
+def test_raises_if_no_row_remains(place):
     with pytest.raises(ValueError, match="No training row is left"):
         next(params(place, source_length=1).instantiate().train_batches(seed=1))

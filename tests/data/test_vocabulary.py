@@ -33,12 +33,12 @@ def test_round_trip_of_any_text(made, text):
     assert made.decode(ids) == text
 
 
-def test_batches_are_as_single_lines(made):
+def test_batch_encoding_equals_line_by_line_encoding(made):
     texts = ["Guten Tag", "", "日本 x"]
     assert made.encode_batch(texts) == [made.encode(text) for text in texts]
 
 
-def test_decoding_stops_at_eos_and_passes_over_padding(made):
+def test_decoding_stops_at_eos_and_skips_padding(made):
     ids = made.encode("der Hund")
     assert made.decode([1, *ids, 2, *ids, 0]) == "der Hund"
     assert made.decode([0, 0, *ids, 0]) == "der Hund"

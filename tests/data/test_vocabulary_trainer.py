@@ -25,7 +25,7 @@ def trainings(monkeypatch):
     return counted
 
 
-def test_joint_and_apart(tmp_path, trainings):
+def test_vocabularies_can_be_joint_or_separate(tmp_path, trainings):
     rows = corpora.rows(200)
     source, target = corpora.trainer(tmp_path).train(rows, 1.0)
     assert source is target
@@ -36,7 +36,7 @@ def test_joint_and_apart(tmp_path, trainings):
     assert trainings == [300, 295, 290]
 
 
-def test_the_cache_is_by_content(tmp_path, trainings):
+def test_the_cache_is_keyed_by_content(tmp_path, trainings):
     rows = corpora.rows(200)
     first = corpora.trainer(tmp_path).train(rows, 1.0)
     assert corpora.trainer(tmp_path).train(rows[::-1], 1.0) == first
@@ -53,14 +53,14 @@ def test_training_is_deterministic(tmp_path):
     assert one == other
 
 
-def test_a_damaged_cache_is_trained_anew(tmp_path):
+def test_a_damaged_cache_entry_is_retrained(tmp_path):
     first = corpora.trainer(tmp_path).train(corpora.rows(200), 1.0)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:50])
     assert corpora.trainer(tmp_path).train(corpora.rows(200), 1.0) == first
 
 
-def test_two_at_once(tmp_path):
+def test_concurrent_trainings_share_the_cache(tmp_path):
     results = []
     train = lambda: results.append(  # noqa: E731
         corpora.trainer(tmp_path).train(corpora.rows(200), 1.0)
@@ -74,13 +74,13 @@ def test_two_at_once(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+def test_an_unwritable_cache_is_ignored(tmp_path):
     (tmp_path / "file").write_text("")
     vocabulary, _ = corpora.trainer(tmp_path / "file" / "cache").train(corpora.rows(200), 1.0)
     assert vocabulary.size == corpora.SIZE
 
 
-def test_sampling_is_bounded_and_by_temperature():
+def test_sampling_is_bounded_and_follows_the_temperature():
     sentences = {"big": [f"b{i}" for i in range(1000)], "small": [f"s{i}" for i in range(250)]}
     flat = vocabulary_trainer._sample(sentences, 400, 1e9)
     assert len(set(flat)) == len(flat) == 399
@@ -104,7 +104,7 @@ def test_option_errors(tmp_path, values, message):
 
 
 @pytest.mark.parametrize("size", [100, 8000])
-def test_a_size_that_does_not_suit_the_text(tmp_path, size):
+def test_rejects_vocabulary_sizes_that_the_text_cannot_fill(tmp_path, size):
     params = vocabulary_trainer.VocabularyTrainer.params()
     params.set(size=size, cache_directory=str(tmp_path))
     with pytest.raises(ValueError, match=f"input.vocabulary.size = {size} does not suit"):

@@ -62,7 +62,7 @@ def decode(task, theta, beam_size, exponent, limits, jit):
         pytest.param(4, 0.6, False, marks=pytest.mark.slow),
     ],
 )
-def test_equals_a_plain_search(beam_size, exponent, jit):
+def test_equals_a_plain_beam_search(beam_size, exponent, jit):
     task = tiny_model.task()
     theta = tiny_model.theta(task, 1)
     limits = [LENGTH, LENGTH, LENGTH, 3, LENGTH]

@@ -32,7 +32,7 @@ def decode_without_caches(task, theta, source_ids, limit):
 
 
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_caches_change_nothing(jit):
+def test_caches_do_not_change_results(jit):
     task = tiny_model.task()
     limits = [LENGTH, LENGTH, LENGTH, 3, LENGTH]
 
@@ -52,7 +52,7 @@ def test_caches_change_nothing(jit):
         assert len({tuple(tokens) for tokens in decoded}) > 2
 
 
-def test_without_limits_every_sentence_may_take_the_whole_length():
+def test_the_default_limit_is_the_output_length():
     task = tiny_model.task()
     theta = tiny_model.theta(task, 3)
     unlimited = greedy_decode(task, theta, tf.constant(SOURCES), LENGTH, BOS, EOS)
@@ -61,7 +61,7 @@ def test_without_limits_every_sentence_may_take_the_whole_length():
     np.testing.assert_array_equal(unlimited, limited)
 
 
-def test_the_loop_ends_with_the_last_sentence():
+def test_the_loop_stops_when_all_sentences_are_complete():
     task = tiny_model.task()
     theta = tiny_model.theta(task, 1)
     steps = []

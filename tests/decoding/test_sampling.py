@@ -48,7 +48,7 @@ def write(task, given, before, samples, sampling=GREEDY, seed=0, jit=None):
     return run(*arrays, *weights_of(task).flatten()).numpy()
 
 
-def greedily_without_caches(task, given, before):
+def decode_greedily_without_caches(task, given, before):
     """The argmax of the full pass over each prefix, one row at a time."""
     theta, ids = weights_of(task), [before]
     for known in given:
@@ -83,22 +83,22 @@ def greedily_without_caches(task, given, before):
     ],
     ids=["experts", "loop", "rotary"],
 )
-def test_caches_change_nothing(values):
+def test_caches_do_not_change_results(values):
     task = task_of(**values)
     found = write(task, GIVEN, BEFORE, SAMPLES)
     for row, given, before in zip(found, GIVEN, BEFORE, strict=True):
-        expected = greedily_without_caches(task, given, before) if before else [EOS] * LENGTH
+        expected = decode_greedily_without_caches(task, given, before) if before else [EOS] * LENGTH
         assert row.tolist() == expected
     assert len({tuple(row) for row in found}) == len(found)
 
 
-def test_compiled_it_draws_the_same():
+def test_compiled_draws_equal_eager_ones():
     task, sampling = task_of(), Sampling(0.8, top_k=9, top_p=0.95)
     found = [write(task, GIVEN, BEFORE, SAMPLES, sampling, jit=jit) for jit in (None, True)]
     np.testing.assert_array_equal(*found)
 
 
-def test_a_row_does_not_depend_on_others_but_on_sample_and_seed():
+def test_a_row_depends_only_on_its_sample_and_the_seed():
     task, sampling = task_of(), Sampling(1.5)
     found = write(task, GIVEN, BEFORE, SAMPLES, sampling)
     alone = [
@@ -138,7 +138,7 @@ def probabilities(logits, sampling):
     ],
     ids=str,
 )
-def test_tokens_are_drawn_by_their_probabilities(sampling):
+def test_token_frequencies_match_their_probabilities(sampling):
     logits = np.random.default_rng(1).normal(size=8).astype(np.float32)
     count = 20_000
     words = tf.cast(tf.range(count), tf.uint32)
@@ -159,6 +159,6 @@ def test_tokens_are_drawn_by_their_probabilities(sampling):
         ({"top_p": 1.5}, "top_p is 1.5; more than 0 and at most 1"),
     ],
 )
-def test_what_cannot_be_drawn_by_is_refused(values, words):
+def test_rejects_invalid_options(values, words):
     with pytest.raises(ValueError, match=words):
         Sampling(**values)

@@ -27,7 +27,7 @@ def translator(vocabulary):
 
 
 @pytest.mark.slow
-def test_each_sentence_is_translated_as_it_is_alone(translator):
+def test_translations_do_not_depend_on_the_batch(translator):
     together = translator.translate(SENTENCES).texts
     assert len(set(together)) > 3
     assert together == [translator.translate([sentence]).texts[0] for sentence in SENTENCES]
@@ -53,7 +53,7 @@ def test_empty_sentences_stay_empty(translator):
     assert translator.translate(["", ""]).texts == ["", ""]
 
 
-def test_what_is_too_long_is_cut_and_named(translator):
+def test_long_sentences_are_truncated_and_reported(translator):
     long = "der Hund sieht " * 40
     found = translator.translate(["der Hund", long, "", long + long, "le chat"])
     assert found.cut == (1, 3)
@@ -67,7 +67,7 @@ def test_sentences_are_normalized_as_in_training(translator):
     assert translator.translate(["  groß\tder \u00ad Hund \n"]).texts == plain
 
 
-def test_a_translation_is_one_line(translator):
+def test_translations_are_single_lines(translator):
     assert all(text == " ".join(text.split()) for text in translator.translate(SENTENCES).texts)
 
 
@@ -77,7 +77,7 @@ def test_progress_counts_sentences(translator):
     assert seen == sorted(seen) and seen[-1] == len(SENTENCES) + 1 and len(seen) > 2
 
 
-def test_no_bucket_goes_beyond_the_positions(vocabulary):
+def test_buckets_are_at_most_the_maximum_length(vocabulary):
     task = tiny_model.task(vocabulary_size=vocabulary.size)
     runtime = tiny_model.runtime(task, 1)
     translator = Translator(task, runtime, vocabulary, vocabulary, (512, 4096))

@@ -58,12 +58,12 @@ def greet(tmp_path):
     return run
 
 
-def test_the_command_runs_and_its_exit_code_counts(greet):
+def test_the_command_runs_and_returns_its_exit_code(greet):
     result = greet("gshard-greet", "--name=Ada")
     assert (result.returncode, result.stdout) == (3, "Hello Ada\n"), result.stderr
 
 
-def test_it_explains_itself(greet):
+def test_help_and_version_are_printed(greet):
     assert greet("gshard-greet", "--version").stdout == (
         f"gshard-greet {lingvo_gshard.__version__}\n"
     )
@@ -71,7 +71,7 @@ def test_it_explains_itself(greet):
     assert text.startswith("Greets by name.") and "--name=NAME" in text
 
 
-def test_a_mistake_is_one_line(greet):
+def test_errors_are_one_line(greet):
     result = greet("gshard-greet", "--nam=Ada")
     assert result.returncode == 1
     assert result.stderr == (
@@ -79,6 +79,6 @@ def test_a_mistake_is_one_line(greet):
     )
 
 
-def test_the_package_lists_and_runs_it(greet):
+def test_the_package_lists_and_runs_the_command(greet):
     assert "  gshard-greet      Greets by name.\n" in greet("__main__.py").stdout
     assert greet("__main__.py", "greet").stdout == "Hello you\n"

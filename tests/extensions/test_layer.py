@@ -60,7 +60,7 @@ def registered(monkeypatch):
         monkeypatch.setitem(tests.BY_NAME, CASE.name, CASE)
 
 
-def test_it_conforms_on_one_device():
+def test_conforms_on_one_device():
     test_conformance.test_all_runners_agree(CASE.name, True, "jit")
     test_conformance.test_gradients_match_difference_quotients(CASE.name, True)
     test_conformance.test_weights_match_their_specs(CASE.name)
@@ -69,11 +69,11 @@ def test_it_conforms_on_one_device():
     test_conformance.test_packing_does_not_change_a_sentence(CASE.name)
 
 
-def test_it_conforms_on_eight_devices():
+def test_conforms_on_eight_devices():
     test_conformance_partitioned.test_hybrid_strategy_in_training(CASE.name)
 
 
-def test_its_operations_and_weights_are_counted():
+def test_operations_and_weights_are_counted():
     layer = CASE.build()
     assert layer.flops(TokenShape(rows=3, length=5)) == 2 * 2 * 15 * conformance.M * 2
     assert layer.active_parameters() == 2 * conformance.M * 2

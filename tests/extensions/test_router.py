@@ -76,7 +76,7 @@ def registered(monkeypatch):
         monkeypatch.setitem(tests.BY_NAME, CASE.name, CASE)
 
 
-def test_it_conforms_on_one_device():
+def test_conforms_on_one_device():
     test_conformance.test_all_runners_agree(CASE.name, True, "jit")
     test_conformance.test_gradients_match_difference_quotients(CASE.name, True)
     test_conformance.test_weights_match_their_specs(CASE.name)
@@ -85,7 +85,7 @@ def test_it_conforms_on_one_device():
     test_conformance.test_packing_does_not_change_a_sentence(CASE.name)
 
 
-def test_it_conforms_on_eight_devices():
+def test_conforms_on_eight_devices():
     test_conformance_partitioned.test_hybrid_strategy_in_training(CASE.name)
 
 
@@ -100,7 +100,7 @@ def test_a_training_step_changes_the_experts(dispatch):
     assert any(np.any(gradient) for gradient in gradients)
 
 
-def test_gin_selects_it():
+def test_gin_selects_the_router():
     params = Params()
     params.define("moe", MixtureOfExperts.params(), "Params of the mixture.")
     name = f"{NearestRouter.__module__}.{NearestRouter.__name__}"
@@ -109,7 +109,7 @@ def test_gin_selects_it():
     assert router.cls is NearestRouter and router.spread == 0.25
 
 
-def test_it_needs_no_answer_that_the_base_class_has():
+def test_default_methods_of_the_base_class_suffice():
     """Dropless dispatch, causal decoders and the count of operations ask any router."""
     router = mixture().router.set(model_dim=2, num_experts=2).instantiate(path="router")
     router.check_causal()

@@ -16,7 +16,7 @@ def rack(monkeypatch):
     strategies.register("rack", "activations: B,G->rack | H,M->rack")
 
 
-def test_an_axis_of_its_own_joins_other_strategies():
+def test_a_strategy_with_a_new_axis_combines_with_others():
     strategy = strategies.get("tensor_rack", Mesh.parse(MESH))
     assert strategy.name == "tensor_rack"
     assert strategy.activations == {
@@ -30,7 +30,7 @@ def test_an_axis_of_its_own_joins_other_strategies():
     assert strategy.axes == {"rack", "model"}
 
 
-def test_axes_without_a_rank_keep_the_order_of_the_mesh():
+def test_axes_without_a_rank_keep_mesh_order():
     strategies.register("shelf", "activations: B->shelf")
     for mesh in ("shelf=2,rack=2,data=2", "rack=2,data=2,shelf=2"):
         rows = strategies.get("data_rack_shelf", Mesh.parse(mesh)).activations["B"]
@@ -46,7 +46,7 @@ def test_a_product_is_split_over_the_new_axis():
     np.testing.assert_array_equal(ran.results[0], np.full([4, 2, 8], 4.0))
 
 
-def test_a_mesh_without_the_axis_is_refused():
+def test_rejects_a_mesh_without_the_axis():
     message = "--strategy=rack needs axis 'rack', which --mesh=rock=2 lacks. Did you mean 'rock'?"
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         strategies.get("rack", Mesh.parse("rock=2"))
@@ -60,6 +60,6 @@ def test_a_mesh_without_the_axis_is_refused():
         ("none", "B", "'B' has no rule such as H->model"),
     ],
 )
-def test_mistakes_in_registering_are_named(name, table, message):
+def test_errors_of_registration_name_the_cause(name, table, message):
     with pytest.raises(ValueError, match=message):
         strategies.register(name, table)

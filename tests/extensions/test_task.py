@@ -30,7 +30,7 @@ def experiment(tmp_path_factory):
         del sys.modules[module]
 
 
-def test_it_trains_goes_on_and_is_evaluated(experiment, tmp_path):
+def test_trains_resumes_and_evaluates(experiment, tmp_path):
     quiet = rich.console.Console(file=io.StringIO())
     gshard.train(experiment, tmp_path / "run", steps=4, console=quiet)
     gshard.train(experiment, tmp_path / "run", steps=60, console=quiet)
@@ -42,14 +42,14 @@ def test_it_trains_goes_on_and_is_evaluated(experiment, tmp_path):
     assert run.params.task.cls.__name__ == "LanguageIdTask"
 
 
-def test_it_is_planned(experiment):
+def test_can_be_planned(experiment):
     plan = gshard.plan(experiment, "cpu:8")
     task = experiment.input.cls.configured_vocabulary_sizes(experiment.input)
     assert task == {"languages": 4}
     assert plan.tokens_per_step == 32 * 16 and plan.flops.useful > 0
 
 
-def test_it_is_benchmarked(experiment):
+def test_can_be_benchmarked(experiment):
     with_experts, dense = step.experiment_cases(experiment)
     assert [case.name for case in (with_experts, dense)] == [f"{NAME}, experts", f"{NAME}, dense"]
     assert with_experts.batch["language"].max() < 4

@@ -74,13 +74,13 @@ def experts_of(name):
     return [spec for spec in weights_of(name) if {"E", "H"} <= set(spec.layout)]
 
 
-def test_all_are_there():
+def test_all_experiments_are_registered():
     found = [name for name in registry.names() if name.startswith("gshard_paper.")]
     assert found == sorted(f"gshard_paper.{name}" for name in NAMES)
 
 
 @each
-def test_each_can_be_built(name):
+def test_every_experiment_can_be_built(name):
     trainer = trainer_of(name)
     params = params_of(name)
     partitioning = Partitioning.make(params.sharding.mesh, params.sharding.strategy)
@@ -91,7 +91,7 @@ def test_each_can_be_built(name):
 
 
 @each
-def test_each_says_what_it_is_and_how_to_plan_it(name):
+def test_docstrings_show_the_planning_command(name):
     """On a topology of as many cores as its mesh has, and as the paper used."""
     text = registry.describe(f"gshard_paper.{name}")
     assert "Purpose:" in text and "Published:" in text
@@ -104,7 +104,7 @@ def test_each_says_what_it_is_and_how_to_plan_it(name):
 
 
 @each_mixture
-def test_expert_weights_are_exact(name):
+def test_expert_parameter_counts_are_exact(name):
     """Every other layer has a mixture, each expert two matrices of 1024 x 8192."""
     experts, layers, _, _ = MIXTURES[name]
     found = experts_of(name)
@@ -114,7 +114,7 @@ def test_expert_weights_are_exact(name):
 
 
 @each_mixture
-def test_mixtures_are_as_large_as_published(name):
+def test_parameter_counts_of_mixtures_are_near_the_published_ones(name):
     """The paper rounds to one digit, 200, 600 and 1000 billion.
 
     The sizes of fewer experts are these, divided by 4 and 16 (37.5 as 37), where the expert
@@ -131,7 +131,7 @@ def test_mixtures_are_as_large_as_published(name):
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_dense_models_are_as_large_as_published(name):
+def test_parameter_counts_of_dense_models_equal_the_published_ones(name):
     layers, _, published = DENSE[name]
     assert not experts_of(name)
     assert round(size(weights_of(name)) / BILLION, 1) == published
@@ -147,7 +147,7 @@ def test_a_token_uses_two_experts_of_each_layer(name):
 
 
 @each
-def test_dimensions(name):
+def test_dimensions_are_those_of_the_paper(name):
     task = trainer_of(name).task
     head_dim = 64 if name == "dense_96l" else 128
     layers = (MIXTURES | DENSE)[name][0 if name in DENSE else 1]
@@ -170,7 +170,7 @@ def test_dimensions(name):
 
 
 @each
-def test_dropout_is_a_tenth_of_inputs_residuals_and_attention(name):
+def test_dropout_is_a_tenth_everywhere(name):
     for stack in (params_of(name).task.encoder, params_of(name).task.decoder):
         assert stack.input_dropout_rate == 0.1
         assert stack.residual_dropout_rate == 0.1
@@ -178,7 +178,7 @@ def test_dropout_is_a_tenth_of_inputs_residuals_and_attention(name):
 
 
 @each
-def test_the_optimizer_is_that_of_appendix_a_2(name):
+def test_the_optimizer_follows_appendix_a_2(name):
     trainer = params_of(name).trainer
     assert trainer.optimizer.cls is Adafactor
     assert (trainer.optimizer.beta2, trainer.optimizer.decay_exponent) == (0.99, 0.8)
@@ -190,7 +190,7 @@ def test_the_optimizer_is_that_of_appendix_a_2(name):
 
 
 @each
-def test_a_batch_has_the_published_tokens(name):
+def test_batch_sizes_are_those_published(name):
     """Four million on 2,048 cores, else one; of the bilingual model nothing is published."""
     rows = params_of(name).input
     expected = {8: 8 * 2048, 2048: 4 * MILLION}
@@ -201,14 +201,14 @@ def test_a_batch_has_the_published_tokens(name):
 
 
 @each
-def test_activations_are_bfloat16_in_the_largest_only(name):
+def test_only_the_largest_models_use_bfloat16_activations(name):
     precision = params_of(name).trainer.precision
     assert precision == ("bfloat16" if name == "moe_2048e_60l" else "float32")
     assert {spec.dtype for spec in weights_of(name)} == {"float32"}
 
 
 @each_mixture
-def test_routing_is_the_papers(name):
+def test_routing_follows_the_paper(name):
     moe = params_of(name).task.decoder.moe
     assert moe.router.mode == "paper" and moe.router.second_expert == "random"
     assert moe.router.capacity_factor == 1.0

@@ -47,18 +47,18 @@ def commands(name, program):
     return [shlex.split(line) for line in re.findall(rf"^ +({program} .*)$", text, re.MULTILINE)]
 
 
-def test_all_are_there():
+def test_all_experiments_are_registered():
     found = [name for name in registry.names() if name.startswith("language_model.")]
     assert found == sorted(f"language_model.{name}" for name in (*TO_TRAIN, *PUBLISHED))
 
 
 @pytest.mark.parametrize("name", [*TO_TRAIN, *PUBLISHED])
-def test_each_survives_its_text_dump(name):
+def test_params_round_trip_through_text(name):
     assert not params_of(name).diff(experiment_from_text(params_of(name).to_text()))
 
 
 @pytest.mark.parametrize("name", TO_TRAIN)
-def test_those_to_train_say_how(name):
+def test_docstrings_show_the_training_command(name):
     text = registry.describe(f"language_model.{name}")
     assert all(word in text for word in ("Purpose:", "Time:", "Result:"))
     for command in commands(name, "gshard-train"):
@@ -75,13 +75,13 @@ def test_those_to_train_say_how(name):
     assert moe.router.evaluation_capacity_factor == moe.num_experts
 
 
-def test_without_files_the_error_says_what_is_missing():
+def test_missing_files_raise_with_the_option():
     with pytest.raises(ValueError, match="input.corpus.train of the TextReader names no file"):
         params_of("from_files").input.instantiate()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_those_to_plan_fit_their_machine(name):
+def test_large_models_fit_their_machine(name):
     devices, tokens, _, _ = PUBLISHED[name]
     params = params_of(name)
     (command,) = commands(name, "gshard-plan")
@@ -99,7 +99,7 @@ def test_those_to_plan_fit_their_machine(name):
 
 
 @pytest.mark.parametrize("name", ["glam_64b_64e", "gpt3_175b"])
-def test_models_are_as_large_as_published(name):
+def test_parameter_counts_equal_the_published_ones(name):
     """To the digits that were published."""
     _, _, published, active = PUBLISHED[name]
     trainer = trainer_of(name)
@@ -108,7 +108,7 @@ def test_models_are_as_large_as_published(name):
     assert found == pytest.approx(active, rel=0.003)
 
 
-def test_deepseek_differs_by_its_attention_alone():
+def test_deepseek_differs_only_by_its_attention():
     """With latent attention in place of grouped heads it would have the published 671 billion.
 
     Its matrices, by arXiv 2412.19437, equations 1 to 11 and section 4.2: queries down to 1536 and
@@ -126,7 +126,7 @@ def test_deepseek_differs_by_its_attention_alone():
     assert round((trainer.task.active_parameters() + change) / BILLION, 1) == 37.6
 
 
-def test_dimensions():
+def test_dimensions_are_those_published():
     sizes = {
         "gpt3_175b": ({"M": 12288, "H": 49152, "N": 96, "D": 128, "V": 50_257}, 96, 0),
         "glam_64b_64e": ({"M": 8192, "H": 32768, "N": 128, "D": 128, "E": 64}, 64, 32),
@@ -148,7 +148,7 @@ def test_dimensions():
     assert (router.k, router.expert_groups, router.groups_per_token) == (8, 8, 4)
 
 
-def test_glam_is_trained_by_adafactor_without_a_first_moment():
+def test_glam_uses_adafactor_without_a_first_moment():
     trainer = trainer_of("glam_64b_64e")
     assert trainer.p.optimizer.cls is Adafactor
     moments = trainer.state_specs().moments.flatten_items()

@@ -28,7 +28,7 @@ def commands(name):
     return [shlex.split(line) for line in re.findall(r"^ +(gshard-train .*)$", text, re.MULTILINE)]
 
 
-def test_all_are_there():
+def test_all_experiments_are_registered():
     assert NAMES == [
         "translation.from_files",
         "translation.hundred_languages",
@@ -38,7 +38,7 @@ def test_all_are_there():
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_each_can_be_built(name):
+def test_every_experiment_can_be_built(name):
     input_, task, trainer = build(registry.get(name))
     assert task.variable_specs().flatten_items()
     assert trainer.state_specs().moments.flatten_items()
@@ -46,7 +46,7 @@ def test_each_can_be_built(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_says_what_it_is_and_how_to_run_it(name):
+def test_docstrings_show_runnable_commands(name):
     text = registry.describe(name)
     for word in ("Purpose:", "Time:", "Result:"):
         assert word in text
@@ -57,19 +57,19 @@ def test_each_says_what_it_is_and_how_to_run_it(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_survives_its_text_dump(name):
+def test_params_round_trip_through_text(name):
     params = registry.get(name)
     assert not params.diff(experiment_from_text(params.to_text()))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_call_gives_params_of_its_own(name):
+def test_each_call_returns_new_params(name):
     registry.get(name).set_path("task.encoder.moe.hidden_dim", 12345)
     assert registry.get(name).task.encoder.moe.hidden_dim != 12345
     assert registry.get(name).task.decoder.moe.hidden_dim != 12345
 
 
-def test_files_are_given_as_the_docstring_says():
+def test_docstrings_show_how_to_set_the_files():
     readers = []
     for command in commands("translation.from_files"):
         settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
@@ -79,23 +79,23 @@ def test_files_are_given_as_the_docstring_says():
     assert readers == [tsv.TsvReader, moses.MosesReader, gettext.GettextReader]
 
 
-def test_without_files_the_error_says_what_is_missing():
+def test_missing_files_raise_with_the_option():
     with pytest.raises(ValueError, match="input.corpus.train"):
         build(registry.get("translation.from_files"))
 
 
-def test_the_dense_model_uses_as_many_weights_for_a_token():
+def test_the_dense_model_has_as_many_active_parameters():
     sparse, dense = (
         registry.get("translation.quickstart"),
         registry.get("translation.quickstart_dense"),
     )
     assert {path.split(".")[2] for path, _, _ in sparse.diff(dense) if path != "name"} == {"moe"}
     (_, sparse, _), (_, dense, _) = build(sparse), build(dense)
-    assert used_by_a_token(sparse) == used_by_a_token(dense)
+    assert active_weights(sparse) == active_weights(dense)
     assert isinstance(dense.encoder.layers[1].feed_forward, FeedForward)
 
 
-def used_by_a_token(task):
+def active_weights(task):
     """The sizes of the experts' weights, two experts of eight, or of what stands in their place."""
     total = 0
     for path, spec in task.variable_specs().flatten_items():

@@ -24,14 +24,14 @@ def shardings(function, partitioning: Partitioning, *shapes: tuple[int, ...]) ->
         return SHARDING.findall(lower(stage="stablehlo"))
 
 
-def test_without_a_mesh_it_is_the_identity():
+def test_is_the_identity_without_a_mesh():
     x = tf.ones([2, 3])
     assert annotate(x, "BL") is x
     with use_partitioning(Partitioning.make("data=1,model=1", "expert_tensor")):
         assert annotate(x, "BL") is x
 
 
-def test_outside_a_graph_it_is_the_identity():
+def test_is_the_identity_in_eager_mode():
     x = tf.ones([2, 3])
     with use_partitioning(EXPERT_TENSOR):
         assert annotate(x, "BL") is x
@@ -51,12 +51,12 @@ def test_outside_a_graph_it_is_the_identity():
         ("BMD", "weights", "replicated"),
     ],
 )
-def test_a_layout_is_stated_exactly(layout, kind, stated):
+def test_the_sharding_equals_the_layout(layout, kind, stated):
     got = shardings(lambda x: annotate(x, layout, kind) * 2, EXPERT_TENSOR, (4, 4, 4))
     assert got == [stated]
 
 
-def test_a_dimension_over_two_axes_and_letters_kept_whole():
+def test_dimensions_split_over_two_axes_and_unsplit_letters():
     both = Partitioning.make("data=2,model=2", "B,M->data,model")
     assert shardings(lambda x: annotate(x, "BL"), both, (4, 4)) == ["devices=[4,1]0,1,2,3"]
     whole = shardings(lambda x: annotate(x, "BL", unsplit="BM"), both, (4, 4))
@@ -66,12 +66,12 @@ def test_a_dimension_over_two_axes_and_letters_kept_whole():
     assert stated == "devices=[4]0,2,1,3"
 
 
-def test_einsum_states_its_result():
+def test_einsum_annotates_its_result():
     got = shardings(lambda x, w: einsum("BLM,MH->BLH", x, w), EXPERT_TENSOR, (4, 2, 4), (4, 4))
     assert got == ["devices=[2,1,2]0,1,2,3"]
 
 
-def test_gradients_are_stated_as_their_tensors():
+def test_gradients_have_the_sharding_of_their_tensors():
     def gradient(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -99,7 +99,7 @@ class Dense(Layer):
         return annotate(x_BM, "BMH")
 
 
-def test_the_layer_that_computes_has_its_overrides():
+def test_overrides_of_the_current_layer_apply():
     partitioning = Partitioning.make("data=2,model=2", "tensor", {"one": "H->none"})
     layers = [Dense(Dense.params(), path) for path in ("one", "other")]
 
@@ -110,7 +110,7 @@ def test_the_layer_that_computes_has_its_overrides():
     assert shardings(both, partitioning, (4, 4)) == ["replicated", split]
 
 
-def test_weights_and_moments_are_stated_as_their_specs():
+def test_weights_and_moments_are_annotated_by_their_specs():
     spec = Dense(Dense.params(), "one").variable_specs().w
     partitioning = Partitioning.make("data=2,model=2", "zero1_tensor", {"other": "H->none"})
 
@@ -122,7 +122,7 @@ def test_weights_and_moments_are_stated_as_their_specs():
     assert annotate_like(x := tf.ones([4, 4]), spec) is x
 
 
-def test_a_tree_of_weights_is_stated_as_its_specs():
+def test_trees_of_weights_are_annotated_by_their_specs():
     specs = Dense(Dense.params(), "one").variable_specs()
     partitioning = Partitioning.make("data=2,model=2", "weights: H->model | moments: H->data")
 
@@ -137,7 +137,7 @@ def test_a_tree_of_weights_is_stated_as_its_specs():
     assert found == shardings(one_by_one, partitioning, (4, 4)) and len(set(found)) == 2
 
 
-def test_another_rank_and_unknown_letters_are_refused_with_the_layers_name():
+def test_a_wrong_rank_or_letter_raises_with_the_layer_name():
     with pytest.raises(ValueError, match="^Layout 'BLM' has 3 letters for a tensor of rank 2"):
         annotate(tf.ones([2, 3]), "BLM")
     with pytest.raises(ValueError, match="^Layout 'BX': 'X' names no dimension"):

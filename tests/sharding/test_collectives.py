@@ -88,7 +88,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_gradients_and_what_is_moved(case):
+def test_values_gradients_and_communication(case):
     """All are linear, so that their gradient is found by <call(v), c> = <v, gradient>."""
     call, wanted, moved = CASES[case]
     rng = np.random.default_rng(0)
@@ -113,7 +113,7 @@ def test_values_gradients_and_what_is_moved(case):
     np.testing.assert_allclose(np.vdot(v, found), along_v, rtol=1e-4)
 
 
-def test_integers_stay_integers_on_their_way():
+def test_integers_are_exchanged_as_integers():
     """What is cast before it is sent is sent so: a fourth of the bytes."""
     x = np.arange(DATA * MODEL * ROWS * COLUMNS, dtype=np.int8).reshape(-1, COLUMNS)
 
@@ -126,7 +126,7 @@ def test_integers_stay_integers_on_their_way():
     assert ran.results[0].dtype == np.int8
 
 
-def test_on_one_device_they_are_the_identity():
+def test_collectives_are_the_identity_on_one_device():
     x = tf.ones([2, 4])
     assert collectives.psum(x, "data") is x
     assert collectives.reduce_scatter(x, "data", 0) is x
@@ -145,7 +145,7 @@ def test_on_one_device_they_are_the_identity():
         (lambda x: collectives.all_to_all(x, "data", 0, -2), "both dimensions are 0"),
     ],
 )
-def test_mistakes_are_refused(call, message):
+def test_rejects_invalid_arguments(call, message):
     traced = tf.function(lambda x: manual(call, [EACH], EACH)(x), autograph=False)
     with use_partitioning(Partitioning.make(MESH, "replicated")):
         with pytest.raises(ValueError, match=message):

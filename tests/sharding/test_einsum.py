@@ -63,12 +63,12 @@ def equations(draw) -> str:
     return f"{''.join(left)},{''.join(right)}->{''.join(output)}"
 
 
-def test_equations_are_found():
+def test_equations_of_the_package_are_collected():
     assert {"BLM,MH->BLH", "EGCM,EMH->EGCH", "GSEC,GECM->GSM"} <= set(equations_in_use())
 
 
 @pytest.mark.parametrize("equation", equations_in_use())
-def test_equations_in_use(equation):
+def test_equations_of_the_package_match_numpy(equation):
     check(equation)
 
 
@@ -77,11 +77,11 @@ def test_equations_in_use(equation):
 @hypothesis.example("MBL,BLH->MH")
 @hypothesis.example("BLM,BLM->BLM")
 @hypothesis.example("B,L->BL")
-def test_any_equation(equation):
+def test_random_equations_match_numpy(equation):
     check(equation)
 
 
-def test_gradients_of_large_left_operands():
+def test_gradients_of_large_left_operands_match_tensorflow():
     equation = "BLM,MH->BLH"
     for sizes in ({"B": 9, "H": 2}, {"B": 2, "H": 9}):
         before = dict(SIZES)
@@ -92,14 +92,14 @@ def test_gradients_of_large_left_operands():
             SIZES.update(before)
 
 
-def test_one_and_three_operands():
+def test_accepts_one_and_three_operands():
     for equation in ("BLM->MB", "BL,LM,MH->BH"):
         exact = [x.numpy().astype(np.float64) for x in operands(equation)]
         actual = einsum(equation, *operands(equation))
         assert_close(actual, np.einsum(equation, *exact), "float32")
 
 
-def test_it_compiles_and_keeps_bfloat16():
+def test_compiles_and_keeps_bfloat16():
     inputs = [tf.cast(x, tf.bfloat16) for x in operands("BLM,MH->BLH")]
     compiled = tf.function(lambda x, y: einsum("BLM,MH->BLH", x, y), jit_compile=True)
     assert compiled(*inputs).dtype == tf.bfloat16
@@ -117,7 +117,7 @@ def test_it_compiles_and_keeps_bfloat16():
         ("BLM,MH->BLH", [(1, 1, 2), (3, 1)], "'M' has sizes 2 and 3"),
     ],
 )
-def test_mistakes_are_named(equation, shapes, message):
+def test_errors_name_the_equation(equation, shapes, message):
     with pytest.raises(ValueError, match=message):
         einsum(equation, *(tf.ones(shape) for shape in shapes))
 

@@ -18,7 +18,7 @@ def spec(path: str, layout: str, *shape: int, dtype: str = "float32", unsplit: s
 PLACED = Partitioning.make("data=8,model=2", "expert_tensor")
 
 
-def test_a_row_says_all_of_a_weight():
+def test_a_row_describes_a_weight():
     (row,) = weight_rows([spec("moe.w_in", "EMH", 16, 4, 6, dtype="bfloat16")], PLACED)
     assert row == WeightRow(
         path="moe.w_in",
@@ -32,7 +32,7 @@ def test_a_row_says_all_of_a_weight():
     )
 
 
-def test_whole_weights_and_scalars():
+def test_unsplit_weights_and_scalars():
     rows = weight_rows([spec("norm.scale", "M", 5), spec("step", "", dtype="int32")], PLACED)
     assert [(r.split, r.bytes, r.bytes_per_device, r.note) for r in rows] == [
         ("whole", 20, 20, ""),
@@ -40,7 +40,7 @@ def test_whole_weights_and_scalars():
     ]
 
 
-def test_dimensions_that_do_not_divide_are_noted():
+def test_indivisible_dimensions_are_noted():
     rows = weight_rows([spec("w", "EMH", 12, 4, 6), spec("v", "EMH", 12, 4, 5)], PLACED)
     note = "E of 12 does not divide by 8: not split"
     assert (rows[0].split, rows[0].note) == ("H over model (2)", note)
@@ -49,12 +49,12 @@ def test_dimensions_that_do_not_divide_are_noted():
     assert rows[1].note == f"{note}; H of 5 does not divide by 2: not split"
 
 
-def test_letters_kept_whole_are_no_matter_of_division():
+def test_letters_that_are_not_split_need_no_note():
     (row,) = weight_rows([spec("router.w_gate", "ME", 4, 12, unsplit="E")], PLACED)
     assert (row.split, row.note) == ("whole", "")
 
 
-def test_moments_have_their_own_table():
+def test_moments_use_their_own_table():
     partitioning = Partitioning.make("data=8", "zero1")
     specs = NestedMap(w=NestedMap(second=spec("w/second", "MH", 16, 2)))
     (weight,), (moment,) = (
@@ -64,14 +64,14 @@ def test_moments_have_their_own_table():
     assert moment.bytes_per_device == weight.bytes_per_device // 8
 
 
-def test_a_dimension_over_two_axes():
+def test_a_dimension_can_be_split_over_two_axes():
     partitioning = Partitioning.make("data=4,fsdp=2", "fsdp")
     words = split_in_words("BLM", partitioning.split("BLM"), partitioning)
     assert words == "B over fsdp and data (2 x 4)"
 
 
 @pytest.mark.parametrize("strategy", ["expert", "fsdp", "expert_fsdp"])
-def test_devices_together_hold_what_there_is(strategy):
+def test_bytes_of_all_devices_sum_to_the_total(strategy):
     partitioning = Partitioning.make("data=8", strategy)
     rows = weight_rows([spec("w", "EMH", 16, 32, 3), spec("b", "M", 3)], partitioning)
     assert [row.bytes for row in rows] == [4 * math.prod(row.shape) for row in rows]

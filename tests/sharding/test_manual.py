@@ -36,21 +36,21 @@ def _gradients(function):
 def _feed_forward(x, w_in, w_out):
     """Of every device some of the hidden units, and of every sum's parts the sum."""
 
-    def on_part(x, w_in, w_out):
+    def on_shard(x, w_in, w_out):
         return collectives.psum(tf.nn.relu(x @ w_in) @ w_out, "model")
 
     splits = [BY_DATA, ((), ("model",)), (("model",), ())]
-    return manual(on_part, splits, BY_DATA)(x, w_in, w_out)
+    return manual(on_shard, splits, BY_DATA)(x, w_in, w_out)
 
 
-def test_every_device_computes_on_its_own_part():
-    def on_part(x):
+def test_every_device_computes_on_its_shard():
+    def on_shard(x):
         assert x.shape == [2, 6]
         return x * 3.0 + tf.reduce_max(x) + tf.range(6, dtype=tf.float32)
 
     x = _array(8, 6)
     wanted = np.concatenate([3 * part + part.max() + np.arange(6) for part in np.split(x, 4)])
-    ran = run(lambda x: manual(on_part, [BY_DATA], BY_DATA)(x), x, mesh=MESH)
+    ran = run(lambda x: manual(on_shard, [BY_DATA], BY_DATA)(x), x, mesh=MESH)
     np.testing.assert_allclose(ran.results[0], wanted, rtol=1e-6)
     assert ran.collectives == {}
 
@@ -82,7 +82,7 @@ def test_the_gradient_counts_every_copy_once(split):
     np.testing.assert_allclose(ran.results[0], 4 * x**3, rtol=1e-5, atol=1e-6)
 
 
-def test_a_region_in_a_loop_and_a_loop_in_a_region():
+def test_regions_and_loops_can_be_nested():
     def step(x):
         return x + 0.1 * collectives.psum(tf.tanh(x), "data")
 
@@ -124,14 +124,14 @@ class Experts(Layer):
 
     @layer_method
     def fprop(self, theta, x_ECM: tf.Tensor) -> tf.Tensor:
-        def on_part(x, w_in):
+        def on_shard(x, w_in):
             return tf.nn.relu(einsum("ECM,EMH->ECH", x, w_in))
 
-        return manual(on_part, ["ECM", "EMH"], "ECH")(annotate(x_ECM, "ECM"), theta.w_in)
+        return manual(on_shard, ["ECM", "EMH"], "ECH")(annotate(x_ECM, "ECM"), theta.w_in)
 
 
 @pytest.mark.parametrize("strategy", ["expert", "tensor", "expert_tensor", "replicated"])
-def test_in_a_users_layer_letters_say_what_is_split(strategy):
+def test_a_custom_layer_splits_by_letters(strategy):
     layer = Experts(Experts.params())
     theta = layer.init(0)
     x = _array(8, 2, 3)
@@ -146,12 +146,12 @@ def test_in_a_users_layer_letters_say_what_is_split(strategy):
     assert ran.collectives == {}
 
 
-def test_there_can_be_several_results():
-    def on_part(x, y):
+def test_regions_can_return_several_results():
+    def on_shard(x, y):
         return x + y, collectives.psum(tf.reduce_sum(x), ("data", "model")) / 2.0
 
     def function(x, y):
-        return manual(on_part, [BY_DATA, BY_DATA], [BY_DATA, ()])(x, y)
+        return manual(on_shard, [BY_DATA, BY_DATA], [BY_DATA, ()])(x, y)
 
     x, y = _array(8, 6), _array(8, 6, seed=1)
     total, summed = run(function, x, y, mesh=MESH).results
@@ -160,13 +160,13 @@ def test_there_can_be_several_results():
 
 
 def test_letters_can_be_resolved_in_a_region():
-    def on_part(x):
+    def on_shard(x):
         (axes,) = [axes for axes in resolve("BM", 2) if axes]
         assert axes == ("data",)
         return collectives.psum(x, axes)
 
     def function(x):
-        return manual(on_part, ["BM"], WHOLE)(x)
+        return manual(on_shard, ["BM"], WHOLE)(x)
 
     x = _array(8, 6)
     ran = run(function, x, mesh=MESH, strategy="data")
@@ -175,7 +175,7 @@ def test_letters_can_be_resolved_in_a_region():
 
 
 @pytest.mark.parametrize("mesh", [None, "data=1,model=1"])
-def test_on_one_device_the_same_code_computes_on_wholes(mesh):
+def test_the_same_code_runs_on_one_device(mesh):
     x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
     wanted = np.maximum(x @ w_in, 0) @ w_out
     with use_partitioning(mesh and Partitioning.make(mesh, "replicated")):
@@ -206,7 +206,7 @@ def _identity(x):
         ),
     ],
 )
-def test_mistakes_are_refused(function, message):
+def test_rejects_invalid_arguments(function, message):
     traced = tf.function(function, autograph=False)
     with use_partitioning(Partitioning.make(MESH, "data")):
         with pytest.raises(ValueError, match=message):

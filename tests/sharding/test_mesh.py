@@ -14,7 +14,7 @@ axes = st.lists(
 
 
 @hypothesis.given(axes)
-def test_text_and_mesh_are_the_same(some):
+def test_meshes_round_trip_through_text(some):
     mesh = Mesh(tuple(some))
     assert Mesh.parse(str(mesh)) == mesh
     assert Mesh.parse(" , ".join(f"{name} = {size}" for name, size in some)) == mesh
@@ -24,7 +24,7 @@ def test_text_and_mesh_are_the_same(some):
 
 
 @hypothesis.given(axes)
-def test_ids_count_the_last_axis_fastest(some):
+def test_the_last_axis_varies_fastest(some):
     mesh = Mesh(tuple(some))
     ids = mesh.ids
     assert ids.shape == mesh.shape and ids.size == mesh.size
@@ -35,7 +35,7 @@ def test_ids_count_the_last_axis_fastest(some):
         assert ids[place] == expected
 
 
-def test_devices_are_put_in_as_listed():
+def test_devices_keep_the_listed_order():
     mesh = Mesh.parse("data=2,model=3")
     devices = [f"device {i}" for i in range(6)]
     arranged = mesh.arrange(devices)
@@ -43,13 +43,13 @@ def test_devices_are_put_in_as_listed():
     mesh.check_devices(6)
 
 
-def test_devices_by_topology_are_all_there():
+def test_topology_order_is_a_permutation_of_the_devices():
     jax = pytest.importorskip("jax")
     mesh = Mesh.parse("data=1,model=1", device_order="topology")
     assert mesh.arrange(jax.devices()[:1]).tolist() == [[jax.devices()[0]]]
 
 
-def test_topology_makes_neighbors_on_an_axis_neighbors_in_the_machine():
+def test_topology_order_places_axis_neighbors_next_to_each_other():
     """On a 4x4 torus of TPU v2 a row of the list would jump; a ring moves one step at a time."""
     topologies = pytest.importorskip("jax.experimental.topologies")
     pytest.importorskip("libtpu")
@@ -84,12 +84,12 @@ def test_topology_makes_neighbors_on_an_axis_neighbors_in_the_machine():
         ("data=2,model=2,data=2", "axis 'data' is repeated"),
     ],
 )
-def test_what_is_no_mesh_is_refused(text, message):
+def test_rejects_invalid_meshes(text, message):
     with pytest.raises(ValueError, match=message):
         Mesh.parse(text)
 
 
-def test_unknown_axis_and_order_have_a_nearest_name():
+def test_an_unknown_axis_or_order_suggests_the_nearest():
     mesh = Mesh.parse("data=4,model=2")
     with pytest.raises(ValueError, match="no axis 'modle'. Did you mean 'model'"):
         mesh.axis_size("modle")
@@ -97,7 +97,7 @@ def test_unknown_axis_and_order_have_a_nearest_name():
         Mesh.parse("data=4", device_order="topologic")
 
 
-def test_another_number_of_devices_is_refused():
+def test_rejects_the_wrong_number_of_devices():
     mesh = Mesh.parse("data=4,model=2")
     message = r"--mesh=data=4,model=2 needs 8 devices \(4 x 2\), but there are 6"
     for check in (lambda: mesh.check_devices(6), lambda: mesh.arrange(range(6))):

@@ -18,7 +18,7 @@ def _on(mesh: str):
     return use_partitioning(Partitioning.make(mesh, "replicated"))
 
 
-def _held(annotate, x: np.ndarray, partitioner: str = "gspmd") -> dict[int, np.ndarray]:
+def _device_shards(annotate, x: np.ndarray, partitioner: str = "gspmd") -> dict[int, np.ndarray]:
     """What each device holds of `x` as annotated, read from the result of a computation on it."""
     result = partition(lambda x: tf.square(annotate(x)), DEVICES, partitioner=partitioner)(x)
     np.testing.assert_array_equal(np.asarray(result), np.square(x))
@@ -32,60 +32,60 @@ def _numbers(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_partition_i_is_on_device_i(partitioner):
     x = _numbers(16, 3)
-    held = _held(lambda x: split(x, 0, 8), x, partitioner)
+    held = _device_shards(lambda x: split(x, 0, 8), x, partitioner)
     for device, part in enumerate(np.split(x, 8)):
         np.testing.assert_array_equal(held[device], part)
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_with_fewer_partitions_than_devices_the_others_hold_copies(partitioner):
+def test_fewer_partitions_than_devices_are_replicated(partitioner):
     x = _numbers(3, 8)
-    held = _held(lambda x: split(x, -1, 4), x, partitioner)
+    held = _device_shards(lambda x: split(x, -1, 4), x, partitioner)
     parts = np.split(x, 4, axis=1)
     for device in range(8):
         np.testing.assert_array_equal(held[device], parts[device % 4])
 
 
-def test_shard_gives_parts_to_the_devices_assigned():
+def test_shard_follows_the_device_assignment():
     x = _numbers(3, 16, 8)
     assignment = np.array([[[3, 1, 0, 2], [7, 4, 5, 6]]])
-    held = _held(lambda x: shard(x, assignment), x)
+    held = _device_shards(lambda x: shard(x, assignment), x)
     for row in range(2):
         for column in range(4):
             part = x[:, 8 * row : 8 * row + 8, 2 * column : 2 * column + 2]
             np.testing.assert_array_equal(held[assignment[0, row, column]], part)
 
 
-def test_the_papers_example_of_shard():
-    held = _held(lambda x: shard(x, np.arange(8).reshape(1, 2, 4)), _numbers(3, 16, 64))
+def test_shard_reproduces_the_example_of_the_paper():
+    held = _device_shards(lambda x: shard(x, np.arange(8).reshape(1, 2, 4)), _numbers(3, 16, 64))
     assert {part.shape for part in held.values()} == {(3, 8, 16)}
 
 
-def test_shard_on_a_few_devices_leaves_copies_on_the_others():
+def test_shard_on_a_subset_of_devices_replicates_over_the_others():
     x = _numbers(4, 2)
-    held = _held(lambda x: shard(x, [[6], [1]]), x)
+    held = _device_shards(lambda x: shard(x, [[6], [1]]), x)
     np.testing.assert_array_equal(held[6], x[:2])
     np.testing.assert_array_equal(held[1], x[2:])
     assert sum(np.array_equal(part, x[:2]) for part in held.values()) == 4
 
 
-def test_replicate_puts_all_on_every_device():
+def test_replicate_copies_the_tensor_to_every_device():
     x = _numbers(8, 2)
-    held = _held(lambda x: replicate(split(x, 0, 8)), x)
+    held = _device_shards(lambda x: replicate(split(x, 0, 8)), x)
     assert len(held) == 8
     for whole in held.values():
         np.testing.assert_array_equal(whole, x)
 
 
-def test_mesh_split_follows_its_mapping():
+def test_mesh_split_follows_its_dims_mapping():
     x = _numbers(4, 3, 8)
     devices = np.array([[0, 2, 4, 6], [1, 3, 5, 7]])
-    held = _held(lambda x: mesh_split(x, devices, [1, -1, 0]), x)
+    held = _device_shards(lambda x: mesh_split(x, devices, [1, -1, 0]), x)
     for (row, column), device in np.ndenumerate(devices):
         np.testing.assert_array_equal(
             held[device], x[column : column + 1, :, 4 * row : 4 * row + 4]
         )
-    held = _held(lambda x: mesh_split(x, devices, [-1, -1, 0]), x)
+    held = _device_shards(lambda x: mesh_split(x, devices, [-1, -1, 0]), x)
     for (row, _), device in np.ndenumerate(devices):
         np.testing.assert_array_equal(held[device], x[..., 4 * row : 4 * row + 4])
 
@@ -97,7 +97,7 @@ def _annotated(x):
 
 @pytest.mark.parametrize("jit_compile", [True, False])
 @pytest.mark.parametrize("mesh", [None, "data=1"])
-def test_on_one_device_results_are_the_same(jit_compile, mesh):
+def test_annotations_do_not_change_results_on_one_device(jit_compile, mesh):
     x = _numbers(2, 4)
     with _on(mesh) if mesh else contextlib.nullcontext():
         result = tf.function(_annotated, jit_compile=jit_compile)(x)
@@ -132,12 +132,12 @@ def test_on_one_device_results_are_the_same(jit_compile, mesh):
         (lambda x: mesh_split(x, [0, 1, 1, 2], [0, -1]), "device 1 is repeated"),
     ],
 )
-def test_mistakes_are_refused(annotate, message):
+def test_rejects_invalid_arguments(annotate, message):
     with _on("data=4"), pytest.raises(ValueError, match=message):
         annotate(tf.ones([8, 4]))
 
 
-def test_a_tensor_of_unknown_rank_is_refused():
+def test_rejects_tensors_of_unknown_rank():
     function = tf.function(lambda x: split(x, 0, 2), input_signature=[tf.TensorSpec(None)])
     with pytest.raises(ValueError, match="the tensor's rank is unknown"):
         function.get_concrete_function()

@@ -101,7 +101,7 @@ def in_letters(layout: str, split: Split) -> str:
 
 
 @pytest.mark.parametrize("strategy", MESHES)
-def test_every_weight_of_the_model(strategy):
+def test_every_weight_follows_its_table(strategy):
     partitioning = Partitioning.make(MESHES[strategy], strategy)
     expected = expected_of(strategy)
     got = {path: in_letters(s.layout, partitioning.spec_split(s)) for path, s in SPECS.items()}
@@ -112,7 +112,7 @@ def test_every_weight_of_the_model(strategy):
 
 
 @pytest.mark.parametrize("strategy", MESHES)
-def test_moments_of_a_weights_layout_follow_it_but_under_zero1(strategy):
+def test_moments_follow_their_weight_except_under_zero1(strategy):
     partitioning = Partitioning.make(MESHES[strategy], strategy)
     for spec in SPECS.values():
         moments = in_letters(spec.layout, partitioning.spec_split(spec, "moments"))
@@ -122,7 +122,7 @@ def test_moments_of_a_weights_layout_follow_it_but_under_zero1(strategy):
             assert moments == ZERO1_MOMENTS[spec.layout]
 
 
-def test_factored_moments_are_split_by_the_letters_they_have():
+def test_factored_moments_are_split_by_their_remaining_letters():
     moments = Adafactor(Adafactor.params().set(min_factored_size=2)).moment_specs(
         translation_task().variable_specs()
     )
@@ -166,7 +166,7 @@ def test_factored_moments_are_split_by_the_letters_they_have():
         ),
     ],
 )
-def test_activations(strategy, mesh, expected):
+def test_activations_follow_their_table(strategy, mesh, expected):
     partitioning = Partitioning.make(mesh, strategy)
     layouts = ("BLM", "BLH", "BLV", "BNLK", "BLND", "GSM", "GSEC", "EGCM", "EGCH")
     got = " ".join(in_letters(layout, partitioning.split(layout)) for layout in layouts)
@@ -209,7 +209,7 @@ def test_axes_of_reserved_letters_are_not_used():
         partitioning.split("BL", reserved="B")
 
 
-def test_axes_of_an_activation_are_those_of_the_layer_that_computes():
+def test_activation_axes_follow_the_overrides_of_the_current_layer():
     overrides = {"task.head": "L->model"}
     partitioning = Partitioning.make("data=4,model=2,one=1", "B->data,one; L->none", overrides)
     seen = []
@@ -233,7 +233,7 @@ def test_axes_of_an_activation_are_those_of_the_layer_that_computes():
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))
-def test_storage_is_whole_where_it_does_not_divide(shape):
+def test_indivisible_dimensions_are_stored_unsplit(shape):
     partitioning = Partitioning.make("data=4,fsdp=2,model=3", "replicated")
     split = (("data", "fsdp"), (), ("model",))
     stored = partitioning.storage_split(shape, split)
@@ -269,12 +269,12 @@ W_IN = "encoder.layers[1].feed_forward.w_in"
         ("encoder", "", False),
     ],
 )
-def test_which_paths_a_pattern_holds_for(pattern, path, holds):
+def test_patterns_match_paths(pattern, path, holds):
     partitioning = Partitioning.make("data=2,model=2", "tensor", {pattern: "H->data"})
     assert partitioning.split("MH", "weights", path) == ((), ("data",) if holds else ("model",))
 
 
-def test_an_override_replaces_the_letters_it_names():
+def test_an_override_replaces_only_its_letters():
     overrides = {
         "encoder.layers[*]": "H->none",
         "encoder.layers[1].feed_forward": "weights: H->data,model; E->none",
@@ -292,7 +292,7 @@ def test_an_override_replaces_the_letters_it_names():
     partitioning.check_overrides(translation_task().layer_paths())
 
 
-def test_overrides_of_no_layer_or_no_table_are_refused():
+def test_rejects_overrides_of_unknown_layers_or_tables():
     paths = translation_task().layer_paths()
     wrong = {"task.encoder.layers[2].feed_forward": "H->none"}
     partitioning = Partitioning.make("data=2,model=2", "tensor", wrong)
@@ -307,7 +307,7 @@ def test_overrides_of_no_layer_or_no_table_are_refused():
         Partitioning.make("data=2,model=2", "tensor", {"encoder": "H->modl"})
 
 
-def test_gin_sets_what_a_partitioning_is_made_of():
+def test_gin_configures_a_partitioning():
     bindings = [
         "sharding.mesh = 'data=4,model=2'",
         "sharding.strategy = 'tensor'",
@@ -321,14 +321,14 @@ def test_gin_sets_what_a_partitioning_is_made_of():
     assert (untouched.mesh, untouched.strategy, untouched.overrides) == ("", "", {})
 
 
-def test_axes_that_split_nothing_are_known():
+def test_axes_that_split_nothing_are_reported():
     mesh = "data=2,fsdp=1,model=2"
     assert Partitioning.make(mesh, "data").unused_axes == ("model",)
     assert Partitioning.make(mesh, "data", {"a": "H->model"}).unused_axes == ()
     assert Partitioning.make(mesh, "expert_tensor").unused_axes == ()
 
 
-def test_unknown_letters_and_kinds_are_refused():
+def test_rejects_unknown_letters_and_kinds():
     partitioning = Partitioning.make("data=2", "data")
     with pytest.raises(ValueError, match="'BX': 'X' names no dimension"):
         partitioning.split("BX")
@@ -336,7 +336,7 @@ def test_unknown_letters_and_kinds_are_refused():
         partitioning.split("BL", "weight")
 
 
-def test_the_partitioning_in_use():
+def test_use_partitioning_sets_the_current_one():
     partitioning = Partitioning.make("data=2", "data")
     assert current_partitioning() is None
     with use_partitioning(partitioning):

@@ -31,13 +31,13 @@ SPECS = [
 ]
 
 
-def found(strategy, mesh, overrides=None, **options):
+def replicated_rows(strategy, mesh, overrides=None, **options):
     partitioning = Partitioning.make(mesh, strategy, overrides)
     return {row.path: row for row in replicated(SPECS, partitioning, **options)}
 
 
-def test_what_does_not_divide_and_what_the_layer_keeps_whole():
-    rows = found("expert", "data=4")
+def test_lists_indivisible_tensors_and_those_the_layer_does_not_split():
+    rows = replicated_rows("expert", "data=4")
     assert rows == {
         "uneven": Replicated("uneven", (6, 4, 2), 192, "E of 6 does not divide by 4"),
         "half": Replicated("half", (6, 4, 4), 384, "E of 6 does not divide by 4"),
@@ -46,34 +46,37 @@ def test_what_does_not_divide_and_what_the_layer_keeps_whole():
     assert list(rows) == ["half", "uneven", "router"]
 
 
-def test_what_is_split_by_another_letter_is_not_whole():
-    rows = found("expert_tensor", "data=4,model=4")
+def test_tensors_split_by_another_letter_are_not_replicated():
+    rows = replicated_rows("expert_tensor", "data=4,model=4")
     assert rows.keys() == {"uneven", "router"}
     assert rows["uneven"].reason == "E of 6 does not divide by 4; H of 2 does not divide by 4"
 
 
-def test_an_override_is_named():
-    rows = found("tensor", "model=4", {"feed_forward": "weights: H->none"})
+def test_the_override_is_named():
+    rows = replicated_rows("tensor", "model=4", {"feed_forward": "weights: H->none"})
     assert rows["feed_forward.w_in"] == Replicated(
         "feed_forward.w_in", (4, 16), 128, "an override does not split H"
     )
 
 
-def test_nothing_is_whole_that_no_rule_splits():
-    assert found("replicated", "data=4") == {}
-    assert found("data", "data=4") == {}
-    assert found("expert", "data=1") == {}
-    assert found("zero1", "data=4") == {}
+def test_tensors_without_a_rule_are_not_listed():
+    assert replicated_rows("replicated", "data=4") == {}
+    assert replicated_rows("data", "data=4") == {}
+    assert replicated_rows("expert", "data=1") == {}
+    assert replicated_rows("zero1", "data=4") == {}
     # M of 4 does not divide by 8, and it is the moments' that is split.
-    assert found("zero1", "data=8", kind="moments")["norm"].reason == "M of 4 does not divide by 8"
+    assert (
+        replicated_rows("zero1", "data=8", kind="moments")["norm"].reason
+        == "M of 4 does not divide by 8"
+    )
 
 
-def test_what_is_small_is_left_out():
-    assert found("expert", "data=4", least=192).keys() == {"half", "uneven"}
-    assert found("expert", "data=4", least=385) == {}
+def test_small_tensors_are_omitted():
+    assert replicated_rows("expert", "data=4", least=192).keys() == {"half", "uneven"}
+    assert replicated_rows("expert", "data=4", least=385) == {}
 
 
-def test_more_than_is_allowed_is_refused_with_the_flag_and_the_tensors():
+def test_exceeding_the_limit_raises_with_the_flag_and_the_tensors():
     rows = [Replicated(f"w{n}", (n,), n * MIB, f"reason {n}") for n in range(12, 0, -1)]
     check_replicated(rows, 78.0)
     check_replicated([], 0.0)

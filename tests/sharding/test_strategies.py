@@ -44,7 +44,7 @@ def test_tables_of_base_strategies(name):
     assert strategies.get(name, SQUARE).name == name
 
 
-def test_stages_have_their_axis_first_and_share_the_batch_outside():
+def test_the_stages_axis_comes_first_and_splits_the_batch_outside_the_stack():
     strategy = strategies.get("pipeline_expert", Mesh.parse("stage=4,data=2"))
     rows, stages = ("data", "stage"), {"P": ("stage",)}
     of_all = {**stages, "E": ("data",)}
@@ -52,7 +52,7 @@ def test_stages_have_their_axis_first_and_share_the_batch_outside():
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_hybrids_are_unions_in_any_order(count):
+def test_hybrid_strategies_do_not_depend_on_order(count):
     for bases in itertools.permutations(BASES, count):
         hybrid = strategies.get("_".join(bases), SQUARE)
         for got, kind in zip(tables(hybrid), range(3), strict=True):
@@ -63,7 +63,7 @@ def test_hybrids_are_unions_in_any_order(count):
         assert hybrid == strategies.get("_".join(sorted(bases)), SQUARE)
 
 
-def test_an_fsdp_axis_takes_the_weights_and_shares_the_batch():
+def test_an_fsdp_axis_splits_weights_and_the_batch():
     fsdp = strategies.get("fsdp", CUBE)
     assert tables(fsdp) == (BATCH_OF_CUBE, {"M": ("fsdp",)}, {"M": ("fsdp",)})
     assert tables(strategies.get("zero1", CUBE)) == (BATCH_OF_CUBE, {}, {"M": ("fsdp",)})
@@ -72,7 +72,7 @@ def test_an_fsdp_axis_takes_the_weights_and_shares_the_batch():
     assert tables(everything) == ({**BATCH_OF_CUBE, "E": ("data",), **HNV}, weights, weights)
 
 
-def test_an_fsdp_axis_may_stand_without_data():
+def test_fsdp_does_not_require_data():
     mesh = Mesh.parse("fsdp=4,model=2")
     assert strategies.get("fsdp_tensor", mesh).activations == {
         "B": ("fsdp",),
@@ -83,7 +83,7 @@ def test_an_fsdp_axis_may_stand_without_data():
         strategies.get("expert_fsdp", mesh)
 
 
-def test_context_splits_positions_and_groups_over_an_axis_of_its_own():
+def test_context_splits_positions_and_groups_over_its_own_axis():
     alone = strategies.get("context", CONTEXT)
     assert tables(alone) == ({"L": ("context",), "G": ("context",)}, {}, {})
     several = strategies.get("sequence_context_data", CONTEXT).activations
@@ -92,7 +92,7 @@ def test_context_splits_positions_and_groups_over_an_axis_of_its_own():
         strategies.get("data_context", SQUARE)
 
 
-def test_a_table_holds_for_every_kind_unless_it_names_one():
+def test_a_table_applies_to_every_kind_unless_it_names_one():
     expected = ({**BGE, "H": ("model",)},) * 3
     assert tables(strategies.get("B,G,E->data; H->model", SQUARE)) == expected
     text = "B , G -> data | weights: M->data;H->model | moments: H->none"
@@ -119,12 +119,12 @@ def written(draw) -> Strategy:
 
 
 @hypothesis.given(written())
-def test_to_text_is_read_back(strategy):
+def test_strategies_round_trip_through_text(strategy):
     hypothesis.assume(strategy.activations or strategy.weights or strategy.moments)
     assert tables(strategies.get(strategy.to_text(), CUBE)) == tables(strategy)
 
 
-def test_axes_of_a_strategy():
+def test_axes_of_a_strategy_are_listed():
     assert strategies.get("zero1_tensor", CUBE).axes == {"data", "fsdp", "model"}
     assert strategies.get("replicated", CUBE).axes == set()
     assert strategies.get("moments: M->fsdp", CUBE).axes == {"fsdp"}
@@ -154,12 +154,12 @@ def test_axes_of_a_strategy():
         ("H->model | N->model", SQUARE, "two sections for all kinds"),
     ],
 )
-def test_mistakes_are_named(text, mesh, message):
+def test_errors_name_the_invalid_part(text, mesh, message):
     with pytest.raises(ValueError, match=message):
         strategies.get(text, mesh)
 
 
-def test_a_mistake_is_named_where_it_was_made():
+def test_errors_name_the_option_that_set_the_strategy():
     with pytest.raises(ValueError, match=r"sharding.overrides\['a'\]=H->x needs axis 'x'"):
         strategies.get("H->x", SQUARE, where="sharding.overrides['a']")
     with pytest.raises(ValueError, match="kind of tensor 'moment'. Did you mean 'moments'"):

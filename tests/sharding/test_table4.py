@@ -156,12 +156,12 @@ def _check(row, partitioner: str) -> None:
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_of_the_table_moves_what_the_paper_says(row, partitioner):
+def test_communication_equals_that_of_the_table(row, partitioner):
     _check(ROWS[row], partitioner)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_of_the_table_grows_as_the_paper_says(row):
+def test_communication_grows_with_devices_as_in_the_table(row):
     """Twice the devices, twice the partitioned dimensions (C of dispatch is O(1/D), as there)."""
     operator, _, shapes, collectives = ROWS[row]
 
@@ -175,5 +175,5 @@ def test_a_row_of_the_table_grows_as_the_paper_says(row):
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("row", BESIDE)
-def test_beside_the_table(row, partitioner):
+def test_communication_of_inverses_and_layout_changes(row, partitioner):
     _check(BESIDE[row], partitioner)

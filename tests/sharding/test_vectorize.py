@@ -29,7 +29,7 @@ def stacks() -> list[np.ndarray]:
     return [np.arange(P, dtype=np.int32), x, w]
 
 
-def test_stacks_are_slices_side_by_side_without_collectives():
+def test_a_stack_equals_its_slices_and_needs_no_collectives():
     found = run(
         lambda *given: vectorize("P", slice_of, *given),
         *stacks(),
@@ -42,7 +42,7 @@ def test_stacks_are_slices_side_by_side_without_collectives():
     assert found.collectives == {"all-reduce": 1}
 
 
-def test_an_unsupported_operation_is_named_and_converters_are_restored():
+def test_an_unsupported_operation_raises_and_converters_are_restored():
     before = dict(pfor._pfor_converter_registry)
 
     @tf.function

@@ -35,7 +35,7 @@ def _text(split, mesh=MESH, shape=(8, 8)) -> str:
     return text
 
 
-def test_tensorflow_still_has_its_private_module():
+def test_tensorflow_has_the_private_module():
     module = importlib.import_module(PRIVATE_MODULE)
     needed = {
         "Sharding": ("replicate", "tile", "partial_tile", "apply_to_tensor", "proto"),
@@ -51,7 +51,7 @@ def test_tensorflow_still_has_its_private_module():
     assert not missing, f"sharding/xla.py needs {missing} of {PRIVATE_MODULE}"
 
 
-def test_a_tensorflow_without_the_module_is_named(monkeypatch):
+def test_a_missing_private_module_raises_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, PRIVATE_MODULE.rpartition(".")[0], None)
     monkeypatch.delitem(sys.modules, "lingvo_gshard.sharding.xla")
     with pytest.raises(ImportError, match="no longer has its private module"):
@@ -69,18 +69,18 @@ def test_all_axes_leave_no_copies():
     assert _text((("model",), ("data",))) == "{devices=[4,2]0,4,1,5,2,6,3,7}"
 
 
-def test_of_two_axes_of_one_dimension_the_first_is_the_major_one():
+def test_the_first_axis_of_a_dimension_is_the_major_one():
     assert _text((("data", "model"), ())) == "{devices=[8,1]0,1,2,3,4,5,6,7}"
     assert _text((("model", "data"), ())) == "{devices=[8,1]0,4,1,5,2,6,3,7}"
 
 
-def test_wholes_are_replicated_and_so_are_axes_of_one_device():
+def test_unsplit_tensors_and_axes_of_one_device_are_replicated():
     assert _text(((), ())) == "{replicated}"
     assert _text((("one",), ()), Mesh.parse("one=1,data=4")) == "{replicated}"
     assert _text((), shape=()) == "{replicated}"
 
 
-def test_the_gradient_is_annotated_as_the_tensor():
+def test_the_gradient_has_the_sharding_of_the_tensor():
     def gradient(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -90,7 +90,7 @@ def test_the_gradient_is_annotated_as_the_tensor():
     assert _annotations(gradient, (8, 8)) == ["{devices=[2,4]0,1,2,3,4,5,6,7}"] * 2
 
 
-def test_the_gradient_of_rows_taken_from_a_table_is_annotated_too():
+def test_the_gradient_of_gathered_rows_is_annotated():
     def gradient(table):
         with tf.GradientTape() as tape:
             tape.watch(table)
@@ -101,13 +101,13 @@ def test_the_gradient_of_rows_taken_from_a_table_is_annotated_too():
     assert len(_annotations(gradient, (8, 8))) == 2
 
 
-def test_outside_a_graph_it_is_the_identity():
+def test_eager_annotation_is_the_identity():
     x = tf.ones([8, 8])
     assert xla.tile(x, (("data",), ()), MESH) is x
     assert xla.replicate(x) is x
 
 
-def test_mistakes_are_refused():
+def test_rejects_invalid_arguments():
     x = tf.ones([8, 8])
     with pytest.raises(ValueError, match="has 1 dimensions for a tensor of rank 2"):
         xla.tile(x, (("data",),), MESH)
@@ -127,12 +127,12 @@ def _all_splits(mesh: Mesh, rank: int):
 
 @pytest.mark.parametrize("mesh", [MESH, CUBE, Mesh.parse("data=8")], ids=str)
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_a_split_is_read_back_from_what_xla_is_told(mesh, rank):
+def test_a_split_round_trips_through_its_op_sharding(mesh, rank):
     for split in _all_splits(mesh, rank):
         assert xla.split_of(xla.op_sharding(split, mesh), rank, mesh) == split
 
 
-def test_what_no_axes_make_has_no_split():
+def test_shardings_that_no_axes_produce_have_no_split():
     halves = xla.op_sharding((("x",), ()), Mesh.parse("x=2,y=4"))
     assert xla.split_of(halves, 2, Mesh.parse("data=8")) is None
     assert xla.split_of(halves, 2, Mesh.parse("data=4,model=2")) is None
@@ -142,7 +142,7 @@ def test_what_no_axes_make_has_no_split():
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("split", [(("y", "x"), ("z",)), (("z",), ()), ((), ("x", "z")), ((), ())])
-def test_devices_hold_the_parts_that_the_split_gives_them(partitioner, split):
+def test_devices_hold_their_slices_of_the_split(partitioner, split):
     """Each device's slice against its place along the axes, worked out by hand."""
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     result = partition(
@@ -160,7 +160,7 @@ def test_devices_hold_the_parts_that_the_split_gives_them(partitioner, split):
 
 @hypothesis.given(rows=st.integers(1, 9), columns=st.integers(1, 9))
 @hypothesis.settings(max_examples=6)
-def test_sizes_need_not_divide(rows, columns):
+def test_sizes_may_be_indivisible(rows, columns):
     x = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
     split = (("data",), ("model",))
 

@@ -78,12 +78,12 @@ def _sizes(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("head_dim", [0, 3])
-def test_a_dense_step_is_what_xla_is_given(head_dim):
+def test_flops_of_a_dense_step_equal_those_of_its_dots(head_dim):
     task = task_of(moe_every=0, head_dim=head_dim)
     assert step_flops(task) + NORMS == products_in_step(task)
 
 
-def test_a_step_with_experts_is_what_xla_is_given_where_no_place_is_empty():
+def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled():
     """2S/E places an expert are as many as the two experts of every token take."""
     task = task_of(moe_every=2)
     counting_load = 2 * 2 * B * (L + K) * E
@@ -91,7 +91,7 @@ def test_a_step_with_experts_is_what_xla_is_given_where_no_place_is_empty():
     assert counted == products_in_step(task)
 
 
-def test_hand_numbers():
+def test_flops_match_the_count_by_hand():
     """Two layers of M=512, H=2048 on 16 rows of 256: 4096 tokens."""
     stack = TransformerStack.params().set(
         num_layers=2, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
@@ -107,7 +107,7 @@ def test_hand_numbers():
     assert with_experts == expected + 3 * (dense + 2 * 4096 * 512 * 8)
 
 
-def test_gates_shared_experts_and_more_experts_per_token_count():
+def test_gates_shared_experts_and_experts_per_token_are_counted():
     """One layer with experts, of 4096 tokens: what it takes more, forward and backward."""
     stack = TransformerStack.params().set(
         num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=1
@@ -133,7 +133,7 @@ def task_of_four_layers(repeat: bool) -> TranslationTask:
     return params.instantiate()
 
 
-def test_a_loop_counts_as_the_layers_that_it_runs():
+def test_a_loop_counts_every_iteration():
     looped, layers = (task_of_four_layers(repeat) for repeat in (True, False))
     assert step_flops(looped) == step_flops(layers)
     assert step_flops(looped) > step_flops(task_of(2))
@@ -141,7 +141,7 @@ def test_a_loop_counts_as_the_layers_that_it_runs():
 
 
 @pytest.mark.parametrize("repeat", [False, True])
-def test_a_token_uses_two_of_the_experts_and_all_the_rest(repeat):
+def test_active_parameters_include_two_experts_and_all_other_weights(repeat):
     """Of norms, projections, routers and embeddings, and of feed-forward layers with biases."""
     norm, projections = 2 * M, 4 * M * M
     dense = M * H + H + H * M + M
@@ -155,13 +155,13 @@ def test_a_token_uses_two_of_the_experts_and_all_the_rest(repeat):
     assert total == active + 4 * (E - 2) * 2 * M * H
 
 
-def test_without_experts_a_token_uses_every_weight():
+def test_all_parameters_of_a_dense_model_are_active():
     task = task_of(moe_every=0)
     total = sum(math.prod(spec.shape) for spec in task.variable_specs().flatten())
     assert task.active_parameters() == total
 
 
-def test_heads_of_keys_and_values_that_are_shared_take_less():
+def test_grouped_query_attention_needs_fewer_flops():
     """One layer of M=512, 8 heads: its keys and values from a fourth of the heads."""
     stack = TransformerStack.params().set(
         num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0

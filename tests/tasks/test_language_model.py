@@ -72,7 +72,7 @@ each_model = pytest.mark.parametrize("name", MODELS)
 
 
 @each_model
-def test_a_token_is_seen_by_those_after_it_in_its_document_alone(name):
+def test_attention_is_causal_and_stays_within_documents(name):
     task = task_of(**MODELS[name])
     theta, batch = task.init(1), batch_of()
     before = logits_of(task, batch, theta)
@@ -87,7 +87,7 @@ def test_a_token_is_seen_by_those_after_it_in_its_document_alone(name):
 
 
 @each_model
-def test_a_document_is_the_same_wherever_it_stands_in_a_row(name):
+def test_logits_do_not_depend_on_the_position_in_the_row(name):
     """Positions restart: the second document of a row alone gives what it gave beside the first."""
     task = task_of(**MODELS[name])
     theta, batch = task.init(1), batch_of()
@@ -100,7 +100,7 @@ def test_a_document_is_the_same_wherever_it_stands_in_a_row(name):
 
 
 @pytest.mark.parametrize(("smoothing", "z_weight"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.05)])
-def test_the_loss_is_that_of_the_formula(smoothing, z_weight):
+def test_the_loss_matches_the_formula(smoothing, z_weight):
     task = task_of(label_smoothing=smoothing, z_loss_weight=z_weight)
     theta, batch = task.init(1), batch_of()
     with context.scope(training=True, seed=tf.constant([1, 2])):
@@ -120,7 +120,7 @@ def test_the_loss_is_that_of_the_formula(smoothing, z_weight):
     assert float(metrics.tokens[0]) == float(metrics.loss[1]) == len(labels) == 11
 
 
-def test_the_gradient_of_the_z_loss_is_that_of_its_formula():
+def test_the_gradient_of_the_z_loss_matches_the_formula():
     task = task_of(z_loss_weight=0.05, label_smoothing=0.1)
     theta, batch = task.init(1), tensors(batch_of())
 
@@ -144,7 +144,7 @@ def test_the_gradient_of_the_z_loss_is_that_of_its_formula():
         )
 
 
-def test_padding_counts_nowhere():
+def test_padding_has_no_effect():
     task, batch = task_of(), batch_of()
     other = dict(batch)
     for name in ("target_inputs", "target_labels"):
@@ -156,7 +156,7 @@ def test_padding_counts_nowhere():
     assert losses[0] == losses[1]
 
 
-def test_a_loop_behind_dense_layers_computes_what_the_layers_do():
+def test_a_loop_after_dense_layers_equals_separate_layers():
     values = MODELS["experts after a dense layer"]
     one_by_one, looped = task_of(**values), task_of(**values, decoder__execution=loop())
     batch = batch_of()
@@ -171,7 +171,7 @@ def test_a_loop_behind_dense_layers_computes_what_the_layers_do():
         assert len(unrolled) == 3
 
 
-def test_useful_operations_are_counted_by_hand():
+def test_flops_match_the_count_by_hand():
     task = task_of()
     layer = 2 * B * L * (4 * M * M + 2 * M * 12) + 4 * B * L * L * M
     expected = 3 * (2 * layer + 2 * B * L * M * V)
@@ -194,6 +194,6 @@ def test_useful_operations_are_counted_by_hand():
         ({"positions": LearnedPositions.params().set(max_length=4)}, "positions.max_length: 4"),
     ],
 )
-def test_mistakes_are_named(values, words):
+def test_errors_name_the_invalid_option(values, words):
     with pytest.raises(ValueError, match=words):
         logits_of(task_of(**values), batch_of())

@@ -22,7 +22,7 @@ def test_a_translation_step_counts_both_sides():
     assert task.id_ranges() == dict.fromkeys(("source_ids", "target_inputs", "target_labels"), 32)
 
 
-def test_a_task_without_a_sequence_has_one_position_a_row():
+def test_a_task_without_sequences_has_one_position_per_row():
     params = tiny.experiment_params()
     task = params.task.instantiate()
     specs = params.input.cls.batch_specs(params.input)
@@ -30,7 +30,7 @@ def test_a_task_without_a_sequence_has_one_position_a_row():
     assert task.tokens(specs) == task.target_tokens(specs) == 16
 
 
-def test_vocabulary_sizes_come_from_the_input_where_they_are_zero():
+def test_vocabulary_sizes_of_zero_are_taken_from_the_input():
     params = TranslationTask.params().set(target_vocabulary_size=7)
     sized = TranslationTask.with_vocabulary_sizes(params, {"source": 5, "target": 6})
     assert (sized.source_vocabulary_size, sized.target_vocabulary_size) == (5, 7)
@@ -38,7 +38,7 @@ def test_vocabulary_sizes_come_from_the_input_where_they_are_zero():
     assert Task.with_vocabulary_sizes(Task.params(), {"text": 5}) == Task.params()
 
 
-def test_an_input_without_the_vocabulary_is_refused():
+def test_rejects_an_input_without_the_vocabulary():
     message = r"task.vocabulary_size is 0 .* no vocabulary 'text' .* \(it has source\)"
     with pytest.raises(ValueError, match=message):
         LanguageModelTask.with_vocabulary_sizes(LanguageModelTask.params(), {"source": 5})

@@ -32,7 +32,7 @@ def value_and_gradient(layer: Cube, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
     return y, tape.gradient(y, x)
 
 
-def test_the_gradient_is_as_written():
+def test_the_custom_gradient_is_used():
     layer = Cube(Cube.params(), "a.b")
     x = tf.constant([1.0, 2.0])
     for function in (value_and_gradient, tf.function(value_and_gradient, autograph=False)):
@@ -41,7 +41,7 @@ def test_the_gradient_is_as_written():
         np.testing.assert_array_equal(dx, [3, 12])
 
 
-def test_it_is_named_for_its_layer():
+def test_gradient_operations_carry_the_layer_name():
     for path, name in (("a.b[1]", "gradient_tape/a/b_1/inner/slope"), ("", "gradient_tape/inner")):
         layer = Cube(Cube.params(), path)
         traced = tf.function(lambda x, m=layer: value_and_gradient(m, x), autograph=False)
@@ -52,7 +52,7 @@ def test_it_is_named_for_its_layer():
         assert context.layer_path() == ""
 
 
-def test_several_arguments_and_results():
+def test_supports_several_arguments_and_results():
     @custom_gradient
     def swap(x, y):
         return (y, x), lambda dy, dx: (10 * dx, 100 * dy)

@@ -40,7 +40,7 @@ def by_tape(upstream: list[tf.Tensor]) -> tuple[list, list]:
 @pytest.mark.parametrize(
     "make_costs", [TimeCosts, lambda inputs: MemoryCosts(inputs, [])], ids=["time", "memory"]
 )
-def test_gradients_equal_the_tapes(make_costs):
+def test_gradients_equal_those_of_gradient_tape(make_costs):
     traced = joint(make_costs)
     upstream = [tf.random.normal(X, seed=1), tf.constant(2.0)]
 
@@ -63,7 +63,7 @@ def test_time_costs_save_products_and_memory_costs_save_inputs():
     assert [tensor.shape.as_list() for tensor in only.saved] == [X]
 
 
-def test_chosen_products_are_not_recomputed():
+def test_saved_products_are_not_recomputed():
     products = []
 
     def function(x, w):
@@ -77,7 +77,7 @@ def test_chosen_products_are_not_recomputed():
     }
 
 
-def test_an_input_without_a_gradient():
+def test_an_unused_input_has_no_gradient():
     def function(x, w, unused):
         return [x * tf.stop_gradient(tf.reduce_sum(w) + unused)]
 

@@ -1,4 +1,4 @@
-"""The minimum cut against an exhaustive search of all choices."""
+"""Compares the minimum cut with an exhaustive search over all sets of saved tensors."""
 
 import itertools
 import math
@@ -11,9 +11,11 @@ from lingvo_gshard.core.autodiff.minimum_cut import tensors_to_save
 
 
 class Case:
-    """Sums of earlier tensors: an input, then operations, then those that come later."""
+    """A random graph of sums; `later` holds the operations of the backward pass."""
 
-    def __init__(self, reads: list[list[int]], later: int, keeping: list[int], again: list):
+    def __init__(
+        self, reads: list[list[int]], later: int, save_costs: list[int], recompute_costs: list
+    ):
         with tf.Graph().as_default():
             tensors = [tf.compat.v1.placeholder(tf.float32, [])]
             for numbers in reads:
@@ -26,25 +28,25 @@ class Case:
                 depending.add(operation)
         self.later = depending
         self.number = {operation: i for i, operation in enumerate(self.operations)}
-        self._keeping, self._again = keeping, [None, *again]
+        self._save_costs, self._recompute_costs = save_costs, [None, *recompute_costs]
 
-    def keeping(self, tensor: tf.Tensor) -> float:
-        return self._keeping[self.number[tensor.op]]
+    def save_cost(self, tensor: tf.Tensor) -> float:
+        return self._save_costs[self.number[tensor.op]]
 
-    def again(self, operation: tf.Operation) -> float | None:
-        return self._again[self.number[operation]]
+    def recompute_cost(self, operation: tf.Operation) -> float | None:
+        return self._recompute_costs[self.number[operation]]
 
-    def cost(self, kept: set[tf.Operation]) -> float:
-        """Of keeping those, and of computing again whatever else is needed later."""
-        total = sum(self._keeping[self.number[operation]] for operation in kept)
+    def cost(self, saved: set[tf.Operation]) -> float:
+        """Returns the cost of saving these operations and recomputing all others that are needed."""
+        total = sum(self._save_costs[self.number[operation]] for operation in saved)
         ahead, seen = [x.op for op in self.later for x in op.inputs], set()
         while ahead:
             operation = ahead.pop()
-            if operation in self.later or operation in kept or operation in seen:
+            if operation in self.later or operation in saved or operation in seen:
                 continue
             seen.add(operation)
-            again = self.again(operation)
-            total += math.inf if again is None else again
+            cost = self.recompute_cost(operation)
+            total += math.inf if cost is None else cost
             ahead.extend(x.op for x in operation.inputs)
         return total
 
@@ -60,24 +62,26 @@ NUMBERS = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=3), min_siz
     st.lists(COSTS, min_size=8, max_size=8),
     st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=7, max_size=7),
 )
-def test_nothing_is_cheaper(reads, later, keeping, again):
-    case = Case(reads, later, keeping, again)
+def test_the_cut_has_the_minimum_cost(reads, later, save_costs, recompute_costs):
+    case = Case(reads, later, save_costs, recompute_costs)
     source = case.operations[0]
-    found = tensors_to_save(case.operations, [source], case.later, case.keeping, case.again)
-    kept = {tensor.op for tensor in found}
-    assert len(kept) == len(found) and not kept & case.later
+    tensors = tensors_to_save(
+        case.operations, [source], case.later, case.save_cost, case.recompute_cost
+    )
+    saved = {tensor.op for tensor in tensors}
+    assert len(saved) == len(tensors) and not saved & case.later
     before = [operation for operation in case.operations if operation not in case.later]
     subsets = itertools.chain.from_iterable(
         itertools.combinations(before, n) for n in range(len(before) + 1)
     )
     best = min(case.cost(set(subset)) for subset in subsets)
-    # Costs are rounded to parts of the dearest.
-    assert math.isclose(case.cost(kept), best, abs_tol=0.01)
+    # Costs are rounded to fractions of the largest one.
+    assert math.isclose(case.cost(saved), best, abs_tol=0.01)
 
 
-def test_very_dear_tensors_are_told_apart():
+def test_very_expensive_tensors_are_distinguished():
     case = Case([[0], [1], [2]], 2, [10**12, 3 * 10**12, 10**13, 1], [0, 0, 0])
-    found = tensors_to_save(
-        case.operations, case.operations[:1], case.later, case.keeping, case.again
+    tensors = tensors_to_save(
+        case.operations, case.operations[:1], case.later, case.save_cost, case.recompute_cost
     )
-    assert [tensor.op for tensor in found] == case.operations[:1]
+    assert [tensor.op for tensor in tensors] == case.operations[:1]

@@ -26,7 +26,7 @@ def test_a_policy_selects_products(policy, saved):
     assert [product for product in products if is_saved(*product)] == saved
 
 
-def test_every_policy_is_a_choice_and_others_are_named():
+def test_an_unknown_policy_lists_the_valid_ones():
     for policy in remat_policy.POLICIES:
         remat_policy.check(policy, "task.encoder.rematerialize")
     with pytest.raises(ValueError, match=r"task\.x: unknown .* 'ful'\. Did you mean 'full'\?"):

@@ -28,7 +28,7 @@ def test_dependents_of_a_tensor():
     assert {operation.name for operation in but_shapes} == {y.op.name, "b"}
 
 
-def test_a_copy_starts_from_known_values():
+def test_a_copy_starts_from_the_given_values():
     found = []
 
     def function(x, y):
@@ -58,7 +58,7 @@ def test_a_copy_starts_from_known_values():
         subgraph.copy([product], {y.name: other})
 
 
-def test_functions_are_copied():
+def test_called_functions_are_copied():
     found = []
 
     def function(x):

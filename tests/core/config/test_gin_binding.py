@@ -104,26 +104,26 @@ def test_a_binding_sets_one_leaf(path, text, value):
     assert before == _params()
 
 
-def test_elements_of_lists_have_names():
+def test_list_elements_are_addressed_by_index():
     assert _apply("task.layers_1.num_experts = 4").get("task.layers[1].num_experts") == 4
 
 
-def test_a_path_may_be_shortened_while_it_is_clear():
+def test_unambiguous_paths_can_be_abbreviated():
     assert _apply("moe.num_experts = 4").task.moe.num_experts == 4
 
 
-def test_a_shortened_path_that_is_not_clear_is_refused():
+def test_rejects_ambiguous_paths():
     params = _params()
     params.input = Encoder.params()
     with pytest.raises(ValueError, match="'moe' is ambiguous: input.moe, task.moe"):
         apply_gin(params, [], ["moe.num_experts = 4"])
 
 
-def test_the_last_binding_holds():
+def test_the_last_binding_wins():
     assert _apply("trainer.steps = 1", "trainer.steps = 2").trainer.steps == 2
 
 
-def test_macros_stand_for_values():
+def test_macros_are_substituted():
     after = _apply(
         "trainer.steps = %count",
         "task.languages = [%first, 'de']",
@@ -134,7 +134,7 @@ def test_macros_stand_for_values():
     assert after.trainer.steps == 77 and after.task.languages == ("fr", "de")
 
 
-def test_a_value_that_is_none_keeps_the_type_of_its_default():
+def test_a_value_set_to_none_keeps_the_type_of_its_default():
     params = _params()
     params.task.moe = None
     assert apply_gin(params, [], ["task.limit = 3"]).task.limit == 3
@@ -143,7 +143,7 @@ def test_a_value_that_is_none_keeps_the_type_of_its_default():
         apply_gin(params, [], ["task.name = 3"])
 
 
-def test_a_default_of_none_may_come_back():
+def test_a_default_of_none_can_be_restored():
     params = _params()
     params.task.limit = 5
     assert apply_gin(params, [], ["task.limit = None"]).task.limit is None
@@ -151,7 +151,7 @@ def test_a_default_of_none_may_come_back():
         apply_gin(params, [], ["task.limit = 'a'"])
 
 
-def test_a_frozen_tree_gives_a_free_copy():
+def test_binding_frozen_params_returns_a_mutable_copy():
     after = apply_gin(_params().freeze(), [], ["trainer.steps = 3"])
     after.trainer.steps = 4
 
@@ -178,7 +178,7 @@ def test_a_frozen_tree_gives_a_free_copy():
         ("name = 3", "expected string"),
     ],
 )
-def test_a_wrong_type_is_refused_with_path_and_both_types(binding, expected):
+def test_a_wrong_type_raises_with_the_path_and_both_types(binding, expected):
     path = binding.partition(" =")[0]
     with pytest.raises(ValueError, match=f"--gin_param .*: {path}: .*{expected}"):
         _apply(binding)
@@ -200,7 +200,7 @@ def test_a_wrong_type_is_refused_with_path_and_both_types(binding, expected):
         ("task.layers_2.num_experts", "task.layers_1.num_experts"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
+def test_an_unknown_name_suggests_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=f"{name}'.*Did you mean '{nearest}'"):
         _apply(f"{name} = 3")
 
@@ -219,18 +219,18 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
         ("unused = 3", "no value uses the macro 'unused'"),
     ],
 )
-def test_bad_gin_is_refused(binding, expected):
+def test_rejects_invalid_gin(binding, expected):
     with pytest.raises(ValueError, match="--gin_param") as error:
         _apply(binding)
     assert expected in str(error.value)
 
 
-def test_a_macro_of_itself_is_refused():
+def test_rejects_recursive_macros():
     with pytest.raises(ValueError, match="%one is defined by itself"):
         _apply("one = %two", "two = [%one]", "trainer.steps = %one")
 
 
-def test_files_come_before_bindings(tmp_path):
+def test_bindings_override_files(tmp_path):
     file = tmp_path / "a.gin"
     file.write_text(
         "# A comment.\ntrainer.steps = 5\ntask.moe:\n  num_experts = 64\n  capacity_factor = 1\n"
@@ -240,7 +240,7 @@ def test_files_come_before_bindings(tmp_path):
     assert (after.task.moe.num_experts, after.task.moe.capacity_factor) == (64, 1.0)
 
 
-def test_an_include_is_found_beside_its_file(tmp_path):
+def test_includes_are_relative_to_the_including_file(tmp_path):
     (tmp_path / "base.gin").write_text("width = 3\ntrainer.steps = 1\n")
     (tmp_path / "top.gin").write_text(
         "include 'base.gin'\ntrainer.steps = 2\ntask.moe.num_experts = %width\n"
@@ -249,7 +249,7 @@ def test_an_include_is_found_beside_its_file(tmp_path):
     assert (after.trainer.steps, after.task.moe.num_experts) == (2, 3)
 
 
-def test_a_file_in_a_package_is_found(tmp_path, monkeypatch):
+def test_files_can_be_read_from_a_package(tmp_path, monkeypatch):
     package = tmp_path / "some_gin_package" / "inner"
     package.mkdir(parents=True)
     for folder in (package, package.parent):
@@ -259,7 +259,7 @@ def test_a_file_in_a_package_is_found(tmp_path, monkeypatch):
     assert apply_gin(_params(), ["some_gin_package/inner/base.gin"], []).trainer.steps == 9
 
 
-def test_an_endless_include_is_refused(tmp_path):
+def test_rejects_recursive_includes(tmp_path):
     (tmp_path / "a.gin").write_text("include 'b.gin'\n")
     (tmp_path / "b.gin").write_text("\ninclude 'a.gin'\n")
     with pytest.raises(ValueError, match=r"b.gin:2: 'a.gin' includes itself"):
@@ -276,14 +276,14 @@ def test_an_endless_include_is_refused(tmp_path):
         ("trainer.steps = 1\n  = 2\n", 2),
     ],
 )
-def test_a_mistake_in_a_file_names_file_and_line(tmp_path, text, line):
+def test_errors_in_a_file_name_the_file_and_line(tmp_path, text, line):
     file = tmp_path / "a.gin"
     file.write_text(text)
     with pytest.raises(ValueError, match=rf"{file}:{line}: "):
         apply_gin(_params(), [str(file)], [])
 
 
-def test_a_missing_file_and_one_of_another_encoding_are_refused(tmp_path):
+def test_rejects_missing_files_and_files_that_are_not_utf8(tmp_path):
     with pytest.raises(ValueError, match="--gin_file: there is no file 'nowhere.gin'"):
         apply_gin(_params(), ["nowhere.gin"], [])
     file = tmp_path / "latin.gin"
@@ -292,7 +292,7 @@ def test_a_missing_file_and_one_of_another_encoding_are_refused(tmp_path):
         apply_gin(_params(), [str(file)], [])
 
 
-def test_an_unused_macro_of_a_file_is_a_warning(tmp_path):
+def test_an_unused_macro_of_a_file_warns(tmp_path):
     file = tmp_path / "a.gin"
     file.write_text("steps = 3\n")
     with absltest.TestCase().assertLogs(level="WARNING") as logs:
@@ -301,12 +301,12 @@ def test_an_unused_macro_of_a_file_is_a_warning(tmp_path):
     assert "Did you mean 'trainer.steps'" in logs.output[0]
 
 
-def test_a_reference_puts_another_class_in_place():
+def test_a_reference_replaces_the_class_of_a_child():
     after = _apply("trainer.optimizer.beta1 = 0.5", f"trainer.optimizer = {HERE}.Adam")
     assert after.trainer.optimizer == Adam.params().set(beta1=0.5)
 
 
-def test_a_reference_may_stand_for_one_element_of_a_list():
+def test_a_reference_can_replace_one_list_element():
     params = _params()
     params.task.layers = [Momentum.params(), Momentum.params()]
     after = apply_gin(params, [], [f"task.layers_1 = {HERE}.Adam", "task.layers_1.beta1 = 0"])
@@ -315,7 +315,7 @@ def test_a_reference_may_stand_for_one_element_of_a_list():
         apply_gin(params, [], ["task.layers_1 = 3"])
 
 
-def test_references_fill_lists_functions_and_empty_places():
+def test_references_can_set_lists_functions_and_empty_values():
     after = _apply(
         f"task.layers = [{HERE}.Mixture]",
         "task.layers_0.num_experts = 2",
@@ -339,12 +339,12 @@ def test_references_fill_lists_functions_and_empty_places():
         ("task.activation", "@math.pi", "expected class or function"),
     ],
 )
-def test_a_reference_that_does_not_fit_is_refused(path, reference, expected):
+def test_rejects_references_of_the_wrong_kind(path, reference, expected):
     with pytest.raises(ValueError, match=f"{path}: .*{expected}"):
         _apply(f"{path} = {reference}")
 
 
-def test_nothing_is_left_in_gins_own_configuration():
+def test_gins_global_configuration_is_not_changed():
     _apply("trainer.steps = 1", "task.moe.num_experts = 3")
     assert gin.config_str() == ""
     with pytest.raises(ValueError, match="No configurable matching"):
@@ -365,7 +365,7 @@ _leaves = strategies.fixed_dictionaries(
 
 
 @hypothesis.given(_leaves)
-def test_what_python_writes_is_what_is_set(values):
+def test_python_literals_round_trip(values):
     after = _apply(*(f"{path} = {value!r}" for path, value in values.items()))
     assert {path: after.get(path) for path in values} == values
     assert {path for path, *_ in _params().diff(after)} <= set(values)

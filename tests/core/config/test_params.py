@@ -38,7 +38,7 @@ def test_names_can_be_set_and_read():
     assert "output_dim" in p and "input_dim" not in p
 
 
-def test_default_and_help_stay_what_they_were():
+def test_setting_a_value_does_not_change_its_default_or_help():
     p = Dense.params().set(output_dim=16).copy()
     assert p.default("output_dim") == 8
     assert p.help("output_dim") == "Size of the output."
@@ -54,34 +54,34 @@ def test_default_and_help_stay_what_they_were():
         lambda p: p.set_path("output_dmi", 3),
     ],
 )
-def test_unknown_name_is_refused_with_the_nearest(mistake):
+def test_an_unknown_name_suggests_the_nearest(mistake):
     with pytest.raises(ValueError, match=r"Dense has no hyperparameter 'output_dmi'.*'output_dim'"):
         mistake(Dense.params())
 
 
-def test_unknown_name_on_a_path_is_refused_with_the_path():
+def test_an_unknown_name_on_a_path_raises_with_the_path():
     with pytest.raises(ValueError, match=r"'layers\[1\].naem'.*Did you mean 'name'"):
         Stack.params().get("layers[1].naem")
 
 
 @pytest.mark.parametrize("path", ["layers[2].name", "sizes.x", "head.name.x", "layers[x]", ""])
-def test_path_that_leads_nowhere_is_refused(path):
+def test_rejects_paths_through_a_leaf(path):
     with pytest.raises(ValueError):
         Stack.params().get(path)
 
 
 @pytest.mark.parametrize("name", ["copy", "items", "two words", "1st"])
-def test_define_refuses_names_that_cannot_be_read(name):
+def test_define_rejects_names_that_cannot_be_attributes(name):
     with pytest.raises(ValueError, match="cannot be the name"):
         Params().define(name, 0, "")
 
 
-def test_define_refuses_a_name_twice():
+def test_define_rejects_duplicate_names():
     with pytest.raises(ValueError, match="already defined"):
         Dense.params().define("name", "", "")
 
 
-def test_methods_are_no_hyperparameters():
+def test_methods_cannot_be_set_as_hyperparameters():
     with pytest.raises(ValueError, match="no hyperparameter 'copy'"):
         Stack.params().get("head.copy")
 
@@ -95,7 +95,7 @@ def test_set_path_reaches_into_lists():
     assert p.layers[0].output_dim == 8
 
 
-def test_every_leaf_can_be_read_at_its_path():
+def test_every_leaf_can_be_read_by_its_path():
     p = Stack.params()
     leaves = dict(p.leaves())
     assert leaves["layers[1].output_dim"] == 9
@@ -103,7 +103,7 @@ def test_every_leaf_can_be_read_at_its_path():
     assert all(p.get(path) == value for path, value in leaves.items())
 
 
-def test_nodes_are_found_in_lists():
+def test_nodes_include_list_elements():
     paths = [path for path, _ in Stack.params().nodes()]
     assert paths == ["", "head", "layers[0]", "layers[1]"]
 
@@ -116,7 +116,7 @@ def test_copy_is_deep_and_not_frozen():
     assert p.layers[0].output_dim == 8 and len(p.layers) == 2
 
 
-def test_frozen_tree_refuses_changes_everywhere():
+def test_every_node_of_a_frozen_tree_rejects_changes():
     p = Stack.params().freeze()
     for change in (
         lambda: setattr(p, "sizes", ()),
@@ -129,13 +129,13 @@ def test_frozen_tree_refuses_changes_everywhere():
             change()
 
 
-def test_equality_looks_at_class_and_values():
+def test_equality_compares_classes_and_values():
     assert Stack.params() == Stack.params()
     assert Stack.params() != Stack.params().set(sizes=(1, 3))
     assert Params(Dense) != Params(Stack)
 
 
-def test_text_has_a_line_for_each_leaf():
+def test_text_has_one_line_per_leaf():
     text = Stack.params().to_text()
     assert "layers[1].output_dim : 9\n" in text
     assert "head.name : 'dense'\n" in text
@@ -143,7 +143,7 @@ def test_text_has_a_line_for_each_leaf():
     assert text.splitlines() == sorted(text.splitlines())
 
 
-def test_text_of_a_callable_object():
+def test_text_of_a_callable():
     p = Params()
     p.define("initializer", constant(1.0), "")
     assert p.to_text() == "initializer : Initializer(kind='constant', scale=1.0)\n"

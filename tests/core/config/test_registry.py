@@ -19,38 +19,38 @@ def _quickstart():
     return Experiment.params()
 
 
-def test_an_experiment_is_found_by_its_name():
+def test_experiments_are_looked_up_by_name():
     assert registry.register("translation.quickstart")(_quickstart) is _quickstart
     assert registry.get("translation.quickstart").name == "translation.quickstart"
     assert registry.names() == ("translation.quickstart",)
     assert registry.describe("translation.quickstart").startswith("Learns in minutes.\n\nExpected")
 
 
-def test_each_call_returns_params_of_its_own():
+def test_each_call_returns_new_params():
     registry.register("a.b")(_quickstart)
     registry.get("a.b").name = "changed"
     assert registry.get("a.b").name == "a.b"
 
 
 @pytest.mark.parametrize("look_up", [registry.get, registry.describe])
-def test_unknown_experiment_names_the_nearest(look_up):
+def test_an_unknown_experiment_suggests_the_nearest(look_up):
     registry.register("translation.quickstart")(_quickstart)
     with pytest.raises(ValueError, match="'translation.quikstart'.*'translation.quickstart'"):
         look_up("translation.quikstart")
 
 
-def test_a_name_is_given_once():
+def test_rejects_duplicate_names():
     registry.register("a.b")(_quickstart)
     with pytest.raises(ValueError, match="already registered"):
         registry.register("a.b")(_quickstart)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a..b", "a/b"])
-def test_a_name_is_made_of_identifiers(name):
+def test_rejects_names_that_are_not_identifiers(name):
     with pytest.raises(ValueError, match="cannot name an experiment"):
         registry.register(name)
 
 
-def test_an_experiment_says_what_it_is_for():
+def test_experiments_require_a_docstring():
     with pytest.raises(ValueError, match="docstring"):
         registry.register("a.b")(lambda: Experiment.params())

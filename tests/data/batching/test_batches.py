@@ -37,7 +37,7 @@ def sentences_of(batch):
     return batch["target_labels"][starts] - 10
 
 
-def test_nothing_is_lost_or_waits_for_ever():
+def test_every_sentence_is_eventually_batched():
     s = stream()
     seen = collections.Counter()
     for _ in range(400):
@@ -66,25 +66,25 @@ def test_resumes_exactly(steps, depth, window):
     second.close()
 
 
-def test_seed_decides():
+def test_batches_depend_on_the_seed():
     one, again, other = (next(stream(seed)) for seed in (1, 1, 2))
     assert same(one, again)
     assert not same(one, other)
 
 
-def test_batch_larger_than_a_block():
+def test_a_batch_can_be_larger_than_a_block():
     s = stream(rows=32, window=20)
     filled = [np.count_nonzero(next(s)["source_segments"][:, 0]) for _ in range(5)]
     assert filled == [32] * 5
 
 
-def test_state_of_another_stream_is_refused():
+def test_rejects_the_state_of_another_stream():
     state = stream(identity="a").get_state()
     with pytest.raises(ValueError, match="belongs to another stream.*'a' there, 'b' here"):
         stream(identity="b").set_state(state)
 
 
-def test_a_far_position_costs_no_replay():
+def test_restoring_a_late_position_needs_no_replay():
     s = stream()
     s.set_state(s.get_state() | {"block": 10**9, "batch": 1})
     batch = next(s)

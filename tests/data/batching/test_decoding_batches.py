@@ -16,7 +16,7 @@ def made(tmp_path_factory):
 @hypothesis.given(
     st.lists(st.text("abc ", max_size=30).map(lambda text: " ".join(text.split())), max_size=30)
 )
-def test_every_sentence_once_and_back_in_order(made, sentences):
+def test_results_are_returned_in_the_original_order(made, sentences):
     batches = decoding_batches.decoding_batches(sentences, made, (4, 8, 32), batch_tokens=16)
     results = []
     for batch in batches:
@@ -33,14 +33,14 @@ def test_every_sentence_once_and_back_in_order(made, sentences):
     assert batches.in_order(results) == sentences
 
 
-def test_least_length_that_fits(made):
+def test_uses_the_smallest_length_that_fits(made):
     ids = made.encode("der Hund sieht")
     for length in (len(ids), len(ids) + 1):
         (batch,) = decoding_batches.decoding_batches(["der Hund sieht"], made, (length, 99), 99)
         assert batch.arrays["source_ids"].shape[1] == (99 if length == len(ids) else length)
 
 
-def test_long_sentences_are_cut_and_named(made):
+def test_long_sentences_are_truncated_and_reported(made):
     text = "Hund " * 20
     batches = decoding_batches.decoding_batches(["Katze", text], made, (8,), 16)
     assert batches.cut == (1,)

@@ -39,7 +39,7 @@ def test_permutation(size, key):
     np.testing.assert_array_equal(order, mixing.permutation(size, *key))
 
 
-def test_permutation_never_changes():
+def test_permutations_are_stable_across_versions():
     # The order that saved data positions rely on.
     assert mixing.permutation(8, 1, 2).tolist() == [2, 7, 3, 1, 5, 6, 0, 4]
     assert mixing.permutation(8, 2, 1).tolist() != [2, 7, 3, 1, 5, 6, 0, 4]
@@ -74,7 +74,7 @@ def test_shares_are_exact(temperature):
         assert abs(len(sentences) - 50) <= len(members)
 
 
-def test_every_sentence_once_in_an_epoch_and_in_new_order():
+def test_every_epoch_is_a_new_permutation_of_the_sentences():
     m, members = mixture([70, 33], temperature=2.0)
     stream = np.concatenate([m.block(block) for block in range(60)])
     blocks = [m.block(block) for block in range(60)]
@@ -86,7 +86,7 @@ def test_every_sentence_once_in_an_epoch_and_in_new_order():
     assert not np.array_equal(large[:70], large[70:140])
 
 
-def test_blocks_do_not_depend_on_what_was_read_before():
+def test_blocks_can_be_read_in_any_order():
     m, _ = mixture([70, 33])
     late = m.block(10**9)
     np.testing.assert_array_equal(late, mixture([70, 33])[0].block(10**9))

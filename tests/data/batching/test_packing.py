@@ -50,7 +50,7 @@ def unpack(batch):
 
 
 @hypothesis.given(_PAIRS)
-def test_every_token_once(pairs):
+def test_every_token_is_packed_once(pairs):
     sources, targets = tables(pairs)
     batches = list(packing.batches_in_order(sources, targets, np.arange(len(pairs)), (B, L, K)))
     found = [pair for batch in batches for pair in unpack(batch)]
@@ -62,7 +62,7 @@ def test_every_token_once(pairs):
 
 
 @hypothesis.given(_PAIRS)
-def test_inputs_are_labels_shifted_behind_bos(pairs):
+def test_decoder_inputs_are_labels_shifted_by_bos(pairs):
     sources, targets = tables(pairs)
     for batch in packing.batches_in_order(sources, targets, np.arange(len(pairs)), (B, L, K)):
         for row in range(B):
@@ -77,7 +77,7 @@ def test_inputs_are_labels_shifted_behind_bos(pairs):
 
 
 @hypothesis.given(_PAIRS)
-def test_first_fit_takes_the_first_row_with_room(pairs):
+def test_first_fit_uses_the_first_row_with_room(pairs):
     source_lengths = np.array([len(s) + 1 for s, _ in pairs], np.int64)
     target_lengths = np.array([len(t) + 1 for _, t in pairs], np.int64)
     rows = packing.first_fit(source_lengths, target_lengths, L, K)
@@ -92,19 +92,19 @@ def test_first_fit_takes_the_first_row_with_room(pairs):
         room[row] = room[row] - need
 
 
-def test_too_long_a_sentence_is_an_error():
+def test_rejects_sentences_longer_than_a_row():
     with pytest.raises(ValueError, match="longer than a row of 12, 9"):
         packing.first_fit(np.array([3]), np.array([10]), L, K)
 
 
-def test_chosen_sentences_and_efficiency():
+def test_sentence_indices_and_packing_efficiency():
     sources, targets = tables([([5] * 5, [6] * 4), ([7] * 5, [8] * 3), ([9] * 11, [10] * 8)])
     (batch,) = packing.batches_in_order(sources, targets, np.array([2, 0]), (2, L, K))
     assert unpack(batch) == [([9] * 11 + [2], [10] * 8 + [2]), ([5] * 5 + [2], [6] * 4 + [2])]
     assert packing.efficiency(batch) == (12 + 9 + 6 + 5) / (2 * (L + K))
 
 
-def test_tokens():
+def test_counts_tokens():
     table = Tokens.concatenate([[1, 2], [], [3]])
     assert len(table) == 3
     assert table.lengths.tolist() == [2, 0, 1]

@@ -38,7 +38,7 @@ def test_order_and_positions(depth):
     items.close()
 
 
-def test_makes_ahead_but_no_further_than_depth():
+def test_prefetches_at_most_depth_items():
     counter = Counter()
     items = prefetch.Prefetcher(counter, 3)
     next(items)
@@ -47,7 +47,7 @@ def test_makes_ahead_but_no_further_than_depth():
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_comes_in_its_place(depth):
+def test_errors_are_raised_in_order(depth):
     items = prefetch.Prefetcher(Counter(fails_at=2), depth)
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(RuntimeError, match="broken"):
@@ -56,7 +56,7 @@ def test_an_error_comes_in_its_place(depth):
     items.close()
 
 
-def test_close_ends_the_thread():
+def test_close_stops_the_thread():
     before = threading.active_count()
     items = prefetch.Prefetcher(Counter(), 2)
     next(items)
@@ -64,6 +64,6 @@ def test_close_ends_the_thread():
     assert threading.active_count() == before
 
 
-def test_negative_depth():
+def test_rejects_a_negative_depth():
     with pytest.raises(ValueError, match="prefetch_batches must be at least 0, not -1"):
         prefetch.Prefetcher(Counter(), -1)

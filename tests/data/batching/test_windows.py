@@ -21,7 +21,7 @@ def windows_of(documents):
     return Windows.cut(Tokens.concatenate(documents), (ROWS, LENGTH))
 
 
-def test_long_documents_are_cut_and_the_cut_is_seen():
+def test_long_documents_are_split_with_their_context():
     documents = made([3, 14, 6])
     windows = windows_of(documents)
     assert windows.labels.lengths.tolist() == [3, 6, 6, 2, 6]
@@ -32,7 +32,7 @@ def test_long_documents_are_cut_and_the_cut_is_seen():
 
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(st.lists(st.integers(1, 20), min_size=1, max_size=25))
-def test_every_token_is_a_label_once_behind_its_predecessor(lengths):
+def test_every_token_is_a_label_once_and_follows_its_predecessor(lengths):
     documents = made(lengths)
     windows = windows_of(documents)
     expected = sorted(

@@ -31,7 +31,7 @@ def test_reasons(source, target, reason):
     assert (kept, report.dropped, report.read, report.kept) == ([], {reason: 1}, 1, 0)
 
 
-def test_duplicates_are_found_after_rewriting_and_within_a_language():
+def test_duplicates_are_detected_after_normalization_within_a_language():
     rows = [
         Row("de", "schön", "fine", "f", 1),
         Row("de", "scho\u0308n", " fine", "f", 2),
@@ -49,14 +49,14 @@ def test_switches():
     assert len(kept) == 2
 
 
-def test_held_out_rows_are_rewritten_and_not_chosen():
+def test_held_out_rows_are_normalized_but_never_dropped():
     rows = [Row("de", "Berlin\u00a0", "Berlin")] * 2 + [Row("de", "", "x")]
     kept, report = cleaner(max_characters=3).clean(rows, "test")
     assert [row[:3] for row in kept] == [("de", "Berlin", "Berlin")] * 2
     assert report.dropped == {cleaning.EMPTY: 1}
 
 
-def test_joiners_stay():
+def test_zero_width_joiners_are_preserved():
     persian, hindi = "می\u200cخواهم", "क्\u200dष"
     assert cleaning.Normalizer()(persian) == persian
     assert cleaning.Normalizer()(hindi) == unicodedata.normalize("NFC", hindi)
@@ -64,7 +64,7 @@ def test_joiners_stay():
 
 
 @hypothesis.given(st.text())
-def test_normal_form(text):
+def test_unicode_is_normalized(text):
     normal = cleaning.Normalizer()(text)
     assert unicodedata.normalize("NFC", normal) == normal
     assert cleaning.Normalizer()(normal) == normal

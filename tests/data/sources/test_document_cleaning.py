@@ -13,7 +13,7 @@ def clean(texts, split="train", **values):
     return [row.target for row in rows], report
 
 
-def test_lines_are_brought_to_one_form_and_stay_lines():
+def test_lines_are_normalized_and_not_joined():
     texts, report = clean(["\n a  b \n\n\nc\x07\n", "e\u0301"])
     assert texts == ["a b\n\nc", "\u00e9"]
     assert report.rewritten[cleaning.REWRITTEN_NFC] == 1
@@ -21,7 +21,7 @@ def test_lines_are_brought_to_one_form_and_stay_lines():
     assert report.rewritten[cleaning.REWRITTEN_SPACE] > 0
 
 
-def test_what_is_dropped_is_counted():
+def test_dropped_documents_are_counted():
     texts = ["abc", " ", "a", "abc ", "abcdefgh"]
     kept, report = clean(texts, min_characters=2, max_characters=5)
     assert kept == ["abc"]
@@ -34,12 +34,12 @@ def test_what_is_dropped_is_counted():
     assert report.read == 5 and report.kept == 1
 
 
-def test_duplicates_may_stay_and_held_out_documents_all_do():
+def test_duplicates_can_be_allowed_and_held_out_documents_are_never_dropped():
     assert clean(["a", "a"], drop_duplicates=False)[0] == ["a", "a"]
     assert clean(["a", "a", "", "b"], "test", min_characters=5)[0] == ["a", "a", "b"]
 
 
-def test_sizes_that_nothing_fits_are_refused():
+def test_rejects_empty_size_ranges():
     with pytest.raises(ValueError, match="input.cleaning.min_characters.*not 3 with"):
         clean([], min_characters=3, max_characters=2)
     with pytest.raises(ValueError, match="input.cleaning.min_characters"):

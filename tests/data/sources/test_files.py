@@ -7,7 +7,7 @@ import pytest
 from lingvo_gshard.data.sources import files
 
 
-def test_writes_and_replaces(tmp_path):
+def test_writes_and_replaces_a_file(tmp_path):
     path = str(tmp_path / "a" / "b.bin")
     files.write_atomically(path, b"one")
     files.write_atomically(path, b"two")
@@ -17,7 +17,7 @@ def test_writes_and_replaces(tmp_path):
     assert os.stat(path).st_mode & 0o777 == 0o644
 
 
-def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failure_preserves_the_old_file(tmp_path, monkeypatch):
     path = str(tmp_path / "b.bin")
     files.write_atomically(path, b"one")
 

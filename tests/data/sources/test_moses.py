@@ -17,7 +17,7 @@ def write(path, text):
         file.write(text if isinstance(text, bytes) else text.encode())
 
 
-def test_finds_every_language_of_a_prefix(tmp_path):
+def test_reads_every_language_of_a_prefix(tmp_path):
     write(tmp_path / "train.en", "one\ntwo\n")
     write(tmp_path / "train.de", "eins\nzwei\n")
     write(tmp_path / "train.pt_BR.gz", "um\ndois\n")
@@ -44,7 +44,7 @@ def test_globs_of_prefixes_and_another_target_language(tmp_path):
 @pytest.mark.parametrize(
     ("source", "target", "short"), [("1\n2\n3\n", "1\n2\n", "en"), ("1\n", "1\n2\n3\n", "de")]
 )
-def test_unequal_sides(tmp_path, source, target, short):
+def test_rejects_sides_of_different_lengths(tmp_path, source, target, short):
     write(tmp_path / "train.de", source)
     write(tmp_path / "train.en", target)
     write(tmp_path / "train.fr", target)
@@ -58,7 +58,7 @@ def test_unequal_sides(tmp_path, source, target, short):
 
 
 @pytest.mark.parametrize("side", ["de", "en"])
-def test_a_line_that_is_not_utf8_keeps_the_others_aligned(tmp_path, side):
+def test_invalid_utf8_does_not_shift_the_alignment(tmp_path, side):
     write(tmp_path / "train.de", "1\n2\n3\n")
     write(tmp_path / "train.en", "one\ntwo\nthree\n")
     path = tmp_path / f"train.{side}"
@@ -73,7 +73,7 @@ def test_a_line_that_is_not_utf8_keeps_the_others_aligned(tmp_path, side):
     assert skipping.left_out == {"not UTF-8": 2}
 
 
-def test_missing_sides(tmp_path):
+def test_rejects_missing_sides(tmp_path):
     prefix = str(tmp_path / "train")
     with pytest.raises(ValueError, match=f"{prefix}.en:0: no such file"):
         reader(train=prefix).rows("train")

@@ -11,7 +11,7 @@ def reader(**values):
 
 
 @pytest.fixture
-def heap(tmp_path):
+def mixed_rows(tmp_path):
     path = tmp_path / "all.tsv"
     lines = [f"{lang}\t{lang} satz {w}a{w}\tword {w}b{w}\n" for w in words(60) for lang in "xy"]
     path.write_text("".join(lines) + "broken\n", encoding="utf-8")
@@ -31,17 +31,17 @@ def test_option_errors():
         reader(train="a", held_out_per_mille=500)
 
 
-def test_unknown_split(heap):
+def test_unknown_split(mixed_rows):
     with pytest.raises(ValueError, match="Unknown split 'tset'. Did you mean 'test'"):
-        reader(train=heap).rows("tset")
-    two = reader(train=heap, dev=heap, on_bad_row="skip")
+        reader(train=mixed_rows).rows("tset")
+    two = reader(train=mixed_rows, dev=mixed_rows, on_bad_row="skip")
     assert two.splits == ("train", "dev")
     with pytest.raises(ValueError, match="Unknown split 'test'. Valid: dev, train"):
         two.rows("test")
 
 
-def test_one_file_is_divided_and_nothing_is_lost(heap):
-    r = reader(train=heap, held_out_per_mille=200, on_bad_row="skip")
+def test_a_single_file_is_divided_without_loss(mixed_rows):
+    r = reader(train=mixed_rows, held_out_per_mille=200, on_bad_row="skip")
     rows, left_out = {}, {}
     for split in ("test", "train", "dev"):
         rows[split] = r.rows(split)

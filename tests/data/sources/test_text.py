@@ -25,7 +25,7 @@ def read(paths, **values):
         ("file", [("one\ntwo\n\n \nthree\n\nfour\nfive", 1)]),
     ],
 )
-def test_what_a_document_is(document, expected, tmp_path):
+def test_documents_are_split_by_kind(document, expected, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, newline="")
     rows, _ = read(f"{tmp_path}/a.txt", document=document)
     assert [(row.target, row.line) for row in rows] == expected
@@ -40,7 +40,7 @@ def test_compressed_files_and_globs(tmp_path):
     assert [row.target for row in rows] == ["plain", "packed", "smaller"]
 
 
-def test_bad_text_is_refused_or_skipped_and_counted(tmp_path):
+def test_invalid_text_raises_or_is_skipped_and_counted(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\n\xff\nbetter\n")
     with pytest.raises(ValueError, match=r"a\.txt:2: not UTF-8: byte 0"):
@@ -52,12 +52,12 @@ def test_bad_text_is_refused_or_skipped_and_counted(tmp_path):
         read(f"{tmp_path}/none.txt")
 
 
-def test_an_unknown_kind_of_document_names_the_nearest():
+def test_an_unknown_kind_of_document_suggests_the_nearest():
     with pytest.raises(ValueError, match="input.corpus.document cannot be 'lines'.*'line'"):
         read("x", document="lines")
 
 
-def test_documents_are_held_out_where_no_other_are_given(tmp_path):
+def test_documents_are_held_out_if_no_evaluation_files_are_given(tmp_path):
     words = "red green blue small large old new fast slow warm".split()
     texts = [f"{a} {b} {c}\n\n" for a in words for b in words for c in words]
     (tmp_path / "a.txt").write_text("".join(texts))

@@ -25,7 +25,7 @@ GOOD = "de\tGuten Tag\tGood day\nfr\tMerci à tous\tThanks to all\n".encode()
 @pytest.mark.parametrize(
     ("name", "opener"), [("a.tsv", open), ("a.tsv.gz", gzip.open), ("a.tsv.xz", lzma.open)]
 )
-def test_reads_plain_and_compressed(tmp_path, name, opener):
+def test_reads_plain_and_compressed_files(tmp_path, name, opener):
     path = write(tmp_path / name, GOOD, opener)
     rows = reader(train=path, test=path).rows("train")
     assert rows == [
@@ -56,14 +56,14 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("bad", "line", "reason"), BAD_ROWS)
-def test_bad_row_is_refused_with_its_place(tmp_path, bad, line, reason):
+def test_an_invalid_row_raises_with_file_and_line(tmp_path, bad, line, reason):
     path = write(tmp_path / "a.tsv", b"de\tJa\tYes\n" + bad + b"de\tNein\tNo\n")
     with pytest.raises(ValueError, match=f"{path}:{line}: {reason}"):
         reader(train=path, test=path).rows("train")
 
 
 @pytest.mark.parametrize(("bad", "line", "reason"), BAD_ROWS)
-def test_bad_row_is_skipped_and_counted(tmp_path, bad, line, reason):
+def test_invalid_rows_can_be_skipped_and_counted(tmp_path, bad, line, reason):
     path = write(tmp_path / "a.tsv", b"de\tJa\tYes\n" + bad + b"de\tNein\tNo\n")
     r = reader(train=path, test=path, on_bad_row="skip")
     assert [(row.source, row.line) for row in r.rows("train")] == [("Ja", 1), ("Nein", 3)]
@@ -95,7 +95,7 @@ def test_truncated_file(tmp_path, name, opener):
         reader(train=path).rows("train")
 
 
-def test_embedded_corpus_is_as_its_notice_says():
+def test_the_embedded_corpus_matches_its_notice():
     corpus = tsv.EmbeddedCorpus.params().instantiate()
     splits = {split: corpus.rows(split) for split in ("dev", "test", "train")}
     assert {split: len(rows) for split, rows in splits.items()} == {

@@ -34,7 +34,7 @@ def make_choices(rng: np.random.Generator, groups: int, tokens: int, count: int)
     count=st.integers(1, EXPERTS),
     capacity=st.integers(1, 6),
 )
-def test_it_is_the_loop_over_tokens(priority, seed, groups, tokens, count, capacity):
+def test_equals_a_loop_over_tokens(priority, seed, groups, tokens, count, capacity):
     choices = make_choices(np.random.default_rng(seed), groups, tokens, count)
     assignments = assign(choices, EXPERTS, capacity, priority)
     for g in range(groups):
@@ -58,7 +58,7 @@ def test_it_is_the_loop_over_tokens(priority, seed, groups, tokens, count, capac
                     taken[expert] += 1
 
 
-def test_by_gate_the_surest_tokens_are_kept():
+def test_gate_priority_keeps_the_largest_gates():
     gate_GS, ones_GS = tf.constant([[0.3, 0.9, 0.5, 0.7]]), tf.ones((1, 4))
     choice = Choice(tf.zeros((1, 4), tf.int32), gate_GS, ones_GS, ones_GS)
     (by_position,), (by_gate,) = (assign([choice], 2, 2, priority) for priority in PRIORITIES)
@@ -67,7 +67,7 @@ def test_by_gate_the_surest_tokens_are_kept():
     np.testing.assert_array_equal(by_gate.position_GS, [[3, 0, 2, 1]])
 
 
-def test_second_choices_come_in_the_order_of_the_first_gates():
+def test_second_choices_are_ordered_by_the_first_gate():
     ones_GS = tf.ones((1, 3))
     first = Choice(tf.zeros((1, 3), tf.int32), tf.constant([[0.5, 0.6, 0.9]]), ones_GS, ones_GS)
     second = Choice(tf.ones((1, 3), tf.int32), tf.constant([[0.5, 0.4, 0.1]]), ones_GS, ones_GS)

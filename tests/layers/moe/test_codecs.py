@@ -27,7 +27,7 @@ def round_trip(name: str, x) -> np.ndarray:
 
 
 @hypothesis.given(finite)
-def test_int8_is_within_half_a_step_of_its_row(x):
+def test_int8_error_is_at_most_half_a_step(x):
     steps, scale = codecs.CODECS["int8"].encode(tf.constant(x))
     assert steps.dtype == tf.int8 and steps.shape == x.shape and scale.shape == ROWS
     exact_scale = np.abs(x.astype(np.float64)).max(-1) / 127
@@ -36,14 +36,14 @@ def test_int8_is_within_half_a_step_of_its_row(x):
     assert (error <= exact_scale[..., None] * 0.50002 + 1e-37).all()
 
 
-def test_int8_is_the_nearest_step_and_the_even_one_of_two():
+def test_int8_rounds_to_nearest_even():
     x = np.array([127, 0.5, 1.5, -0.5, -2.5, 3.5001], np.float32).reshape(1, 1, 1, 6)
     for scale in (1.0, 2.0**-20, 2.0**40):
         steps, _ = codecs.CODECS["int8"].encode(tf.constant(x * np.float32(scale)))
         assert steps.numpy().ravel().tolist() == [127, 0, 2, 0, -2, 4]
 
 
-def test_int8_of_zeros_is_zeros():
+def test_int8_preserves_zero_rows():
     x = SOME.copy()
     x[0, 1] = 0
     read = round_trip("int8", x)
@@ -52,7 +52,7 @@ def test_int8_of_zeros_is_zeros():
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so_and_in_its_row(name, bad):
+def test_nonfinite_values_affect_only_their_row(name, bad):
     x = SOME.copy()
     x[1, 2, 0, 3] = bad
     read = round_trip(name, x)
@@ -61,7 +61,7 @@ def test_what_is_not_finite_stays_so_and_in_its_row(name, bad):
 
 
 @hypothesis.given(hnp.arrays(np.uint32, 24))
-def test_bfloat16_is_that_of_every_float32(bits):
+def test_bfloat16_equals_the_cast_of_tensorflow(bits):
     x = bits.view(np.float32).reshape(*ROWS, 2)
     (sent,) = codecs.CODECS["bfloat16"].encode(tf.constant(x))
     assert sent.dtype == tf.bfloat16
@@ -73,7 +73,7 @@ def test_bfloat16_is_that_of_every_float32(bits):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
-def test_compiled_it_is_rounded_as_well(name):
+def test_compiled_codecs_round_too(name):
     """XLA may leave out a cast to bfloat16 and back."""
     codec = codecs.CODECS[name]
     compiled = tf.function(
@@ -86,7 +86,7 @@ def test_compiled_it_is_rounded_as_well(name):
 
 @pytest.mark.parametrize("name", codecs.CODECS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_rows_come_back_in_their_own_type(name, dtype):
+def test_decoded_rows_have_their_original_dtype(name, dtype):
     x = tf.cast(SOME, dtype)
     codec = codecs.CODECS[name]
     read = codec.decode(codec.encode(x), x.dtype)

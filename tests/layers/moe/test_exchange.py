@@ -92,7 +92,7 @@ def quantized(x: np.ndarray) -> np.ndarray:
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale
 
 
-def test_int8_is_that_of_rows_each_way_and_of_their_gradients():
+def test_int8_quantizes_rows_and_gradients_in_both_directions():
     """Of a computation that doubles every row, all values are known."""
     x, d_y = (RNG.normal(size=(2, 3, 5, 4)).astype(np.float32) for _ in range(2))
     exchange = Exchange.params().set(precision="int8").instantiate()
@@ -107,13 +107,13 @@ def test_int8_is_that_of_rows_each_way_and_of_their_gradients():
 
 @pytest.mark.parametrize("dispatch", ["gather", "einsum"])
 @pytest.mark.parametrize("precision", ERRORS)
-def test_a_layer_changes_by_no_more_than_is_promised(precision, dispatch):
+def test_quantization_errors_are_within_the_documented_bounds(precision, dispatch):
     exact = alone(make(dispatch=dispatch))
     found = errors(alone(make(dispatch=dispatch, precision=precision)), exact)
     assert all(0 < error < ERRORS[precision] for error in found.values()), found
 
 
-def test_the_type_that_rows_have_anyway_changes_nothing():
+def test_exchange_in_the_activation_dtype_is_exact():
     def output(precision):
         layer = make(precision=precision)
         return layer.fprop(layer.init(1), tf.cast(X, tf.bfloat16), MASK)
@@ -125,7 +125,7 @@ def test_the_type_that_rows_have_anyway_changes_nothing():
 @pytest.mark.parametrize(
     ("chunks", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7)]
 )
-def test_chunks_are_even_and_none_is_empty(chunks, sizes):
+def test_chunks_have_equal_sizes_and_none_is_empty(chunks, sizes):
     seen = []
 
     def compute(x_EGCM):
@@ -140,13 +140,13 @@ def test_chunks_are_even_and_none_is_empty(chunks, sizes):
 
 @pytest.mark.parametrize("precision", ["", "int8"])
 @pytest.mark.parametrize("chunks", [2, 3, 100])
-def test_chunks_change_no_result(chunks, precision):
+def test_chunks_do_not_change_results(chunks, precision):
     whole = alone(make(precision=precision))
     cut = alone(make(precision=precision, chunks=chunks))
     assert_all_close(cut, whole, "float32")
 
 
-def test_chunks_drop_other_units():
+def test_chunks_draw_independent_dropout_masks():
     """In evaluation nothing is dropped; in training no two chunks lose the same units."""
     rows = tf.ones([E, 1, 4, M])
     layer = make(dropout=0.5, chunks=2)
@@ -159,7 +159,7 @@ def test_chunks_drop_other_units():
     assert_all_close(alone(make(dropout=0.5, chunks=2)), alone(make()), "float32")
 
 
-def test_on_one_device_nothing_is_hierarchical():
+def test_hierarchical_has_no_effect_on_one_device():
     assert_equal(alone(make(hierarchical=True)), alone(make()))
 
 
@@ -173,11 +173,11 @@ def test_on_one_device_nothing_is_hierarchical():
         pytest.param({"experts": 6, "group_size": 5}, marks=pytest.mark.slow),
     ],
 )
-def test_hierarchical_is_the_same_to_the_bit(options):
+def test_hierarchical_results_are_bitwise_equal(options):
     assert_equal(split(**options, hierarchical=True), split(**options))
 
 
-def test_all_options_on_many_devices_are_those_on_one():
+def test_all_options_on_many_devices_equal_one_device():
     """But for rows that float32 leaves at the edge of another step of int8."""
     options = {"precision": "int8", "chunks": 2}
     found = split(hierarchical=True, **options)
@@ -206,7 +206,7 @@ def test_all_options_on_many_devices_are_those_on_one():
         ),
     ],
 )
-def test_other_meshes_of_hosts(mesh, strategy):
+def test_hierarchical_on_other_meshes(mesh, strategy):
     assert_all_close(split(mesh, strategy, hierarchical=True), alone(make()), "order")
 
 
@@ -220,7 +220,7 @@ def test_other_meshes_of_hosts(mesh, strategy):
         ("host=1,data=8", OVER_BOTH, "groups over data and experts over data"),
     ],
 )
-def test_hierarchical_needs_two_axes(mesh, strategy, words):
+def test_hierarchical_requires_two_axes(mesh, strategy, words):
     layer = make(hierarchical=True)
     with (
         use_partitioning(Partitioning.make(mesh, strategy)),
@@ -238,6 +238,6 @@ def test_hierarchical_needs_two_axes(mesh, strategy, words):
         ({"chunks": 0}, "moe.exchange.chunks: 0; a positive number"),
     ],
 )
-def test_mistakes_are_refused(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)

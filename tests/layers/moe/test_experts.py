@@ -44,7 +44,7 @@ def network(theta, e: int, x: np.ndarray, activation: str) -> np.ndarray:
 
 @pytest.mark.parametrize("use_bias", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "silu", *GATES])
-def test_every_expert_is_its_own_network(activation, use_bias):
+def test_every_expert_uses_its_own_weights(activation, use_bias):
     params = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E, activation=activation)
     layer = params.set(use_bias=use_bias).instantiate(path="experts")
     theta = away_from_zero(layer)
@@ -57,7 +57,7 @@ def test_every_expert_is_its_own_network(activation, use_bias):
         assert_close(tf.reshape(alone, (G, C, M)), y[e], "order")
 
 
-def test_hidden_activations_are_dropped_in_training_only():
+def test_dropout_of_hidden_activations_is_applied_in_training_only():
     params = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E, dropout_rate=0.5)
     layer = params.instantiate(path="experts")
     theta = away_from_zero(layer)
@@ -75,7 +75,7 @@ def mixture(**values) -> MixtureOfExperts:
     return params.instantiate(path="moe")
 
 
-def test_a_shared_expert_computes_every_token():
+def test_a_shared_expert_processes_every_token():
     layer = mixture(shared_hidden_dim=7)
     theta = away_from_zero(layer)
     mask = np.ones(X_BLM.shape[:2])
@@ -86,7 +86,7 @@ def test_a_shared_expert_computes_every_token():
     assert_close(layer.fprop(theta, tf.constant(X_BLM), mask), y_routed + shared, "order")
 
 
-def test_a_residual_mixture_weighs_both_by_a_softmax():
+def test_a_residual_mixture_weights_both_outputs_by_a_softmax():
     layer = mixture(shared_hidden_dim=7, shared_combination="learned")
     theta = away_from_zero(layer)
     mask = np.ones(X_BLM.shape[:2])
@@ -99,13 +99,13 @@ def test_a_residual_mixture_weighs_both_by_a_softmax():
     assert_close(layer.fprop(theta, tf.constant(X_BLM), mask), expected, "float32")
 
 
-def test_an_unknown_combination_is_refused():
+def test_rejects_an_unknown_combination():
     with pytest.raises(ValueError, match=r"moe.shared_combination: 'smu'. Did you mean 'sum'\?"):
         mixture(shared_hidden_dim=7, shared_combination="smu")
 
 
 @pytest.mark.parametrize("dispatch", ["gather", "einsum", "dropless"])
-def test_an_expert_without_tokens_is_fine(dispatch):
+def test_an_expert_may_have_no_tokens(dispatch):
     """Expert 0's logit is the least for all tokens."""
     layer = mixture(dispatch=dispatch_params(dispatch)) if dispatch != "dropless" else _dropless()
     theta = away_from_zero(layer)

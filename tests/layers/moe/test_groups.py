@@ -12,7 +12,7 @@ B, L, M = 4, 12, 2
 X = np.arange(1, B * L * M + 1, dtype=np.float32).reshape(B, L, M)
 
 
-def test_the_last_group_is_filled_up():
+def test_the_last_group_is_padded():
     groups = Groups.for_batch(B, L, 5)
     assert (groups.count, groups.pieces) == (10, 1)
     cut = groups.split(tf.constant(X)).numpy()
@@ -23,7 +23,7 @@ def test_the_last_group_is_filled_up():
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 6])
-def test_pieces_are_the_same_groups_in_another_order(pieces):
+def test_pieces_permute_the_groups(pieces):
     whole, cut = Groups(B, L, 2), Groups(B, L, 2, pieces)
     found, expected = cut.split(tf.constant(X)).numpy(), whole.split(tf.constant(X)).numpy()
     order = [np.flatnonzero((expected == group).all((1, 2))).item() for group in found]
@@ -55,7 +55,7 @@ def test_pieces_are_the_same_groups_in_another_order(pieces):
         ("data=2,context=2", "B->data; L->context; G->context", 3, 1, True),
     ],
 )
-def test_there_is_a_piece_for_each_part_that_is_whole_groups(mesh, strategy, size, pieces, cross):
+def test_the_number_of_pieces_follows_the_sharding(mesh, strategy, size, pieces, cross):
     with use_partitioning(Partitioning.make(mesh, strategy)), tf.Graph().as_default():
         groups = Groups.for_batch(B, L, size)
         assert (groups.pieces, groups.cross_parts()) == (pieces, cross)

@@ -57,7 +57,7 @@ def reference(theta, x_SM, real_S, slots: int, mode: str = "paper") -> np.ndarra
 @pytest.mark.parametrize("mode", ["paper", "lingvo"])
 @pytest.mark.parametrize("name", ["gather", "einsum"])
 @pytest.mark.parametrize("factor", [0.25, 0.5, 2.0])
-def test_it_is_the_formula(mode, name, factor):
+def test_matches_the_formula(mode, name, factor):
     y, _, theta = run(
         make_params(router_mode=mode, dispatch=dispatch_params(name), router_capacity_factor=factor)
     )
@@ -66,7 +66,7 @@ def test_it_is_the_formula(mode, name, factor):
     assert_close(y, expected, "float32")
 
 
-def test_groups_run_over_rows_and_the_last_is_padded():
+def test_groups_span_rows_and_the_last_is_padded():
     y, _, theta = run(make_params(group_size=10))
     tokens = np.concatenate([X.reshape(B * L, M), np.zeros((6, M), np.float32)])
     real = np.arange(30) < B * L
@@ -75,13 +75,13 @@ def test_groups_run_over_rows_and_the_last_is_padded():
     assert_close(np.reshape(y, (B * L, M)), expected[: B * L], "float32")
 
 
-def test_a_group_larger_than_the_batch_is_the_batch():
+def test_a_group_is_at_most_the_batch():
     y, _, theta = run(make_params(group_size=1000))
     expected = reference(theta, X.reshape(B * L, M), np.ones(B * L, bool), B * L * 2 // E)
     assert_close(np.reshape(y, (B * L, M)), expected, "float32")
 
 
-def test_tokens_that_no_expert_took_and_padding_give_zero():
+def test_dropped_tokens_and_padding_give_zero():
     mask = MASK.copy()
     mask[:, :2] = 0
     y, scope, _ = run(make_params(router_capacity_factor=0.25), mask=mask)
@@ -91,7 +91,7 @@ def test_tokens_that_no_expert_took_and_padding_give_zero():
     assert float(scope.metrics["moe/dropped_share"][0]) > 0.3
 
 
-def test_evaluation_groups_and_drops_as_training_does():
+def test_evaluation_groups_and_drops_tokens_like_training():
     params = make_params(router_second_expert="all", router_capacity_factor=0.5, group_size=10)
     trained, trained_scope, _ = run(params, training=True)
     evaluated, scope, _ = run(params)
@@ -109,7 +109,7 @@ def test_evaluation_is_deterministic_and_training_is_not():
     assert not np.array_equal(one, other)
 
 
-def test_it_reports_loss_and_metrics():
+def test_reports_loss_and_metrics():
     _, scope, _ = run(make_params(router_auxiliary_loss_weight=0.5))
     value = float(scope.metrics["moe/auxiliary_loss"][0])
     assert value >= 1 / E**2 * 0.9
@@ -124,7 +124,7 @@ def test_it_reports_loss_and_metrics():
     }
 
 
-def test_bfloat16_activations_are_routed_as_their_float32_values():
+def test_bfloat16_activations_are_routed_in_float32():
     rounded = tf.cast(X, tf.bfloat16)
     y, scope, _ = run(make_params(), x=rounded)
     exact, exact_scope, _ = run(make_params(), x=tf.cast(rounded, tf.float32))
@@ -191,7 +191,7 @@ TRIED_ELSEWHERE = {
 }
 
 
-def test_every_option_is_tried():
+def test_every_option_has_a_test_value():
     names = {name for name, _ in MixtureOfExperts.params().items()}
     names |= {f"router_{name}" for name, _ in Top2Router.params().items()}
     names |= {f"experts_{name}" for name, _ in Experts.params().items()}
@@ -200,7 +200,7 @@ def test_every_option_is_tried():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_does_something(name):
+def test_every_option_has_an_effect(name):
     value, training = OPTIONS[name]
     assert fingerprint(make_params(), training) != fingerprint(
         make_params(**{name: value}), training
@@ -208,7 +208,7 @@ def test_every_option_does_something(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_sizes_that_contradict_are_refused(name):
+def test_rejects_inconsistent_sizes(name):
     with pytest.raises(ValueError, match=r"'M' has sizes 4 and 5|moe.\w+.\w+: \d, but moe"):
         run(make_params(**{name: REFUSED[name]}))
 
@@ -227,13 +227,13 @@ def test_sizes_that_contradict_are_refused(name):
         ({"hidden_dim": 0}, "moe.experts.w_in: dimension 'H'"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         make_params(**values).instantiate(path="moe")
 
 
 @pytest.mark.parametrize(("group_size", "warned"), [(8, True), (3, False)])
-def test_groups_that_devices_cannot_share_evenly_are_told(group_size, warned, monkeypatch):
+def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypatch):
     said = []
     monkeypatch.setattr("lingvo_gshard.layers.moe.layer.logging.warning", said.append)
     layer = make_params(group_size=group_size).instantiate(path="moe")

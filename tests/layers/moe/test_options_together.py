@@ -46,14 +46,14 @@ def layer_params(router=None, **values):
         ),
     ],
 )
-def test_both_names_are_told(params, names):
+def test_errors_name_both_options(params, names):
     with pytest.raises(ValueError) as raised:
         params.instantiate(path="moe")
     for name in names:
         assert name in str(raised.value)
 
 
-def test_what_is_asked_for_by_name_is_had():
+def test_explicit_opt_in_is_accepted():
     router = ExpertChoiceRouter.params().set(allow_causal=True)
     assert layer_params(router, is_causal=True).instantiate(path="moe")
 
@@ -67,7 +67,7 @@ def test_what_is_asked_for_by_name_is_had():
         (HashRouter, True, False, False),
     ],
 )
-def test_a_stack_says_what_its_mixtures_are_in(router, is_decoder, has_token_ids, fits):
+def test_a_stack_tells_its_mixtures_their_context(router, is_decoder, has_token_ids, fits):
     stack = TransformerStack.params().set(
         num_layers=2, model_dim=4, num_heads=1, hidden_dim=4, is_decoder=is_decoder
     )

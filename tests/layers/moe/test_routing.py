@@ -34,7 +34,9 @@ def test_capacity(tokens, experts, factor, multiple, expected):
     factor=st.floats(0.1, 600),
     multiple=st.sampled_from([1, 4]),
 )
-def test_capacity_is_a_multiple_and_never_wasted(tokens, experts, factor, multiple):
+def test_capacity_is_a_multiple_and_at_most_the_rounded_group_size(
+    tokens, experts, factor, multiple
+):
     slots = expert_capacity(tokens, experts, factor, multiple)
     assert slots % multiple == 0 and multiple <= slots < tokens + multiple
     if factor >= experts:
@@ -69,7 +71,7 @@ def test_statistics_are_counts():
     assert float(found["dead_experts"]) == (load == 0).sum()
 
 
-def test_statistics_of_nothing_but_padding_are_finite():
+def test_statistics_of_only_padding_are_finite():
     zeros = tf.zeros([1, 4], tf.int32)
     assignment = Assignment(
         zeros, zeros, tf.zeros([1, 4]), tf.zeros([1, 4], tf.bool), tf.zeros([1, 4])

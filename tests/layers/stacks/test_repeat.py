@@ -247,7 +247,7 @@ def test_bfloat16_gradients_are_stacked_in_bfloat16():
         assert_close(gradient, one_by_one, "bfloat16")
 
 
-def excess_of(x_BLM: tf.Tensor, w_gate: tf.Tensor) -> np.ndarray:
+def excess_load(x_BLM: tf.Tensor, w_gate: tf.Tensor) -> np.ndarray:
     """Returns E times the load above the mean, for 4 experts and the best two of each token."""
     logits = x_BLM.numpy().reshape(B * L, M) @ w_gate.numpy()
     load = np.bincount(np.argsort(-logits, -1)[:, :2].ravel(), minlength=4)
@@ -283,7 +283,7 @@ def test_update_rules_get_the_values_of_their_own_layer(policy):
 
     expected, y = [], x
     for layer, layer_theta in repeated.unrolled(theta):
-        expected.append(excess_of(y, layer_theta.router.w_gate))
+        expected.append(excess_load(y, layer_theta.router.w_gate))
         with context.scope(training=True, seed=SEED):
             y = layer.fprop(layer_theta, y, mask)
     assert np.any(expected[0]) and not np.array_equal(expected[0], expected[1])

@@ -20,7 +20,7 @@ TRANSLATIONS = [
 ]
 
 
-def test_languages_score_as_sacrebleu_says():
+def test_scores_of_languages_equal_sacrebleu():
     scores = chrf_bleu.score_languages(LANGUAGES, SOURCES, REFERENCES, TRANSLATIONS)
     assert list(scores) == ["de", "fr", "nl"]
     for language, found in scores.items():
@@ -35,7 +35,7 @@ def test_languages_score_as_sacrebleu_says():
         assert found.shuffled.chrf < found.translated.chrf
 
 
-def test_shuffled_scores_are_those_of_shuffled_translations():
+def test_shuffled_scores_equal_scores_of_shuffled_translations():
     partners = chrf_bleu.shuffled_partners(LANGUAGES)
     scores = chrf_bleu.score_languages(LANGUAGES, SOURCES, REFERENCES, TRANSLATIONS)
     rows = [row for row, name in enumerate(LANGUAGES) if name == "fr"]
@@ -47,7 +47,7 @@ def test_shuffled_scores_are_those_of_shuffled_translations():
 
 
 @given(st.lists(st.sampled_from(["de", "fr", "nl"]), max_size=60))
-def test_partners_are_others_of_the_same_language(languages):
+def test_shuffling_stays_within_the_language(languages):
     partners = chrf_bleu.shuffled_partners(languages)
     assert sorted(partners) == list(range(len(languages)))
     counts = collections.Counter(languages)
@@ -57,7 +57,7 @@ def test_partners_are_others_of_the_same_language(languages):
     assert partners == chrf_bleu.shuffled_partners(languages)
 
 
-def test_the_average_leaves_small_languages_out():
+def test_the_average_excludes_small_languages():
     scores = chrf_bleu.score_languages(LANGUAGES, SOURCES, REFERENCES, TRANSLATIONS)
     mean, names = chrf_bleu.average(scores)
     assert names == ("de", "fr")
@@ -74,7 +74,7 @@ def test_one_row_has_no_shuffled_score():
     assert scores["de"].shuffled is None and scores["de"].translated.chrf == pytest.approx(100)
 
 
-def test_signatures_name_what_a_score_depends_on():
+def test_signatures_name_the_settings_of_a_score():
     signatures = chrf_bleu.signatures()
     assert signatures["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert signatures["chrf"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")

@@ -16,7 +16,7 @@ def test_weighted_means():
     assert math.isnan(found["empty"])
 
 
-def test_perplexity_has_no_limit():
+def test_perplexity_does_not_overflow():
     assert perplexity(0.0) == 1.0
     assert perplexity(1e4) == math.inf
 
@@ -26,7 +26,7 @@ class ConstantRuntime:
         return {"loss": (batch["loss"], 1.0), "cross_entropy": (1.0, 2.0)}
 
 
-def test_an_evaluation_of_any_task_is_the_means_of_its_metrics():
+def test_evaluation_averages_the_metrics_of_any_task():
     found = MeanMetrics.measure(ConstantRuntime(), [{"loss": 1.0}, {"loss": 3.0}])
     assert found.to_record() == {
         "batches": 2,
@@ -38,6 +38,6 @@ def test_an_evaluation_of_any_task_is_the_means_of_its_metrics():
     assert list(found.table().rows[0]) == ["loss", "2.0000"]
 
 
-def test_a_split_without_batches_is_refused():
+def test_rejects_a_split_without_batches():
     with pytest.raises(ValueError, match="the split has no batches"):
         MeanMetrics.measure(ConstantRuntime(), [])

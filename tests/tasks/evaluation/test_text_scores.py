@@ -42,7 +42,7 @@ def scores_of(input_, counts):
     return text_scores.measure(Unigrams(counts), input_, "test")
 
 
-def test_a_uniform_model_by_hand():
+def test_scores_of_a_uniform_model_match_the_computation_by_hand():
     """Over 256 tokens, with one for each byte and one for each end: 8 bits for every byte more."""
     found = text_scores.TextScores.from_means(math.log(256), 0.0, 30 + 2, TextSize(2, 30, 8))
     assert found.bits_per_byte == pytest.approx(8 * 32 / 30)
@@ -83,7 +83,7 @@ def test_bits_per_byte_do_not_depend_on_the_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize("values", [{"length": 4}, {"batch_rows": 5}])
-def test_scores_do_not_depend_on_how_rows_are_cut_where_the_model_does_not(values, tmp_path):
+def test_scores_of_a_context_free_model_do_not_depend_on_windows(values, tmp_path):
     counts = np.arange(1, 291)
     usual, other = input_of(tmp_path, 290), input_of(tmp_path, 290, **values)
     expected = scores_of(usual, counts).bits_per_byte

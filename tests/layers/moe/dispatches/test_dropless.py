@@ -93,7 +93,7 @@ def check_equal(one: NestedMap, other: NestedMap) -> None:
     seed=st.integers(0, 1000),
 )
 @hypothesis.settings(max_examples=8)
-def test_it_equals_the_others_where_capacity_does_not_bind(
+def test_equals_other_dispatches_if_no_token_is_dropped(
     experts, tokens, group_size, is_gated, use_bias, training, seed
 ):
     rng = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ def test_it_equals_the_others_where_capacity_does_not_bind(
     data=st.data(), choices=st.integers(1, 3), groups=st.integers(1, 3), size=st.integers(1, 7)
 )
 @hypothesis.settings(max_examples=8)
-def test_it_is_a_loop_over_tokens(data, choices, groups, size):
+def test_equals_a_loop_over_tokens(data, choices, groups, size):
     """Any routing: experts without tokens, experts with all, tokens that nobody takes."""
     shape = (choices, groups, size)
     count = math.prod(shape)
@@ -155,7 +155,7 @@ MASK = np.ones((1, 24), np.int32)
 
 
 @pytest.mark.slow
-def test_compiled_and_in_bfloat16():
+def test_compiled_results_equal_eager_ones_also_in_bfloat16():
     layer = make(experts__use_bias=True)
     theta = weights_of(layer)
     compiled = tf.function(both_ways, jit_compile=True, autograph=False)
@@ -171,7 +171,7 @@ def test_compiled_and_in_bfloat16():
 
 
 @pytest.mark.slow
-def test_it_makes_no_tensor_of_all_experts_and_slots():
+def test_has_no_tensor_of_all_experts_and_slots():
     tokens, experts = 64, 16
     layer = make(experts=experts, group_size=tokens)
     theta = layer.init(1)
@@ -183,7 +183,7 @@ def test_it_makes_no_tensor_of_all_experts_and_slots():
     assert largest <= 2 * tokens * experts < experts * tokens * M
 
 
-def test_no_slice_begins_where_the_data_say():
+def test_no_slice_starts_at_a_data_dependent_position():
     """To compile such a one TensorFlow computes all that it begins by: the model before it."""
     layer = make()
     function = tf.function(functools.partial(both_ways, layer), autograph=False)
@@ -202,7 +202,7 @@ def test_no_slice_begins_where_the_data_say():
         assert nodes[f"{scope}/{begin}"].op == "Const", name
 
 
-def test_expert_dropout_draws_for_every_row():
+def test_expert_dropout_is_independent_for_every_row():
     """Tokens that are all alike, to which one expert gives all alike but for what is dropped."""
     layer = make(experts=2, group_size=24, experts__dropout_rate=0.5, experts__use_bias=True)
     theta = weights_of(layer)
@@ -217,7 +217,7 @@ def test_expert_dropout_draws_for_every_row():
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_few_tokens_as_in_decoding_are_as_among_many(tokens):
+def test_results_do_not_depend_on_the_number_of_tokens(tokens):
     layer = make(experts=8)
     theta = weights_of(layer)
     many = both_ways(layer, theta, X, MASK).output
@@ -241,7 +241,7 @@ def test_few_tokens_as_in_decoding_are_as_among_many(tokens):
         ),
     ],
 )
-def test_options_that_do_not_go_with_it_are_refused(values, message):
+def test_rejects_unsupported_options(values, message):
     with pytest.raises(ValueError, match=message):
         make(**values)
 
@@ -270,7 +270,7 @@ def on_devices(layer, mesh: str, strategy: str, with_gradient=True):
         pytest.param("data=2,fsdp=2,model=2", "expert_fsdp_tensor", marks=pytest.mark.slow),
     ],
 )
-def test_many_devices_are_as_one(mesh, strategy):
+def test_many_devices_equal_one_device(mesh, strategy):
     layer = make(experts=8, experts__use_bias=True, experts__activation="swiglu")
     theta = weights_of(layer)
     x = RNG.normal(size=(8, TOKENS, M)).astype(np.float32)
@@ -279,7 +279,7 @@ def test_many_devices_are_as_one(mesh, strategy):
 
 
 @pytest.mark.slow
-def test_devices_exchange_rows_twice_each_way():
+def test_rows_are_exchanged_twice_in_each_direction():
     """And, forward, how many there are; the router's weight has a gradient to sum."""
     layer = make(experts=8)
     shapes = (
@@ -303,7 +303,7 @@ def test_devices_exchange_rows_twice_each_way():
         pytest.param(8.0, 0.0, marks=pytest.mark.slow),
     ],
 )
-def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
+def test_rows_above_the_bound_are_dropped_and_counted(bound, share):
     """All tokens alike, so all rows of a device are for two of the eight."""
     layer = make(experts=8, dispatch__bound=bound)
     theta = weights_of(layer)
@@ -323,7 +323,7 @@ def test_rows_over_the_bound_are_dropped_and_counted(bound, share):
 
 
 @pytest.mark.parametrize("policy", ["products", pytest.param("full", marks=pytest.mark.slow)])
-def test_it_works_in_loops_that_compute_again(policy):
+def test_works_in_loops_with_rematerialization(policy):
     results = []
     for dispatch in ("dropless", "gather"):
         moe = MixtureOfExperts.params().set(

@@ -47,7 +47,7 @@ def draw_routing(rng, tokens: int, experts: int, capacity: int) -> tuple[np.ndar
     capacity=st.integers(1, 9),
     seed=st.integers(0, 2**32),
 )
-def test_they_are_the_loop_and_so_are_their_gradients(tokens, experts, capacity, seed):
+def test_outputs_and_gradients_equal_a_loop(tokens, experts, capacity, seed):
     rng = np.random.default_rng(seed)
     token_GEC, gate_GEC = draw_routing(rng, tokens, experts, min(capacity, tokens))
     x = rng.normal(size=(2, tokens, M))
@@ -83,7 +83,7 @@ def test_they_are_the_loop_and_so_are_their_gradients(tokens, experts, capacity,
 
 
 @each_dispatch
-def test_it_is_the_same_compiled(name):
+def test_compiled_results_equal_eager_ones(name):
     rng = np.random.default_rng(1)
     token_GEC, gate_GEC = draw_routing(rng, 8, 3, 4)
     routing = make_routing(token_GEC, gate_GEC, 8)
@@ -103,7 +103,7 @@ def test_it_is_the_same_compiled(name):
 
 
 @each_dispatch
-def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
+def test_slot_indices_above_256_are_exact_in_bfloat16(name):
     tokens = 600
     order = np.random.default_rng(1).permutation(tokens)
     routing = make_routing(order[None, None], np.ones((1, 1, tokens)), tokens)
@@ -115,7 +115,7 @@ def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
     np.testing.assert_array_equal(buffers.combine(x_GECM), x)
 
 
-def test_gather_makes_no_tensor_of_groups_tokens_experts_and_slots():
+def test_gather_has_no_tensor_of_groups_tokens_experts_and_slots():
     groups, tokens, experts, capacity = 2, 24, 4, 20
     rng = np.random.default_rng(1)
     routing = make_routing(*draw_routing(rng, tokens, experts, capacity), tokens)

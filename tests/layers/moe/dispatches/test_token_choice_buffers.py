@@ -68,7 +68,7 @@ def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, trainin
 
 
 @pytest.mark.parametrize("name", BUFFER_DISPATCHES)
-def test_dispatch_moves_rows_and_combine_weighs_them(name):
+def test_dispatch_copies_rows_and_combine_weights_them(name):
     """One group, two experts of two slots: by hand."""
     assignments = (
         Assignment(*_rows(expert=[0, 1, 0, 0], position=[0, 0, 1, 2], gate=[0.5, 0.25, 1, 0])),
@@ -95,7 +95,7 @@ def _rows(expert, position, gate):
 
 
 @pytest.mark.parametrize("name", BUFFER_DISPATCHES)
-def test_rows_beyond_256_arrive_exactly_in_bfloat16(name):
+def test_slot_indices_above_256_are_exact_in_bfloat16(name):
     tokens = 600
     index = tf.range(tokens)[None]
     zeros = tf.zeros([1, tokens])
@@ -129,7 +129,7 @@ def largest_tensor(name: str) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
-def test_gather_makes_no_tensor_of_groups_tokens_experts_and_slots():
+def test_gather_has_no_tensor_of_groups_tokens_experts_and_slots():
     groups, tokens, experts, slots = 2, 32, 4, 16
     assert largest_tensor("gather") < groups * tokens * experts * slots
     assert largest_tensor("einsum") >= groups * tokens * experts * slots

@@ -19,7 +19,7 @@ from tests.layers.moe.algorithm import Entry, softmax
 from tests.tolerances import assert_close
 
 # (expert, gate) of every choice of every token, the first choice first.
-Picks = list[list[tuple[int, float]]]
+Choices = list[list[tuple[int, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,33 +83,33 @@ def slots(tokens: int, experts: int, k: float, factor: float, at_least: int = 1)
 
 
 def place(
-    picks: Picks, real_S: np.ndarray, experts: int, capacity: int, by_gate: bool = False
+    choices: Choices, real_S: np.ndarray, experts: int, capacity: int, by_gate: bool = False
 ) -> list[dict[int, Entry]]:
-    """What comes of the picks of one group: the entries of real tokens, for every choice."""
+    """What comes of the choices of one group: the entries of real tokens, for every choice."""
     order = [s for s in range(len(real_S)) if real_S[s]]
     if by_gate:
-        order.sort(key=lambda s: -picks[s][0][1])
+        order.sort(key=lambda s: -choices[s][0][1])
     count = [0] * experts
-    choices: list[dict[int, Entry]] = []
-    for i in range(len(picks[0])):
+    assignments: list[dict[int, Entry]] = []
+    for i in range(len(choices[0])):
         entries = {}
         for s in order:
-            expert, gate = picks[s][i]
+            expert, gate = choices[s][i]
             kept = count[expert] < capacity
             entries[s] = Entry(expert, count[expert], kept, gate if kept else 0.0)
             count[expert] += 1
-        choices.append(entries)
-    return choices
+        assignments.append(entries)
+    return assignments
 
 
-def load_balancing_loss(picks: Picks, gates_SE: np.ndarray, real_S: np.ndarray) -> float:
+def load_balancing_loss(choices: Choices, gates_SE: np.ndarray, real_S: np.ndarray) -> float:
     """E times the sum over experts of (share of choices) * (mean gate) of one group."""
     tokens = [s for s in range(len(real_S)) if real_S[s]]
     experts, total = gates_SE.shape[1], 0.0
     if not tokens:
         return 0.0
     for e in range(experts):
-        chosen = [chosen_expert == e for s in tokens for chosen_expert, _ in picks[s]]
+        chosen = [chosen_expert == e for s in tokens for chosen_expert, _ in choices[s]]
         total += sum(chosen) / len(chosen) * sum(gates_SE[s, e] for s in tokens) / len(tokens)
     return total * experts
 

@@ -45,12 +45,12 @@ def found(level: str, gates=GATES, *recent) -> tf.Tensor:
     return balance_loss.auxiliary_loss(gates, counted, mask, level, *recent)
 
 
-def test_of_groups_it_is_the_mean_of_each_ones():
+def test_scope_group_averages_the_losses_of_groups():
     expected = np.mean([loss_of(GATES[g], COUNTED[g], REAL[g]) for g in range(G)])
     assert_close(found("group"), expected, "float32")
 
 
-def test_of_a_batch_it_is_that_of_one_large_group():
+def test_scope_batch_equals_the_loss_of_one_large_group():
     expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL))
     assert_close(found("batch"), expected, "float32")
     assert abs(float(found("group")) - expected) > 1e-2
@@ -63,12 +63,12 @@ def recent_load(share=None, **values) -> tuple[balance_loss.RecentLoad, NestedMa
     return layer, theta if share is None else NestedMap(share=tf.constant(share, tf.float32))
 
 
-def test_globally_the_first_batch_counts_alone():
+def test_scope_global_starts_from_the_first_batch():
     """What is kept begins at zero, which is no load: the mean is of the batches there were."""
     assert_close(found("global", GATES, *recent_load()), found("batch"), "float32")
 
 
-def test_globally_the_shares_are_those_of_batches_before_too():
+def test_scope_global_averages_shares_over_batches():
     before = np.array([0.7, 0.1, 0.1, 0.1])
     share = flat(COUNTED).sum(0) / REAL.sum()
     mean = 0.75 * before + 0.25 * share
@@ -79,7 +79,7 @@ def test_globally_the_shares_are_those_of_batches_before_too():
     assert_close(alone, found("batch"), "float32")
 
 
-def test_even_loads_give_one():
+def test_balanced_loads_give_one():
     gates, counted = np.full((1, E, E), 1 / E), np.eye(E)[None]
     for level in balance_loss.LEVELS:
         recent = recent_load() if level == "global" else ()
@@ -88,7 +88,7 @@ def test_even_loads_give_one():
 
 
 @pytest.mark.parametrize("level", balance_loss.LEVELS)
-def test_the_gradient_is_that_of_the_mean_gates(level):
+def test_the_gradient_flows_through_the_mean_gates(level):
     gates = tf.constant(GATES, tf.float32)
     before = np.array([0.7, 0.1, 0.1, 0.1])
     recent = recent_load(before) if level == "global" else ()
@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_the_mean_gates(level):
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_a_decay_that_keeps_nothing_or_all_is_refused(decay):
+def test_rejects_decays_outside_the_open_unit_interval(decay):
     with pytest.raises(ValueError, match=rf"recent.decay: {decay}; 0 or more and less than 1"):
         recent_load(decay=decay)
 
@@ -136,7 +136,7 @@ class RoutingTask(Task):
         return tf.add_n(list(context.current().losses.values())), NestedMap()
 
 
-def test_three_steps_of_training_keep_the_shares():
+def test_training_updates_the_running_shares():
     params = Trainer.params().set(
         optimizer=Adam.params(), schedule=Constant.params().set(learning_rate=0.1)
     )

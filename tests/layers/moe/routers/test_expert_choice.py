@@ -55,7 +55,7 @@ def choices_of(gates_S: np.ndarray, real_S: np.ndarray, slots: int) -> list[int]
     share=st.sampled_from([0.0, 0.6, 1.0]),
     seed=st.integers(0, 2**32),
 )
-def test_it_is_the_loop(tokens, experts, factor, minimum, share, seed):
+def test_equals_a_loop_over_experts(tokens, experts, factor, minimum, share, seed):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(2, tokens, experts)).astype(np.float32)
     real = rng.random((2, tokens)) < share
@@ -82,7 +82,7 @@ def test_it_is_the_loop(tokens, experts, factor, minimum, share, seed):
     assert_close(found["utilization"], load.sum() / (2 * experts * slots), "float32")
 
 
-def test_the_gradient_of_the_gates_is_that_of_the_softmax():
+def test_the_gradient_of_the_gates_is_the_softmax_gradient():
     rng = np.random.default_rng(1)
     layer, theta = make()
     x = tf.constant(LOGITS)
@@ -99,14 +99,14 @@ def test_the_gradient_of_the_gates_is_that_of_the_softmax():
     assert_close(tape.gradient(total, x), expected, "float32")
 
 
-def test_of_equal_tokens_experts_take_the_earlier():
+def test_ties_go_to_the_earlier_token():
     layer, theta = make(capacity_factor=1.0)
     routing = route(layer, theta, np.zeros((1, 8, 4), np.float32))
     np.testing.assert_array_equal(routing.token_of_slot_GEC, np.tile([0, 1], (1, 4, 1)))
     assert float(routing.dropped_share(tf.ones([1, 8]))) == 0.75
 
 
-def test_experts_may_take_all_in_evaluation():
+def test_evaluation_capacity_can_hold_all_tokens():
     layer, theta = make(evaluation_capacity_factor=4.0)
     assert route(layer, theta).capacity == 9
     assert route(layer, theta, training=True).capacity == 4
@@ -121,7 +121,7 @@ def make_layer(dispatch: str = "gather", is_causal: bool = False, **values) -> M
 
 
 @pytest.mark.parametrize("dispatch", ["gather", "einsum"])
-def test_the_layer_is_the_sum_over_experts(dispatch):
+def test_the_layer_output_is_a_sum_over_experts(dispatch):
     layer = make_layer(dispatch)
     theta = layer.init(1)
     mask = np.arange(9) < [[9], [6]]
@@ -151,13 +151,13 @@ OPTIONS = {
 }
 
 
-def test_every_option_is_tried():
+def test_every_option_has_a_test_value():
     names = {name for name, _ in ExpertChoiceRouter.params().items()}
     assert names - {"model_dim", "num_experts", "allow_causal"} == OPTIONS.keys()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_does_something(name):
+def test_every_option_has_an_effect(name):
     value, training = OPTIONS[name]
 
     def outcome(**values) -> list[np.ndarray]:
@@ -183,18 +183,18 @@ def test_every_option_does_something(name):
         ({"minimum_capacity": 0}, "router.minimum_capacity: 0; 1 or more"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         make(**values)
 
 
-def test_causal_layers_refuse_it_unless_asked_for():
+def test_causal_layers_require_the_opt_in():
     with pytest.raises(ValueError, match="moe.router: ExpertChoiceRouter .* is_causal"):
         make_layer(is_causal=True)
     make_layer(is_causal=True, allow_causal=True)
 
 
-def test_decoders_refuse_it_unless_asked_for():
+def test_decoders_require_the_opt_in():
     router = ExpertChoiceRouter.params()
     params = TransformerStack.params().set(
         num_layers=2, model_dim=4, num_heads=1, hidden_dim=4, is_decoder=True
@@ -206,6 +206,6 @@ def test_decoders_refuse_it_unless_asked_for():
     params.instantiate(path="decoder")
 
 
-def test_a_dispatch_that_takes_all_refuses_it():
+def test_dropless_dispatch_rejects_expert_choice():
     with pytest.raises(ValueError, match="moe.router: ExpertChoiceRouter limits .* dropless"):
         make_layer("dropless")

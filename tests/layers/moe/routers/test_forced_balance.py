@@ -29,7 +29,7 @@ def experts_by_loop(tokens: int, k: int, experts: int, skew: float) -> list[list
 
 @pytest.mark.parametrize("skew", [0.0, 0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize(("k", "experts"), [(1, 1), (1, 4), (2, 4), (2, 5), (4, 4)])
-def test_it_is_the_loop_over_tokens(k, experts, skew):
+def test_equals_a_loop_over_tokens(k, experts, skew):
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(2, 16, experts)).astype(np.float32)
     real = rng.random((2, 16)) < 0.8
@@ -37,12 +37,12 @@ def test_it_is_the_loop_over_tokens(k, experts, skew):
     routing = loops.route(*loops.make(ForcedBalanceRouter, experts, **values), logits, real)
     for g in range(2):
         gates, dealt = softmax(logits[g]), experts_by_loop(16, k, experts, skew)
-        picks = [[(e, gates[s, e]) for e in dealt[real[g, :s].sum()]] for s in range(16)]
+        choices = [[(e, gates[s, e]) for e in dealt[real[g, :s].sum()]] for s in range(16)]
         slots = loops.slots(16, experts, k, 1.5)
-        loops.assert_same(routing, g, loops.place(picks, real[g], experts, slots))
+        loops.assert_same(routing, g, loops.place(choices, real[g], experts, slots))
 
 
-def test_loads_are_even_whatever_the_weights_and_nothing_is_dropped():
+def test_loads_are_balanced_for_any_weights_and_no_token_is_dropped():
     logits = np.tile(np.array([9.0, 0, 0, 0], np.float32), (3, 8, 1))
     routing = loops.route(*loops.make(ForcedBalanceRouter, 4), logits)
     np.testing.assert_array_equal(routing.load(), [12.0] * 4)
@@ -60,7 +60,7 @@ def test_a_skewed_share_goes_to_expert_0_first(skew):
     assert_close((first_half == 0).mean(), skew + (1 - skew) / 4, "sampling", least_scale=1)
 
 
-def test_experts_of_a_token_are_different_ones():
+def test_the_experts_of_a_token_are_distinct():
     layer, theta = loops.make(ForcedBalanceRouter, 5, k=4, skew=0.4)
     choices = loops.route(layer, theta, np.zeros((1, 50, 5), np.float32)).assignments
     experts = np.sort([choice.expert_GS[0] for choice in choices], axis=0)
@@ -87,6 +87,6 @@ def test_the_weight_has_a_gradient():
         ({"skew": 1.5}, "router.skew: 1.5; 0 to 1 was expected"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         loops.make(ForcedBalanceRouter, 4, **values)

@@ -13,7 +13,7 @@ from tests.layers.moe.routers import loops
 
 @hypothesis.settings(max_examples=50)
 @hypothesis.given(data=st.data(), groups=st.integers(1, 4), size=st.integers(1, 4))
-def test_only_experts_of_the_best_groups_are_left(data, groups, size):
+def test_only_experts_of_the_best_groups_remain(data, groups, size):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     count = data.draw(st.integers(1, groups))
     by = data.draw(st.integers(1, size))
@@ -29,7 +29,7 @@ def test_only_experts_of_the_best_groups_are_left(data, groups, size):
         np.testing.assert_array_equal(found[g, s], expected)
 
 
-def test_equal_scores_are_counted_as_often_as_there_are():
+def test_duplicate_scores_count_separately():
     scores = tf.constant([[[1.0, 1.0, 2.0, 0.0]]])
     np.testing.assert_array_equal(limit(scores, 2, 1, 2), [[[1.0, 1.0, -np.inf, -np.inf]]])
     np.testing.assert_array_equal(limit(scores, 2, 1, 1), [[[-np.inf, -np.inf, 2.0, 0.0]]])
@@ -46,7 +46,7 @@ def test_equal_scores_are_counted_as_often_as_there_are():
         ({"scores_per_group": 3, "expert_groups": 3}, "group=3 with router.expert_groups=3 of 2"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_arguments(values, message):
     values = {"groups_per_token": int("expert_groups" in values), **values}
     with pytest.raises(ValueError, match=message):
         loops.make(TopKRouter, 6, **values)

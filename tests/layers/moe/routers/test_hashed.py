@@ -45,7 +45,7 @@ def experts_by_loop(token: int, k: int, experts: int, path: str, seed: int) -> l
 
 
 @pytest.mark.parametrize(("k", "seed"), [(1, 0), (2, 7), (5, 1)])
-def test_it_is_the_hash_of_the_paths_and_ids(k, seed):
+def test_experts_are_hashes_of_path_and_id(k, seed):
     ids = np.random.default_rng(1).integers(0, 32000, (2, 9))
     real = np.random.default_rng(2).random((2, 9)) < 0.7
     router = make("decoder.router", k=k, seed=seed, capacity_factor=0.5)
@@ -53,16 +53,16 @@ def test_it_is_the_hash_of_the_paths_and_ids(k, seed):
         router, NestedMap(), tf.zeros((2, 9, 4)), real, ids=tf.constant(ids, tf.int32)
     )
     for g in range(2):
-        picks = [
+        choices = [
             [(e, 1 / k) for e in experts_by_loop(token, k, 5, "decoder.router", seed)]
             for token in ids[g].tolist()
         ]
         slots = loops.slots(9, 5, k, 0.5)
-        loops.assert_same(routing, g, loops.place(picks, real[g], 5, slots))
+        loops.assert_same(routing, g, loops.place(choices, real[g], 5, slots))
     assert routing.losses == {}
 
 
-def test_an_expert_follows_from_the_id_alone():
+def test_experts_depend_only_on_the_id():
     ids = np.array([[3, 8, 3, 1], [8, 8, 3, 2]])
     experts = experts_of(make(k=2), ids)
     by_id = {token: experts[ids == token][0] for token in np.unique(ids)}
@@ -70,21 +70,21 @@ def test_an_expert_follows_from_the_id_alone():
         np.testing.assert_array_equal(experts[place], by_id[token])
 
 
-def test_ids_spread_evenly_over_experts_and_pairs_of_them():
+def test_ids_are_uniform_over_experts_and_pairs_of_experts():
     experts = experts_of(make(num_experts=4, k=2), np.arange(6000)[None])[0]
     pairs = np.bincount(experts[:, 0] * 4 + experts[:, 1], minlength=16).reshape(4, 4)
     assert not np.diagonal(pairs).any()
     assert_close(pairs[~np.eye(4, dtype=bool)] / 500, np.ones(12), "sampling", least_scale=4)
 
 
-def test_layers_and_seeds_differ():
+def test_hashes_differ_by_layer_and_seed():
     ids = np.arange(400)[None]
     found = [experts_of(router, ids) for router in (make(), make("other"), make(seed=1))]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert 0.1 < (found[one] == found[other]).mean() < 0.3
 
 
-def test_a_layer_in_a_loop_routes_as_one_that_stands_alone():
+def test_a_layer_in_a_loop_routes_like_a_separate_layer():
     ids, x = tf.range(50)[None], tf.zeros((1, 50, 4))
     inside = make("layers.body[1].router")
     for index in range(3):
@@ -95,7 +95,7 @@ def test_a_layer_in_a_loop_routes_as_one_that_stands_alone():
         np.testing.assert_array_equal(routing.assignments[0].expert_GS[..., None], alone)
 
 
-def test_it_is_the_same_compiled():
+def test_compiled_results_equal_eager_ones():
     ids = tf.constant(np.random.default_rng(1).integers(0, 2**31 - 1, (2, 50)), tf.int32)
     router = make(k=2)
 
@@ -115,12 +115,12 @@ def test_it_is_the_same_compiled():
         ({"seed": -1}, "router.seed: -1; 0 to .* was expected"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         make(**values)
 
 
-def test_without_ids_it_is_refused():
+def test_requires_ids():
     p = MixtureOfExperts.params().set(model_dim=4, hidden_dim=4, num_experts=5)
     p.router = HashRouter.params()
     with pytest.raises(ValueError, match="moe.router: HashRouter .* moe.has_token_ids"):

@@ -18,14 +18,14 @@ def logits(jitter: float, training: bool, seed: int = 1) -> np.ndarray:
         return layer.logits(theta, tf.constant(X)).numpy()
 
 
-def test_jitter_multiplies_inputs_by_numbers_around_1():
+def test_jitter_multiplies_inputs_by_factors_around_1():
     factors = logits(0.25, training=True) / X
     assert 0.75 <= factors.min() < 0.76 and 1.24 < factors.max() <= 1.25
     assert_close(factors.mean(axis=(0, 1)), np.ones(4), "sampling")
     assert_close(factors.std(), 0.25 / np.sqrt(3), "sampling")
 
 
-def test_jitter_is_of_training_and_of_the_seed():
+def test_jitter_depends_on_the_seed_in_training_only():
     np.testing.assert_array_equal(logits(0.25, training=False), X)
     np.testing.assert_array_equal(logits(0.0, training=True), X)
     first, again, other = (logits(0.25, True, seed) for seed in (1, 1, 2))
@@ -33,7 +33,7 @@ def test_jitter_is_of_training_and_of_the_seed():
     assert not np.array_equal(first, other)
 
 
-def test_logits_are_float32_products_also_of_bfloat16():
+def test_logits_of_bfloat16_inputs_are_float32():
     x = tf.cast(X, tf.bfloat16)
     layer, theta = loops.make(TopKRouter, 4)
     theta.w_gate = tf.constant(np.random.default_rng(2).normal(size=(4, 4)), tf.float32)
@@ -43,7 +43,7 @@ def test_logits_are_float32_products_also_of_bfloat16():
     assert_close(found, expected, "float32")
 
 
-def test_the_z_loss_is_its_formula():
+def test_the_z_loss_matches_the_formula():
     real = np.random.default_rng(2).random((1, 1000)) < 0.5
     layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)
     loss = loops.route(layer, theta, X, real).losses["z_loss"]
@@ -54,7 +54,7 @@ def test_the_z_loss_is_its_formula():
     assert loss.weight == 0.1
 
 
-def test_there_is_no_z_loss_without_a_weight_and_none_of_padding():
+def test_the_z_loss_requires_a_weight_and_ignores_padding():
     assert "z_loss" not in loops.route(*loops.make(TopKRouter, 4), X).losses
     layer, theta = loops.make(TopKRouter, 4, z_loss_weight=0.1)
     assert float(loops.route(layer, theta, X, np.zeros((1, 1000))).losses["z_loss"].value) == 0
@@ -69,6 +69,6 @@ def test_there_is_no_z_loss_without_a_weight_and_none_of_padding():
         ({"auxiliary_loss_level": "grup"}, r"_loss_level: 'grup'. Did you mean 'group'\?"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         loops.make(TopKRouter, 4, **values)

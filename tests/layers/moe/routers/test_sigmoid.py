@@ -82,7 +82,9 @@ def experts_of(scores_E: np.ndarray, bias_E: np.ndarray, k: int, limit: tuple | 
     bias=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32),
 )
-def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, bias, seed):
+def test_equals_a_loop_over_tokens(
+    tokens, experts, k, limited, normalize, scale, factor, bias, seed
+):
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(2, tokens, experts)).astype(np.float32)
     real = rng.random((2, tokens)) < 0.8
@@ -97,7 +99,7 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, b
     load = np.zeros(experts)
     for g in range(2):
         count = [0] * experts
-        picks = {
+        choices = {
             s: experts_of(sigmoid(logits[g, s]), bias_E, k, limit)
             for s in range(tokens)
             if real[g, s]
@@ -105,14 +107,14 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, b
         for i in range(k):
             choice = routing.assignments[i]
             for s in range(tokens):
-                if s not in picks:
+                if s not in choices:
                     assert not choice.kept_GS[g, s] and not choice.gate_GS[g, s]
                     continue
-                expert = picks[s][i]
+                expert = choices[s][i]
                 scores = sigmoid(logits[g, s])
                 gate = scores[expert] * scale
                 if normalize:
-                    gate /= sum(scores[e] for e in picks[s])
+                    gate /= sum(scores[e] for e in choices[s])
                 kept = count[expert] < slots
                 assert int(choice.expert_GS[g, s]) == expert
                 assert bool(choice.kept_GS[g, s]) == kept
@@ -124,7 +126,7 @@ def test_it_is_the_loop(tokens, experts, k, limited, normalize, scale, factor, b
     np.testing.assert_array_equal(reported(layer, theta, logits, real), expected)
 
 
-def test_the_bias_chooses_and_weighs_nothing():
+def test_the_bias_affects_choices_but_not_gates():
     bias = np.array([0, 0, 0, 0, 0, 5.0])
     layer, theta = make(6, bias, capacity_factor=6.0)
     first = route(layer, theta)[0].assignments[0]
@@ -135,7 +137,7 @@ def test_the_bias_chooses_and_weighs_nothing():
     np.testing.assert_array_equal(route(layer, theta)[0].assignments[1].expert_GS, second_GS)
 
 
-def test_the_bias_moves_against_the_load():
+def test_the_bias_update_opposes_the_load():
     layer, theta = make(6, bias_update_speed=0.25)
     rule = layer.variable_specs().selection_bias.update_rule
     moved = rule(theta.selection_bias, tf.constant([12.0, 0.0, -1.0, 300.0, -6.0, 0.0]))
@@ -146,7 +148,7 @@ def test_the_bias_moves_against_the_load():
 
 
 @pytest.mark.parametrize("experts", [3, 6, 7])
-def test_even_loads_move_nothing(experts):
+def test_balanced_loads_do_not_change_the_bias(experts):
     """A mean that float32 rounds is no excess."""
     rotated = np.stack([np.roll(np.arange(experts), s) for s in range(experts)])[None]
     layer, theta = make(experts, k=2)
@@ -154,24 +156,24 @@ def test_even_loads_move_nothing(experts):
     np.testing.assert_array_equal(excess, np.zeros(experts))
 
 
-def test_what_finds_no_room_counts_in_the_load():
+def test_dropped_choices_count_towards_the_load():
     one_sided = np.tile(np.array([3.0, 2, 1, 0], np.float32), (1, 8, 1))
     layer, theta = make(4, capacity_factor=0.25)
     np.testing.assert_array_equal(reported(layer, theta, one_sided), [16, 16, -16, -16])
 
 
-def test_evaluation_reports_nothing():
+def test_evaluation_does_not_report_the_load():
     layer, theta = make(6)
     assert not route(layer, theta, training=False)[1].losses
 
 
-def test_scores_that_vanish_give_gates():
+def test_gates_are_finite_if_all_scores_underflow():
     layer, theta = make(4)
     for choice in route(layer, theta, np.full((1, 3, 4), -200, np.float32))[0].assignments:
         assert np.isfinite(choice.gate_GS).all()
 
 
-def test_the_auxiliary_loss_is_that_of_the_paper():
+def test_the_auxiliary_loss_matches_the_paper():
     """Equations 17 to 20 of arXiv 2412.19437, of each group; the bias plays no part."""
     k, experts = 2, 6
     real = np.random.default_rng(1).random((2, 9)) < 0.7
@@ -193,7 +195,7 @@ def test_the_auxiliary_loss_is_that_of_the_paper():
     assert not route(layer, theta)[0].losses
 
 
-def test_loads_even_out_in_time():
+def test_loads_become_balanced_over_steps():
     """Tokens that all favor the same experts, routed 150 times over."""
     experts, k = 8, 2
     rng = np.random.default_rng(2)
@@ -234,7 +236,7 @@ def test_loads_even_out_in_time():
         ({"expert_groups": 3}, "router.expert_groups=3 .* router.num_experts=4"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         make(4, **values)
 
@@ -254,7 +256,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_does_something(name):
+def test_every_option_has_an_effect(name):
     def outcome(**values) -> list[np.ndarray]:
         params = MixtureOfExperts.params().set(model_dim=6, hidden_dim=5, num_experts=6)
         params.router = SigmoidRouter.params().set(**values)
@@ -267,7 +269,7 @@ def test_every_option_does_something(name):
     assert not all(np.array_equal(one, other) for one, other in same)
 
 
-def test_the_bias_is_float32_beside_bfloat16_weights():
+def test_the_bias_is_float32_even_if_weights_are_bfloat16():
     layer, _ = make(4, dtype="bfloat16")
     specs = layer.variable_specs()
     assert (specs.w_gate.dtype, specs.selection_bias.dtype) == ("bfloat16", "float32")

@@ -33,7 +33,7 @@ def balanced(scores_SE: np.ndarray, iterations: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("gate", "temperature"), [("softmax", 1.0), ("sigmoid", 0.5)])
 @pytest.mark.parametrize("iterations", [1, 2, 10])
-def test_in_training_it_is_the_matrix_scaled_in_turn(gate, temperature, iterations):
+def test_training_matches_sinkhorn_scaling(gate, temperature, iterations):
     logits = one_sided(groups=2, tokens=12)
     real = np.random.default_rng(2).random((2, 12)) < 0.7
     values = {"gate": gate, "temperature": temperature, "iterations": iterations}
@@ -43,18 +43,18 @@ def test_in_training_it_is_the_matrix_scaled_in_turn(gate, temperature, iteratio
     for g in range(2):
         plan = np.zeros((12, 4))
         plan[real[g]] = balanced(logits[g][real[g]] / temperature, iterations)
-        picks = [[(e, gates[g, s, e])] for s in range(12) for e in loops.top(plan[s], 1)]
-        expected = loops.place(picks, real[g], 4, loops.slots(12, 4, 1, 1.5))
+        choices = [[(e, gates[g, s, e])] for s in range(12) for e in loops.top(plan[s], 1)]
+        expected = loops.place(choices, real[g], 4, loops.slots(12, 4, 1, 1.5))
         loops.assert_same(routing, g, expected)
 
 
-def test_in_evaluation_it_is_the_largest_logit():
+def test_evaluation_chooses_the_largest_logit():
     logits = one_sided(tokens=12)
     layer, theta = loops.make(SinkhornRouter, 4, evaluation_capacity_factor=4.0)
     routing = loops.route(layer, theta, logits)
     gates = softmax(logits[0])
-    picks = [[(e, gates[s, e])] for s in range(12) for e in loops.top(gates[s], 1)]
-    loops.assert_same(routing, 0, loops.place(picks, np.ones(12, bool), 4, 12))
+    choices = [[(e, gates[s, e])] for s in range(12) for e in loops.top(gates[s], 1)]
+    loops.assert_same(routing, 0, loops.place(choices, np.ones(12, bool), 4, 12))
     assert routing.losses == {}
 
 
@@ -63,7 +63,7 @@ def load(logits: np.ndarray, training: bool, **values) -> np.ndarray:
     return loops.route(layer, theta, logits, training=training).load().numpy()
 
 
-def test_prices_even_out_the_loads():
+def test_prices_balance_the_loads():
     logits = one_sided(tokens=400) * np.array([0.1, 0.5, 0.5, 1.5], np.float32)
     assert load(logits, training=False).max() > 250
     warm = load(logits, training=True).max()
@@ -72,16 +72,16 @@ def test_prices_even_out_the_loads():
     assert cold < 110 < 120 < warm < 180, (cold, warm)
 
 
-def test_a_cold_assignment_is_the_best_there_is():
+def test_a_low_temperature_gives_the_optimal_assignment():
     """BASE layers': equal loads of the largest sum of scores."""
     logits = one_sided(tokens=16)
     layer, theta = loops.make(SinkhornRouter, 4, iterations=2000, temperature=0.02)
-    found = loops.route(layer, theta, logits, training=True).assignments[0].expert_GS[0].numpy()
+    experts = loops.route(layer, theta, logits, training=True).assignments[0].expert_GS[0].numpy()
     tokens, seats = optimize.linear_sum_assignment(-np.repeat(logits[0], 4, axis=1))
-    np.testing.assert_array_equal(found[tokens], seats // 4)
+    np.testing.assert_array_equal(experts[tokens], seats // 4)
 
 
-def test_padding_has_no_part_in_prices():
+def test_padding_does_not_affect_prices():
     logits = one_sided(tokens=10)
     layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)
     alone = loops.route(layer, theta, logits, training=True).assignments[0]
@@ -94,7 +94,7 @@ def test_padding_has_no_part_in_prices():
     assert not tf.reduce_any(nothing.assignments[0].kept_GS)
 
 
-def test_the_gradient_passes_through_the_gates_alone():
+def test_the_gradient_flows_only_through_the_gates():
     logits = tf.constant(one_sided(tokens=8))
     layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)
     with tf.GradientTape() as tape:
@@ -106,7 +106,7 @@ def test_the_gradient_passes_through_the_gates_alone():
     assert_close(tape.gradient(choice.gate_GS, logits)[0], expected, "float32")
 
 
-def test_z_loss_is_its_only_loss():
+def test_the_z_loss_is_the_only_loss():
     layer, theta = loops.make(SinkhornRouter, 4, z_loss_weight=0.1)
     routing = loops.route(layer, theta, one_sided(), training=True)
     assert list(routing.losses) == ["z_loss"]
@@ -121,12 +121,12 @@ def test_z_loss_is_its_only_loss():
         ({"temperature": 0.0}, "router.temperature: 0.0; 0.001 or more was expected"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         loops.make(SinkhornRouter, 4, **values)
 
 
-def test_causal_decoders_have_it_only_if_asked_for():
+def test_causal_decoders_require_the_opt_in():
     p = MixtureOfExperts.params().set(model_dim=4, hidden_dim=4, num_experts=4, is_causal=True)
     p.router = SinkhornRouter.params()
     with pytest.raises(ValueError, match="moe.router: SinkhornRouter .* is_causal"):
@@ -135,7 +135,7 @@ def test_causal_decoders_have_it_only_if_asked_for():
     assert isinstance(p.instantiate(path="moe").router, SinkhornRouter)
 
 
-def test_it_is_the_same_compiled():
+def test_compiled_results_equal_eager_ones():
     layer, theta = loops.make(SinkhornRouter, 4)
     logits = tf.constant(one_sided())
 

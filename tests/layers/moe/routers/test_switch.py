@@ -18,7 +18,7 @@ from tests.tolerances import assert_close
     factor=st.sampled_from([0.5, 1.0, 1.25, 2.0]),
     priority=st.sampled_from(["position", "gate"]),
 )
-def test_it_is_the_loop_over_tokens(problem, factor, priority):
+def test_equals_a_loop_over_tokens(problem, factor, priority):
     hypothesis.assume(not problem.has_near_ties())
     groups, tokens, experts = problem.logits_GSE.shape
     layer, theta = loops.make(SwitchRouter, experts, capacity_factor=factor, priority=priority)
@@ -28,14 +28,14 @@ def test_it_is_the_loop_over_tokens(problem, factor, priority):
     losses = []
     for g in range(groups):
         gates, real_S = softmax(problem.logits_GSE[g]), problem.real_GS[g]
-        picks = [[(e, gates[s, e])] for s in range(tokens) for e in loops.top(gates[s], 1)]
-        expected = loops.place(picks, real_S, experts, slots, priority == "gate")
+        choices = [[(e, gates[s, e])] for s in range(tokens) for e in loops.top(gates[s], 1)]
+        expected = loops.place(choices, real_S, experts, slots, priority == "gate")
         loops.assert_same(routing, g, expected)
-        losses.append(loops.load_balancing_loss(picks, gates, real_S))
+        losses.append(loops.load_balancing_loss(choices, gates, real_S))
     assert_close(routing.losses["auxiliary_loss"].value, np.mean(losses), "float32")
 
 
-def test_it_has_the_values_of_the_paper():
+def test_defaults_are_those_of_the_paper():
     p = SwitchRouter.params()
     assert (p.jitter, p.capacity_factor, p.auxiliary_loss_weight) == (0.01, 1.25, 0.01)
     layer, theta = loops.make(SwitchRouter, 4)
@@ -48,14 +48,14 @@ def test_it_has_the_values_of_the_paper():
     assert 0 < np.abs(gates[0] - gates[1]).max() < 0.05
 
 
-def test_even_loads_give_a_loss_of_1():
+def test_balanced_loads_give_a_loss_of_1():
     routing = loops.route(*loops.make(SwitchRouter, 4), 9.0 * np.eye(4, dtype="f4")[None])
     assert_close(routing.losses["auxiliary_loss"].value, 1.0, "float32")
     one_sided = loops.route(*loops.make(SwitchRouter, 4), np.tile(9.0 * np.eye(4)[:1], (1, 4, 1)))
     assert float(one_sided.losses["auxiliary_loss"].value) > 3.9
 
 
-def test_dropless_dispatch_needs_it_without_a_capacity_factor():
+def test_dropless_dispatch_rejects_a_capacity_factor():
     layer, _ = loops.make(SwitchRouter, 4)
     with pytest.raises(ValueError, match="router.capacity_factor=1.25 .* dropless"):
         layer.disable_capacity()

@@ -30,7 +30,7 @@ def test_capacity_is_a_multiple_of_a_balanced_load(values, training, evaluation)
     assert loops.route(layer, theta, LOGITS).capacity == evaluation
 
 
-def test_a_balanced_load_is_kept_whole_and_a_skewed_one_is_not():
+def test_skewed_loads_drop_tokens_and_balanced_ones_do_not():
     def dropped(**values) -> float:
         layer, theta = loops.make(ForcedBalanceRouter, 4, k=2, **values)
         return 1 - float(tf.reduce_sum(loops.route(layer, theta, LOGITS).load())) / 64
@@ -40,7 +40,7 @@ def test_a_balanced_load_is_kept_whole_and_a_skewed_one_is_not():
     assert dropped(skew=0.5, minimum_capacity=16) == 0.0
 
 
-def test_unlimited_experts_take_all_that_come():
+def test_unlimited_capacity_drops_no_tokens():
     layer, theta = loops.make(TopKRouter, 4, k=2)
     one_sided = np.tile(LOGITS[:1, :1], (1, 16, 1))
     assert not tf.reduce_all(loops.route(layer, theta, one_sided).assignments[0].kept_GS)
@@ -51,7 +51,7 @@ def test_unlimited_experts_take_all_that_come():
 
 
 @pytest.mark.parametrize("name", ["capacity_factor", "evaluation_capacity_factor"])
-def test_unlimited_experts_have_no_capacity_factor(name):
+def test_unlimited_capacity_rejects_a_capacity_factor(name):
     layer, _ = loops.make(TopKRouter, 4, **{name: 2.0})
     with pytest.raises(ValueError, match=f"router.{name}=2 limits .* dropless"):
         layer.disable_capacity()
@@ -68,7 +68,7 @@ def masked_gates(rate: float, training: bool, seed: int = 1) -> np.ndarray:
     return np.stack([choice.gate_GS[0] for choice in routing.assignments])
 
 
-def test_output_masking_takes_a_share_and_makes_the_others_more():
+def test_output_masking_zeroes_gates_and_rescales_the_rest():
     gates = masked_gates(0.2, training=True)
     assert_close((gates == 0).mean(axis=1), [0.2, 0.2], "sampling", least_scale=1)
     both = (gates == 0).all(axis=0).mean()
@@ -76,7 +76,7 @@ def test_output_masking_takes_a_share_and_makes_the_others_more():
     assert_close(gates[gates > 0], np.full((gates > 0).sum(), 0.5 / 0.8), "float32")
 
 
-def test_output_masking_is_of_training_and_of_the_seed():
+def test_output_masking_depends_on_the_seed_in_training_only():
     np.testing.assert_array_equal(masked_gates(0.2, training=False), 0.5)
     np.testing.assert_array_equal(masked_gates(0.0, training=True), 0.5)
     first, again, other = (masked_gates(0.2, True, seed) for seed in (1, 1, 2))
@@ -92,6 +92,6 @@ def test_output_masking_is_of_training_and_of_the_seed():
         ({"output_masking_rate": 1.0}, "router.output_masking_rate: 1.0; 0 to 0.99 was expected"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         loops.make(TopKRouter, 4, **values)

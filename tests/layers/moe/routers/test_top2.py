@@ -82,7 +82,7 @@ def assert_same_choice(choice, entries: dict, group: int, tokens: int) -> None:
 
 @each_mode
 @hypothesis.given(problem=problems())
-def test_it_is_algorithm_1(mode, problem):
+def test_matches_algorithm_1(mode, problem):
     groups, tokens, experts = problem.logits_GSE.shape
     layer, theta = make(
         experts,
@@ -115,7 +115,7 @@ def test_it_is_algorithm_1(mode, problem):
 
 
 @each_mode
-def test_equal_gates_go_to_the_earlier_experts(mode):
+def test_ties_go_to_the_earlier_expert(mode):
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
     routing = route(layer, theta, np.zeros((1, 3, 4), np.float32))
     np.testing.assert_array_equal(routing.assignments[0].expert_GS, [[0, 0, 0]])
@@ -124,7 +124,7 @@ def test_equal_gates_go_to_the_earlier_experts(mode):
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("paper", 1 / 16), ("lingvo", 1.0)])
-def test_uniform_routing_has_the_least_loss(mode, expected):
+def test_uniform_routing_minimizes_the_loss(mode, expected):
     layer, theta = make(4, mode=mode)
     rotated = np.stack([np.roll([3.0, 2, 1, 0], s) for s in range(8)])[None].astype(np.float32)
     assert_close(auxiliary_loss(route(layer, theta, rotated)), expected, "float32")
@@ -133,7 +133,7 @@ def test_uniform_routing_has_the_least_loss(mode, expected):
 
 
 @each_mode
-def test_padding_takes_no_place_by_either_choice(mode):
+def test_padding_takes_no_capacity_slot(mode):
     rng = np.random.default_rng(1)
     layer, theta = make(3, mode=mode, capacity_factor=0.5)
     real_logits = rng.normal(size=(1, 5, 3)).astype(np.float32)
@@ -161,7 +161,7 @@ def test_positions_beyond_256_are_exact_in_bfloat16(mode):
 
 
 @each_mode
-def test_the_second_expert_is_drawn_with_twice_its_gate(mode):
+def test_the_second_expert_is_used_with_twice_its_gate_as_probability(mode):
     tokens = 4096
     rng = np.random.default_rng(1)
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
@@ -180,21 +180,19 @@ def test_draws_depend_on_the_seed_in_training_only(mode):
     logits = np.random.default_rng(1).normal(size=(2, 32, 4)).astype(np.float32)
     layer, theta = make(4, mode=mode)
 
-    def kept(training: bool, seed: int) -> np.ndarray:
+    def dispatched(training: bool, seed: int) -> np.ndarray:
         routing = route(layer, theta, logits, training=training, seed=seed)
         return routing.assignments[1].kept_GS.numpy()
 
-    np.testing.assert_array_equal(kept(True, 1), kept(True, 1))
-    assert not np.array_equal(kept(True, 1), kept(True, 2))
-    np.testing.assert_array_equal(kept(False, 1), kept(False, 2))
+    np.testing.assert_array_equal(dispatched(True, 1), dispatched(True, 1))
+    assert not np.array_equal(dispatched(True, 1), dispatched(True, 2))
+    np.testing.assert_array_equal(dispatched(False, 1), dispatched(False, 2))
 
 
 @each_mode
 @pytest.mark.parametrize("threshold", [0.0, 0.2, 0.4, 1.0])
 @pytest.mark.parametrize("training", [True, False])
-def test_by_a_threshold_the_second_expert_is_used_where_its_gate_passes_it(
-    mode, threshold, training
-):
+def test_the_threshold_policy_uses_second_experts_with_larger_gates(mode, threshold, training):
     logits = np.random.default_rng(1).normal(size=(2, 32, 4)).astype(np.float32) * 2
     values = {"capacity_factor": 4.0, "second_expert_threshold": threshold}
     layer, theta = make(4, mode=mode, second_expert="threshold", **values)
@@ -206,14 +204,14 @@ def test_by_a_threshold_the_second_expert_is_used_where_its_gate_passes_it(
 
 
 @each_mode
-def test_gates_sum_to_one_where_both_are_kept(mode):
+def test_gates_sum_to_one_if_both_choices_have_a_slot(mode):
     logits = np.random.default_rng(1).normal(size=(2, 9, 4)).astype(np.float32)
     layer, theta = make(4, mode=mode, capacity_factor=4.0)
     first, second = route(layer, theta, logits).assignments
     assert_close(first.gate_GS + second.gate_GS, np.ones((2, 9)), "float32")
 
 
-def test_the_load_carries_no_gradient():
+def test_no_gradient_flows_through_the_load():
     """The auxiliary loss teaches through the mean gates alone."""
     logits = np.random.default_rng(1).normal(size=(1, 6, 3)).astype(np.float32)
     layer, theta = make(3)
@@ -238,7 +236,7 @@ def test_the_load_carries_no_gradient():
         ({"evaluation_capacity_factor": -1.0}, "router.evaluation_capacity_factor: -1.0"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     params = Top2Router.params().set(model_dim=4, num_experts=4).set(**values)
     with pytest.raises(ValueError, match=message):
         params.instantiate(path="router")

@@ -12,18 +12,18 @@ from tests.layers.moe.routers import loops
 from tests.tolerances import assert_close
 
 
-def picks_of(gates_SE: np.ndarray, k: int, normalize: bool) -> loops.Picks:
-    picks = []
+def choices_of(gates_SE: np.ndarray, k: int, normalize: bool) -> loops.Choices:
+    choices = []
     for gates in gates_SE:
         chosen = loops.top(gates, k)
         total = sum(gates[e] for e in chosen) if normalize else 1.0
-        picks.append([(e, gates[e] / total) for e in chosen])
-    return picks
+        choices.append([(e, gates[e] / total) for e in chosen])
+    return choices
 
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=st.data(), problem=loops.problems())
-def test_it_is_the_loop_over_tokens(data, problem):
+def test_equals_a_loop_over_tokens(data, problem):
     groups, tokens, experts = problem.logits_GSE.shape
     k = data.draw(st.integers(1, experts))
     values = {
@@ -34,8 +34,8 @@ def test_it_is_the_loop_over_tokens(data, problem):
         "priority": data.draw(st.sampled_from(["position", "gate"])),
     }
     gates_GSE = softmax(problem.logits_GSE)
-    picks_G = [picks_of(gates_SE, k, values["normalize"]) for gates_SE in gates_GSE]
-    first = np.sort([[picks[0][1] for picks in picks_S] for picks_S in picks_G], -1)
+    choices_G = [choices_of(gates_SE, k, values["normalize"]) for gates_SE in gates_GSE]
+    first = np.sort([[choices[0][1] for choices in choices_S] for choices_S in choices_G], -1)
     is_ordered = values["priority"] == "position" or np.diff(first).min(initial=1) > 3e-6
     hypothesis.assume(is_ordered and not problem.has_near_ties())
 
@@ -47,9 +47,9 @@ def test_it_is_the_loop_over_tokens(data, problem):
     losses = []
     for g in range(groups):
         by_gate = values["priority"] == "gate"
-        expected = loops.place(picks_G[g], problem.real_GS[g], experts, slots, by_gate)
+        expected = loops.place(choices_G[g], problem.real_GS[g], experts, slots, by_gate)
         loops.assert_same(routing, g, expected)
-        losses.append(loops.load_balancing_loss(picks_G[g], gates_GSE[g], problem.real_GS[g]))
+        losses.append(loops.load_balancing_loss(choices_G[g], gates_GSE[g], problem.real_GS[g]))
     assert_close(routing.losses["auxiliary_loss"].value, np.mean(losses), "float32")
 
 
@@ -61,7 +61,7 @@ def test_normalized_gates_are_a_softmax_of_the_largest_logits():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_even_loads_give_a_loss_of_1(k):
+def test_balanced_loads_give_a_loss_of_1(k):
     rotated = np.stack([np.roll([3.0, 2, 1, 0], s) for s in range(8)])[None].astype(np.float32)
     routing = loops.route(*loops.make(TopKRouter, 4, k=k, normalize=False), rotated)
     assert_close(routing.losses["auxiliary_loss"].value, 1.0, "float32")
@@ -69,14 +69,14 @@ def test_even_loads_give_a_loss_of_1(k):
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_with_all_experts_chosen_normalizing_changes_nothing(normalize):
+def test_normalizing_has_no_effect_if_all_experts_are_chosen(normalize):
     logits = np.random.default_rng(1).normal(size=(1, 7, 3)).astype(np.float32)
     layer, theta = loops.make(TopKRouter, 3, k=3, normalize=normalize)
     gates = sum(choice.gate_GS for choice in loops.route(layer, theta, logits).assignments)
     assert_close(gates, np.ones((1, 7)), "float32")
 
 
-def test_gates_teach_the_weight():
+def test_gates_have_a_gradient_to_the_weight():
     x = np.random.default_rng(1).normal(size=(1, 7, 4)).astype(np.float32)
     layer, theta = loops.make(TopKRouter, 4, k=2, capacity_factor=4.0)
     with tf.GradientTape() as tape:
@@ -120,6 +120,6 @@ def test_groups_limit_the_choice():
         ({"expert_groups": 2, "groups_per_token": 0}, "router.groups_per_token=0 of router.exp"),
     ],
 )
-def test_mistakes_are_refused(values, message):
+def test_rejects_invalid_options(values, message):
     with pytest.raises(ValueError, match=message):
         loops.make(TopKRouter, 4, **values)
