@@ -1,1 +1,1 @@
-"""Tests, in rooms that mirror the package."""
+"""Tests. The folders mirror those of the package."""

@@ -1,4 +1,4 @@
-"""Settings of all tests: compiler flags, eight virtual devices, hypothesis without a clock."""
+"""Configures all tests: compiler flags, eight virtual devices, hypothesis without deadlines."""
 
 import functools
 import gc
@@ -27,7 +27,7 @@ _CACHED = type(functools.cache(lambda: None))
 
 @pytest.fixture(scope="module", autouse=True)
 def _clear_caches_of_the_module(request):
-    """Frees what a test module cached: compiled programs would fill the memory of a whole run."""
+    """Clears caches after each test module. Compiled programs would exhaust the memory."""
     yield
     for value in vars(request.module).values():
         if isinstance(value, _CACHED) and value.__module__ == request.module.__name__:

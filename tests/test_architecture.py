@@ -1,4 +1,4 @@
-"""Rules of the code base: directions of dependence, sizes, ambient state, what an install adds."""
+"""Tests rules of the code base: imports, file sizes, ambient state, and packaging."""
 
 import ast
 import collections
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "lingvo_gshard"
 PRIVATE_XLA_MODULE = "tensorflow.python.compiler.xla.experimental.xla_sharding"
 
-# The position of the layout, or of the equation, among the arguments of a call.
+# The position of the layout or equation argument of each function.
 LAYOUT_ARGUMENTS = {"einsum": 0, "annotate": 1, "create_variable": 1, "axes_of": 0}
 
 LONGEST_FILE = 400
@@ -147,7 +147,7 @@ def test_the_package_never_imports_its_tests():
 
 
 def test_only_tools_define_flags():
-    """Below tools everything takes arguments, so that a notebook can call it."""
+    """All other folders take arguments instead of flags, so that notebooks can call them."""
     importing = [
         str(path.relative_to(ROOT))
         for path in _sources(PACKAGE)
@@ -168,7 +168,7 @@ def test_tensorflows_private_sharding_module_is_imported_in_one_place():
 
 
 def _layouts(tree: ast.Module) -> set[str]:
-    """Layouts that a file writes as literals of its calls, and the suffixes of its names."""
+    """Returns the layouts in a file: literals of calls and suffixes of names."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -270,7 +270,7 @@ def test_the_package_installs_one_top_level_name():
 
 
 def test_every_command_is_a_module_of_tools_and_an_entry_point():
-    """A command is two files; the launcher finds the module by the script's name."""
+    """The launcher finds the module of a command by the name of the console script."""
     setup = _tree(ROOT / "setup.py")
     (commands,) = (
         ast.literal_eval(node.value)

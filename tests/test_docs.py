@@ -1,4 +1,4 @@
-"""Every command in README.md and docs/ is run, or named here with what runs it instead.
+"""Runs every command in README.md and docs/, or names the test that covers it.
 
 A page's `bash` and `console` blocks (in the latter, the lines after `$ `) are run in order in one
 empty folder, as a reader would, except that commands in TINY get flags that make them small.
@@ -29,7 +29,7 @@ _SMALL_LANGUAGE_MODEL = [
     "--gin_param=task.decoder.moe_every = 1",
 ]
 
-# Flags added to a command that would take long as it stands.
+# Flags that make slow commands fast.
 TINY = {
     "gshard-train --experiment=translation.quickstart": _SMALL_MODEL,
     "gshard-train --experiment=translation.quickstart_dense": _SMALL_MODEL,
@@ -54,7 +54,7 @@ TINY = {
     ],
 }
 
-# Commands that are not run here, and the file that runs them.
+# Commands that are not run here, and the test file that covers them.
 ELSEWHERE = {
     r"git clone .*": ".ci/run",
     r"cd [\w.-]+": ".ci/run",
@@ -64,7 +64,7 @@ ELSEWHERE = {
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"tensorboard .*": "tests/training",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
-    # There is no TPU here; these files run what can be run without one.
+    # These need a TPU. The files test the parts that do not.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",
 }
@@ -84,7 +84,7 @@ SLOW_PAGES = (
     "your_own_text.md",
 )
 
-# Pages whose `python` blocks are one script; the `text` block after one is what it prints.
+# Pages whose `python` blocks form one script. A `text` block shows the output of the block before.
 SCRIPTS = ("docs/your_own_layer.md", "docs/planning.md", "docs/python_api.md")
 
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
@@ -92,7 +92,7 @@ _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands(text: str) -> list[str]:
-    """Returns the commands of a page's `bash` and `console` blocks, continued lines joined."""
+    """Returns the commands of a page's `bash` and `console` blocks, joining continued lines."""
     found = []
     for language, block in _BLOCK.findall(text):
         lines = block.replace("\\\n", " ").splitlines()
@@ -116,12 +116,12 @@ def write_files(text: str, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def substitute_test(command: str) -> str | None:
-    """Returns the file that runs a command in the place of this test."""
+    """Returns the test file that covers a command, if it is not run here."""
     return next((file for shape, file in ELSEWHERE.items() if re.fullmatch(shape, command)), None)
 
 
 def with_tiny_flags(command: str) -> str:
-    """Adds the flags of TINY behind the programs they are for."""
+    """Appends the flags of TINY to their programs."""
     for program, flags in TINY.items():
         command = re.sub(
             rf"(?<![\w-]){program}(?![\w-])", f"{program} {shlex.join(flags)}", command
@@ -131,7 +131,7 @@ def with_tiny_flags(command: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path):
-    """The variables of a shell in which the package's commands are those of this source tree."""
+    """Returns environment variables that select the commands of this source tree."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for tool in (ROOT / "lingvo_gshard" / "tools").glob("[a-z]*.py"):
@@ -143,7 +143,7 @@ def environment(tmp_path):
 
 
 def slow(page: pathlib.Path) -> list:
-    """The mark of a page of many commands of one tool, which has tests of its own."""
+    """Marks pages with many commands of one tool as slow; the tool has its own tests."""
     return [pytest.mark.slow] if page.name in SLOW_PAGES else []
 
 

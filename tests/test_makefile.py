@@ -1,4 +1,4 @@
-"""The Makefile's targets run what they say, without running it: `make -n`."""
+"""Tests the commands of the Makefile's targets by `make -n`."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 def _make(*arguments: str) -> str:
-    """What make says, in an environment that is not there yet and without an outer make's flags."""
+    """Returns the output of make for a missing environment, without flags of an outer make."""
     outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
     return subprocess.run(
         ["make", "--no-print-directory", "VENV=not_made_yet", *arguments],

@@ -1,4 +1,4 @@
-"""A task, an input and an experiment small enough to train in a second."""
+"""A task, an input and an experiment that train in a second."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUTS, HIDDEN, CLASSES = 6, 8, 5
 
 
 class TinyDense(Layer):
-    """x w + b, then dropout."""
+    """Computes x w + b, then applies dropout."""
 
     @classmethod
     def params(cls) -> Params:
@@ -52,7 +52,7 @@ class TinyDense(Layer):
 
 
 class TinyTask(Task):
-    """Two dense layers that learn to name the largest of INPUTS numbers' classes."""
+    """Two dense layers that learn the index of the largest input."""
 
     @classmethod
     def params(cls) -> Params:
@@ -91,7 +91,7 @@ class TinyTask(Task):
 
 
 class TinyBatches:
-    """Batches drawn from (seed, index); the position is the index of the next one."""
+    """Random batches that depend on (seed, index). The state is the index of the next batch."""
 
     def __init__(self, params: Params, seed: int):
         self._p = params

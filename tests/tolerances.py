@@ -1,8 +1,8 @@
-"""How close is close: every tolerance of the tests, named by what separates the two sides."""
+"""Tolerances of the tests, named by the source of the difference."""
 
 import numpy as np
 
-# Largest error allowed, as a share of the largest expected magnitude.
+# Largest allowed error relative to the largest expected magnitude.
 TOLERANCES = {
     # The same float32 operations, in another order or fused.
     "order": 1e-4,
@@ -18,9 +18,10 @@ TOLERANCES = {
 
 
 def assert_close(actual, expected, separated_by: str, least_scale: float = 1e-3) -> None:
-    """Fails unless shapes agree and the largest error is within the tolerance of that name.
+    """Asserts that shapes are equal and the largest error is within the named tolerance.
 
-    least_scale: magnitude below which `expected` counts as that large, so that zeros compare.
+    Args:
+      least_scale: lower bound of the scale of `expected`, so that zeros can be compared.
     """
     actual = np.asarray(actual, np.float64)
     expected = np.asarray(expected, np.float64)

@@ -1,4 +1,4 @@
-"""Context: scopes nest and end, and repeated reports of a layer are numbered."""
+"""Tests context scopes and the numbering of repeated reports."""
 
 import pytest
 import tensorflow as tf

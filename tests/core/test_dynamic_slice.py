@@ -1,4 +1,4 @@
-"""Reading and writing at places that only the data tell, against NumPy."""
+"""Compares dynamic slices and updates with NumPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Initializers: the moments their names promise, a function of the key alone."""
+"""Tests the moments of initializers, and that weights depend only on the key."""
 
 import numpy as np
 import pytest

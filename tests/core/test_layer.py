@@ -1,4 +1,4 @@
-"""Layer: paths, specs, stateless initialization, and what a pass leaves in the context."""
+"""Tests Layer: paths, specs, stateless initialization, and values reported to the context."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class Dense(Layer):
-    """x w."""
+    """Computes x w."""
 
     @classmethod
     def params(cls):
@@ -34,7 +34,7 @@ class Dense(Layer):
 
 
 class Stack(Layer):
-    """A head above a list of layers."""
+    """A list of layers and a head."""
 
     @classmethod
     def params(cls):
@@ -170,7 +170,7 @@ def test_a_layer_copies_its_params():
 
 
 class Nested(Dense):
-    """A product within a product, each under the layer's name."""
+    """Computes nested products, each under the layer's name."""
 
     @layer_method
     def fprop(self, theta, x):
@@ -188,7 +188,7 @@ class Nested(Dense):
 
 
 def operations(function, *shapes: list[int]) -> list[str]:
-    """The names of the matrix products in a function's graph."""
+    """Returns the names of the matrix products in a function's graph."""
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
     return [op.name for op in graph.get_operations() if op.type == "MatMul"]
@@ -248,7 +248,7 @@ def test_the_layer_path_is_reset_after_the_call():
 
 
 class WithAnyArguments(Dense):
-    """Methods whose arguments have names of their own."""
+    """A layer whose methods have unusual argument names."""
 
     @layer_method
     def attend(self, parameters, *, queries):

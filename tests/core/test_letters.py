@@ -1,4 +1,4 @@
-"""The table of letters, their traits, and the check of layouts."""
+"""Tests the table of letters, their traits, and the validation of layouts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""NestedMap against tf.nest, tf.function and plain dictionaries."""
+"""Compares NestedMap with tf.nest, tf.function and plain dictionaries."""
 
 import hypothesis
 import pytest

@@ -1,4 +1,4 @@
-"""Random numbers: the same eager and compiled, and of the distribution their names promise."""
+"""Tests random numbers: equal in eager and compiled mode, with the right distributions."""
 
 import numpy as np
 import pytest

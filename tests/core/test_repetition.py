@@ -1,4 +1,4 @@
-"""Names in a loop of layers: what each layer of the body stands for, time by time."""
+"""Tests the names of layers in a loop, where one body represents several layers."""
 
 import hypothesis
 import hypothesis.strategies as st

@@ -1,4 +1,4 @@
-"""The user's cache: where the usual variables say, or where the user does."""
+"""Tests where the user's cache folder is."""
 
 from lingvo_gshard.core import user_cache
 

@@ -1,4 +1,4 @@
-"""Small made corpora and vocabularies for the tests of this room."""
+"""Small synthetic corpora and vocabularies for tests."""
 
 import itertools
 
@@ -15,7 +15,7 @@ _WORDS = {
 
 
 def rows(count, languages=("de", "fr")):
-    """Returns `count` rows of sentences of 2 to 9 words, word for word translated."""
+    """Returns `count` rows of sentences of 2 to 9 words, translated word by word."""
     result = []
     for number, language in zip(range(count), itertools.cycle(languages)):  # noqa: B905
         words = [(number * 7 + number // 13 * step + step * step) % 13 for step in range(1, 9)]

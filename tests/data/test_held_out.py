@@ -1,4 +1,4 @@
-"""The division of one heap of rows leaks nothing from dev and test into train."""
+"""Tests that dividing rows into splits leaks nothing from dev and test into train."""
 
 import hypothesis
 from hypothesis import strategies as st

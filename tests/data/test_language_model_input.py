@@ -1,4 +1,4 @@
-"""LanguageModelInput: documents to batches, deterministic and resumable."""
+"""Tests LanguageModelInput: deterministic, resumable batches of documents."""
 
 import json
 
@@ -13,13 +13,13 @@ from tests.data import corpora
 
 
 def documents(count):
-    """Documents of one to three lines, some longer than a row."""
+    """Returns documents of one to three lines, some longer than a row."""
     lines = [row.target for row in corpora.rows(3 * count)]
     return ["\n".join(lines[3 * i : 3 * i + 1 + i % 3]) for i in range(count)]
 
 
 def params(directory, **values):
-    """Of an input whose files are written here."""
+    """Returns the Params of an input, after writing its files."""
     for split, texts in (("train", documents(120)), ("dev", ["a red cat", "un été\nfroid ☃"])):
         (directory / f"{split}.txt").write_text("\n\n".join(texts), encoding="utf-8")
     corpus = TextReader.params()
@@ -81,7 +81,7 @@ def test_resumes_from_its_state_and_rejects_other_data(made, directory):
 
 
 def test_an_epoch_contains_every_document_once(made):
-    """By the number of EOS, over many rounds."""
+    """Counts EOS tokens over many epochs."""
     batches, ends = made.train_batches(1), 0
     for _ in range(120):
         ends += np.count_nonzero(next(batches)["target_labels"] == EOS_ID)
@@ -92,7 +92,7 @@ def test_an_epoch_contains_every_document_once(made):
 
 
 def test_evaluation_covers_the_whole_text(directory):
-    """What is measured in bits per byte is all there, also what the vocabulary has not seen."""
+    """Bits per byte cover the whole text, including characters that are not in the vocabulary."""
     made = params(directory, length=64).instantiate()
     labels = []
     for batch in made.evaluation_batches("dev"):

@@ -1,4 +1,4 @@
-"""TranslationInput: from files to batches that read back as the corpus."""
+"""Tests TranslationInput: batches decode to the sentences of the corpus."""
 
 import collections
 import json

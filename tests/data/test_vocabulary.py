@@ -1,4 +1,4 @@
-"""Vocabulary: lossless, with the agreed ids, and the same after save and load."""
+"""Tests Vocabulary: lossless encoding, special ids, and saving."""
 
 import os
 
@@ -26,7 +26,7 @@ def test_special_ids(made):
 @hypothesis.given(st.text())
 def test_round_trip_of_any_text(made, text):
     text = cleaning.Normalizer()(text)
-    # The piece that stands for a space cannot itself be spelt.
+    # The character that represents a space cannot be encoded itself.
     hypothesis.assume("\u2581" not in text)
     ids = made.encode(text)
     assert all(4 <= i < made.size for i in ids)

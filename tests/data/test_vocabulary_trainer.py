@@ -1,4 +1,4 @@
-"""VocabularyTrainer: the same text gives the same vocabulary, trained once."""
+"""Tests VocabularyTrainer: deterministic training and its cache."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from tests.data import corpora
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """Counts trainings."""
+    """Returns a list that grows with every training."""
     counted = []
     train = sentencepiece.SentencePieceTrainer.train
 

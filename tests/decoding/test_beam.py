@@ -1,4 +1,4 @@
-"""Beam search against a plain loop that runs the whole model anew for every hypothesis."""
+"""Compares beam search with a plain loop that runs the full model for every hypothesis."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ LENGTH = 5
 
 
 def next_log_probabilities(task, theta, source, hypotheses):
-    """Log probabilities [hypothesis, V] of the token after each, all of the same length."""
+    """Returns log probabilities [hypothesis, V] of the next token; all have the same length."""
     inputs = np.array([[BOS, *tokens] for tokens in hypotheses], np.int32)
     source = np.repeat(source, len(hypotheses), axis=0)
     batch = {

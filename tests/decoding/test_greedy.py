@@ -1,4 +1,4 @@
-"""Greedy decoding against the whole model run anew for every token, one sentence at a time."""
+"""Compares greedy decoding with a full forward pass for every token of a single sentence."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sampling against the whole model run anew for every token, and against probabilities by hand."""
+"""Compares sampling with a full forward pass for every token and with exact probabilities."""
 
 import collections
 
@@ -14,7 +14,7 @@ from tests.layers.stacks.executions import loop
 
 BOS, EOS, V, LENGTH = 1, 2, 13, 9
 GREEDY = Sampling(temperature=0)
-# Of the third row there is nothing; the fifth begins in the middle of a text.
+# The third row is empty; the fifth starts in the middle of a text.
 BEFORE = np.array([BOS, BOS, 0, BOS, 7], np.int32)
 GIVEN = np.zeros([5, LENGTH], np.int32)
 GIVEN[0, :3], GIVEN[3, :1], GIVEN[4, :2] = [5, 6, 7], [9], [4, 11]
@@ -32,7 +32,7 @@ def task_of(**values: object) -> LanguageModelTask:
 
 
 def weights_of(task: LanguageModelTask):
-    """Weights large enough for outputs to differ from row to row."""
+    """Returns weights large enough for outputs to differ from row to row."""
     return task.init(3).transform(lambda weight: weight * 3.0)
 
 
@@ -49,7 +49,7 @@ def write(task, given, before, samples, sampling=GREEDY, seed=0, jit=None):
 
 
 def decode_greedily_without_caches(task, given, before):
-    """The argmax of the full pass over each prefix, one row at a time."""
+    """Returns the argmax of a full forward pass over each prefix, one row at a time."""
     theta, ids = weights_of(task), [before]
     for known in given:
         if len(ids) > 1 and ids[-1] == EOS:
@@ -111,7 +111,7 @@ def test_a_row_depends_only_on_its_sample_and_the_seed():
 
 
 def probabilities(logits, sampling):
-    """What is drawn with which probability, token by token of the likeliest first."""
+    """Returns the probability of each token after temperature, top-k and top-p."""
     scaled = np.float64(logits) / sampling.temperature
     order = np.argsort(-scaled)
     whole = np.exp(scaled - scaled.max())
@@ -144,7 +144,7 @@ def test_token_frequencies_match_their_probabilities(sampling):
     words = tf.cast(tf.range(count), tf.uint32)
     drawn = sampling.take(tf.tile(logits[None], [count, 1]), words, tf.constant([5, 6]))
     shares = np.bincount(drawn, minlength=8) / count
-    # Of 20,000 draws a share is within 4.5 standard deviations, at most 0.016, of its probability.
+    # With 20,000 draws, 4.5 standard deviations of a frequency are at most 0.016.
     np.testing.assert_allclose(shares, probabilities(logits, sampling), atol=0.016)
     expected = probabilities(logits, sampling)
     assert all(expected[token] > 0 for token in collections.Counter(drawn.numpy().tolist()))

@@ -1,4 +1,4 @@
-"""The translator: order, buckets, limits, and what is empty or too long."""
+"""Tests the translator: order, buckets, limits, and empty or long sentences."""
 
 import pytest
 

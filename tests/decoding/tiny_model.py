@@ -1,4 +1,4 @@
-"""A translation model too small to learn, large enough to be wrong in every way."""
+"""A tiny translation model for tests of decoding."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from tests import tiny
 
 BOS, EOS = 1, 2
-# The third row holds no sentence.
+# The third row is empty.
 SOURCES = np.array(
     [[5, 6, 7, 8, 2], [9, 2, 0, 0, 0], [0, 0, 0, 0, 0], [4, 11, 4, 2, 0], [12, 2, 0, 0, 0]],
     np.int32,

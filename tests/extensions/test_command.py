@@ -1,7 +1,7 @@
-"""Adding a command takes its module in lingvo_gshard/tools and its name in setup.py.
+"""Tests that a module in lingvo_gshard/tools and an entry in setup.py add a command.
 
-tests/test_architecture.py holds the two together. The launcher finds the module by the name of the
-console script and gives it --version, an entry in the list of commands, and errors in one line.
+tests/test_architecture.py checks that both exist. The launcher finds the module by the name of the
+console script and adds --version, an entry in the list of commands, and one-line errors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv):
     return 3
 '''
 
-# Stands for an installed package that has the tool, and for its console script.
+# Imitates an installed package with the tool, and its console script.
 SCRIPT = """
 import sys
 from lingvo_gshard import tools

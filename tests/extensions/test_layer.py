@@ -1,7 +1,7 @@
-"""Adding a layer takes its own file and one line of the conformance registry.
+"""Tests that one file and one conformance case add a layer.
 
-The layer below is used by nothing in the package. With one Case it is held to the tests of all
-layers: runners, gradients, padding, weights and partitioned runs.
+The layer below is not used in the package. Its Case runs the conformance tests of all layers:
+runners, gradients, padding, weights and partitioned runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCAL_LETTERS = {"r": "rank of the adapter"}
 
 
 class Adapter(Layer):
-    """x + x w_down w_up, with a bottleneck of low rank."""
+    """Computes x + x w_down w_up, with a low-rank bottleneck."""
 
     @classmethod
     def params(cls) -> Params:

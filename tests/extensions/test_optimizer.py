@@ -1,4 +1,4 @@
-"""A new optimizer is one class: gin chooses it, it trains, and sharding does not change it."""
+"""Tests that one class adds an optimizer that gin selects, trains, and can be sharded."""
 
 import numpy as np
 import tensorflow as tf

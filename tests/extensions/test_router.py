@@ -1,7 +1,7 @@
-"""Adding a router takes its own file and one line of the conformance registry.
+"""Tests that one file and one conformance case add a router.
 
-The router below is used by nothing in the package. It passes the tests of all layers, trains, and
-gin selects it.
+The router below is not used in the package. It passes the tests of all layers, trains, and
+can be selected by gin.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_gin_selects_the_router():
 
 
 def test_default_methods_of_the_base_class_suffice():
-    """Dropless dispatch, causal decoders and the count of operations ask any router."""
+    """Dropless dispatch, causal decoders and FLOP counts use methods of the base class."""
     router = mixture().router.set(model_dim=2, num_experts=2).instantiate(path="router")
     router.check_causal()
     with pytest.raises(ValueError, match="router.evaluation_capacity_factor=4 .* dropless"):

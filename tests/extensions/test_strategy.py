@@ -1,4 +1,4 @@
-"""Adding a base strategy takes one file: this test registers one with a mesh axis of its own."""
+"""Tests that one file can add a base strategy with a new mesh axis."""
 
 import numpy as np
 import pytest

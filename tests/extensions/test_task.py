@@ -1,4 +1,4 @@
-"""A task of a new kind takes three files: those that docs/your_own_task.md shows."""
+"""Tests that the three files of docs/your_own_task.md add a task."""
 
 import io
 import sys
@@ -18,7 +18,7 @@ SETTINGS = ["task.model_dim = 16", "task.encoder.num_heads = 2", "input.length =
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    """The Params of the page's experiment, found by its name alone."""
+    """Returns the Params of the page's experiment, looked up by name."""
     folder = tmp_path_factory.mktemp("mine")
     files = test_docs.write_files(PAGE.read_text(encoding="utf-8"), folder)
     assert [path.name for path in files] == ["task.py", "input.py", "experiment.py"]

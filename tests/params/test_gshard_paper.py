@@ -1,4 +1,4 @@
-"""The paper's experiments: each can be built, is as large as published, and says how to plan it."""
+"""Tests the paper's experiments: their sizes, options and documented commands."""
 
 import math
 import re
@@ -20,7 +20,7 @@ BILLION = 10**9
 MILLION = 2**20
 M, H, N = 1024, 8192, 16
 
-# Name: (experts, layers, cores, billions of weights as published).
+# Name: (experts, layers, cores, published billions of parameters).
 MIXTURES = {
     "moe_128e_12l": (128, 12, 128, 12.5),
     "moe_128e_36l": (128, 36, 128, 37),
@@ -30,7 +30,7 @@ MIXTURES = {
     "moe_2048e_36l": (2048, 36, 2048, 600),
     "moe_2048e_60l": (2048, 60, 2048, 1000),
 }
-# Billions of expert weights, computed from the paper's text and rounded to a tenth.
+# Billions of expert parameters, computed from the paper's text and rounded to a tenth.
 EXPERT_BILLIONS = {
     "moe_128e_12l": 12.9,
     "moe_128e_36l": 38.7,
@@ -52,7 +52,7 @@ def params_of(name):
 
 
 def trainer_of(name):
-    """The trainer of the real size; vocabularies as large as the input asks for."""
+    """Returns the full-size trainer, with the vocabulary sizes of the input."""
     params = params_of(name)
     vocabulary = params.input.vocabulary
     params.task.set(
@@ -70,7 +70,7 @@ def weights_of(name):
 
 
 def experts_of(name):
-    """The weights of experts, by the letters of their layout; a router's [M,E] is none."""
+    """Returns the weights of experts by their layouts, without the router's [M,E]."""
     return [spec for spec in weights_of(name) if {"E", "H"} <= set(spec.layout)]
 
 
@@ -92,7 +92,7 @@ def test_every_experiment_can_be_built(name):
 
 @each
 def test_docstrings_show_the_planning_command(name):
-    """On a topology of as many cores as its mesh has, and as the paper used."""
+    """Checks that the topology has the cores of the mesh and of the paper."""
     text = registry.describe(f"gshard_paper.{name}")
     assert "Purpose:" in text and "Published:" in text
     (line,) = re.findall(r"^ +(gshard-plan .*)$", text, re.MULTILINE)
@@ -105,7 +105,7 @@ def test_docstrings_show_the_planning_command(name):
 
 @each_mixture
 def test_expert_parameter_counts_are_exact(name):
-    """Every other layer has a mixture, each expert two matrices of 1024 x 8192."""
+    """Every other layer has a mixture. Each expert has two matrices of 1024 x 8192."""
     experts, layers, _, _ = MIXTURES[name]
     found = experts_of(name)
     assert size(found) == layers // 2 * experts * 2 * 1024 * 8192
@@ -115,10 +115,10 @@ def test_expert_parameter_counts_are_exact(name):
 
 @each_mixture
 def test_parameter_counts_of_mixtures_are_near_the_published_ones(name):
-    """The paper rounds to one digit, 200, 600 and 1000 billion.
+    """The paper rounds to one digit: 200, 600 and 1000 billion.
 
-    The sizes of fewer experts are these, divided by 4 and 16 (37.5 as 37), where the expert
-    weights alone are a little more: so they differ from the exact ones by up to 7%.
+    It divides these by 4 and 16 for fewer experts (37.5 as 37). There the expert weights alone are
+    slightly larger, so the published sizes differ from the exact ones by up to 7%.
     """
     experts, layers, _, published = MIXTURES[name]
     total = size(weights_of(name)) / BILLION
@@ -191,7 +191,7 @@ def test_the_optimizer_follows_appendix_a_2(name):
 
 @each
 def test_batch_sizes_are_those_published(name):
-    """Four million on 2,048 cores, else one; of the bilingual model nothing is published."""
+    """Four million tokens on 2,048 cores, else one million; not published for the bilingual model."""
     rows = params_of(name).input
     expected = {8: 8 * 2048, 2048: 4 * MILLION}
     cores = (MIXTURES | DENSE)[name][-2]

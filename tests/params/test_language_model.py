@@ -1,4 +1,4 @@
-"""The experiments in language modeling: what each is, and as large as was published."""
+"""Tests the language modeling experiments: their sizes and documented commands."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from tests.layers.stacks.executions import loop
 
 BILLION = 10**9
 TO_TRAIN = ("from_files", "quickstart")
-# Devices, tokens of a batch, and billions of weights, all and those that a token uses.
+# Devices, tokens per batch, and billions of total and active parameters.
 PUBLISHED = {
     "deepseek_v3_like": (2048, 15_360 * 4096, 671, 37),
     "glam_64b_64e": (1024, 1024 * 1024, 1162, 96.6),
@@ -32,7 +32,7 @@ def params_of(name):
 
 
 def trainer_of(name):
-    """The trainer of the real size; the vocabulary as large as the input asks for."""
+    """Returns the full-size trainer, with the vocabulary size of the input."""
     params = params_of(name)
     params.task.vocabulary_size = params.input.vocabulary.size
     return params.trainer.instantiate(params.task)
@@ -100,7 +100,7 @@ def test_large_models_fit_their_machine(name):
 
 @pytest.mark.parametrize("name", ["glam_64b_64e", "gpt3_175b"])
 def test_parameter_counts_equal_the_published_ones(name):
-    """To the digits that were published."""
+    """Compares the published digits."""
     _, _, published, active = PUBLISHED[name]
     trainer = trainer_of(name)
     assert round(size(trainer.theta_specs.flatten()) / BILLION) == published
@@ -109,11 +109,11 @@ def test_parameter_counts_equal_the_published_ones(name):
 
 
 def test_deepseek_differs_only_by_its_attention():
-    """With latent attention in place of grouped heads it would have the published 671 billion.
+    """With latent attention instead of grouped heads it would have the published 671 billion.
 
-    Its matrices, by arXiv 2412.19437, equations 1 to 11 and section 4.2: queries down to 1536 and
-    up to 128 heads of 128 + 64; keys and values down to 512, beside 64 of the key that all heads
-    share, and up to 128 heads of 128 + 128; and out.
+    Its matrices follow arXiv 2412.19437, equations 1 to 11 and section 4.2. Queries are projected
+    to 1536 and up to 128 heads of 128 + 64. Keys and values are projected to 512, plus 64 of the
+    key shared by all heads, and up to 128 heads of 128 + 128. The last is the output projection.
     """
     latent = 7168 * 1536 + 1536 * 128 * (128 + 64)
     latent += 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168

@@ -1,4 +1,4 @@
-"""The experiments in translation: each can be built, says how to run it, and is what it says."""
+"""Tests the translation experiments: their layers, sizes and documented commands."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ BUILT_IN = [name for name in NAMES if name != "translation.from_files"]
 
 
 def build(params):
-    """Returns (input, task, trainer) with made vocabulary sizes; no text is read."""
+    """Returns (input, task, trainer) with fixed vocabulary sizes, without reading text."""
     task = params.task.copy().set(source_vocabulary_size=50, target_vocabulary_size=50)
     task = task.instantiate()
     return params.input.instantiate(), task, params.trainer.instantiate(task)
@@ -96,7 +96,7 @@ def test_the_dense_model_has_as_many_active_parameters():
 
 
 def active_weights(task):
-    """The sizes of the experts' weights, two experts of eight, or of what stands in their place."""
+    """Returns the active weights of the mixtures (two experts of eight), or of the dense layers."""
     total = 0
     for path, spec in task.variable_specs().flatten_items():
         if "layers[1].feed_forward" in path and spec.layout.strip("E") in ("MH", "HM"):

@@ -1,4 +1,4 @@
-"""Running a TensorFlow function on virtual CPU devices, and counting its collectives."""
+"""Runs a TensorFlow function on virtual CPU devices and counts its collectives."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ PARTITIONERS = ("gspmd", "shardy")
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """Results as NumPy arrays, in order, and how many collectives there are of each kind."""
+    """Results as NumPy arrays, and the number of collectives of each kind."""
 
     results: list[np.ndarray]
     collectives: dict[str, int]

@@ -1,4 +1,4 @@
-"""annotate: the identity without a mesh, an exact sharding in StableHLO with one."""
+"""Tests annotate: the identity without a mesh, and the sharding in StableHLO with one."""
 
 import re
 
@@ -17,7 +17,7 @@ EXPERT_TENSOR = Partitioning.make("data=2,model=2", "expert_tensor")
 
 
 def shardings(function, partitioning: Partitioning, *shapes: tuple[int, ...]) -> list[str]:
-    """The shardings, as XLA writes them, that a function of tensors states, in order."""
+    """Returns the shardings in a function's StableHLO, in order."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     with use_partitioning(partitioning):
         lower = compiled.experimental_get_compiler_ir(*(tf.TensorSpec(s) for s in shapes))
@@ -83,7 +83,7 @@ def test_gradients_have_the_sharding_of_their_tensors():
 
 
 class Dense(Layer):
-    """x w, its result annotated."""
+    """Computes x w and annotates the result."""
 
     def __init__(self, params, path=""):
         super().__init__(params, path)

@@ -1,4 +1,4 @@
-"""Collectives of manual regions against NumPy on a grid of parts, and their gradients."""
+"""Compares collectives of manual regions, and their gradients, with NumPy."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 4, 8
 
 
 def _parts(x: np.ndarray) -> np.ndarray:
-    """[DATA, MODEL, ROWS, COLUMNS]: what each device has of an array split over both axes."""
+    """Returns the shards of an array split over both axes, [DATA, MODEL, ROWS, COLUMNS]."""
     return x.reshape(DATA, MODEL, ROWS, COLUMNS)
 
 
@@ -25,11 +25,11 @@ def _whole(parts: list[list[np.ndarray]]) -> np.ndarray:
 
 
 def _everywhere(function) -> np.ndarray:
-    """function(d, m) of every device, put together as the split over both axes does."""
+    """Returns function(d, m) of all devices, joined as a split over both axes joins shards."""
     return _whole([[function(d, m) for m in range(MODEL)] for d in range(DATA)])
 
 
-# Name: the call on a part, the part wanted on device (d, m) from all parts, and what is moved.
+# Name: the call on a shard, the expected result of device (d, m), and the collectives.
 CASES = {
     "psum over data": (
         lambda x: collectives.psum(x, "data"),
@@ -89,7 +89,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_gradients_and_communication(case):
-    """All are linear, so that their gradient is found by <call(v), c> = <v, gradient>."""
+    """Checks gradients by <call(v), c> = <v, gradient>, since all collectives are linear."""
     call, wanted, moved = CASES[case]
     rng = np.random.default_rng(0)
     x, v = rng.standard_normal((2, DATA * MODEL * ROWS, COLUMNS)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_values_gradients_and_communication(case):
 
 
 def test_integers_are_exchanged_as_integers():
-    """What is cast before it is sent is sent so: a fourth of the bytes."""
+    """Values cast to int8 before the exchange take a fourth of the bytes."""
     x = np.arange(DATA * MODEL * ROWS * COLUMNS, dtype=np.int8).reshape(-1, COLUMNS)
 
     def exchange(x):

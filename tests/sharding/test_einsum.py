@@ -1,4 +1,4 @@
-"""einsum against NumPy's, its gradients against TensorFlow's, and its errors."""
+"""Compares einsum with NumPy and its gradients with TensorFlow, and tests its errors."""
 
 import pathlib
 import re
@@ -19,7 +19,7 @@ SIZES = {letter: 2 + index % 4 for index, letter in enumerate(LETTERS)}
 
 
 def equations_in_use() -> list[str]:
-    """The equations written in the package."""
+    """Returns the equations that occur in the package."""
     sources = pathlib.Path(lingvo_gshard.__file__).parent.rglob("*.py")
     calls = re.compile(r"\"([A-Z]+,[A-Z]+->[A-Z]+)\"")
     return sorted({e for s in sources for e in calls.findall(s.read_text(encoding="utf-8"))})
@@ -54,7 +54,7 @@ def check(equation: str) -> None:
 
 @st.composite
 def equations(draw) -> str:
-    """Two operands of up to four letters, and any of theirs, in any order, in the result."""
+    """Draws equations of two operands with up to four letters, in any order."""
     letters = draw(st.permutations(list(LETTERS)))[:5]
     some = st.lists(st.sampled_from(letters), min_size=1, max_size=4, unique=True)
     left, right = draw(some), draw(some)

@@ -1,4 +1,4 @@
-"""The listing: how each weight and moment is kept, in words and bytes."""
+"""Tests the listing of weights and moments: their sharding and bytes per device."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Manual regions against the same computation on whole arrays, in NumPy and without a mesh."""
+"""Compares manual regions with the same computation on unsplit arrays."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _array(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def _gradients(function):
-    """A function that returns the gradients of the sum of the squares of `function`'s result."""
+    """Returns a function that computes the gradients of the sum of squares of a result."""
 
     def compute(*arguments):
         with tf.GradientTape() as tape:
@@ -34,7 +34,7 @@ def _gradients(function):
 
 
 def _feed_forward(x, w_in, w_out):
-    """Of every device some of the hidden units, and of every sum's parts the sum."""
+    """Computes a feed-forward layer with split hidden units and an all-reduce."""
 
     def on_shard(x, w_in, w_out):
         return collectives.psum(tf.nn.relu(x @ w_in) @ w_out, "model")
@@ -49,9 +49,9 @@ def test_every_device_computes_on_its_shard():
         return x * 3.0 + tf.reduce_max(x) + tf.range(6, dtype=tf.float32)
 
     x = _array(8, 6)
-    wanted = np.concatenate([3 * part + part.max() + np.arange(6) for part in np.split(x, 4)])
+    expected = np.concatenate([3 * part + part.max() + np.arange(6) for part in np.split(x, 4)])
     ran = run(lambda x: manual(on_shard, [BY_DATA], BY_DATA)(x), x, mesh=MESH)
-    np.testing.assert_allclose(ran.results[0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(ran.results[0], expected, rtol=1e-6)
     assert ran.collectives == {}
 
 
@@ -66,13 +66,13 @@ def test_a_feed_forward_layer_and_its_gradient():
     dy = 2 * y
     dh = (dy @ w_out.T) * (h > 0)
     ran = run(_gradients(_feed_forward), x, w_in, w_out, mesh=MESH)
-    for found, wanted in zip(ran.results, [dh @ w_in.T, x.T @ dh, h.T @ dy], strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    for found, expected in zip(ran.results, [dh @ w_in.T, x.T @ dh, h.T @ dy], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("split", [BY_DATA, ((), ("model",)), (("data", "model"), ()), WHOLE])
 def test_the_gradient_counts_every_copy_once(split):
-    """Whatever is copied, and however often: d(sum of (x * x) squared) = 4 x^3."""
+    """Replication does not change the gradient: d(sum of (x * x) squared) = 4 x^3."""
     x = _array(8, 6)
 
     def region(x):
@@ -98,18 +98,18 @@ def test_regions_and_loops_can_be_nested():
         return repeated(manual(step, [BY_DATA], BY_DATA), x)
 
     x = _array(8, 6)
-    wanted = x
+    expected = x
     for _ in range(3):
-        wanted = wanted + 0.1 * np.tile(sum(np.split(np.tanh(wanted), 4)), (4, 1))
+        expected = expected + 0.1 * np.tile(sum(np.split(np.tanh(expected), 4)), (4, 1))
     ran = [run(function, x, mesh=MESH) for function in (loop_in_region, region_in_loop)]
     for found in ran:
-        np.testing.assert_allclose(found.results[0], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.results[0], expected, rtol=1e-5, atol=1e-6)
     slopes = [run(_gradients(f), x, mesh=MESH).results[0] for f in (loop_in_region, region_in_loop)]
     np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
 
 
 class Experts(Layer):
-    """A user's own layer: each device applies its own experts, which a region sees to."""
+    """A custom layer in which each device applies its own experts in a manual region."""
 
     @classmethod
     def params(cls) -> Params:
@@ -135,14 +135,14 @@ def test_a_custom_layer_splits_by_letters(strategy):
     layer = Experts(Experts.params())
     theta = layer.init(0)
     x = _array(8, 2, 3)
-    wanted = np.maximum(np.einsum("ecm,emh->ech", x, theta.w_in), 0)
-    np.testing.assert_allclose(layer.fprop(theta, tf.constant(x)), wanted, rtol=1e-5)
+    expected = np.maximum(np.einsum("ecm,emh->ech", x, theta.w_in), 0)
+    np.testing.assert_allclose(layer.fprop(theta, tf.constant(x)), expected, rtol=1e-5)
 
     def function(x, w_in):
         return layer.fprop(type(theta)(w_in=w_in), x)
 
     ran = run(function, x, theta.w_in.numpy(), mesh=MESH, strategy=strategy)
-    np.testing.assert_allclose(ran.results[0], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ran.results[0], expected, rtol=1e-5, atol=1e-6)
     assert ran.collectives == {}
 
 
@@ -177,11 +177,11 @@ def test_letters_can_be_resolved_in_a_region():
 @pytest.mark.parametrize("mesh", [None, "data=1,model=1"])
 def test_the_same_code_runs_on_one_device(mesh):
     x, w_in, w_out = _array(8, 6), _array(6, 4, seed=1), _array(4, 6, seed=2)
-    wanted = np.maximum(x @ w_in, 0) @ w_out
+    expected = np.maximum(x @ w_in, 0) @ w_out
     with use_partitioning(mesh and Partitioning.make(mesh, "replicated")):
         for function in (_feed_forward, tf.function(_feed_forward, jit_compile=True)):
             found = function(tf.constant(x), w_in, w_out)
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def _identity(x):

@@ -1,4 +1,4 @@
-"""Mesh: what is read is what is written, ids are row-major, and mistakes name --mesh."""
+"""Tests Mesh: its text form, the order of devices, and error messages."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -50,7 +50,7 @@ def test_topology_order_is_a_permutation_of_the_devices():
 
 
 def test_topology_order_places_axis_neighbors_next_to_each_other():
-    """On a 4x4 torus of TPU v2 a row of the list would jump; a ring moves one step at a time."""
+    """On a 4x4 torus of TPU v2, neighbors in a ring are one hop apart."""
     topologies = pytest.importorskip("jax.experimental.topologies")
     pytest.importorskip("libtpu")
     try:

@@ -1,4 +1,4 @@
-"""The paper's annotations: what XLA is told, which device holds what, and what is refused."""
+"""Tests the paper's annotations: shardings, the slices on each device, and errors."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ def _on(mesh: str):
 
 
 def _device_shards(annotate, x: np.ndarray, partitioner: str = "gspmd") -> dict[int, np.ndarray]:
-    """What each device holds of `x` as annotated, read from the result of a computation on it."""
+    """Returns each device's slice of an annotated `x`, read from the result of a computation."""
     result = partition(lambda x: tf.square(annotate(x)), DEVICES, partitioner=partitioner)(x)
     np.testing.assert_array_equal(np.asarray(result), np.square(x))
     return {held.device.id: np.sqrt(np.asarray(held.data)) for held in result.addressable_shards}

@@ -1,4 +1,4 @@
-"""Partitioning: every weight of the model under every strategy, overrides, and storage."""
+"""Tests Partitioning: every weight under every strategy, overrides, and storage."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -25,7 +25,7 @@ from lingvo_gshard.training.optim.adafactor import Adafactor
 
 
 def translation_task() -> TranslationTask:
-    """A layer of each kind on both sides, with weights of all kinds there are."""
+    """Returns a task whose encoder and decoder have layers and weights of every kind."""
     stack = TransformerStack.params().set(num_layers=2, num_heads=8, hidden_dim=32)
     stack.moe.set(num_experts=8)
     p = TranslationTask.params().set(
@@ -38,7 +38,7 @@ def translation_task() -> TranslationTask:
 
 SPECS = {spec.path: spec for spec in translation_task().variable_specs().flatten()}
 
-# Each letter of the layout, and what follows it: d is over data, m over model, f over fsdp.
+# Each letter of a layout is followed by its axis: d is data, m is model, f is fsdp.
 MESHES = {
     "replicated": "data=1",
     "data": "data=8",
@@ -69,12 +69,12 @@ expert_in  EMH        EMH  EdMH   EMHm   EMdH EMH   EdMHm         EdMH        Ed
 expert_out EHM        EHM  EdHM   EHmM   EHMd EHM   EdHmM         EdHM        EdHmMf
 w_gate     ME         ME   ME     ME     MdE  ME    ME            MdE         MfE
 """
-# The moments of zero1; all other strategies split moments of the same layout as their weights.
+# The moments of zero1. All other strategies split moments like their weights.
 ZERO1_MOMENTS = {"VM": "VMd", "MND": "MdND", "NDM": "NDMd", "EMH": "EMdH", "ME": "MdE", "H": "H"}
 
 
 def weight_of(path: str) -> str:
-    """The row of the table that a weight's path has."""
+    """Returns the table row of a weight's path."""
     name = path.rpartition(".")[2]
     if path == "softmax.w":
         return "softmax"
@@ -93,7 +93,7 @@ def expected_of(strategy: str) -> dict[str, str]:
 
 
 def in_letters(layout: str, split: Split) -> str:
-    """As in the table: `EdMH` for E over data."""
+    """Returns a sharding in the notation of the table: `EdMH` for E over data."""
     return "".join(
         letter + "".join(axis[0] for axis in axes)
         for letter, axes in zip(layout, split, strict=True)
@@ -174,7 +174,7 @@ def test_activations_follow_their_table(strategy, mesh, expected):
 
 
 def first_claims(layout: str, table: dict, unsplit: str) -> list[tuple[str, ...]]:
-    """Axis by axis: it is the first dimension's whose letter wants it, L's and K's last."""
+    """Assigns each axis to the first dimension whose letter requests it; L and K come last."""
     owner = {}
     for axis in ("data", "fsdp", "model"):
         wanting = [x for x in layout if x not in unsplit and axis in table.get(x, ())]

@@ -1,4 +1,4 @@
-"""What is whole although the strategy splits a letter of it."""
+"""Tests the list of tensors that stay replicated although a strategy splits their letters."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_tensors_without_a_rule_are_not_listed():
     assert replicated_rows("data", "data=4") == {}
     assert replicated_rows("expert", "data=1") == {}
     assert replicated_rows("zero1", "data=4") == {}
-    # M of 4 does not divide by 8, and it is the moments' that is split.
+    # zero1 splits M of the moments, but 4 does not divide by 8.
     assert (
         replicated_rows("zero1", "data=8", kind="moments")["norm"].reason
         == "M of 4 does not divide by 8"

@@ -1,4 +1,4 @@
-"""Strategies: base strategies, their unions, tables, and error messages."""
+"""Tests base strategies, their unions, tables, and error messages."""
 
 import itertools
 
@@ -20,7 +20,7 @@ BG = {"B": ("data",), "G": ("data",)}
 BGE = {**BG, "E": ("data",)}
 BATCH_OF_CUBE = {"B": ("fsdp", "data"), "G": ("fsdp", "data")}
 
-# (activations, weights, moments) of each, from the design's table.
+# (activations, weights, moments) of each base strategy.
 BASES = {
     "replicated": ({}, {}, {}),
     "data": (BG, {}, {}),
@@ -109,7 +109,7 @@ def test_a_table_applies_to_every_kind_unless_it_names_one():
 
 @st.composite
 def written(draw) -> Strategy:
-    """A strategy of any letters over any axes of CUBE, moments at least as the weights."""
+    """Draws a strategy over the axes of CUBE that splits moments at least as much as weights."""
     axes = st.permutations(CUBE.names).flatmap(
         lambda order: st.integers(0, len(order)).map(lambda count: tuple(order[:count]))
     )

@@ -1,10 +1,10 @@
-"""Table 4 of GShard (arXiv:2006.16668), row by row: the communication of operators, as compiled.
+"""Tests the communication of compiled operators against Table 4 of GShard (arXiv:2006.16668).
 
-A dimension of size O(D) is partitioned over D devices; compiled for 8, each row must move data by
-the collectives that the paper names and by no others, under both partitioners, and give NumPy's
-values. The paper allows an all-gather or a collective-permute for products of two operands that
-are both partitioned; XLA on CPU does the former. Beside the rows stand their inverses and changes
-of layout, which the paper's section 3.3 describes.
+A dimension of size O(D) is partitioned over D devices. Compiled for 8 devices, each row must use
+exactly the collectives that the paper names, under both partitioners, and equal NumPy's
+results. The paper allows an all-gather or a collective-permute for products of two operands that
+are both partitioned; XLA on CPU uses the former. Further cases are the inverses of rows and the
+changes of layout in the paper's section 3.3.
 """
 
 import numpy as np
@@ -31,8 +31,8 @@ def _product(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     return tf.einsum(equation, *operands)
 
 
-# Name: the operator with its annotations, NumPy's way to its result, the operands' shapes on D
-# devices, and what may be moved. The operators' letters are the paper's.
+# Name: the operator with its annotations, its NumPy reference, the operands' shapes on D
+# devices, and the allowed collectives. The operators' letters are the paper's.
 ROWS = {
     "add A,A->A on A": (
         lambda x, y: _on(_on(x, 0) + _on(y, 0), 0),
@@ -137,7 +137,7 @@ BESIDE = {
 
 
 def _convolution(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """A 3x3 convolution of stride one, zero-padded, by the definition."""
+    """Returns a 3x3 convolution with stride 1 and zero padding, computed by the definition."""
     padded = np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
     rows, columns = x.shape[1:3]
     return sum(
@@ -162,7 +162,7 @@ def test_communication_equals_that_of_the_table(row, partitioner):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_communication_grows_with_devices_as_in_the_table(row):
-    """Twice the devices, twice the partitioned dimensions (C of dispatch is O(1/D), as there)."""
+    """Doubles devices and partitioned dimensions. C of dispatch is O(1/D), as in the paper."""
     operator, _, shapes, collectives = ROWS[row]
 
     def moved(devices: int) -> int:

@@ -1,4 +1,4 @@
-"""A function of slices on stacks of them: equal to a loop, and split along the stacks."""
+"""Tests a vectorized function of slices: equal to a loop, and split along the stack."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ P, B, M, H = 4, 2, 3, 5
 
 
 def slice_of(key: tf.Tensor, x_BM: tf.Tensor, w_MH: tf.Tensor) -> list[tf.Tensor]:
-    """A product, its sum, sums by index, and what is drawn from a key of the slice's own."""
+    """Computes a product, its sum, sums by index, and random numbers from the slice's own key."""
     h_BH = einsum("BM,MH->BH", annotate(x_BM, "BM"), w_MH)
     (h_BH,), _ = optimization_barrier([h_BH], [])
     added = tf.tensor_scatter_nd_add(tf.zeros([H]), [[1], [key]], x_BM[0, :2])

@@ -1,4 +1,4 @@
-"""Splits as OpShardings: what XLA is told, that gradients are told too, and that it obeys."""
+"""Tests splits as OpShardings of tensors and gradients, and that XLA follows them."""
 
 import importlib
 import itertools
@@ -22,7 +22,7 @@ CUBE = Mesh.parse("x=2,y=2,z=2")
 
 
 def _annotations(function, *shapes: tuple[int, ...]) -> list[str]:
-    """The shardings in the function's StableHLO, in their order."""
+    """Returns the shardings in the function's StableHLO, in order."""
     specs = [tf.TensorSpec(shape) for shape in shapes]
     compiled = tf.function(function, jit_compile=True)
     text = compiled.experimental_get_compiler_ir(*specs)(stage="stablehlo", platform_name="CPU")
@@ -143,7 +143,7 @@ def test_shardings_that_no_axes_produce_have_no_split():
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("split", [(("y", "x"), ("z",)), (("z",), ()), ((), ("x", "z")), ((), ())])
 def test_devices_hold_their_slices_of_the_split(partitioner, split):
-    """Each device's slice against its place along the axes, worked out by hand."""
+    """Compares each device's slice with the slice computed from its mesh coordinates."""
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     result = partition(
         lambda x: tf.sin(xla.tile(x, split, CUBE)), str(CUBE), partitioner=partitioner
@@ -151,11 +151,11 @@ def test_devices_hold_their_slices_of_the_split(partitioner, split):
     assert len(result.addressable_shards) == 8
     for held in result.addressable_shards:
         place = dict(zip(CUBE.names, np.unravel_index(held.device.id, CUBE.shape), strict=True))
-        wanted = x
+        expected = x
         for dimension, axes in enumerate(split):
             for axis in axes:
-                wanted = np.split(wanted, CUBE.axis_size(axis), dimension)[place[axis]]
-        np.testing.assert_allclose(np.asarray(held.data), np.sin(wanted), rtol=1e-5)
+                expected = np.split(expected, CUBE.axis_size(axis), dimension)[place[axis]]
+        np.testing.assert_allclose(np.asarray(held.data), np.sin(expected), rtol=1e-5)
 
 
 @hypothesis.given(rows=st.integers(1, 9), columns=st.integers(1, 9))

@@ -1,4 +1,4 @@
-"""Useful operations: hand numbers, and the products that XLA is really given; active weights."""
+"""Compares FLOP counts with counts by hand and with compiled programs; tests active weights."""
 
 import math
 import re
@@ -17,8 +17,8 @@ from tests.layers.stacks.executions import loop, sequential
 B, L, K = 2, 4, 8
 M, H, N, E, V = 8, 12, 2, 4, 16
 
-# The gradient of a norm has two products of [tokens, M] with a vector, which are no useful work:
-# of two layers' norms and the last one, in the encoder and in the decoder.
+# The gradient of a norm has two products of [tokens, M] with a vector. FLOP counts exclude them:
+# the norms of two layers and the final norm, in the encoder and in the decoder.
 NORMS = 2 * 2 * M * B * ((2 * 2 + 1) * L + (2 * 3 + 1) * K)
 
 
@@ -50,7 +50,7 @@ def stack_step(stack) -> int:
 
 
 def products_in_step(task: TranslationTask) -> int:
-    """Operations of all dots in the program that the gradients' function is lowered to."""
+    """Returns the FLOPs of all dots in the HLO of a training step."""
     trainer = Trainer(Trainer.params(), task)
     batch = {
         f"{side}_{part}": np.ones((B, length), np.int32)
@@ -84,7 +84,7 @@ def test_flops_of_a_dense_step_equal_those_of_its_dots(head_dim):
 
 
 def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled():
-    """2S/E places an expert are as many as the two experts of every token take."""
+    """2S/E capacity slots per expert hold exactly the two choices of every token."""
     task = task_of(moe_every=2)
     counting_load = 2 * 2 * B * (L + K) * E
     counted = step_flops(task) + NORMS + counting_load
@@ -92,7 +92,7 @@ def test_flops_of_a_mixture_equal_those_of_its_dots_if_all_slots_are_filled():
 
 
 def test_flops_match_the_count_by_hand():
-    """Two layers of M=512, H=2048 on 16 rows of 256: 4096 tokens."""
+    """Two layers with M=512 and H=2048, on 4096 tokens in 16 rows of 256."""
     stack = TransformerStack.params().set(
         num_layers=2, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
     )
@@ -108,7 +108,7 @@ def test_flops_match_the_count_by_hand():
 
 
 def test_gates_shared_experts_and_experts_per_token_are_counted():
-    """One layer with experts, of 4096 tokens: what it takes more, forward and backward."""
+    """Additional FLOPs of one mixture layer on 4096 tokens, forward and backward."""
     stack = TransformerStack.params().set(
         num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=1
     )
@@ -142,7 +142,7 @@ def test_a_loop_counts_every_iteration():
 
 @pytest.mark.parametrize("repeat", [False, True])
 def test_active_parameters_include_two_experts_and_all_other_weights(repeat):
-    """Of norms, projections, routers and embeddings, and of feed-forward layers with biases."""
+    """Counts norms, projections, routers, embeddings, and feed-forward layers with biases."""
     norm, projections = 2 * M, 4 * M * M
     dense = M * H + H + H * M + M
     mixture = M * E + 2 * (M * H + H * M)
@@ -162,7 +162,7 @@ def test_all_parameters_of_a_dense_model_are_active():
 
 
 def test_grouped_query_attention_needs_fewer_flops():
-    """One layer of M=512, 8 heads: its keys and values from a fourth of the heads."""
+    """One layer with M=512 and 8 heads, with a fourth as many key and value heads."""
     stack = TransformerStack.params().set(
         num_layers=1, model_dim=512, num_heads=8, hidden_dim=2048, moe_every=0
     )

@@ -1,4 +1,4 @@
-"""The language model: who sees whom, and what its loss is; one by one, and as a whole."""
+"""Tests the language model: attention within documents, its loss, and its FLOPs."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.layers.stacks.executions import loop
 
 V, M, B, L = 11, 8, 2, 6
 
-# Two documents and padding; one document.
+# The first row has two documents and padding, the second one document.
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]], np.int32)
 POSITIONS = np.array([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]], np.int32)
 
@@ -33,7 +33,7 @@ def batch_of(seed=0):
 
 
 def task_of(**values):
-    """A dense model of two layers; values: Params by path, dots as double underscores."""
+    """Returns a dense model of two layers; values set Params by path, with __ for dots."""
     p = LanguageModelTask.params().set(vocabulary_size=V, model_dim=M)
     p.decoder.set(num_layers=2, num_heads=2, hidden_dim=12, moe_every=0)
     p.decoder.moe = MixtureOfExperts.params().set(num_experts=3, group_size=4)
@@ -88,7 +88,7 @@ def test_attention_is_causal_and_stays_within_documents(name):
 
 @each_model
 def test_logits_do_not_depend_on_the_position_in_the_row(name):
-    """Positions restart: the second document of a row alone gives what it gave beside the first."""
+    """Positions restart: the second document of a row gives the same logits in its own row."""
     task = task_of(**MODELS[name])
     theta, batch = task.init(1), batch_of()
     moved = {key: np.zeros_like(value) for key, value in batch.items()}

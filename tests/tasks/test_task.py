@@ -1,4 +1,4 @@
-"""What a task says of a batch, and how vocabulary sizes reach its Params."""
+"""Tests the token counts of a batch, and how vocabulary sizes reach a task's Params."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""custom_gradient: TensorFlow's own, with the layer's name on what the gradient computes."""
+"""Tests custom_gradient, which adds the layer's name to the gradient's operations."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ from lingvo_gshard.core.layer import Layer, layer_method
 
 
 class Cube(Layer):
-    """x^3, with a gradient of its own that remembers where it ran."""
+    """Computes x^3. Its custom gradient records the layer path."""
 
     @layer_method
     def fprop(self, theta, x):

@@ -1,4 +1,4 @@
-"""JointGraph against TensorFlow's own gradient."""
+"""Compares gradients of JointGraph with those of tf.GradientTape."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SHIFT = tf.constant(0.5)
 
 
 def network(x: tf.Tensor, w_in: tf.Tensor, w_out: tf.Tensor) -> list[tf.Tensor]:
-    """Two products with cheap operations between; the second output depends only on w_in."""
+    """Two products with elementwise operations between. The second output needs only w_in."""
     shared = tf.cast(tf.cast(w_in, tf.bfloat16), tf.float32)
     hidden = tf.nn.relu(tf.exp(x - SHIFT) @ shared)
     return [x + tf.tanh(hidden @ w_out), tf.reduce_sum(w_in)]

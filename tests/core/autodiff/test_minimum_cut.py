@@ -37,7 +37,7 @@ class Case:
         return self._recompute_costs[self.number[operation]]
 
     def cost(self, saved: set[tf.Operation]) -> float:
-        """Returns the cost of saving these operations and recomputing all others that are needed."""
+        """Returns the cost of saving these operations and recomputing the others."""
         total = sum(self._save_costs[self.number[operation]] for operation in saved)
         ahead, seen = [x.op for op in self.later for x in op.inputs], set()
         while ahead:

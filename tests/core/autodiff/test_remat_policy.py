@@ -1,4 +1,4 @@
-"""Remat policies, and saving and restoring the products of a remat unit."""
+"""Tests remat policies, and saving and restoring the products of a remat unit."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Finding and copying subgraphs."""
+"""Tests finding and copying subgraphs."""
 
 import numpy as np
 import pytest

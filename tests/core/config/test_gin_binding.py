@@ -1,4 +1,4 @@
-"""Gin over Params: values, files, macros, references, and every mistake a user can make."""
+"""Tests gin bindings of Params: values, files, macros, references and error messages."""
 
 import gin
 import hypothesis
@@ -12,7 +12,7 @@ from lingvo_gshard.core.config.params import Configurable
 
 
 class Optimizer(Configurable):
-    """The base of what may stand where an optimizer does."""
+    """Base class of the optimizers below."""
 
 
 class Momentum(Optimizer):

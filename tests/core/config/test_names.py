@@ -1,4 +1,4 @@
-"""The nearest valid name."""
+"""Tests suggestions of the nearest valid name."""
 
 from lingvo_gshard.core.config import names
 

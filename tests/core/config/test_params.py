@@ -1,4 +1,4 @@
-"""Params: names, paths, copies, text and differences."""
+"""Tests Params: names, paths, copies, text and differences."""
 
 import hypothesis
 import pytest
@@ -9,7 +9,7 @@ from lingvo_gshard.core.initializers import constant
 
 
 class Dense(Configurable):
-    """A class to configure."""
+    """A class with Params."""
 
     @classmethod
     def params(cls):
@@ -20,7 +20,7 @@ class Dense(Configurable):
 
 
 class Stack(Configurable):
-    """One with a child, and a list of them."""
+    """A class with one child and a list of children."""
 
     @classmethod
     def params(cls):

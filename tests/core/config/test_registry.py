@@ -1,4 +1,4 @@
-"""The registry of experiments."""
+"""Tests the registry of experiments."""
 
 import pytest
 

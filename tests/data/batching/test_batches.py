@@ -1,4 +1,4 @@
-"""PackedBatches: each sentence as often as it is drawn, and exact positions."""
+"""Tests PackedBatches: frequencies of sentences, and exact resumption."""
 
 import collections
 import json
@@ -44,7 +44,7 @@ def test_every_sentence_is_eventually_batched():
         seen.update(sentences_of(next(s)).tolist())
     for members in (range(100), range(100, COUNT)):
         counts = [seen[i] for i in members]
-        # One for the running epoch, one for what is carried over at the moment.
+        # One for the current epoch and one for the sentences carried over.
         assert max(counts) - min(counts) <= 2
 
 

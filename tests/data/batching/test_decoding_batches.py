@@ -1,4 +1,4 @@
-"""Decoding batches: few shapes, every sentence once, results back in order."""
+"""Tests decoding batches: few shapes, every sentence once, and results in order."""
 
 import hypothesis
 import pytest

@@ -1,4 +1,4 @@
-"""Mixing: the temperature formula, exact shares, whole epochs, random access."""
+"""Tests mixing: the temperature formula, exact shares, epochs, and random access."""
 
 import collections
 import math
@@ -40,7 +40,7 @@ def test_permutation(size, key):
 
 
 def test_permutations_are_stable_across_versions():
-    # The order that saved data positions rely on.
+    # Saved data positions rely on this order.
     assert mixing.permutation(8, 1, 2).tolist() == [2, 7, 3, 1, 5, 6, 0, 4]
     assert mixing.permutation(8, 2, 1).tolist() != [2, 7, 3, 1, 5, 6, 0, 4]
 
@@ -48,7 +48,7 @@ def test_permutations_are_stable_across_versions():
 def test_permutations_are_uniform():
     counts = collections.Counter(tuple(mixing.permutation(4, 7, k)) for k in range(24_000))
     assert len(counts) == 24
-    # Chi-squared of 23 degrees of freedom: 52 is exceeded with probability 0.0005.
+    # Chi-squared with 23 degrees of freedom exceeds 52 with probability 0.0005.
     assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 52
 
 

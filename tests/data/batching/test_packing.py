@@ -1,4 +1,4 @@
-"""Packing: every token once, in order, in its own segment, beside its translation."""
+"""Tests packing: every token once, in order, in the segment of its translation."""
 
 import hypothesis
 import numpy as np
@@ -23,7 +23,7 @@ def tables(pairs):
 
 
 def unpack(batch):
-    """Reads a batch cell by cell; returns [(source, target)] of its segments, row by row."""
+    """Returns (source, target) of all segments of a batch, row by row."""
     pairs = []
     for row in range(batch["source_ids"].shape[0]):
         sides = []
@@ -38,7 +38,7 @@ def unpack(batch):
                 if segment == 0:
                     assert token == position == 0
                     continue
-                # Segments stand in order and without gaps: nothing crosses into another.
+                # Segments are in order and without gaps.
                 assert segment in (previous, previous + 1)
                 previous = segment
                 assert position == len(sentences.setdefault(segment, []))

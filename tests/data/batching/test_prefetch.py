@@ -1,4 +1,4 @@
-"""Prefetcher: order, errors, positions and the end of its thread."""
+"""Tests the prefetcher: order, errors, positions, and stopping its thread."""
 
 import threading
 
@@ -8,7 +8,7 @@ from lingvo_gshard.data.batching import prefetch
 
 
 class Counter:
-    """Counts up; fails at a chosen number."""
+    """Counts up and raises at a chosen number."""
 
     def __init__(self, fails_at=-1):
         self.at, self.fails_at = 0, fails_at

@@ -1,4 +1,4 @@
-"""Windows: documents cut to the length of a row, every token predicted once."""
+"""Tests windows: documents are split into rows, and every token is predicted once."""
 
 import hypothesis
 import numpy as np
@@ -12,7 +12,7 @@ LENGTH, ROWS = 6, 3
 
 
 def made(lengths):
-    """Documents of these lengths; every token but the EOS of each is one of a kind."""
+    """Returns documents of these lengths; all tokens except EOS are unique."""
     ids = iter(range(10, 10_000))
     return [[next(ids) for _ in range(length - 1)] + [EOS_ID] for length in lengths]
 
@@ -53,7 +53,7 @@ def test_every_token_is_a_label_once_and_follows_its_predecessor(lengths):
 
 
 def check_positions(batch):
-    """Segments count from 1 in each row, and positions from 0 in each of them."""
+    """Asserts that segments start from 1 in each row and positions from 0 in each segment."""
     for segments, positions in zip(
         batch["target_segments"], batch["target_positions"], strict=True
     ):

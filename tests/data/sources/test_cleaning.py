@@ -1,4 +1,4 @@
-"""Cleaning: each reason by example, and counts that always add up."""
+"""Tests cleaning: each reason by example, and the counts."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""Cleaning of documents, every change counted."""
+"""Tests cleaning of documents and its counts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""write_atomically: whole or not at all."""
+"""Tests write_atomically: a failure leaves no partial file."""
 
 import os
 

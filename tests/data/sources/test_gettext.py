@@ -1,4 +1,4 @@
-"""GettextReader: catalogs by path or header, unused entries counted, damage located."""
+"""Tests GettextReader: languages by path or header, counts of unused entries, and errors."""
 
 import polib
 import pytest

@@ -1,4 +1,4 @@
-"""MosesReader: pairs by prefix, and sides that do not belong together."""
+"""Tests MosesReader: pairs by prefix, and errors for sides that do not match."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""What all readers share: options, splits and the division of a single file."""
+"""Tests features of all readers: options, splits and dividing a single file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Readers of documents."""
+"""Tests readers of documents."""
 
 import gzip
 import lzma
@@ -71,7 +71,7 @@ def test_documents_are_held_out_if_no_evaluation_files_are_given(tmp_path):
 
 @pytest.fixture(scope="module")
 def english():
-    """The English side of the corpus, by split, and the reader after it has read train."""
+    """Returns the English side of the corpus by split, and the reader after reading train."""
     reader = EmbeddedEnglish.params().instantiate()
     return {split: reader.rows(split) for split in ("dev", "test", "train")}, reader
 

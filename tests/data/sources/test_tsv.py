@@ -1,4 +1,4 @@
-"""TsvReader and EmbeddedCorpus: what is read, and what is refused or counted with file and line."""
+"""Tests TsvReader and EmbeddedCorpus, with errors and counts of invalid rows."""
 
 import collections
 import gzip

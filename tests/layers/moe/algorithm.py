@@ -1,6 +1,6 @@
-"""Algorithm 1 of the paper (arXiv 2006.16668) as loops over tokens, in NumPy and float64.
+"""Algorithm 1 of GShard (arXiv 2006.16668) as loops over tokens, in NumPy and float64.
 
-Written from the paper alone: one group at a time, one token at a time, two passes.
+Follows the paper: one group at a time, one token at a time, in two passes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass
 class Entry:
-    """What one choice of one token came to."""
+    """The result of one choice of one token."""
 
     expert: int = -1
     position: int = -1
@@ -22,7 +22,7 @@ class Entry:
 
 @dataclasses.dataclass
 class Group:
-    """What became of one group: the entries of every token (padding has none), and the loss."""
+    """The routing of one group: the entries keyed by token, without padding, and the loss."""
 
     first: dict[int, Entry]
     second: dict[int, Entry]
@@ -30,13 +30,13 @@ class Group:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last dimension, in float64."""
+    """Returns the softmax over the last dimension in float64."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
 
 
 def capacity(tokens: int, experts: int, factor: float, mode: str) -> int:
-    """C: S * factor / E, at least 1; in lingvo mode at least 4 and a multiple of 4."""
+    """Returns C = S * factor / E, at least 1. In lingvo mode C is a multiple of 4."""
     slots = int(tokens * factor / experts)
     if mode == "lingvo":
         slots = max(slots, 4)
@@ -54,8 +54,12 @@ def route(
 ) -> Group:
     """Routes one group.
 
-    real_S: False at padding. drawn_S: the uniform numbers of the second choice; None where every
-    second choice is to be used.
+    Args:
+      gates_SE: gates, which sum to 1 over the experts.
+      real_S: False for padding.
+      drawn_S: uniform random numbers of the second choices; None uses every second choice.
+      slots: capacity of an expert.
+      mode: 'paper' or 'lingvo'.
     """
     experts = gates_SE.shape[1]
     tokens = [s for s in range(len(gates_SE)) if real_S[s]]
@@ -77,10 +81,10 @@ def route(
 
     for s in tokens:
         entry = second[s]
-        wanted = drawn_S is None or 2 * entry.gate > drawn_S[s]
+        expected = drawn_S is None or 2 * entry.gate > drawn_S[s]
         entry.position = count[entry.expert]
-        entry.kept = bool(count[entry.expert] < slots and wanted)
-        if mode == "paper" or wanted:
+        entry.kept = bool(count[entry.expert] < slots and expected)
+        if mode == "paper" or expected:
             count[entry.expert] += 1
     if mode == "lingvo":
         auxiliary_loss *= experts**2
@@ -88,7 +92,7 @@ def route(
 
 
 def _top_2(gates_E: np.ndarray) -> tuple[int, int, float, float]:
-    """The two largest gates; of equal ones the earlier expert's."""
+    """Returns the experts and gates of the two largest gates. Ties go to the earlier expert."""
     e1 = e2 = -1
     for e, gate in enumerate(gates_E):
         if e1 < 0 or gate > gates_E[e1]:
@@ -100,7 +104,7 @@ def _top_2(gates_E: np.ndarray) -> tuple[int, int, float, float]:
 
 
 def _auxiliary_loss(gates_SE: np.ndarray, count: list[int]) -> float:
-    """(1/E) sum over e of (c_e / S) m_e."""
+    """Returns (1/E) sum over e of (c_e / S) m_e."""
     tokens, experts = gates_SE.shape
     if not tokens:
         return 0.0

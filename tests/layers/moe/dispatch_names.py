@@ -1,9 +1,9 @@
-"""The dispatches by short names, for test cases."""
+"""Short names of dispatches for test cases."""
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe import DroplessDispatch, EinsumDispatch, GatherDispatch
 
-# All that fill buffers, which any routing can use.
+# The dispatches that fill buffers, which support every routing.
 BUFFER_DISPATCHES = {"gather": GatherDispatch, "einsum": EinsumDispatch}
 DISPATCHES = {**BUFFER_DISPATCHES, "dropless": DroplessDispatch}
 

@@ -1,4 +1,4 @@
-"""Assignment of capacity slots against a loop over tokens: who is kept and who is dropped."""
+"""Compares the assignment of capacity slots with a loop over tokens."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -12,7 +12,7 @@ EXPERTS = 3
 
 
 def make_choices(rng: np.random.Generator, groups: int, tokens: int, count: int) -> list[Choice]:
-    """Choices whose gates have few values, so that many tie; some are only counted, not wanted."""
+    """Returns choices with many tied gates. Some choices are counted but not dispatched."""
     shape = (groups, tokens)
     real = rng.random(shape) < 0.8
     experts = rng.permuted(np.tile(np.arange(EXPERTS), (*shape, 1)), axis=-1)

@@ -1,4 +1,4 @@
-"""What rows are written as while they travel, against NumPy and within the errors promised."""
+"""Compares codecs of exchanged rows with NumPy and tests their error bounds."""
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -74,7 +74,7 @@ def test_bfloat16_equals_the_cast_of_tensorflow(bits):
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 def test_compiled_codecs_round_too(name):
-    """XLA may leave out a cast to bfloat16 and back."""
+    """XLA may remove a cast to bfloat16 and back."""
     codec = codecs.CODECS[name]
     compiled = tf.function(
         lambda x: codec.decode(codec.encode(x), x.dtype), autograph=False, jit_compile=True

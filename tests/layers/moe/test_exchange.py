@@ -1,4 +1,4 @@
-"""The exchange: what each option changes and what none may; with and without a mesh."""
+"""Tests which results each option of the exchange may change, with and without a mesh."""
 
 import functools
 
@@ -22,7 +22,7 @@ X, D_Y = (RNG.normal(size=(B, L, M)).astype(np.float32) for _ in range(2))
 MASK = np.ones((B, L), np.int32)
 HOSTS = "host=2,data=4"
 OVER_BOTH = "activations: B,G->host,data | E->host,data"
-# Largest error of outputs and of gradients, as a share of the largest value.
+# Largest errors of outputs and gradients, relative to the largest value.
 ERRORS = {"bfloat16": 0.004, "int8": 0.01}
 
 
@@ -40,7 +40,7 @@ def make(experts: int = E, group_size: int = L, dropout: float = 0.0, **options)
 
 
 def pass_of(layer, training: bool = False):
-    """A function of weights, input and output's gradient: output and all gradients."""
+    """Returns a function (weights, input, output gradient) -> output and all gradients."""
     specs = layer.variable_specs()
 
     def run(theta, x, d_y):
@@ -69,7 +69,7 @@ def split(mesh: str = HOSTS, strategy: str = OVER_BOTH, **options) -> NestedMap:
 
 
 def errors(found: NestedMap, expected: NestedMap) -> dict[str, float]:
-    """Largest error as a share of the largest value, by name."""
+    """Returns the largest error relative to the largest value, by name."""
     return {
         path: float(np.abs(np.asarray(one) - np.asarray(other)).max() / np.abs(other).max())
         for (path, one), other in zip(found.flatten_items(), expected.flatten(), strict=True)
@@ -87,13 +87,13 @@ def assert_equal(found: NestedMap, expected: NestedMap) -> None:
 
 
 def quantized(x: np.ndarray) -> np.ndarray:
-    """int8 by rows, as NumPy has it."""
+    """Quantizes rows to int8 in NumPy."""
     scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale
 
 
 def test_int8_quantizes_rows_and_gradients_in_both_directions():
-    """Of a computation that doubles every row, all values are known."""
+    """The computation doubles every row, so all expected values are known."""
     x, d_y = (RNG.normal(size=(2, 3, 5, 4)).astype(np.float32) for _ in range(2))
     exchange = Exchange.params().set(precision="int8").instantiate()
     with tf.GradientTape() as tape:
@@ -147,7 +147,7 @@ def test_chunks_do_not_change_results(chunks, precision):
 
 
 def test_chunks_draw_independent_dropout_masks():
-    """In evaluation nothing is dropped; in training no two chunks lose the same units."""
+    """Dropout has no effect in evaluation. In training, masks differ between chunks."""
     rows = tf.ones([E, 1, 4, M])
     layer = make(dropout=0.5, chunks=2)
     theta = layer.init(1)
@@ -178,7 +178,7 @@ def test_hierarchical_results_are_bitwise_equal(options):
 
 
 def test_all_options_on_many_devices_equal_one_device():
-    """But for rows that float32 leaves at the edge of another step of int8."""
+    """Allows few rows to differ by one int8 step because of float32 rounding."""
     options = {"precision": "int8", "chunks": 2}
     found = split(hierarchical=True, **options)
     step = 1 / 127

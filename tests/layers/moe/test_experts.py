@@ -1,4 +1,4 @@
-"""Experts against a loop, with biases and gates; and what stands beside them."""
+"""Compares experts with a loop, and tests shared experts and residual mixtures."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ X_BLM = RNG.normal(size=(2, 6, M)).astype(np.float32)
 
 
 def away_from_zero(layer, seed: int = 2):
-    """Weights of which none is zero, biases neither."""
+    """Returns weights and biases without zeros."""
     rng = np.random.default_rng(seed)
     return layer.init(1).transform(lambda w: w + rng.normal(size=w.shape).astype(np.float32) / 3)
 
 
 def network(theta, e: int, x: np.ndarray, activation: str) -> np.ndarray:
-    """One expert in float64."""
+    """Computes one expert in float64."""
     weights = {name: w[e].numpy().astype(np.float64) for name, w in theta.flatten_items()}
 
     def inwards(name):
@@ -106,7 +106,7 @@ def test_rejects_an_unknown_combination():
 
 @pytest.mark.parametrize("dispatch", ["gather", "einsum", "dropless"])
 def test_an_expert_may_have_no_tokens(dispatch):
-    """Expert 0's logit is the least for all tokens."""
+    """Expert 0 has the smallest logit for all tokens."""
     layer = mixture(dispatch=dispatch_params(dispatch)) if dispatch != "dropless" else _dropless()
     theta = away_from_zero(layer)
     w_gate = np.zeros((M, E), np.float32)

@@ -1,4 +1,4 @@
-"""Groups of tokens: cut and joined, in the order of devices, and drawn for in any order."""
+"""Tests groups of tokens: splitting, joining, device order, and random numbers."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_pieces_permute_the_groups(pieces):
         ("data=4", "expert", 3, 1, False),
         # Rows do not divide.
         ("data=8,context=2", "expert_context", 3, 1, True),
-        # Groups are not split as rows are, too.
+        # Groups are not split like rows.
         ("data=2,context=2", "B->data; L->context; G->context", 3, 1, True),
     ],
 )

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer against loops over tokens, and what each of its options does."""
+"""Compares the mixture-of-experts layer with loops over tokens, and tests its options."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ MASK = np.ones((B, L), np.int32)
 
 
 def make_params(**values):
-    """Values of the router are given as router_<name>, of the experts as experts_<name>."""
+    """Returns Params; router_<name> and experts_<name> set options of the router and experts."""
     params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=8)
     for name, value in values.items():
         child, _, rest = name.partition("_")
@@ -30,7 +30,7 @@ def make_params(**values):
 
 
 def run(params, x=X, mask=MASK, training=False, seed=1):
-    """Output, context, and the layer's weights."""
+    """Returns the output, the context, and the layer's weights."""
     layer = params.instantiate(path="moe")
     theta = layer.init(1)
     with context.scope(training=training, seed=tf.constant([seed, 0])) as scope:
@@ -39,7 +39,7 @@ def run(params, x=X, mask=MASK, training=False, seed=1):
 
 
 def reference(theta, x_SM, real_S, slots: int, mode: str = "paper") -> np.ndarray:
-    """One group in evaluation: the sum of gate * expert(x) over the experts that took the token."""
+    """Returns the output of one group: the sum of gate * expert(x) over a token's experts."""
     w_gate, w_in, w_out = (
         w.numpy().astype(np.float64)
         for w in (theta.router.w_gate, theta.experts.w_in, theta.experts.w_out)
@@ -135,7 +135,7 @@ def test_bfloat16_activations_are_routed_in_float32():
 
 
 def fingerprint(params, training: bool) -> tuple:
-    """All that can be seen of a layer: weights, outputs, losses, and the operations in it."""
+    """Returns all observable properties of a layer: weights, outputs, losses and operations."""
 
     def traced():
         y, scope, theta = run(params, training=training)
@@ -147,7 +147,7 @@ def fingerprint(params, training: bool) -> tuple:
     return operations, values
 
 
-# Another valid value for each hyperparameter, and whether the difference shows in training.
+# Another valid value for each hyperparameter, and whether it has an effect only in training.
 OPTIONS = {
     "hidden_dim": (H + 1, False),
     "num_experts": (E + 1, False),
@@ -172,8 +172,8 @@ OPTIONS = {
     "router_second_expert": ("all", True),
     "router_dtype": ("bfloat16", False),
 }
-# Values that cannot be: the input's size is another; a child's own are its layer's.
-REFUSED = {
+# Invalid values: sizes must match the input, and the layer sets those of its children.
+INVALID = {
     "model_dim": M + 1,
     "router_model_dim": M + 1,
     "router_num_experts": E + 1,
@@ -181,8 +181,8 @@ REFUSED = {
     "experts_hidden_dim": H + 1,
     "experts_num_experts": E + 1,
 }
-# What these do has tests of its own: they concern other routers, or work together with another.
-TRIED_ELSEWHERE = {
+# Tested elsewhere: options of other routers, and options that need a second option.
+TESTED_ELSEWHERE = {
     "exchange",
     "shared_combination",
     "is_causal",
@@ -195,8 +195,8 @@ def test_every_option_has_a_test_value():
     names = {name for name, _ in MixtureOfExperts.params().items()}
     names |= {f"router_{name}" for name, _ in Top2Router.params().items()}
     names |= {f"experts_{name}" for name, _ in Experts.params().items()}
-    names -= {"router", "experts"} | TRIED_ELSEWHERE
-    assert names == OPTIONS.keys() | REFUSED.keys()
+    names -= {"router", "experts"} | TESTED_ELSEWHERE
+    assert names == OPTIONS.keys() | INVALID.keys()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -207,10 +207,10 @@ def test_every_option_has_an_effect(name):
     )
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID)
 def test_rejects_inconsistent_sizes(name):
     with pytest.raises(ValueError, match=r"'M' has sizes 4 and 5|moe.\w+.\w+: \d, but moe"):
-        run(make_params(**{name: REFUSED[name]}))
+        run(make_params(**{name: INVALID[name]}))
 
 
 @pytest.mark.parametrize(

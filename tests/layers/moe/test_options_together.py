@@ -1,4 +1,4 @@
-"""Options of the layer, its router and its dispatch that do not go together are refused."""
+"""Tests that incompatible options of the layer, router and dispatch are rejected."""
 
 import pytest
 

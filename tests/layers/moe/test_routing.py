@@ -1,4 +1,4 @@
-"""Capacity and the statistics of a routing."""
+"""Tests capacity and the statistics of a routing."""
 
 import hypothesis
 import hypothesis.strategies as st

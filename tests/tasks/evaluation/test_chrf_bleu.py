@@ -1,4 +1,4 @@
-"""Scores against direct calls of sacrebleu."""
+"""Compares scores with direct calls of sacrebleu."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""Means of metrics over batches, weighted."""
+"""Tests weighted means of metrics over batches."""
 
 import math
 

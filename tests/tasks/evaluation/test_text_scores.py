@@ -1,4 +1,4 @@
-"""Bits per byte and perplexities of a language model."""
+"""Tests bits per byte and perplexities of a language model."""
 
 import math
 
@@ -11,12 +11,12 @@ from lingvo_gshard.tasks.evaluation import text_scores
 from tests.data import corpora
 
 TEXTS = ["the cat sees the dog", "le chien voit\nle chat", "ça", "the dog"]
-# 20 + 21 + 3 + 7, the newline counted and the c with a cedilla two bytes.
+# 20 + 21 + 3 + 7 bytes, including newlines; the c with cedilla has two.
 BYTES, WORDS = 51, 13
 
 
 class Unigrams:
-    """A runtime that gives every token its share of the given counts, whatever stands before."""
+    """A runtime whose probability of a token is its share of the given counts, in any context."""
 
     def __init__(self, counts):
         self.probabilities = np.asarray(counts, np.float64) / np.sum(counts)
@@ -43,7 +43,7 @@ def scores_of(input_, counts):
 
 
 def test_scores_of_a_uniform_model_match_the_computation_by_hand():
-    """Over 256 tokens, with one for each byte and one for each end: 8 bits for every byte more."""
+    """With 256 tokens, each byte and each end of a text costs 8 bits."""
     found = text_scores.TextScores.from_means(math.log(256), 0.0, 30 + 2, TextSize(2, 30, 8))
     assert found.bits_per_byte == pytest.approx(8 * 32 / 30)
     assert found.perplexity == pytest.approx(256)
@@ -52,7 +52,7 @@ def test_scores_of_a_uniform_model_match_the_computation_by_hand():
 
 @pytest.mark.parametrize("size", [290, 320])
 def test_bits_per_byte_of_a_uniform_model_on_text(size, tmp_path):
-    """tokens * log2(V) / bytes, by the tokens of each text alone."""
+    """Expects tokens * log2(V) / bytes, counting only the tokens of the texts."""
     input_ = input_of(tmp_path, size)
     tokens = sum(len(input_.vocabulary.encode(text)) + 1 for text in TEXTS)
     found = scores_of(input_, np.ones(size))
@@ -63,10 +63,10 @@ def test_bits_per_byte_of_a_uniform_model_on_text(size, tmp_path):
 
 
 def test_bits_per_byte_do_not_depend_on_the_vocabulary(tmp_path):
-    """Models that give the texts the same probability score the same, however they spell them.
+    """Models that assign the same probability to the texts have the same bits per byte.
 
-    Of each vocabulary the model is the one whose tokens share 40 nats for each text evenly: so the
-    cross-entropy per token differs and what a byte takes does not.
+    With each vocabulary the model assigns 40 nats to each text, divided evenly over its tokens.
+    The cross-entropy per token differs, but bits per byte do not.
     """
     found = []
     for size in (290, 320):

@@ -1,4 +1,4 @@
-"""Dropless dispatch: equal to the others where nothing is dropped, on one device and on many."""
+"""Tests dropless dispatch against other dispatches and loops, on one device and on many."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    """So that few rows already are several blocks, the last ones of several sizes."""
+    """Makes blocks so small that few rows fill several, with final blocks of several sizes."""
     monkeypatch.setattr(expert_blocks, "LARGEST_BLOCK", 5)
     monkeypatch.setattr(expert_blocks, "SMALLEST_STEP", 1)
     monkeypatch.setattr(expert_blocks, "STEPS", 3)
@@ -61,7 +61,7 @@ def weights_of(layer) -> NestedMap:
 
 
 def both_ways(layer, theta, x, mask, training=False, seed=1) -> NestedMap:
-    """Output, metrics and all gradients."""
+    """Returns the output, metrics and all gradients."""
     sources = NestedMap(theta=theta, x=tf.convert_to_tensor(x))
     with (
         tf.GradientTape() as tape,
@@ -117,7 +117,7 @@ def test_equals_other_dispatches_if_no_token_is_dropped(
 )
 @hypothesis.settings(max_examples=8)
 def test_equals_a_loop_over_tokens(data, choices, groups, size):
-    """Any routing: experts without tokens, experts with all, tokens that nobody takes."""
+    """Covers experts without tokens, experts with all tokens, and tokens without an expert."""
     shape = (choices, groups, size)
     count = math.prod(shape)
     number = data.draw(st.lists(st.integers(0, E - 1), min_size=count, max_size=count))
@@ -179,12 +179,12 @@ def test_has_no_tensor_of_all_experts_and_slots():
     text = step.experimental_get_compiler_ir(tf.zeros([1, tokens, M]))(stage="optimized_hlo")
     shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", text)
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    # The choices' one-hot numbers [K,T,E]; not experts times their places, not that times M.
+    # The largest tensor is the one-hot choices [K,T,E]. There are no buffers [E,C] or [E,C,M].
     assert largest <= 2 * tokens * experts < experts * tokens * M
 
 
 def test_no_slice_starts_at_a_data_dependent_position():
-    """To compile such a one TensorFlow computes all that it begins by: the model before it."""
+    """TensorFlow would evaluate the layers before such a slice at compile time."""
     layer = make()
     function = tf.function(functools.partial(both_ways, layer), autograph=False)
     graph = function.get_concrete_function(
@@ -203,7 +203,7 @@ def test_no_slice_starts_at_a_data_dependent_position():
 
 
 def test_expert_dropout_is_independent_for_every_row():
-    """Tokens that are all alike, to which one expert gives all alike but for what is dropped."""
+    """An expert gives equal outputs for equal tokens, except for dropout."""
     layer = make(experts=2, group_size=24, experts__dropout_rate=0.5, experts__use_bias=True)
     theta = weights_of(layer)
     x = np.ones((1, 24, M), np.float32)
@@ -250,7 +250,10 @@ TOKENS = 8
 
 
 def on_devices(layer, mesh: str, strategy: str, with_gradient=True):
-    """A function of weights and x on devices: output, metrics and, if wanted, gradients."""
+    """Returns a function (weights, x) that runs on the mesh.
+
+    It returns the output, the metrics and, optionally, the gradients.
+    """
     specs = layer.variable_specs()
 
     def run(theta, x):
@@ -280,7 +283,7 @@ def test_many_devices_equal_one_device(mesh, strategy):
 
 @pytest.mark.slow
 def test_rows_are_exchanged_twice_in_each_direction():
-    """And, forward, how many there are; the router's weight has a gradient to sum."""
+    """The forward pass also exchanges row counts. The router's gradient needs an all-reduce."""
     layer = make(experts=8)
     shapes = (
         layer.variable_specs().transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype)),
@@ -304,7 +307,7 @@ def test_rows_are_exchanged_twice_in_each_direction():
     ],
 )
 def test_rows_above_the_bound_are_dropped_and_counted(bound, share):
-    """All tokens alike, so all rows of a device are for two of the eight."""
+    """All tokens are equal, so all rows go to two of the eight devices."""
     layer = make(experts=8, dispatch__bound=bound)
     theta = weights_of(layer)
     x = np.ones((8, TOKENS, M), np.float32)

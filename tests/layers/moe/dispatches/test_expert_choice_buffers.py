@@ -1,4 +1,4 @@
-"""Dispatches by slots: equal in result and gradient, and to loops; exact in bfloat16."""
+"""Compares dispatches of expert-choice routings with each other and with loops."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -34,7 +34,7 @@ def make_routing(token_of_slot_GEC, gate_of_slot_GEC, tokens: int) -> ExpertChoi
 
 
 def draw_routing(rng, tokens: int, experts: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every expert's tokens in two groups, each at most once; some slots are empty."""
+    """Draws the tokens of every expert in two groups, without repetition; some slots are empty."""
     drawn = [rng.permutation(tokens)[:capacity] for _ in range(2 * experts)]
     token_GEC = np.reshape(drawn, (2, experts, capacity))
     token_GEC = np.where(rng.random(token_GEC.shape) < 0.3, tokens, token_GEC)

@@ -1,4 +1,4 @@
-"""Both dispatches: equal in result and gradient, exact in bfloat16; gather without [G,S,E,C]."""
+"""Tests that both dispatches agree, are exact in bfloat16, and that gather has no [G,S,E,C]."""
 
 import math
 import re
@@ -69,7 +69,7 @@ def test_gather_equals_einsum(experts, tokens, group_size, factor, mode, trainin
 
 @pytest.mark.parametrize("name", BUFFER_DISPATCHES)
 def test_dispatch_copies_rows_and_combine_weights_them(name):
-    """One group, two experts of two slots: by hand."""
+    """Compares one group with two experts of two slots with values computed by hand."""
     assignments = (
         Assignment(*_rows(expert=[0, 1, 0, 0], position=[0, 0, 1, 2], gate=[0.5, 0.25, 1, 0])),
         Assignment(*_rows(expert=[1, 0, 1, 1], position=[1, 3, 2, 5], gate=[0.5, 0, 0, 0])),
@@ -115,7 +115,7 @@ def test_slot_indices_above_256_are_exact_in_bfloat16(name):
 
 
 def largest_tensor(name: str) -> int:
-    """Elements of the largest tensor in the compiled forward and backward pass."""
+    """Returns the elements of the largest tensor in the compiled forward and backward pass."""
     layer = make(name, experts=4, group_size=32)
     theta = layer.init(1)
 

@@ -1,6 +1,6 @@
-"""Reference of the token-choice routers: loops over tokens in NumPy and float64.
+"""Reference implementation of token-choice routers: loops over tokens in NumPy and float64.
 
-Written from the papers that the routers name: one group, one choice and one token at a time.
+Follows the papers that the routers cite: one group, one choice and one token at a time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lingvo_gshard.layers.moe.routing import TokenChoiceRouting
 from tests.layers.moe.algorithm import Entry, softmax
 from tests.tolerances import assert_close
 
-# (expert, gate) of every choice of every token, the first choice first.
+# [S][K] of (expert, gate): all choices of each token in order.
 Choices = list[list[tuple[int, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Logits [G,S,E] and which tokens are real."""
+    """Logits [G,S,E] and the mask [G,S] of real tokens."""
 
     logits_GSE: np.ndarray
     real_GS: np.ndarray
 
     def has_near_ties(self) -> bool:
-        """Whether float32 may order two gates of a token, or two tokens, in another way."""
+        """Returns whether rounding to float32 may change the order of gates or tokens."""
         gates_GSE = np.sort(softmax(self.logits_GSE), -1)
         between_tokens = np.diff(np.sort(gates_GSE.max(-1), -1), axis=-1)
         smallest = [np.diff(gates_GSE, axis=-1).min(initial=1), between_tokens.min(initial=1)]
@@ -39,7 +39,7 @@ class Problem:
 
 @st.composite
 def problems(draw, fewest_experts: int = 2) -> Problem:
-    """Some tokens want all experts alike and some one expert more."""
+    """Draws problems with uniform logits or with preferred experts."""
     groups, tokens = draw(st.tuples(st.integers(1, 3), st.integers(1, 10)))
     num_experts = draw(st.integers(fewest_experts, 6))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -52,13 +52,13 @@ def problems(draw, fewest_experts: int = 2) -> Problem:
 
 
 def make(router: type[Router], experts: int, **values) -> tuple[Router, NestedMap]:
-    """A router of tokens that are their own logits."""
+    """Returns a router whose logits equal its inputs, and its weights."""
     params = router.params().set(model_dim=experts, num_experts=experts, **values)
     return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
 
 
 def route(layer, theta, x, real=None, training=False, seed=1, ids=None) -> TokenChoiceRouting:
-    """The routing of all, or the real ones, of some tokens."""
+    """Returns the routing of tokens x; `real` masks padding and defaults to all tokens."""
     x = tf.convert_to_tensor(x)
     mask = tf.ones(x.shape[:2]) if real is None else tf.cast(real, tf.float32)
     with context.scope(training=training, seed=tf.constant([seed, 0])):
@@ -66,7 +66,7 @@ def route(layer, theta, x, real=None, training=False, seed=1, ids=None) -> Token
 
 
 def top(scores: np.ndarray, count: int) -> list[int]:
-    """The places of the largest scores, the largest first; of equal ones the earlier."""
+    """Returns the indices of the largest scores in descending order. Ties go to the earlier one."""
     found: list[int] = []
     for _ in range(count):
         best = -1
@@ -78,14 +78,17 @@ def top(scores: np.ndarray, count: int) -> list[int]:
 
 
 def slots(tokens: int, experts: int, k: float, factor: float, at_least: int = 1) -> int:
-    """C, for a capacity factor of balanced loads."""
+    """Returns the capacity C of an expert for a capacity factor."""
     return min(max(int(tokens * k * factor / experts), at_least), tokens)
 
 
 def place(
     choices: Choices, real_S: np.ndarray, experts: int, capacity: int, by_gate: bool = False
 ) -> list[dict[int, Entry]]:
-    """What comes of the choices of one group: the entries of real tokens, for every choice."""
+    """Assigns capacity slots in one group.
+
+    Returns the entries of real tokens, keyed by token, for every choice.
+    """
     order = [s for s in range(len(real_S)) if real_S[s]]
     if by_gate:
         order.sort(key=lambda s: -choices[s][0][1])
@@ -103,7 +106,7 @@ def place(
 
 
 def load_balancing_loss(choices: Choices, gates_SE: np.ndarray, real_S: np.ndarray) -> float:
-    """E times the sum over experts of (share of choices) * (mean gate) of one group."""
+    """Returns E times the sum over experts of (share of choices) * (mean gate) of one group."""
     tokens = [s for s in range(len(real_S)) if real_S[s]]
     experts, total = gates_SE.shape[1], 0.0
     if not tokens:
@@ -115,7 +118,7 @@ def load_balancing_loss(choices: Choices, gates_SE: np.ndarray, real_S: np.ndarr
 
 
 def assert_same(routing: TokenChoiceRouting, group: int, expected: list[dict[int, Entry]]) -> None:
-    """Fails unless the routing has for one group what `place` gave."""
+    """Asserts that the routing of one group equals the entries from `place`."""
     assert len(routing.assignments) == len(expected)
     for choice, entries in zip(routing.assignments, expected, strict=True):
         expert_S, position_S = choice.expert_GS[group].numpy(), choice.position_GS[group].numpy()

@@ -1,4 +1,4 @@
-"""The auxiliary loss over groups, batches and batches one after another, against NumPy."""
+"""Compares the auxiliary loss per group, per batch and over several batches with NumPy."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ from tests.tolerances import assert_close
 G, S, E = 3, 7, 4
 RNG = np.random.default_rng(1)
 GATES = softmax(RNG.normal(size=(G, S, E)))
-# The last group is padding alone.
+# The last group is all padding.
 REAL = (RNG.random((G, S)) < 0.7) & (np.arange(G) < 2)[:, None]
 COUNTED = np.eye(E)[GATES.argmax(-1)] * REAL[..., None]
 
 
 def loss_of(gates_XE: np.ndarray, counted_XE: np.ndarray, real_X: np.ndarray, share=None) -> float:
-    """E * sum of (share of tokens) * (mean gate) over the tokens of one group, in loops."""
+    """Returns E * sum of (share of tokens) * (mean gate) of one group, computed by loops."""
     tokens = max(real_X.sum(), 1)
     total = 0.0
     for e in range(E):
@@ -45,12 +45,12 @@ def found(level: str, gates=GATES, *recent) -> tf.Tensor:
     return balance_loss.auxiliary_loss(gates, counted, mask, level, *recent)
 
 
-def test_scope_group_averages_the_losses_of_groups():
+def test_level_group_averages_the_losses_of_groups():
     expected = np.mean([loss_of(GATES[g], COUNTED[g], REAL[g]) for g in range(G)])
     assert_close(found("group"), expected, "float32")
 
 
-def test_scope_batch_equals_the_loss_of_one_large_group():
+def test_level_batch_equals_the_loss_of_one_large_group():
     expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL))
     assert_close(found("batch"), expected, "float32")
     assert abs(float(found("group")) - expected) > 1e-2
@@ -63,18 +63,18 @@ def recent_load(share=None, **values) -> tuple[balance_loss.RecentLoad, NestedMa
     return layer, theta if share is None else NestedMap(share=tf.constant(share, tf.float32))
 
 
-def test_scope_global_starts_from_the_first_batch():
-    """What is kept begins at zero, which is no load: the mean is of the batches there were."""
+def test_level_global_starts_from_the_first_batch():
+    """The running mean starts at zero, which is not counted as a batch."""
     assert_close(found("global", GATES, *recent_load()), found("batch"), "float32")
 
 
-def test_scope_global_averages_shares_over_batches():
+def test_level_global_averages_shares_over_batches():
     before = np.array([0.7, 0.1, 0.1, 0.1])
     share = flat(COUNTED).sum(0) / REAL.sum()
     mean = 0.75 * before + 0.25 * share
     expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL), mean)
     assert_close(found("global", GATES, *recent_load(before, decay=0.75)), expected, "float32")
-    # Without a memory it is the batch's.
+    # Without running shares the loss is that of the batch.
     alone = found("global", GATES, *recent_load(before, decay=0.0))
     assert_close(alone, found("batch"), "float32")
 
@@ -114,7 +114,7 @@ def test_rejects_decays_outside_the_open_unit_interval(decay):
 
 
 class RoutingTask(Task):
-    """A router alone, trained by its losses."""
+    """A task that trains a router by its losses only."""
 
     @classmethod
     def params(cls) -> Params:

@@ -1,4 +1,4 @@
-"""Expert choice against loops over experts, its options, and where it is refused."""
+"""Compares expert choice with loops over experts, and tests its options and errors."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -21,7 +21,7 @@ LOGITS = np.random.default_rng(4).normal(size=(2, 9, 4)).astype(np.float32)
 
 
 def make(experts: int = 4, **values) -> tuple[ExpertChoiceRouter, NestedMap]:
-    """A router of tokens that are their own logits."""
+    """Returns a router whose logits equal its inputs."""
     params = ExpertChoiceRouter.params().set(model_dim=experts, num_experts=experts, **values)
     return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
 
@@ -34,7 +34,7 @@ def route(layer, theta, logits=LOGITS, real=None, training=False) -> ExpertChoic
 
 
 def choices_of(gates_S: np.ndarray, real_S: np.ndarray, slots: int) -> list[int]:
-    """One expert's tokens, the best first."""
+    """Returns the tokens of one expert in descending order of score."""
     left = [s for s in range(len(gates_S)) if real_S[s]]
     chosen = []
     while left and len(chosen) < slots:
@@ -140,7 +140,7 @@ def test_the_layer_output_is_a_sum_over_experts(dispatch):
     assert not np.any(y[1, 6:])
 
 
-# Another value for each option, and whether the difference shows in training.
+# Another value for each option, and whether it has an effect only in training.
 OPTIONS = {
     "capacity_factor": (1.0, False),
     "evaluation_capacity_factor": (4.0, False),

@@ -1,4 +1,4 @@
-"""The forced-balance router against a loop over tokens."""
+"""Compares the forced-balance router with a loop over tokens."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.tolerances import assert_close
 
 
 def experts_by_loop(tokens: int, k: int, experts: int, skew: float) -> list[list[int]]:
-    """Deals experts out like cards; a token is skewed whenever the share falls behind."""
+    """Deals experts in turn. A token is skewed whenever the share of skewed tokens is too small."""
     dealt, beside, skewed, found = 0, 0, 0, []
     for s in range(tokens):
         if skewed + 1 <= (s + 1) * skew:

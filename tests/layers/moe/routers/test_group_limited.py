@@ -1,4 +1,4 @@
-"""Group-limited choosing against a loop over tokens and groups."""
+"""Compares group-limited routing with a loop over tokens and groups."""
 
 import hypothesis
 import hypothesis.strategies as st

@@ -1,4 +1,4 @@
-"""The hash router against the same hash in plain integers, and its promises one by one."""
+"""Compares the hash router with the same hash in Python integers, and tests its properties."""
 
 import zlib
 
@@ -21,7 +21,7 @@ def make(path: str = "router", **values) -> HashRouter:
 
 
 def experts_of(router: HashRouter, ids, real=None) -> np.ndarray:
-    """[G,S,k]"""
+    """Returns the experts of each token [G,S,k]."""
     ids = tf.constant(ids, tf.int32)
     x = tf.zeros((*ids.shape, 4))
     routing = loops.route(router, NestedMap(), x, real, ids=ids)
@@ -29,7 +29,7 @@ def experts_of(router: HashRouter, ids, real=None) -> np.ndarray:
 
 
 def mixed(x: int) -> int:
-    """Wellons' hash of 32 bits."""
+    """Computes Wellons' 32-bit hash."""
     x = (x ^ (x >> 16)) * 0x7FEB352D % WORD
     x = (x ^ (x >> 15)) * 0x846CA68B % WORD
     return x ^ (x >> 16)

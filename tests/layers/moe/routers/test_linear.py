@@ -1,4 +1,4 @@
-"""What learned routers share: jitter and the z-loss."""
+"""Tests features of all learned routers: jitter and the z-loss."""
 
 import numpy as np
 import pytest

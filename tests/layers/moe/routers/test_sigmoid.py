@@ -1,4 +1,4 @@
-"""The sigmoid router against loops over tokens, its bias, and that the bias evens out loads."""
+"""Compares the sigmoid router with loops over tokens, and tests that its bias balances loads."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,7 +17,7 @@ LOGITS = np.random.default_rng(4).normal(size=(2, 9, 6)).astype(np.float32)
 
 
 def make(experts: int, bias=None, **values) -> tuple[SigmoidRouter, NestedMap]:
-    """A router of tokens that are their own logits."""
+    """Returns a router whose logits equal its inputs."""
     params = SigmoidRouter.params().set(model_dim=experts, num_experts=experts, **values)
     bias = np.zeros(experts) if bias is None else bias
     theta = NestedMap(w_gate=tf.eye(experts), selection_bias=tf.constant(bias, tf.float32))
@@ -33,7 +33,7 @@ def route(layer, theta, logits=LOGITS, real=None, training=False):
 
 
 def reported(layer, theta, logits=LOGITS, real=None) -> np.ndarray:
-    """What reaches the rule of the selection bias."""
+    """Returns the excess load reported to the update rule of the selection bias."""
     with tf.GradientTape() as tape:
         tape.watch(theta.selection_bias)
         _, scope = route(layer, theta, logits, real, training=True)
@@ -47,7 +47,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def best_of(scores_E: list[float], k: int) -> list[int]:
-    """The k experts of the largest scores, the largest first."""
+    """Returns the k experts with the largest scores in descending order."""
     left = list(range(len(scores_E)))
     found = []
     for _ in range(k):
@@ -61,7 +61,14 @@ def best_of(scores_E: list[float], k: int) -> list[int]:
 
 
 def experts_of(scores_E: np.ndarray, bias_E: np.ndarray, k: int, limit: tuple | None) -> list[int]:
-    """limit: (groups of experts, groups per token), each judged by its two largest."""
+    """Returns the experts of a token.
+
+    Args:
+      scores_E: scores of the experts.
+      bias_E: selection biases.
+      k: experts per token.
+      limit: (groups of experts, groups per token). A group's score is the sum of its two largest.
+    """
     biased = [float(score + bias) for score, bias in zip(scores_E, bias_E, strict=True)]
     if limit:
         size = len(biased) // limit[0]
@@ -149,7 +156,7 @@ def test_the_bias_update_opposes_the_load():
 
 @pytest.mark.parametrize("experts", [3, 6, 7])
 def test_balanced_loads_do_not_change_the_bias(experts):
-    """A mean that float32 rounds is no excess."""
+    """Rounding of the mean load in float32 must not look like an excess."""
     rotated = np.stack([np.roll(np.arange(experts), s) for s in range(experts)])[None]
     layer, theta = make(experts, k=2)
     excess = reported(layer, theta, np.tile(rotated, (1, 5, 1)).astype(np.float32))
@@ -174,7 +181,7 @@ def test_gates_are_finite_if_all_scores_underflow():
 
 
 def test_the_auxiliary_loss_matches_the_paper():
-    """Equations 17 to 20 of arXiv 2412.19437, of each group; the bias plays no part."""
+    """Computes equations 17 to 20 of arXiv 2412.19437 per group, without the bias."""
     k, experts = 2, 6
     real = np.random.default_rng(1).random((2, 9)) < 0.7
     layer, theta = make(experts, np.arange(6.0), k=k, auxiliary_loss_weight=0.5)
@@ -196,7 +203,7 @@ def test_the_auxiliary_loss_matches_the_paper():
 
 
 def test_loads_become_balanced_over_steps():
-    """Tokens that all favor the same experts, routed 150 times over."""
+    """Routes tokens that all prefer the same experts for 150 steps."""
     experts, k = 8, 2
     rng = np.random.default_rng(2)
     layer, theta = make(experts, k=k, bias_update_speed=0.01, capacity_factor=4.0)
@@ -241,7 +248,7 @@ def test_rejects_invalid_options(values, message):
         make(4, **values)
 
 
-# Another value for each option of the router's own, and what goes with it.
+# Another value for each option of this router, and further options that it needs.
 OPTIONS = {
     "k": {"k": 3},
     "normalize": {"normalize": False},

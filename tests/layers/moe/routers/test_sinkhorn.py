@@ -1,4 +1,4 @@
-"""The Sinkhorn router against Sinkhorn's iteration on matrices, and its promises one by one."""
+"""Compares the Sinkhorn router with Sinkhorn's iteration on matrices, and tests its properties."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ from tests.tolerances import assert_close
 
 
 def one_sided(groups: int = 1, tokens: int = 60, experts: int = 4) -> np.ndarray:
-    """Logits of tokens that all like the last experts best."""
+    """Returns logits of tokens that all prefer the last experts."""
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(groups, tokens, experts)) + 1.5 * np.arange(experts)
     return logits.astype(np.float32)
 
 
 def balanced(scores_SE: np.ndarray, iterations: int) -> np.ndarray:
-    """A matrix [S,E] whose rows sum to 1 and columns to S/E, by scaling these in turn."""
+    """Returns a matrix [S,E] whose rows sum to 1 and columns to S/E, by alternate scaling."""
     plan = np.exp(scores_SE.astype(np.float64))
     tokens, experts = plan.shape
     for _ in range(iterations):
@@ -73,7 +73,7 @@ def test_prices_balance_the_loads():
 
 
 def test_a_low_temperature_gives_the_optimal_assignment():
-    """BASE layers': equal loads of the largest sum of scores."""
+    """Compares with BASE layers: the balanced assignment of the largest total score."""
     logits = one_sided(tokens=16)
     layer, theta = loops.make(SinkhornRouter, 4, iterations=2000, temperature=0.02)
     experts = loops.route(layer, theta, logits, training=True).assignments[0].expert_GS[0].numpy()

@@ -1,4 +1,4 @@
-"""The Switch router against loops over tokens, and the values of its paper."""
+"""Compares the Switch router with loops over tokens, and its defaults with the paper."""
 
 import hypothesis
 import hypothesis.strategies as st

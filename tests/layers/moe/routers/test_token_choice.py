@@ -1,4 +1,4 @@
-"""What token-choice routers share: how much experts take, and expert output masking."""
+"""Tests features of all token-choice routers: capacity and expert output masking."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_unlimited_capacity_rejects_a_capacity_factor(name):
 
 
 def masked_gates(rate: float, training: bool, seed: int = 1) -> np.ndarray:
-    """[2,4000]: gates of two choices, which are 1/2 unmasked."""
+    """Returns the gates [2,4000] of two choices, which would be 1/2 without masking."""
     p = HashRouter.params().set(num_experts=4, k=2, capacity_factor=4.0, output_masking_rate=rate)
     ids = tf.range(4000)[None]
     x = tf.zeros((1, 4000, 4))

@@ -1,4 +1,4 @@
-"""The top-2 router against Algorithm 1, token by token, and its promises one by one."""
+"""Compares the top-2 router with Algorithm 1 token by token, and tests its properties."""
 
 import dataclasses
 from unittest import mock
@@ -21,7 +21,7 @@ each_mode = pytest.mark.parametrize("mode", ["paper", "lingvo"])
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Logits [G,S,E] without near ties, which tokens are real, and the drawn numbers."""
+    """Logits [G,S,E] without near ties, the mask of real tokens, and the random numbers."""
 
     logits_GSE: np.ndarray
     real_GS: np.ndarray
@@ -51,7 +51,7 @@ def problems(draw) -> Problem:
 
 
 def make(experts: int, **values) -> tuple[Top2Router, NestedMap]:
-    """A router of tokens that are their own logits."""
+    """Returns a router whose logits equal its inputs."""
     params = Top2Router.params().set(model_dim=experts, num_experts=experts, **values)
     return params.instantiate(path="router"), NestedMap(w_gate=tf.eye(experts))
 
@@ -212,7 +212,7 @@ def test_gates_sum_to_one_if_both_choices_have_a_slot(mode):
 
 
 def test_no_gradient_flows_through_the_load():
-    """The auxiliary loss teaches through the mean gates alone."""
+    """The gradient of the auxiliary loss flows only through the mean gates."""
     logits = np.random.default_rng(1).normal(size=(1, 6, 3)).astype(np.float32)
     layer, theta = make(3)
     x = tf.constant(logits)

@@ -1,4 +1,4 @@
-"""The top-k router against loops over tokens, and its options one by one."""
+"""Compares the top-k router with loops over tokens, and tests its options."""
 
 import hypothesis
 import hypothesis.strategies as st
