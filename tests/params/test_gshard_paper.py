@@ -191,7 +191,7 @@ def test_the_optimizer_follows_appendix_a_2(name):
 
 @each
 def test_batch_sizes_are_those_published(name):
-    """Four million tokens on 2,048 cores, else one million; not published for the bilingual model."""
+    """Four million tokens on 2,048 cores, else one million. None is published for bilingual."""
     rows = params_of(name).input
     expected = {8: 8 * 2048, 2048: 4 * MILLION}
     cores = (MIXTURES | DENSE)[name][-2]

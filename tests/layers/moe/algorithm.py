@@ -81,10 +81,10 @@ def route(
 
     for s in tokens:
         entry = second[s]
-        expected = drawn_S is None or 2 * entry.gate > drawn_S[s]
+        used = drawn_S is None or 2 * entry.gate > drawn_S[s]
         entry.position = count[entry.expert]
-        entry.kept = bool(count[entry.expert] < slots and expected)
-        if mode == "paper" or expected:
+        entry.kept = bool(count[entry.expert] < slots and used)
+        if mode == "paper" or used:
             count[entry.expert] += 1
     if mode == "lingvo":
         auxiliary_loss *= experts**2
