@@ -222,7 +222,7 @@ def test_a_plan_on_gpus_is_labeled_an_estimate():
         ("v9:2x2", {}, "unknown kind of chip 'v9'"),
         ("cpu:8", {"strategy": "expret"}, "Did you mean 'expert'?"),
         ("cpu:8", {"partitioner": "shardi"}, "Did you mean 'shardy'?"),
-        ("cpu:8", {"layouts": ["BM", "BM"]}, "there are 2 for the 1 arguments"),
+        ("cpu:8", {"layouts": ["BM", "BM"]}, "has 1 arguments, but there are 2"),
     ],
 )
 def test_mistakes(topology, settings, words):

@@ -80,5 +80,5 @@ def test_rejects_missing_sides(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         reader(train=prefix + "*").rows("train")
     write(tmp_path / "train.en", "one\n")
-    with pytest.raises(ValueError, match=f"{prefix}.en:0: no source side"):
+    with pytest.raises(ValueError, match=f"{prefix}.en:0: there is no source file"):
         reader(train=prefix).rows("train")
