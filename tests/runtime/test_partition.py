@@ -24,8 +24,8 @@ def double(x):
     return annotate(2 * annotate(x, "BM"), "BM")
 
 
-def test_is_the_packages_own_and_costs_nothing_before_it_is_used():
-    assert lingvo_gshard.partition is partition
+def test_the_package_offers_it_and_imports_it_on_first_use():
+    assert lingvo_gshard.partition.__wrapped__ is partition
     with pytest.raises(AttributeError, match="has no attribute 'partitoin'"):
         _ = lingvo_gshard.partitoin
     code = (
