@@ -142,6 +142,7 @@ class Backend:
         from lingvo_gshard.runtime import tpu_strategy
 
         options = self._options
+        assert options.tpu is not None  # _runtime_kind refuses tpu_strategy without it.
         mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
         self._tpu_strategy, cores = tpu_strategy.connect(options.tpu)
         mesh = mesh or Mesh((("data", cores),))

@@ -131,7 +131,10 @@ class Run:
     def step(self) -> int:
         """The step of the newest checkpoint, or of the restored one if there is one."""
         restored = self.__dict__.get("model")
-        return restored.step if restored else self.logdir.last_step
+        step = restored.step if restored else self.logdir.last_step
+        if step is None:
+            raise self._no_checkpoint()
+        return step
 
     @functools.cached_property
     def input(self) -> Input:
@@ -275,18 +278,24 @@ class Run:
                 f"{task.__name__}, which has no {decoder.__name__}"
             )
 
+    def _no_checkpoint(self) -> ValueError:
+        """Returns the error of a run whose checkpoints were deleted after it was opened."""
+        return ValueError(f"{self.logdir.checkpoints} holds no complete checkpoint")
+
     def _restore(self, report: Callable[[str], None]) -> TrainedModel:
         """Restores the newest readable checkpoint; calls `report` for each damaged one."""
         store = CheckpointStore(self.logdir.checkpoints, say=report, writable=False)
         try:
             newest = store.peek()
             if newest is None:
-                raise ValueError(f"{self.logdir.checkpoints} holds no complete checkpoint")
+                raise self._no_checkpoint()
             self.input.load_vocabularies(newest.extras)
             task = with_vocabulary_sizes(self.params.task, self.input)
             trainer = self.params.trainer.instantiate(task)
             runtime = self.backend.make_runtime(trainer)
             checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
+            if checkpoint is None:
+                raise self._no_checkpoint()
         finally:
             store.close()
         runtime.load_theta(restored_theta(trainer, checkpoint))

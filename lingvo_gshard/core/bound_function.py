@@ -29,6 +29,7 @@ class BoundFunction(Protocol):
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         """Returns the function of `ids`. Compiles once per shape of `ids`."""
+        ...
 
 
 class WeightsHolder(Protocol):
@@ -36,3 +37,4 @@ class WeightsHolder(Protocol):
 
     def bind_weights(self, function: WeightsFunction) -> BoundFunction:
         """Returns `function` with the current weights as its first argument."""
+        ...

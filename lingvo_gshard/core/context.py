@@ -138,9 +138,11 @@ def scope(
         yield context
 
 
-def use(context: Context) -> contextlib.AbstractContextManager[Context]:
+@contextlib.contextmanager
+def use(context: Context) -> Iterator[Context]:
     """Makes `context` the current one inside a `with` block."""
-    return _scope.use(context)
+    with _scope.use(context):
+        yield context
 
 
 def override(**fields: Any) -> contextlib.AbstractContextManager[Context]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +35,9 @@ def word(name: str) -> int:
 
 def fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
     """Returns an int32 [2] key derived from a key and the `word` of a name."""
-    return tf.random.experimental.stateless_fold_in(key, word, alg=_PHILOX)
+    # TensorFlow's type stubs lack the function.
+    experimental = tf.random.experimental  # pyright: ignore[reportAttributeAccessIssue]
+    return experimental.stateless_fold_in(key, word, alg=_PHILOX)
 
 
 def hashed_fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
@@ -48,8 +51,10 @@ def hashed_fold_in_word(key: tf.Tensor, word: int | tf.Tensor) -> tf.Tensor:
 
 def words(shape: Sequence[int], key: tf.Tensor) -> tf.Tensor:
     """Returns uniform uint32 numbers from Philox."""
+    # None asks for the full range, which TensorFlow's type stubs do not know.
+    full_range: Any = None
     return tf.random.stateless_uniform(
-        shape, key, minval=None, maxval=None, dtype=tf.uint32, alg=_PHILOX
+        shape, key, minval=full_range, maxval=full_range, dtype=tf.uint32, alg=_PHILOX
     )
 
 

@@ -63,8 +63,14 @@ def unstacked(name: str, times: int) -> list[str]:
     Args:
       name: A name that `Repetition.stacked` returned.
       times: Number of iterations.
+
+    Raises:
+      ValueError: `Repetition.stacked` did not return the name.
     """
-    first, step = map(int, _STACKED.search(name).groups())
+    match = _STACKED.search(name)
+    if match is None:
+        raise ValueError(f"{name!r} names no stacked values")
+    first, step = map(int, match.groups())
     return [_STACKED.sub(f"[{first + r * step}]", name, count=1) for r in range(times)]
 
 

@@ -21,15 +21,19 @@ class TrainBatches(Protocol):
 
     def __next__(self) -> Batch:
         """Returns the next batch."""
+        ...
 
     def get_state(self) -> Any:
         """Returns the position after the last batch, as JSON values."""
+        ...
 
     def set_state(self, state: Any) -> None:
         """Moves to a saved position: the batches after it follow again."""
+        ...
 
     def close(self) -> None:
         """Stops background work."""
+        ...
 
 
 class Input(Configurable, abc.ABC):
@@ -45,8 +49,8 @@ class Input(Configurable, abc.ABC):
         """Returns the shape and dtype of each array of a batch, without reading data."""
 
     @classmethod
-    def rows_per_batch(cls, params: Params) -> int:
-        """Returns the size of the first dimension of a batch's arrays."""
+    def rows_per_batch(cls, params: Params) -> int | None:
+        """Returns the size of the first dimension of a batch's arrays; None if unknown."""
         return next(iter(cls.batch_specs(params).values())).shape[0]
 
     @classmethod

@@ -33,6 +33,7 @@ class StepwiseModel(Protocol):
         Returns:
           float32 logits [B,V] of position `step` + 1, and the cache with position `step` added.
         """
+        ...
 
 
 class LanguageModel(StepwiseModel, Protocol):
@@ -40,6 +41,7 @@ class LanguageModel(StepwiseModel, Protocol):
 
     def init_cache(self, theta: NestedMap, batch: int, length: int) -> NestedMap:
         """Returns an empty cache for `batch` rows of up to `length` positions."""
+        ...
 
 
 class TranslationModel(StepwiseModel, Protocol):
@@ -48,14 +50,18 @@ class TranslationModel(StepwiseModel, Protocol):
     @property
     def max_positions(self) -> int:
         """The largest number of positions in a sentence."""
+        ...
 
     def encode(
         self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
     ) -> Memory:
         """Returns the encoder's output, which the decoder attends to."""
+        ...
 
     def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
         """Returns an empty cache for one translation of up to `length` tokens per memory row."""
+        ...
 
     def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
         """Returns the cache whose row i is row rows[i] of the given one."""
+        ...

@@ -119,7 +119,7 @@ class SingleDeviceRuntime:
 
 
 class SingleDeviceFunction:
-    """A function of an array, compiled by XLA once per shape."""
+    """A function of token ids, compiled by XLA once per shape."""
 
     def __init__(self, function: Callable[[tf.Tensor], tf.Tensor], compile_: Callable):
         self._compiled = compile_(function)
@@ -129,9 +129,9 @@ class SingleDeviceFunction:
         """Number of shapes compiled so far."""
         return self._compiled.experimental_get_tracing_count()
 
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        """Returns the function of `array`."""
-        return self._compiled(tf.convert_to_tensor(array)).numpy()
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the function of `ids`."""
+        return self._compiled(tf.convert_to_tensor(ids)).numpy()
 
 
 class _Compiled:

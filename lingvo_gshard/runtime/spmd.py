@@ -53,7 +53,7 @@ class SpmdOptions:
 
 
 class SpmdFunction:
-    """A function of an array, compiled once per shape for all devices of the mesh."""
+    """A function of token ids, compiled once per shape for all devices of the mesh."""
 
     def __init__(self, run: Callable, function: WeightsFunction):
         self._run, self._function = run, function
@@ -64,10 +64,10 @@ class SpmdFunction:
         """Number of shapes compiled so far."""
         return len(self._shapes)
 
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        """Returns the function of `array`."""
-        self._shapes.add(array.shape)
-        return self._run(self._function, array)
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the function of `ids`."""
+        self._shapes.add(ids.shape)
+        return self._run(self._function, ids)
 
 
 class SpmdRuntime:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.letters import check_layout
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.annotate import annotate
 from lingvo_gshard.sharding.partitioning import parts_of
@@ -32,10 +33,11 @@ def einsum(equation: str, *operands: tf.Tensor) -> tf.Tensor:
     _check(equation, layouts, arrow, output, operands)
     if _is_product(layouts, output):
         saved = context.current().saved_products
-        known = saved.restore(*layouts, output) if saved else None
-        result = annotate(_product(*layouts, output, *operands, known), output)
+        (left, right), (x, y) = layouts, operands
+        known = saved.restore(left, right, output) if saved else None
+        result = annotate(_product(left, right, output, x, y, known), output)
         if saved:
-            saved.save(*layouts, output, result)
+            saved.save(left, right, output, result)
     else:
         result = annotate(tf.einsum(equation, *operands), output)
     recording.add(equation, operands, result)
@@ -138,6 +140,6 @@ def _as_matrices(x: tf.Tensor, batch: int, contracted: int) -> tf.Tensor:
       batch: Number of leading batch dimensions.
       contracted: Number of contracted dimensions after them.
     """
-    shape = x.shape.as_list()
+    shape = known_sizes(x.shape)
     merged = math.prod(shape[batch : batch + contracted])
     return tf.reshape(x, [*shape[:batch], merged, math.prod(shape[batch + contracted :])])

@@ -14,6 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.decoding.writer import Writer
 from lingvo_gshard.tasks.evaluation import text_scores
@@ -80,7 +81,8 @@ class LanguageModelTask(TokenTask):
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the rows and positions of the packed documents."""
-        return TokenShape(*batch["target_labels"].shape)
+        rows, length = known_sizes(batch["target_labels"].shape)
+        return TokenShape(rows, length)
 
     def id_ranges(self) -> dict[str, int]:
         """Returns the vocabulary size for each array of ids."""

@@ -13,6 +13,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
@@ -109,7 +110,8 @@ class Task(Layer):
 
         The default is one position per row, for models of examples without a sequence.
         """
-        return TokenShape(rows=next(iter(batch.values())).shape[0], length=1)
+        (rows,) = known_sizes(next(iter(batch.values())).shape[:1])
+        return TokenShape(rows, length=1)
 
     def tokens(self, batch: BatchSpecs) -> int:
         """Returns the number of positions in a batch, those of the source included."""

@@ -70,7 +70,7 @@ class TokenTask(Task):
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the decoder and the softmax in one forward pass."""
-        vocabulary_size = self.children[self.EMBEDDING].p.vocabulary_size
+        vocabulary_size = self._shared_embedding().p.vocabulary_size
         softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
         return self.decoder.flops(shape) + softmax
 
@@ -97,7 +97,7 @@ class TokenTask(Task):
         self, name: str, theta: NestedMap, ids_BL: tf.Tensor, positions_BL: tf.Tensor
     ) -> tf.Tensor:
         """Returns the float32 sum of token and position embeddings, cast to the activations."""
-        x_BLM = tf.cast(self.children[name].fprop(theta[name], ids_BL), tf.float32)
+        x_BLM = tf.cast(getattr(self, name).fprop(theta[name], ids_BL), tf.float32)
         if "positions" in self.children:
             x_BLM += tf.cast(self.positions.fprop(theta.positions, positions_BL), tf.float32)
         return tf.cast(x_BLM, self.activation_dtype)
@@ -106,5 +106,9 @@ class TokenTask(Task):
     def _logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V] of the decoder's output."""
         if self.p.tie_softmax:
-            return self.children[self.EMBEDDING].logits(theta[self.EMBEDDING], x_BLM)
+            return self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
         return self.softmax.fprop(theta.softmax, x_BLM)
+
+    def _shared_embedding(self) -> TokenEmbedding:
+        """Returns the child whose table the softmax may share."""
+        return getattr(self, self.EMBEDDING)

@@ -14,6 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -95,8 +96,9 @@ class TranslationTask(TokenTask):
 
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the target positions, with the source positions as the memory."""
-        rows, source_length = batch["source_ids"].shape
-        return TokenShape(rows, batch["target_labels"].shape[1], memory_length=source_length)
+        rows, source_length = known_sizes(batch["source_ids"].shape)
+        _, length = known_sizes(batch["target_labels"].shape)
+        return TokenShape(rows, length, memory_length=source_length)
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the encoder, the decoder and the softmax."""

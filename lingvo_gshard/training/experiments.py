@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.trainer import Trainer
 
 DEFAULT_STRATEGY = "expert"
@@ -26,7 +29,7 @@ def with_configured_vocabularies(experiment: Params) -> Params:
 
 def with_vocabulary_sizes(task: Params, input_: Input) -> Params:
     """Returns the task's Params with the input's size for each vocabulary of size 0."""
-    return task.cls.with_vocabulary_sizes(task, input_.vocabulary_sizes())
+    return cast(type[Task], task.cls).with_vocabulary_sizes(task, input_.vocabulary_sizes())
 
 
 def batch_specs(experiment: Params) -> dict[str, tf.TensorSpec]:
@@ -62,8 +65,8 @@ def requested_mesh(
 
 def requested_partitioning(experiment: Params, mesh: Mesh, strategy: str | None) -> Partitioning:
     """Returns the partitioning over a mesh, by default with the experiment's strategy."""
-    strategy = strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
-    return Partitioning.make(mesh, strategy, experiment.sharding.overrides)
+    text: str = strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
+    return Partitioning.make(mesh, text, experiment.sharding.overrides)
 
 
 def check_overrides(partitioning: Partitioning, trainer: Trainer) -> None:

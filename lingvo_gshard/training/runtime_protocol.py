@@ -26,6 +26,7 @@ class Metrics(Protocol):
 
     def read(self) -> dict[str, float]:
         """Waits for the step and returns name -> value, the float32 that the step computed."""
+        ...
 
 
 class Runtime(WeightsHolder, Protocol):
@@ -39,24 +40,30 @@ class Runtime(WeightsHolder, Protocol):
     @property
     def device_summary(self) -> str:
         """The devices in words, such as `8 CPU devices as data=8`."""
+        ...
 
     @property
     def step(self) -> int:
         """Number of steps taken."""
+        ...
 
     @property
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far."""
+        ...
 
     @property
     def compile_count(self) -> int:
         """Number of programs compiled so far."""
+        ...
 
     def pop_messages(self) -> list[str]:
         """Returns the messages for the user that arose since the last call."""
+        ...
 
     def init_state(self) -> None:
         """Draws the initial weights and resets everything else."""
+        ...
 
     def load_state(self, state: NestedMap) -> None:
         """Replaces the state.
@@ -65,6 +72,7 @@ class Runtime(WeightsHolder, Protocol):
           state: a tree like `state()`, of NumPy arrays or jax.Arrays. The next step may reuse the
             memory of jax.Arrays that already have the layout of `abstract_state`.
         """
+        ...
 
     def load_theta(self, theta: NestedMap) -> None:
         """Replaces the evaluated weights; there is no other state afterwards.
@@ -72,21 +80,27 @@ class Runtime(WeightsHolder, Protocol):
         Args:
           theta: the part of a state that `Trainer.evaluated_part` names.
         """
+        ...
 
     def state(self) -> NestedMap:
         """Returns the state as NumPy arrays or jax.Arrays, valid until the next step."""
+        ...
 
     def abstract_state(self) -> NestedMap | None:
         """Returns shape, dtype and sharding of the state's arrays, as jax.ShapeDtypeStructs.
 
         None means that the runtime takes and returns NumPy arrays.
         """
+        ...
 
     def theta_on_host(self) -> NestedMap:
         """Returns the unsharded weights as NumPy arrays, in every process."""
+        ...
 
     def train_step(self, batch: Batch) -> Metrics:
         """Takes one training step. Returns without waiting for it where the device allows."""
+        ...
 
     def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch without training."""
+        ...

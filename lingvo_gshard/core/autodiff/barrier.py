@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import tensorflow as tf
 
@@ -23,5 +24,7 @@ def optimization_barrier(*groups: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
     optimization_barrier in https://openxla.org/stablehlo/spec.
     """
     tensors = [tensor for group in groups for tensor in group]
-    passed = iter(gen_xla_ops.xla_optimization_barrier(tensors))
+    # The generated op has no return type.
+    results = cast(list[tf.Tensor], gen_xla_ops.xla_optimization_barrier(tensors))
+    passed = iter(results)
     return [[next(passed) for _ in group] for group in groups]

@@ -13,6 +13,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from lingvo_gshard.core.autodiff import subgraph
+from lingvo_gshard.core.shapes import known_sizes
 
 # Writing a byte to a TensorArray and reading it back; computing one element, cheap or expensive.
 _SAVE_BYTE, _CHEAP_ELEMENT, _EXPENSIVE_ELEMENT = 0.5, 0.1, 1.0
@@ -115,7 +116,7 @@ def _count_elements(tensor: tf.Tensor) -> float:
     """Returns the number of elements; infinite if a TensorArray cannot hold the tensor."""
     if not tensor.shape.is_fully_defined() or tensor.dtype in (tf.variant, tf.resource, tf.string):
         return math.inf
-    return float(math.prod(tensor.shape.as_list()))
+    return float(math.prod(known_sizes(tensor.shape)))
 
 
 def _save_cost(tensor: tf.Tensor) -> float:

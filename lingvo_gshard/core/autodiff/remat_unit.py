@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import tensorflow as tf
 
@@ -121,7 +122,9 @@ class RematUnit:
             with context.use(part), SavedProducts(self.policy).restoring(list(saved)):
                 output = self._function(*tensors)
             outputs = [output, *Reports.of(part).values]
-        return tape.gradient(outputs, list(tensors), output_gradients=list(upstream))
+        gradients = tape.gradient(outputs, list(tensors), output_gradients=list(upstream))
+        # TensorFlow's type stubs have no None here.
+        return cast(list[tf.Tensor | None], gradients)
 
 
 def rematerialized(

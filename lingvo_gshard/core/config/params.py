@@ -74,8 +74,6 @@ class Params:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Params) and self._cls is other._cls and not self.diff(other)
 
-    __hash__ = None
-
     def __repr__(self) -> str:
         return self.to_text()
 

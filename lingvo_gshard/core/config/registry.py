@@ -66,7 +66,7 @@ def describe(name: str) -> str:
     Raises:
       ValueError: There is no such experiment. The message suggests the nearest name.
     """
-    return inspect.getdoc(_function(name))
+    return inspect.getdoc(_function(name)) or ""
 
 
 def _function(name: str) -> ExperimentFunction:

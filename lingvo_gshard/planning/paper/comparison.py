@@ -90,7 +90,7 @@ class Comparison:
         return self.name, quantity, model
 
 
-class ComparisonRow(Record, kw_only=True):
+class ComparisonRow(Record, frozen=True, kw_only=True):
     """The result of a comparison. See `Comparison` for the attributes that it shares.
 
     Attributes:

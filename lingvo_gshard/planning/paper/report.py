@@ -23,7 +23,7 @@ from lingvo_gshard.planning.plan.plan import (
 FORMAT = 1
 
 
-class PlanSummary(Record, kw_only=True):
+class PlanSummary(Record, frozen=True, kw_only=True):
     """The headline figures of a plan. See `Case` and `Plan` for the attributes."""
 
     experiment: str
@@ -45,7 +45,7 @@ class PlanSummary(Record, kw_only=True):
     notes: list[str]
 
 
-class PaperReport(Record, kw_only=True):
+class PaperReport(Record, frozen=True, kw_only=True):
     """All comparisons with the paper.
 
     Attributes:

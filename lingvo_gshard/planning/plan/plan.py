@@ -14,7 +14,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a plan's file. Its attributes are the names of the JSON's fields."""
 
 
-class MemoryBytes(Record, kw_only=True):
+class MemoryBytes(Record, frozen=True, kw_only=True):
     """Bytes of one device.
 
     Attributes:
@@ -36,14 +36,14 @@ class MemoryBytes(Record, kw_only=True):
     capacity: int
 
 
-class ParameterCounts(Record, kw_only=True):
+class ParameterCounts(Record, frozen=True, kw_only=True):
     """Number of parameters: all of them, and those that one token uses ("active")."""
 
     total: int
     active: int
 
 
-class FlopCounts(Record, kw_only=True):
+class FlopCounts(Record, frozen=True, kw_only=True):
     """Floating-point operations of matrix products, of one device in one step.
 
     Attributes:
@@ -62,7 +62,7 @@ class FlopCounts(Record, kw_only=True):
     padding: int
 
 
-class TensorRow(Record, kw_only=True):
+class TensorRow(Record, frozen=True, kw_only=True):
     """How one weight or one optimizer moment is stored.
 
     Attributes:
@@ -90,7 +90,7 @@ class TensorRow(Record, kw_only=True):
     note: str = ""
 
 
-class TemporaryRow(Record, kw_only=True):
+class TemporaryRow(Record, frozen=True, kw_only=True):
     """A large array that an operation of the compiled program writes to memory.
 
     Attributes:
@@ -108,7 +108,7 @@ class TemporaryRow(Record, kw_only=True):
     bytes: int
 
 
-class CollectiveRow(Record, kw_only=True):
+class CollectiveRow(Record, frozen=True, kw_only=True):
     """All calls of one collective in a step that agree in everything but their time.
 
     Attributes:
@@ -136,7 +136,7 @@ class CollectiveRow(Record, kw_only=True):
     share: float
 
 
-class LayerRow(Record, kw_only=True):
+class LayerRow(Record, frozen=True, kw_only=True):
     """The operations of one layer in one phase of a step, of one device.
 
     Attributes:
@@ -164,7 +164,7 @@ class LayerRow(Record, kw_only=True):
     seconds: float
 
 
-class Remedy(Record, kw_only=True, omit_defaults=True):
+class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A change that was tried because the step does not fit.
 
     Attributes:
@@ -182,7 +182,7 @@ class Remedy(Record, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class Plan(Record, kw_only=True):
+class Plan(Record, frozen=True, kw_only=True):
     """What a compiled step needs, does and costs on a machine.
 
     Attributes:

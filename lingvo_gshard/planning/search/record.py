@@ -7,7 +7,7 @@ from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 
 
-class CostRecord(Record, kw_only=True):
+class CostRecord(Record, frozen=True, kw_only=True):
     """The cost model's estimate for a candidate.
 
     Attributes:
@@ -19,7 +19,7 @@ class CostRecord(Record, kw_only=True):
     peak: int
 
 
-class CandidateRecord(Record, kw_only=True):
+class CandidateRecord(Record, frozen=True, kw_only=True):
     """A candidate with its costs.
 
     Attributes:
@@ -47,7 +47,7 @@ class CandidateRecord(Record, kw_only=True):
     problem: str
 
 
-class SearchRecord(Record, kw_only=True):
+class SearchRecord(Record, frozen=True, kw_only=True):
     """The result of a search.
 
     Attributes:

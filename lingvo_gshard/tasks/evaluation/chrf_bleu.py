@@ -6,7 +6,8 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from lingvo_gshard.data.batching import mixing
 
@@ -58,10 +59,10 @@ def signatures() -> dict[str, str]:
 
 def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Returns the corpus scores of hypotheses against one reference each."""
-    references = [list(references)]
+    streams = [list(references)]
     return Score(
-        CHRF().corpus_score(list(hypotheses), references).score,
-        BLEU(force=True).corpus_score(list(hypotheses), references).score,
+        CHRF().corpus_score(list(hypotheses), streams).score,
+        BLEU(force=True).corpus_score(list(hypotheses), streams).score,
     )
 
 
@@ -115,13 +116,13 @@ def average(
     if not names:
         return None, ()
     counted = [scores[name] for name in names]
-    all_shuffled = all(found.shuffled for found in counted)
+    shuffled = [found.shuffled for found in counted if found.shuffled is not None]
     mean = LanguageScores(
         rows=sum(found.rows for found in counted),
         unique_references=sum(found.unique_references for found in counted),
         translated=_mean(found.translated for found in counted),
         copied=_mean(found.copied for found in counted),
-        shuffled=_mean(found.shuffled for found in counted) if all_shuffled else None,
+        shuffled=_mean(shuffled) if len(shuffled) == len(counted) else None,
     )
     return mean, names
 

@@ -18,6 +18,7 @@ class EvaluationRuntime(WeightsHolder, Protocol):
 
     def eval_step(self, batch: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
         """Returns the metrics of one batch without training: name -> (value, weight)."""
+        ...
 
 
 class ProgressBar(Protocol):
@@ -25,6 +26,7 @@ class ProgressBar(Protocol):
 
     def update(self, done: int) -> None:
         """Shows that `done` units are done."""
+        ...
 
 
 class ShowProgress(Protocol):
@@ -40,6 +42,7 @@ class ShowProgress(Protocol):
           unit: the unit that is counted, such as "rows".
           total: number of units in all.
         """
+        ...
 
 
 class _NoProgressBar:

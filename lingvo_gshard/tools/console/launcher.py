@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
+import importlib.resources
 import os
 import pathlib
 import pkgutil
@@ -77,9 +77,9 @@ def _keep_flags(argv: list[str]) -> list[str]:
 def _overview() -> str:
     """Returns the version and the first line of each tool's documentation, without importing it."""
     lines = [f"lingvo_gshard {lingvo_gshard.__version__}", "", "Commands:"]
+    folder = importlib.resources.files(tools)
     for tool in tool_names():
-        spec = importlib.util.find_spec(f"lingvo_gshard.tools.{tool}")
-        source = pathlib.Path(spec.origin).read_text(encoding="utf-8")
+        source = (folder / f"{tool}.py").read_text(encoding="utf-8")
         purpose = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
         lines.append(f"  {_PREFIX + tool:<16}  {purpose}")
     return "\n".join([*lines, "", f"For help on a command: {_PREFIX}train --help"])

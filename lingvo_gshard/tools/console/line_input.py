@@ -54,15 +54,17 @@ class LineReader:
         """
         ended = False
         while not ended:
-            batch = [self._waiting.get()]
-            while batch[-1] is not None and len(batch) < _BATCH_LINES:
+            line = self._waiting.get()
+            batch: list[bytes] = []
+            while line is not None:
+                batch.append(line)
+                if len(batch) == _BATCH_LINES:
+                    break
                 try:
-                    batch.append(self._waiting.get_nowait())
+                    line = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-            ended = batch[-1] is None
-            if ended:
-                batch.pop()
+            ended = line is None
             if batch:
                 yield batch
         if self._error is not None:

@@ -1,0 +1,17 @@
+"""Static shapes of tensors."""
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.shapes import known_sizes
+
+
+def test_known_sizes():
+    assert known_sizes(tf.TensorShape([2, 3])) == [2, 3]
+    assert known_sizes(tf.TensorShape([])) == []
+
+
+@pytest.mark.parametrize("shape", [[2, None], None])
+def test_unknown_sizes_are_refused(shape):
+    with pytest.raises(ValueError, match="unknown"):
+        known_sizes(tf.TensorShape(shape))
