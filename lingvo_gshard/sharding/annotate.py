@@ -22,7 +22,7 @@ def annotate(
 ) -> tf.Tensor:
     """Annotates a tensor with the split of its layout under the current partitioning.
 
-    The annotation is exact: XLA keeps dimensions that no rule splits whole on every device. Without
+    The annotation is exact: XLA replicates dimensions that no rule splits. Without
     a partitioning (see `use_partitioning`), on a mesh of one device, and in eager mode this is the
     identity.
 

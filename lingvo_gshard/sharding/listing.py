@@ -13,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split
 
-WHOLE = "whole"
+REPLICATED = "replicated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class WeightRow:
       layout: Letters of the weight.
       shape: Shape of the full tensor.
       dtype: Name of the type.
-      split: The split as text, such as "E over data (8), H over model (2)", or "whole".
+      split: The split as text, such as "E over data (8), H over model (2)", or "replicated".
       bytes: Size of the full tensor.
       bytes_per_device: Size of the shard on one device.
       note: Names dimensions that do not divide evenly and are therefore not split. May be empty.
@@ -56,13 +56,13 @@ def weight_rows(
 
 
 def split_in_words(layout: str, split: Split, partitioning: Partitioning) -> str:
-    """Returns a split as text, such as "B over data and fsdp (4 x 2)", or "whole"."""
+    """Returns a split as text, such as "E over data (8)" or "replicated"."""
     phrases = []
     for letter, axes in zip(layout, split, strict=True):
         if axes:
             sizes = " x ".join(str(partitioning.mesh.axis_size(axis)) for axis in axes)
             phrases.append(f"{letter} over {' and '.join(axes)} ({sizes})")
-    return ", ".join(phrases) or WHOLE
+    return ", ".join(phrases) or REPLICATED
 
 
 def _row(spec: VariableSpec, partitioning: Partitioning, kind: str) -> WeightRow:

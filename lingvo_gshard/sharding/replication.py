@@ -50,9 +50,9 @@ def replicated(
     for spec in specs:
         size = math.prod(spec.shape) * tf.as_dtype(spec.dtype).size
         stored = partitioning.spec_storage_split(spec, kind)
-        is_whole = all(partitioning.parts(axes) == 1 for axes in stored)
+        is_replicated = all(partitioning.parts(axes) == 1 for axes in stored)
         reasons = _reasons(spec, partitioning, kind)
-        if is_whole and reasons and size >= least:
+        if is_replicated and reasons and size >= least:
             found.append(Replicated(spec.path, spec.shape, size, "; ".join(reasons)))
     return sorted(found, key=lambda row: -row.bytes)
 

@@ -25,13 +25,13 @@ def test_importing_the_package_is_light():
         gshard.trian  # noqa: B018
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_is_importable():
     assert list(gshard.__all__) == list(gshard._API)
     for name in gshard.__all__:
         assert callable(getattr(gshard, name)), name
 
 
-def test_experiments_by_name():
+def test_experiments_are_found_by_name():
     assert "translation.quickstart" in gshard.experiments()
     params = gshard.experiment("translation.quickstart", settings=["trainer.steps = 7"])
     assert (params.name, params.trainer.steps) == ("translation.quickstart", 7)
@@ -39,7 +39,7 @@ def test_experiments_by_name():
         gshard.experiment("translation.quickstart", settings=["trainer.stepps = 7"])
 
 
-def test_a_run_is_trained_continued_and_read(tmp_path):
+def test_run_is_trained_resumed_and_opened(tmp_path):
     params = gshard.experiment("test.tiny")
     outcome = gshard.train(params, tmp_path / "run", steps=3, console=QUIET)
     assert (outcome.step, outcome.finished, outcome.signal) == (3, True, None)
@@ -58,7 +58,7 @@ def test_a_run_is_trained_continued_and_read(tmp_path):
         run.evaluate("dev", languages=["de"])
 
 
-def test_a_mesh_trains_alike(tmp_path):
+def test_training_on_a_mesh_matches_one_device(tmp_path):
     params = gshard.experiment("test.tiny")
     losses = {}
     for mesh in (None, "data=2"):
@@ -76,18 +76,18 @@ def test_a_mesh_trains_alike(tmp_path):
         ({"options": gshard.RuntimeOptions(partitioner="shardi")}, "^partitioner=shardi is unkn"),
     ],
 )
-def test_wrong_arguments_are_named(options, message, tmp_path):
+def test_invalid_arguments_are_named(options, message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
         gshard.train(gshard.experiment("test.tiny"), tmp_path / "run", console=QUIET, **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_directory_without_a_run(tmp_path):
+def test_directory_without_a_run_is_rejected(tmp_path):
     with pytest.raises(ArgumentError, match="^logdir=.*: there is no run in it"):
         gshard.load(tmp_path)
 
 
-def test_a_translation_run_translates(trained_logdir):
+def test_translation_run_translates(trained_logdir):
     run = gshard.load(trained_logdir)
     texts = run.translate(["der Hund", ""], beam_size=1)
     assert texts == run.translate(["der Hund", ""], gshard.DecodingOptions(beam_size=1))
@@ -105,7 +105,7 @@ def test_a_translation_run_translates(trained_logdir):
         run.translate("der Hund")
 
 
-def test_a_language_model_run_generates(language_model_logdir):
+def test_language_model_run_generates(language_model_logdir):
     run = gshard.load(language_model_logdir)
     options = gshard.SamplingOptions(samples=2, most_tokens=4)
     found = run.generate(["the dog", "the cat"], options, seed=3)
@@ -116,7 +116,7 @@ def test_a_language_model_run_generates(language_model_logdir):
 
 
 @pytest.mark.slow
-def test_an_experiment_is_planned():
+def test_experiment_is_planned():
     params = gshard.experiment("translation.quickstart", settings=SETTINGS)
     plan = gshard.plan(params, "cpu:2", mesh="data=2")
     assert plan.fits and plan.name == "translation.quickstart"

@@ -52,12 +52,12 @@ def calls(body, computations=""):
         ),
     ],
 )
-def test_one_array(line, expected):
+def test_collective_of_one_array(line, expected):
     body = f"%p = f32[8,8]{{1,0}} parameter(0)\nROOT %c = f32[8,8]{{1,0}} {line}"
     assert calls(body) == [expected]
 
 
-def test_bytes_are_those_of_the_larger_of_operand_and_result():
+def test_bytes_count_the_larger_of_operand_and_result():
     gather = f"""%p = bf16[2,8]{{1,0}} parameter(0)
         ROOT %g = bf16[8,8]{{1,0}} all-gather(%p), {DATA}, dimensions={{0}}"""
     scatter = f"""%p = bf16[8,8]{{1,0}} parameter(0)

@@ -31,7 +31,7 @@ def flops(function, *arguments):
         ("k,k->", ((9,), (9,)), 9),
     ],
 )
-def test_dots(equation, sizes, products):
+def test_dot_flops(equation, sizes, products):
     arguments = [jnp.ones(size) for size in sizes]
     assert flops(lambda *x: jnp.einsum(equation, *x), *arguments) == 2 * products
 
@@ -57,7 +57,7 @@ def convolutions(draw):
 @pytest.mark.slow
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(convolutions())
-def test_only_taps_on_data_count(drawn):
+def test_convolution_flops_exclude_padding(drawn):
     """A convolution of ones with ones sums to its number of multiply-adds."""
     base, kernel, window, groups = drawn
     left = np.ones([4, 6, *base], np.float32)
@@ -85,7 +85,7 @@ def test_a_batched_product_written_as_a_tpu_convolution_counts_as_the_product():
     assert hlo_flops.matmul_flops(parse_module(other).entry.root) == 2 * 8 * 128 * 128 * 32
 
 
-def test_a_library_call_that_is_a_product():
+def test_matmul_library_call_flops():
     text = (
         "ENTRY %m (a: f32[3,4,5], b: f32[3,6,5]) -> f32[3,4,6] {\n"
         "  %a = f32[3,4,5]{2,1,0} parameter(0)\n  %b = f32[3,6,5]{2,1,0} parameter(1)\n"
@@ -105,14 +105,14 @@ def test_a_library_call_that_is_a_product():
         ("float32", "BF16_BF16_F32_X3", 3),
     ],
 )
-def test_passes_by_precision(dtype, precision, passes):
+def test_matmul_passes_depend_on_precision(dtype, precision, passes):
     x = jnp.ones((4, 4), dtype)
     found = instructions(lambda x: jnp.dot(x, x, precision=precision), x)
     (dot,) = (i for i in found if i.opcode == "dot")
     assert hlo_flops.passes(dot) == passes
 
 
-def test_elementwise_operations_and_reductions():
+def test_elementwise_and_reduction_flops():
     x = jnp.ones((4, 8))
     found = instructions(lambda x: jnp.sum(jnp.tanh(x) * x, axis=1), x)
     by_opcode = {i.opcode: i for i in found if i.opcode in ("tanh", "multiply", "reduce")}

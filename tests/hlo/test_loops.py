@@ -64,7 +64,7 @@ def loop_of(**changes):
         ({"config": ', backend_config={"known_trip_count":{"n":"12"}}', "bound": "given"}, 12),
     ],
 )
-def test_counters(changes, count):
+def test_trip_counts_of_counter_loops(changes, count):
     loop = loop_of(**changes)
     assert loop.trip_count == count
     if count is not None and "config" not in changes:
@@ -95,32 +95,32 @@ def trip_counts(function, *arguments):
 X = jnp.ones((4, 4))
 
 
-def test_scans_and_the_loops_of_their_gradients():
+def test_trip_counts_of_scans_and_their_gradients():
     def run(x):
         return jax.lax.scan(lambda c, _: (jnp.tanh(c @ x), c.sum()), x, None, 7)[0].sum()
 
     assert trip_counts(jax.grad(run), X) == [7, 7]
 
 
-def test_nested_loops():
+def test_trip_counts_of_nested_loops():
     def inner(x):
         return jax.lax.fori_loop(0, 4, lambda i, y: jnp.sin(y @ x), x)
 
     assert trip_counts(lambda x: jax.lax.fori_loop(2, 5, lambda i, y: inner(y), x), X) == [3, 4]
 
 
-def test_a_data_dependent_condition_is_unknown():
+def test_data_dependent_trip_count_is_unknown():
     def run(x):
         return jax.lax.while_loop(lambda y: y.sum() < 100, lambda y: y * 2, x)
 
     assert trip_counts(run, X) == [None]
 
 
-def test_a_bound_that_is_an_argument_is_unknown():
+def test_trip_count_given_as_argument_is_unknown():
     assert trip_counts(lambda n, x: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x), 3, X) == [None]
 
 
-def test_a_bound_that_an_earlier_loop_returns_is_known():
+def test_trip_count_computed_by_an_earlier_loop_is_known():
     def run(x):
         count, y = jax.lax.while_loop(
             lambda s: s[0] * 3 < 20, lambda s: (s[0] + 1, jnp.sin(s[1] @ x)), (0, x)
@@ -130,7 +130,7 @@ def test_a_bound_that_an_earlier_loop_returns_is_known():
     assert trip_counts(run, X) == [7, 7]
 
 
-def test_a_bound_after_a_long_chain_of_additions():
+def test_trip_count_after_a_long_chain_of_additions():
     chain = "".join(f"  %n{i + 1} = s32[] add(%n{i}, %one)\n" for i in range(3000))
     text = LOOP.format(
         step=1, direction="LT", most=10**9, limit=0, first=0, bound="n3000", config=""

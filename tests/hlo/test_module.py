@@ -43,7 +43,7 @@ def test_computations_instructions_and_operands():
     assert entry.users[entry.by_name["a"]] == [entry.by_name["negated"], total, entry.root]
 
 
-def test_op_names_are_those_in_the_metadata():
+def test_op_names_come_from_metadata():
     computation = parse_module(SMALL).computations[0]
     assert computation.root.op_name == "a/(b:c)"
     assert computation.by_name["x"].op_name == ""

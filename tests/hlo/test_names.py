@@ -64,7 +64,7 @@ def test_layer_and_phase(name, layer, phase):
         ("args[4]", "", "other"),
     ],
 )
-def test_layers_are_guessed_without_a_list_of_layers(name, layer, phase):
+def test_layers_are_inferred_without_a_list_of_layers(name, layer, phase):
     assert layer_and_phase(name) == (layer, phase)
 
 
@@ -80,7 +80,7 @@ def test_layers_are_guessed_without_a_list_of_layers(name, layer, phase):
         ("jit(call)/call_exported/a/Reshape;b/c", "a/Reshape"),
     ],
 )
-def test_wrappers_and_merged_names(text, name):
+def test_wrapped_and_merged_names_are_cleaned(text, name):
     assert operation_name(text) == name
 
 

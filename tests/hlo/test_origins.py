@@ -56,7 +56,7 @@ def test_a_product_without_a_name_is_dispatch_if_its_neighbors_are():
     }
 
 
-def test_a_source_in_a_sublayer_of_the_user_comes_first():
+def test_operands_in_a_sublayer_of_the_user_take_precedence():
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %x = f32[8,8]{{1,0}} tanh(%p), metadata={{op_name="rematerialized/{FEED_FORWARD}/Tanh"}}
         %d = f32[8,8]{{1,0}} dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}

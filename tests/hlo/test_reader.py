@@ -64,7 +64,7 @@ def test_data_parallel(kind, products, loops):
 
 
 @loops
-def test_attention_split_by_heads(loops):
+def test_tensor_parallel_attention(loops):
     found = operations("attention", "model=8", "tensor", loops, gradients=True)
     times = times_of(loops)
     assert flops(found, layer="attention", phase="forward") == 2 * ATTENTION * times // DEVICES
@@ -78,7 +78,7 @@ def test_attention_split_by_heads(loops):
 
 @loops
 @pytest.mark.parametrize("dispatch", ["gather", "einsum"])
-def test_experts(dispatch, loops):
+def test_expert_parallel_cost(dispatch, loops):
     found = operations(dispatch, "data=8", "expert", loops)
     times = times_of(loops)
     moving = 2 * DISPATCH if dispatch == "einsum" else 0
@@ -102,7 +102,7 @@ def test_gradients_of_experts():
     assert {key[5] for key in summed} == {"backward"}
 
 
-def test_two_axes_are_told_apart():
+def test_collectives_over_different_axes_are_separate():
     found = operations("gather", "data=4,model=2", "expert_tensor")
     kinds = {(key[0], key[1], key[2]): count for key, count in calls(found).items()}
     assert kinds == {("all-to-all", ("data",), 4): 2, ("all-reduce", ("model",), 2): 1}
@@ -116,7 +116,7 @@ def test_both_partitioners(partitioner):
     assert calls(found) == {("all-reduce", ("model",), 8, "float32", whole, "forward"): 1}
 
 
-def test_bytes_agree_with_xlas_count():
+def test_bytes_match_xlas_cost_analysis():
     """XLA counts programs without loops in the same way."""
     program = compiled("feed_forward", "data=8", "data", gradients=True)
     found = operations("feed_forward", "data=8", "data", gradients=True)
@@ -158,7 +158,7 @@ ENTRY %main (n: s32[], x: f32[8,8]) -> (s32[], f32[8,8]) {
 """
 
 
-def test_the_larger_branch_counts_and_an_unknown_trip_count_is_noted():
+def test_larger_branch_counts_and_unknown_trip_count_is_noted():
     found = operations_of_text(CONDITIONAL, Mesh.parse("data=1"))
     assert [(o.name, o.matmul_flops, o.bytes) for o in found.operations] == [
         ("d", 2 * 8**3, 2 * 8 * 8 * 4)

@@ -35,13 +35,13 @@ def groups(text: str):
     return list(replica_groups(collective(f"replica_groups={text}")))
 
 
-def test_lists():
+def test_listed_replica_groups():
     assert groups("{{0,1},{2,3}}") == [(0, 1), (2, 3)]
     assert groups("{{0, 2}}") == [(0, 2)]
     assert groups("{}") == []
 
 
-def test_iotas():
+def test_iota_replica_groups():
     assert groups("[2,4]<=[8]") == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert groups("[4,2]<=[2,4]T(1,0)") == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert groups("[1,8]<=[8]") == [tuple(range(8))]
@@ -57,7 +57,7 @@ def transposed_iotas(draw):
 
 
 @hypothesis.given(transposed_iotas())
-def test_an_iota_is_a_transposed_and_reshaped_numpy_array(drawn):
+def test_iota_matches_transposed_numpy_array(drawn):
     sizes, order, number = drawn
     total = math.prod(sizes)
     transposed = f"T({','.join(map(str, order))})" if len(sizes) > 1 else ""
@@ -66,27 +66,27 @@ def test_an_iota_is_a_transposed_and_reshaped_numpy_array(drawn):
     assert groups(text) == [tuple(row) for row in expected.tolist()]
 
 
-def test_axes_of_xlas_own_mesh():
+def test_replica_groups_by_mesh_axes():
     assert groups("mesh['a'=1,'b'=4,'c'=2] {'c'}") == groups("[4,2]<=[8]")
     assert groups("mesh['a'=4,'b'=2] {'a'}") == groups("[2,4]<=[4,2]T(1,0)")
     assert groups("mesh['a'=4,'b'=2] {'a','b'}") == [tuple(range(8))]
 
 
-def test_parts_of_axes():
+def test_replica_groups_by_sub_axes():
     assert groups("mesh['a'=8] {'a':(1)2}") == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert groups("mesh['a'=8] {'a':(4)2}") == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert groups("mesh['a'=8] {'a':(2)2}") == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert groups("mesh['a'=4,'b'=2] {'a':(1)2,'b'}") == [(0, 1, 4, 5), (2, 3, 6, 7)]
 
 
-def test_device_order_of_xlas_own_mesh():
+def test_device_order_of_xlas_mesh():
     iota = "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}"
     assert groups(iota) == [(0, 4), (1, 5), (2, 6), (3, 7)]
     listed = "mesh['a'=2,'b'=2], device_ids=(3,0,1,2) {'b'}"
     assert groups(listed) == [(3, 0), (1, 2)]
 
 
-def test_groups_of_an_unknown_form_are_an_error():
+def test_unknown_replica_group_form_is_an_error():
     """A newer XLA may write them in a field that TensorFlow does not know."""
     proto = collective("replica_groups=[2,4]<=[8]")
     proto.ClearField("iota_collective_device_list")
@@ -107,7 +107,7 @@ def meshes_and_axes(draw):
 
 
 @hypothesis.given(meshes_and_axes(), st.randoms())
-def test_axes_are_found_by_their_groups_in_any_order(drawn, random):
+def test_axes_are_identified_from_groups_in_any_order(drawn, random):
     """Devices whose positions differ only along the chosen axes form a group."""
     mesh, names = drawn
     kept = [index for index, name in enumerate(mesh.names) if name not in names]
@@ -122,14 +122,14 @@ def test_axes_are_found_by_their_groups_in_any_order(drawn, random):
     assert axes_of_groups(tuple(shuffled), mesh) == expected
 
 
-def test_groups_that_do_not_follow_axes_have_none():
+def test_groups_that_follow_no_axes_have_none():
     assert axes_of_groups(((0, 3), (1, 2), (4, 7), (5, 6)), MESH) == ((), 2)
     assert axes_of_groups(((0, 1, 2, 3), (4, 5, 6, 7)), MESH) == ((), 4)
     assert axes_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), MESH) == (("model",), 2)
     assert axes_of_groups((), MESH) == (("data", "model"), 8)
 
 
-def test_pairs_send_along_the_axes_on_which_they_differ():
+def test_permute_axes_are_those_on_which_pairs_differ():
     def axes(pairs: str):
         proto = collective(f"source_target_pairs={pairs}", "collective-permute")
         return axes_of_pairs(source_target_pairs(proto), MESH)

@@ -70,7 +70,7 @@ loops = pytest.mark.parametrize(
 
 
 @loops
-def test_products_have_a_layer_and_a_phase(repeat):
+def test_matmuls_have_a_layer_and_a_phase(repeat):
     found = [o for o in operations(repeat) if o.matmul_flops]
     assert not [o for o in found if not o.layer]
     phases = {"forward", "backward"} | ({"rematerialized"} if repeat else set())
@@ -78,7 +78,7 @@ def test_products_have_a_layer_and_a_phase(repeat):
 
 
 @loops
-def test_dispatch_products(repeat):
+def test_dispatch_matmuls(repeat):
     """[G,S,E,C] times [G,S,M] and times [G,E,C,M], with three gradients, and two for the gates."""
     moving = [o for o in operations(repeat) if o.dispatch]
     layer, mixtures = ("layers/body_0", 4) if repeat else ("layers_0", 2)
@@ -94,7 +94,7 @@ def test_dispatch_products(repeat):
 
 
 @loops
-def test_the_loss_is_a_layer(repeat):
+def test_loss_is_listed_as_a_layer(repeat):
     found = [o for o in operations(repeat) if o.layer == LOSS_SCOPE]
     assert {o.phase for o in found} == {"forward", "backward"}
     assert not products(found)
@@ -104,7 +104,7 @@ def test_the_loss_is_a_layer(repeat):
 
 
 @loops
-def test_the_optimizer_is_a_phase_of_every_layer_with_weights(repeat):
+def test_optimizer_is_a_phase_of_every_layer_with_weights(repeat):
     specs = trainer_of(repeat).task.variable_specs().flatten()
     owners = {scope_name(spec.path.rpartition(".")[0]) for spec in specs}
     found = [o for o in operations(repeat) if o.phase == "optimizer"]

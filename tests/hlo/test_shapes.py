@@ -7,7 +7,7 @@ from lingvo_gshard.hlo.shapes import Shape, numpy_name
 from tests.hlo.parsing import parse_shape
 
 
-def test_an_array():
+def test_array_shape():
     assert parse_shape("f32[8,128]{1,0}") == Shape("f32", (8, 128), (1, 0))
     assert parse_shape("pred[]") == Shape("pred", (), ())
     assert parse_shape("bf16[<=8,2]").dimensions == (8, 2)
@@ -22,7 +22,7 @@ def test_a_tpu_layout_has_tiles_and_a_memory_space():
     assert parse_shape("f32[]{:T(256)}").padding == 1
 
 
-def test_nested_tuples():
+def test_nested_tuple_shapes():
     shape = parse_shape("((f32[2]{0:T(256)}, s8[3]{0}), /*index=1*/pred[4]{0}, token[])")
     assert [array.dtype for array in shape.arrays] == ["f32", "s8", "pred", "token"]
     assert shape.elements[0].elements[0].tile == (256,)
@@ -49,11 +49,11 @@ def test_tiles_pad_the_minor_dimensions(text, elements, padded):
     ("text", "size"),
     [("pred[3]", 3), ("s4[3]", 2), ("bf16[3]", 6), ("f8e4m3fn[3]", 3), ("c64[3]", 24)],
 )
-def test_bytes(text, size):
+def test_shape_bytes(text, size):
     assert parse_shape(text).bytes == size
 
 
-def test_numpy_names():
+def test_dtypes_have_numpy_names():
     found = [numpy_name(name) for name in ("f32", "s8", "u16", "c64", "pred")]
     expected = [np.float32, np.int8, np.uint16, np.complex64, np.bool_]
     assert found == [np.dtype(each).name for each in expected]

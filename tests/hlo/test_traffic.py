@@ -48,14 +48,14 @@ def operations(text):
         "dynamic_slice_sizes={1,8,16}",
     ],
 )
-def test_a_slice_of_stacked_weights_reads_the_slice_alone(lines):
+def test_slicing_stacked_weights_reads_only_the_slice(lines):
     (fusion,) = operations(FUSED.replace("{slice}", lines)).values()
     is_index_read = 4 if "dynamic" in lines else 0
     assert fusion.bytes == 3 * PART + is_index_read
     assert fusion.other_flops == 8 * 16 * (2 if "exponential" in lines else 1)
 
 
-def test_an_operand_is_read_in_full_where_all_of_it_is_used():
+def test_fully_used_operands_are_read_in_full():
     lines = (
         "%z = f32[] constant(0)\n  %a = f32[8,16]{1,0} reduce(%w, %z), dimensions={0}, "
         "to_apply=%sum\n  %s = f32[1,8,16]{2,1,0} bitcast(%a)"
@@ -89,7 +89,7 @@ ENTRY %main (w: f32[12,8,16], i: s32[], x: f32[8,16]) -> f32[12,8,16] {
 """
 
 
-def test_an_update_in_place_writes_the_update_alone():
+def test_in_place_update_writes_only_the_update():
     found = operations(UPDATE)
     assert found["f"].bytes == PART + 4 + 2 * PART
     assert found["again"].bytes == 2 * PART + 2 * 4
@@ -112,7 +112,7 @@ def test_an_update_in_place_writes_the_update_alone():
         ("%o = bf16[8,4]{1,0:T(8,128)(2,1)} copy(%p)", 64 + 8 * 128 * 2),
     ],
 )  # fmt: skip
-def test_single_instructions(line, size):
+def test_bytes_of_single_instructions(line, size):
     """Arrays count with the padding of their tiles. Those in vector memory, S(1), do not count."""
     parameter = "%p = bf16[8,4]{1,0} parameter(0)"
     found = operations(f"ENTRY %main {{\n  {parameter}\n  {line}\n}}\n")

@@ -30,7 +30,7 @@ def program(topology: str, rows: int = 64):
     return partitioned.lower(tf.TensorSpec((rows, 32)), tf.TensorSpec((32, 16)))
 
 
-def test_memory_is_as_xla_reports_it():
+def test_memory_matches_xlas_report():
     topology = topologies.get("cpu:8")
     found = compilation.compile_for(program("cpu:8"), topology)
     with using_partitioner("gspmd"):
@@ -46,7 +46,7 @@ def test_progress_is_reported():
     assert told == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
 
 
-def test_a_mesh_of_another_size_names_both_flags():
+def test_mesh_of_wrong_size_names_both_flags():
     with pytest.raises(ValueError, match=r"--mesh=data=8 .* --topology=cpu:4 has 4.* data=4"):
         compilation.compile_for(program("cpu:8"), topologies.get("cpu:4"))
 
@@ -64,7 +64,7 @@ def test_a_mesh_of_another_size_names_both_flags():
         ("RESOURCE_EXHAUSTED: no room in HBM", 5),
     ],
 )
-def test_temporaries_come_from_the_compilers_refusal(monkeypatch, message, temporaries):
+def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, temporaries):
     """The bytes that TPU compilers report include arguments and outputs."""
     calls = []
 
@@ -90,7 +90,7 @@ def test_temporaries_come_from_the_compilers_refusal(monkeypatch, message, tempo
         ("RESOURCE_EXHAUSTED: Used 9T of 1G hbm.\nmore", "Not even TPU v5p has enough: RESOURCE"),
     ],
 )
-def test_a_program_that_no_chip_can_run_is_an_error(monkeypatch, message, words):
+def test_program_that_no_chip_can_run_is_an_error(monkeypatch, message, words):
     def compile_(program, topology, started):
         raise jax.errors.JaxRuntimeError(message)
 
@@ -113,14 +113,14 @@ def test_a_program_that_no_chip_can_run_is_an_error(monkeypatch, message, words)
         ("v5e:1x1", "v5p:1x1x1"),
     ],
 )
-def test_the_larger_topology_has_as_many_devices(topology, larger):
+def test_larger_memory_topology_has_the_same_number_of_devices(topology, larger):
     topology = topologies.get(topology)
     found = compilation._larger_topology(topology)
     assert (found and found.name) == larger
     assert found is None or found.devices == topology.devices
 
 
-def test_libtpu_missing_or_of_another_version(monkeypatch):
+def test_missing_or_mismatched_libtpu_is_reported(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: None)
     plan = lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
     assert plan.compiler == "cpu"
@@ -157,7 +157,7 @@ def plan_of_feed_forward(topology: str, hidden: int):
     )
 
 
-def test_a_step_planned_for_a_tpu():
+def test_plan_of_a_step_on_a_tpu():
     pytest.importorskip("libtpu")
     plan = plan_of_feed_forward("v3:2x2", 2**14)
     assert plan.fits and plan.compiler == "tpu" and plan.devices == 8
@@ -168,7 +168,7 @@ def test_a_step_planned_for_a_tpu():
     assert plan.notes == []
 
 
-def test_a_step_that_does_not_fit_a_tpu():
+def test_step_that_exceeds_tpu_memory():
     """It has 32 GiB of weights, and a core has 15.48 GiB of memory."""
     pytest.importorskip("libtpu")
     plan = plan_of_feed_forward("v3:1x1", 2**20)
@@ -180,7 +180,7 @@ def test_a_step_that_does_not_fit_a_tpu():
     assert any("for TPU v3 reported: RESOURCE_EXHAUSTED" in note for note in plan.notes)
 
 
-def test_a_step_too_large_for_any_tpu():
+def test_step_too_large_for_any_tpu():
     pytest.importorskip("libtpu")
     with pytest.raises(ValueError, match=r"^topology=v3:1x1: .* Not even TPU7x has enough"):
         plan_of_feed_forward("v3:1x1", 2**24)

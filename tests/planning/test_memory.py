@@ -40,7 +40,7 @@ def sizes_of(topology: str, donate=()):
 
 
 @pytest.mark.parametrize("donate", [(), (1, 2)])
-def test_classes_on_a_cpu(donate):
+def test_memory_classes_on_cpu(donate):
     sizes, told = sizes_of("cpu:8", donate)
     assert sizes["weights"] == sizes["moments"] == 4 * WIDTH * HIDDEN // 2
     assert sizes["inputs"] == told["arguments"] - 2 * sizes["weights"]
@@ -53,7 +53,7 @@ def test_classes_on_a_cpu(donate):
     assert (told["outputs"] < 2 * sizes["weights"]) == bool(donate)
 
 
-def test_classes_on_a_tpu_include_padding():
+def test_memory_classes_on_tpu_include_padding():
     pytest.importorskip("libtpu")
     sizes, told = sizes_of("v3:2x2", (1, 2))
     # With tiles of 8 x 128, 24 x 20 floats take 24 x 128. Transposed, 20 x 24 take as much.
@@ -62,7 +62,7 @@ def test_classes_on_a_tpu_include_padding():
     assert sizes["peak"] == told["peak"]
 
 
-def test_inputs_that_the_compiler_has_removed():
+def test_inputs_removed_by_the_compiler():
     """Without the compiler's layouts, inputs count without padding."""
     program, found = compiled("cpu:8")
     more = dataclasses.replace(program, inputs=(*program.inputs, program.inputs[0]))

@@ -116,7 +116,7 @@ loops = pytest.mark.parametrize("loop", [False, True], ids=["one", "loop"])
         ("gather", "data=8", "expert"),
     ],
 )
-def test_arithmetic(kind, mesh, strategy, loop):
+def test_plan_flops_match_closed_forms(kind, mesh, strategy, loop):
     plan = plan_of(kind, mesh, strategy, loop)
     expected = 3 * 2 * PRODUCTS[kind] * (TIMES if loop else 1) // DEVICES
     assert plan.flops == FlopCounts(
@@ -128,7 +128,7 @@ def test_arithmetic(kind, mesh, strategy, loop):
 
 
 @pytest.mark.parametrize("kind", ["feed_forward", "attention"])
-def test_what_is_computed_again_is_told_apart(kind):
+def test_recomputed_flops_are_listed_separately(kind):
     plan = plan_of(kind, "data=8", "data", True, "full")
     forward = 2 * PRODUCTS[kind] * TIMES // DEVICES
     last = 2 * B * L * M * (H if kind == "feed_forward" else N * D) * TIMES // DEVICES
@@ -139,7 +139,7 @@ def test_what_is_computed_again_is_told_apart(kind):
     assert "rematerialized" in {row.phase for row in plan.layers}
 
 
-def test_dispatch_by_products_is_told_apart():
+def test_one_hot_dispatch_flops_are_listed_separately():
     plan = plan_of("einsum", "data=8", "expert", False)
     # The gradient of either is one product for tokens; of combine, for gates too. One of them the
     # CPU's compiler may leave without a name.
@@ -151,7 +151,7 @@ def test_dispatch_by_products_is_told_apart():
 
 
 @loops
-def test_collectives(loop):
+def test_plan_collectives_match_closed_forms(loop):
     times = TIMES if loop else 1
     plan = plan_of("gather", "data=8", "expert", loop)
     places = FLOAT * (B * L // S) * E * C * M // DEVICES
@@ -169,7 +169,7 @@ def test_collectives(loop):
     assert moved(plan) == {("all-reduce", "model"): 2 * times * FLOAT * B * L * M}
 
 
-def test_both_partitioners_have_the_same_plan_where_all_is_annotated():
+def test_partitioners_give_the_same_plan_if_all_tensors_are_annotated():
     gspmd = plan_of("feed_forward", "data=4,model=2", "data_tensor", False)
     shardy = plan_of("feed_forward", "data=4,model=2", "data_tensor", False, partitioner="shardy")
     assert shardy.partitioner == "shardy"
@@ -179,7 +179,7 @@ def test_both_partitioners_have_the_same_plan_where_all_is_annotated():
         assert getattr(gspmd.bytes_per_device, name) == getattr(shardy.bytes_per_device, name)
 
 
-def test_weights_of_a_function_are_those_whose_layouts_say_so():
+def test_function_weights_are_identified_by_layouts():
     plan = plan_of("gather", "data=8", "expert", False)
     experts, router = 2 * E * M * H + E * H + E * M, M * E
     held = FLOAT * (sum(row.bytes for row in plan.tensors) // FLOAT)
@@ -195,14 +195,14 @@ def test_weights_of_a_function_are_those_whose_layouts_say_so():
     assert plan.bytes_per_device.inputs >= 2 * FLOAT * B * L * M // DEVICES
 
 
-def test_a_program_that_does_nothing():
+def test_plan_of_an_empty_program():
     plan = lingvo_gshard.plan(lambda x: x, [tf.TensorSpec((8, 4))], "cpu:8")
     assert plan.fits and plan.flops.executed == 0 and plan.collectives == []
     assert plan.tokens_per_step is None and plan.tokens_per_second is None
     assert msgspec.json.decode(plan.to_json(), type=Plan) == plan
 
 
-def test_a_plan_on_gpus_is_labeled_an_estimate():
+def test_gpu_plan_is_labeled_as_an_estimate():
     plan = lingvo_gshard.plan(
         lambda x, w: tf.matmul(x, w),
         [tf.TensorSpec((16, 32)), tf.TensorSpec((32, 64))],
@@ -225,7 +225,7 @@ def test_a_plan_on_gpus_is_labeled_an_estimate():
         ("cpu:8", {"layouts": ["BM", "BM"]}, "has 1 arguments, but there are 2"),
     ],
 )
-def test_mistakes(topology, settings, words):
+def test_invalid_settings_are_rejected(topology, settings, words):
     with pytest.raises(ValueError, match=".") as raised:
         lingvo_gshard.plan(lambda x: x, [tf.TensorSpec((8, 4))], topology, **settings)
     assert words in str(raised.value)
@@ -270,7 +270,7 @@ def state_bytes(kind: str, parts: dict[str, int]) -> int:
         ),
     ],
 )
-def test_weights_and_moments_are_their_share(mesh, strategy, parts):
+def test_weights_and_moments_count_one_devices_shard(mesh, strategy, parts):
     plan = step_plan(mesh, strategy)
     for name, kind in (("weights", "theta"), ("moments", "moments")):
         assert getattr(plan.bytes_per_device, name) == state_bytes(kind, parts)
@@ -283,7 +283,7 @@ def test_weights_and_moments_are_their_share(mesh, strategy, parts):
 
 
 @pytest.mark.slow
-def test_a_training_steps_plan():
+def test_plan_of_a_training_step():
     plan = step_plan("data=8", "expert")
     record = json.loads(plan.to_json())
     assert set(record) == set(example_plan.example_plan())
@@ -313,12 +313,12 @@ def test_a_training_steps_plan():
 
 
 @pytest.mark.slow
-def test_classes_make_up_the_peak():
+def test_memory_classes_add_up_to_the_peak():
     sizes = msgspec.structs.asdict(step_plan("data=8", "expert").bytes_per_device)
     peak, _ = sizes.pop("peak"), sizes.pop("capacity")
     assert sum(sizes.values()) == peak
 
 
-def test_an_axis_over_which_nothing_is_split_is_noted():
+def test_unused_mesh_axis_is_noted():
     plan = plan_of("feed_forward", "data=4,model=2", "data", False)
     assert "strategy data shards nothing over axis model" in plan.notes

@@ -23,7 +23,7 @@ def timed(*operations):
     return roofline.time_operations(operations, TOPOLOGY, MESH)
 
 
-def test_a_product_takes_its_flops_over_the_peak():
+def test_matmul_time_is_flops_over_peak_rate():
     (found,) = timed(MATMUL)
     assert found.compute_seconds == pytest.approx(3 * 1e12 / 61.5e12)
     assert found.memory_seconds == pytest.approx(3 * 1e6 / 450e9)
@@ -48,7 +48,7 @@ def test_elementwise_operations_are_bound_by_memory_or_by_the_vector_unit():
     assert found.seconds_bound == pytest.approx(1e12 / TOPOLOGY.chip.vector_flops)
 
 
-def test_a_collective_takes_what_its_links_take():
+def test_collective_time_is_bound_by_links():
     (found,) = timed(EXCHANGE)
     bound = interconnect.seconds_bound(CALL, TOPOLOGY, MESH)
     assert found.communication_seconds == pytest.approx(4 * bound)
@@ -64,7 +64,7 @@ def test_every_estimate_is_above_its_bound():
             assert found.seconds >= found.seconds_bound * (1 - 1e-9)
 
 
-def test_the_step_hides_communication_in_its_bound_and_not_in_the_estimate():
+def test_step_bound_overlaps_communication_and_estimate_does_not():
     operations = timed(MATMUL, COPY, EXCHANGE)
     matmul, copy, exchange = operations
     step = roofline.step_time(operations)
@@ -76,12 +76,12 @@ def test_the_step_hides_communication_in_its_bound_and_not_in_the_estimate():
     assert roofline.step_time([]).seconds == 0
 
 
-def test_a_mesh_of_another_size_is_refused():
+def test_mesh_of_wrong_size_is_rejected():
     with pytest.raises(ValueError, match="--mesh=data=16 needs 16 devices"):
         roofline.time_operations([MATMUL], TOPOLOGY, Mesh((("data", 16),)))
 
 
-def test_budget():
+def test_training_budget():
     found = roofline.budget(1e12, 1e-6, topologies.get("v3:32x32"))
     assert found.chip_hours == pytest.approx(1e6 / 3600 * 1024)
     assert found.kilowatt_hours == pytest.approx(found.chip_hours * 0.22)

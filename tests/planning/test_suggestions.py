@@ -40,7 +40,7 @@ def quickstart(*settings):
     return gin_binding.apply_gin(registry.get(EXPERIMENT), [], settings)
 
 
-def test_changes_are_made_one_on_top_of_the_other():
+def test_suggested_changes_accumulate():
     params = quickstart("input.batch_rows = 33")
     before = params.to_text()
     rows, seen, said = tried(params)
@@ -61,7 +61,7 @@ def test_changes_are_made_one_on_top_of_the_other():
     assert seen[-1][1].task.encoder.moe.router.capacity_factor == 0.5
 
 
-def test_flags_of_a_row_make_the_same_params():
+def test_suggested_flags_reproduce_the_params():
     rows, seen, _ = tried(quickstart())
     values = plan.define_flags()
     values([plan.NAME, *shlex.split(rows[-1].change)])
@@ -71,19 +71,19 @@ def test_flags_of_a_row_make_the_same_params():
 
 
 @pytest.mark.parametrize(("most", "fitting", "count"), [(3, 2, 2), (1, 9, 1), (0, 1, 0)])
-def test_it_stops_where_one_fits_or_enough_were_tried(most, fitting, count):
+def test_suggestions_stop_when_one_fits_or_the_limit_is_reached(most, fitting, count):
     rows, _, _ = tried(quickstart(), fitting, most)
     assert len(rows) == count
     assert any(row.fits for row in rows) == (fitting <= most)
 
 
 @pytest.mark.parametrize("strategy", ["expert_fsdp", "E->data; H->model"])
-def test_a_strategy_that_splits_weights_or_is_a_table_is_left(strategy):
+def test_strategies_that_already_shard_weights_are_kept(strategy):
     rows, _, _ = tried(quickstart(), strategy=strategy)
     assert not any("--strategy" in row.change for row in rows)
 
 
-def test_nothing_is_tried_that_is_so_already():
+def test_changes_already_in_effect_are_not_suggested():
     settings = [
         "task.encoder.execution.rematerialize = 'full'",
         "task.decoder.execution.rematerialize = 'full'",
@@ -96,7 +96,7 @@ def test_nothing_is_tried_that_is_so_already():
     assert rows == []
 
 
-def test_a_language_model_has_one_stack_to_change():
+def test_language_model_has_one_stack_to_change():
     rows, _, _ = tried(registry.get("language_model.quickstart"), most=1)
     change = shlex.split(rows[0].change)
     assert change == ['--gin_param=task.decoder.execution.rematerialize = "full"']

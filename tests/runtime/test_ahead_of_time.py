@@ -18,7 +18,7 @@ trainer = """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan`")
-def test_the_training_step_compiles_for_eight_chips():
+def test_training_step_compiles_for_eight_chips():
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert program.count("\ntrainer = ") == 1
     result = subprocess.run(

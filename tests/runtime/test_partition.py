@@ -24,7 +24,7 @@ def double(x):
     return annotate(2 * annotate(x, "BM"), "BM")
 
 
-def test_the_package_offers_it_and_imports_it_on_first_use():
+def test_partition_is_exported_and_imported_lazily():
     assert lingvo_gshard.partition.__wrapped__ is partition
     with pytest.raises(AttributeError, match="has no attribute 'partitoin'"):
         _ = lingvo_gshard.partitoin
@@ -39,7 +39,7 @@ def test_the_package_offers_it_and_imports_it_on_first_use():
     ("mesh", "strategy"),
     [("data=8", "data"), ("data=2,model=4", "tensor"), ("one=1", "replicated")],
 )
-def test_computes_what_the_function_does(mesh, strategy, partitioner):
+def test_partitioned_function_computes_the_same(mesh, strategy, partitioner):
     rng = np.random.default_rng(0)
     shapes = ((8, 6), (6, 5), (5,))
     x, w, b = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
@@ -61,7 +61,7 @@ def test_computes_what_the_function_does(mesh, strategy, partitioner):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_structures_go_in_and_come_out():
+def test_nested_arguments_and_results():
     def function(state, batch):
         new = state.transform(lambda w: w + batch["x"])
         return new, {"sum": tf.reduce_sum(batch["x"]), "none": None, "both": [new.a, (batch["x"],)]}
@@ -79,7 +79,7 @@ def test_structures_go_in_and_come_out():
     assert run.compile_count == 1
 
 
-def test_another_structure_of_arguments_compiles_again():
+def test_new_argument_structure_compiles_again():
     run = partition(lambda d: 5 * d[0] if isinstance(d, list) else d["a"], "data=8")
     np.testing.assert_array_equal(run({"a": X}), X)
     np.testing.assert_array_equal(run([X]), 5 * X)
@@ -94,7 +94,7 @@ def test_python_numbers_have_tensorflows_types():
 
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "bfloat16", "uint8", "bool", "complex64"])
-def test_types_stay_as_they_are(kind):
+def test_dtypes_are_kept(kind):
     value = tf.cast(tf.constant([0, 1, 3]), kind).numpy()
     if kind == "int64":
         value += 2**40
@@ -103,14 +103,14 @@ def test_types_stay_as_they_are(kind):
     np.testing.assert_array_equal(np.asarray(found), np.concatenate([value, value]))
 
 
-def test_tensors_and_variables_are_arrays_too():
+def test_tensors_and_variables_are_accepted_as_arrays():
     run = partition(double, "data=8", "data")
     for value in (tf.constant(X), tf.Variable(X), X, run(X) / 2):
         np.testing.assert_array_equal(run(value), 2 * X)
     assert run.compile_count == 1
 
 
-def test_a_split_that_does_not_divide():
+def test_uneven_split_of_an_argument():
     for rows in (1, 7, 9):
         x = np.ones((rows, 2), np.float32)
         result = partition(double, "data=8", "data")(x)
@@ -126,7 +126,7 @@ def test_layouts_shard_arguments():
     np.testing.assert_array_equal(run(X, X, X), 3 * X)
 
 
-def test_each_array_of_an_argument_may_have_a_layout():
+def test_layouts_may_be_nested_like_arguments():
     def function(theta, x):
         return x @ theta["b"]["w"] + tf.reduce_sum(theta["a"][0]) * theta["a"][1]
 
@@ -152,12 +152,12 @@ def test_each_array_of_an_argument_may_have_a_layout():
         (["weight: BM"], "Unknown kind of tensor 'weight'. Did you mean 'weights'?"),
     ],
 )
-def test_layouts_that_do_not_fit_are_refused(layouts, words):
+def test_mismatched_layouts_are_rejected(layouts, words):
     with pytest.raises(ValueError, match=words):
         partition(double, "data=8", "data", layouts=layouts)(X)
 
 
-def test_a_donated_argument_is_reused():
+def test_donated_argument_memory_is_reused():
     run = partition(double, "data=8", "data", donate=(0,))
     first = run(X)
     second = run(first)
@@ -198,7 +198,7 @@ def test_compile_returns_the_executable():
     assert run.lower(X).inputs[0].split == (("data",), ())
 
 
-def test_overrides_and_the_papers_calls():
+def test_overrides_and_the_papers_annotation_functions():
     run = partition(lambda x: paper_api.split(x, 1, 2) * 2, "data=2")
     assert run.lower(X).inputs[0].split == ((), ("data",))
     with pytest.raises(ValueError, match="overrides"):
@@ -215,7 +215,7 @@ def test_overrides_and_the_papers_calls():
         (("data=4", "data", "gspmd", 8), "--mesh=data=4 needs 4 devices .*, but there are 8"),
     ],
 )
-def test_mistakes_are_refused(arguments, words):
+def test_invalid_arguments_are_rejected(arguments, words):
     mesh, strategy, *rest = arguments
     options = dict(zip(("partitioner", "devices"), rest, strict=False))
     if "devices" in options:
@@ -224,14 +224,14 @@ def test_mistakes_are_refused(arguments, words):
         partition(double, mesh, strategy, **options)(X)
 
 
-def test_a_mesh_may_be_of_some_of_the_devices_in_any_order():
+def test_mesh_may_use_a_subset_of_devices_in_any_order():
     devices = devices_for(8)[6:3:-2]
     result = partition(double, Mesh.parse("data=2"), "data", devices=devices)(X)
     assert [shard.device for shard in result.addressable_shards] == devices
     np.testing.assert_array_equal(result, 2 * X)
 
 
-def test_a_partial_function_has_no_name_of_its_own():
+def test_partial_function_takes_the_functions_name():
     run = partition(functools.partial(tf.reduce_sum, axis=0), "data=8")
     assert run.lower(X).name == "function"
     np.testing.assert_array_equal(run(X), X.sum(0))

@@ -79,7 +79,7 @@ def values(variables) -> list[np.ndarray]:
         ("data=4,model=2", "data_tensor", {"all-reduce": 1}),
     ],
 )
-def test_equals_keras_own_call(model, ids, mesh, strategy, moved):
+def test_partitioned_call_equals_keras(model, ids, mesh, strategy, moved):
     run = partition(forward(model), mesh, strategy)
     arguments = values(model.trainable_variables), values(model.non_trainable_variables), ids
     np.testing.assert_allclose(run(*arguments), model(ids), rtol=1e-4, atol=1e-5)
@@ -88,7 +88,7 @@ def test_equals_keras_own_call(model, ids, mesh, strategy, moved):
     assert all("down" in collective.op_name for collective in found)
 
 
-def test_gradients_equal_keras_own(model, ids):
+def test_partitioned_gradients_equal_keras(model, ids):
     labels = (ids + 1) % V
     trainable = values(model.trainable_variables)
     expected_loss, expected = step(model)(list(map(tf.constant, trainable)), [], ids, labels)
@@ -121,6 +121,6 @@ def test_layouts_shard_weights(model, ids):
     assert executable.memory()["arguments"] == whole - in_parts + in_parts // 8
 
 
-def test_refuses_a_model_that_is_passed_directly(model, ids):
+def test_model_passed_directly_is_rejected(model, ids):
     with pytest.raises(ValueError, match="uses variables: .*Make their values arguments, as state"):
         partition(lambda ids: model(ids), "data=8", "data")(ids)

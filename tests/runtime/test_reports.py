@@ -33,7 +33,7 @@ def awkward(x):
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_names_the_layer_of_a_replicated_tensor(partitioner, capfd):
+def test_full_replication_warning_names_the_layer(partitioner, capfd):
     executable = partition(awkward, CUBE, partitioner=partitioner).compile(np.zeros((8, 8), "f4"))
     (found,) = executable.full_replications()
     assert found.operation == "encoder/layers_0/awkward/XlaSharding"
@@ -51,7 +51,7 @@ def test_names_the_layer_of_a_replicated_tensor(partitioner, capfd):
     assert full_replications.WARNING_TEXT not in shown and "GSPMD" not in shown
 
 
-def test_a_good_partitioning_has_no_warnings():
+def test_efficient_partitioning_has_no_warnings():
     partitioning = partition(lambda x: annotate(tf.sin(annotate(x, "BM")), "BM"), "data=8", "data")
     lines = reports.describe_program(partitioning.compile(np.zeros((2**14, 2**7), "f4")))
     assert lines == [
@@ -93,7 +93,7 @@ def test_unused_axes_are_reported():
     assert reports.unused_axis_warnings(Partitioning.make("data=2,model=4", "expert_tensor")) == []
 
 
-def test_shows_only_some_of_many_warnings(monkeypatch):
+def test_many_warnings_are_truncated(monkeypatch):
     rows = [FullReplication(f"layer_{n}/op", "{a}", "{b}") for n in range(7)]
     executable = partition(lambda x: x, "data=8").compile(np.zeros(8, "f4"))
     monkeypatch.setattr(type(executable), "full_replications", lambda self: rows)

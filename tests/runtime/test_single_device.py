@@ -38,7 +38,7 @@ def test_runs_the_trainers_steps(trainer, runtime):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_evaluates_as_the_function_does(trainer, runtime):
+def test_evaluation_equals_the_trainers(trainer, runtime):
     batch = tiny.make_batch(2, 0)
     expected = trainer.eval_step(trainer.init_state().theta, batch)
     found = runtime.eval_step(batch)
@@ -72,7 +72,7 @@ def test_resumes_from_a_state_it_returned(trainer, runtime):
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_state_read_out_is_a_copy(runtime):
+def test_exported_state_is_a_copy(runtime):
     before = runtime.state()
     kept = before.theta.hidden.w.copy()
     runtime.train_step(tiny.make_batch(1, 0))

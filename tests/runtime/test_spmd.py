@@ -112,7 +112,7 @@ def check_lies_as_listed(
                 assert shard.data.nbytes == row.bytes_per_device, row
 
 
-def test_experts_stay_where_they_are_through_steps():
+def test_expert_weights_stay_on_their_devices():
     strategy, mesh, *sizes, _ = FAST[0]
     runtime, _ = trained(*FAST[0])
     partitioning = Partitioning.make(mesh, strategy)
@@ -122,7 +122,7 @@ def test_experts_stay_where_they_are_through_steps():
     assert [shard.index[0].start for shard in w_in.addressable_shards] == list(range(8))
 
 
-def test_a_step_under_expert_parallelism_moves_tokens_and_gradients_only():
+def test_expert_parallel_step_communicates_only_tokens_and_gradients():
     """Each of two layers with experts has two all-to-alls in each pass."""
     runtime, _ = trained(*FAST[0])
     counts = hlo.count_by_kind(runtime.executable().collectives())
@@ -198,7 +198,7 @@ def runtime(trainer) -> SpmdRuntime:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partitioner", ["gspmd", pytest.param("shardy", marks=pytest.mark.slow)])
-def test_a_batch_that_does_not_divide(trainer, partitioner):
+def test_uneven_batch(trainer, partitioner):
     local, sharded = SingleDeviceRuntime(trainer), make(trainer, "data_tensor", "data=4,model=2")
     sharded = make(trainer, "data_tensor", "data=4,model=2", partitioner)
     for each in (local, sharded):
@@ -210,7 +210,7 @@ def test_a_batch_that_does_not_divide(trainer, partitioner):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, err_msg=name)
 
 
-def test_a_step_donates_the_state(runtime):
+def test_step_donates_the_state(runtime):
     before = runtime.state()
     runtime.train_step(tiny.make_batch(1, 0)).read()
     assert all(array.is_deleted() for array in before.flatten())
@@ -228,7 +228,7 @@ def test_compiles_once_per_shape(runtime):
     assert runtime.compile_seconds == seconds > 0
 
 
-def test_a_state_goes_on_in_another_runtime(trainer, runtime):
+def test_state_can_be_moved_to_another_runtime(trainer, runtime):
     for index in range(2):
         runtime.train_step(tiny.make_batch(1, index))
     as_numpy = runtime.state().transform(np.asarray)
@@ -249,7 +249,7 @@ def test_a_state_goes_on_in_another_runtime(trainer, runtime):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_another_runtime_of_the_same_layout_reuses_a_state(trainer, runtime):
+def test_runtime_with_the_same_sharding_reuses_the_state(trainer, runtime):
     other = make(trainer, "data_tensor", "data=4,model=2")
     other.load_state(runtime.state())
     assert other.train_step(tiny.make_batch(1, 0)).read()["loss"] > 0
@@ -257,14 +257,14 @@ def test_another_runtime_of_the_same_layout_reuses_a_state(trainer, runtime):
         runtime.train_step(tiny.make_batch(1, 0))
 
 
-def test_a_state_of_another_shape_is_refused_by_its_path(trainer, runtime):
+def test_state_of_wrong_shape_is_rejected_by_path(trainer, runtime):
     state = runtime.state().transform(np.asarray)
     state.theta.hidden.w = state.theta.hidden.w[1:]
     with pytest.raises(ValueError, match=r"theta\.hidden\.w is float32\[6, 8\], but the value for"):
         runtime.load_state(state)
 
 
-def test_weights_alone_are_enough_to_evaluate(trainer, runtime):
+def test_evaluation_needs_only_weights(trainer, runtime):
     other = make(trainer, "fsdp", "data=2")
     other.load_theta(runtime.state().theta.transform(np.asarray))
     batch = tiny.make_batch(2, 0)
@@ -273,7 +273,7 @@ def test_weights_alone_are_enough_to_evaluate(trainer, runtime):
         np.testing.assert_allclose(pair, expected[name], rtol=1e-5)
 
 
-def test_says_what_it_compiled_and_what_is_not_split(trainer):
+def test_messages_report_memory_of_compiled_programs(trainer):
     runtime = make(trainer, "tensor", "model=8")
     assert runtime.device_summary == "8 CPU devices as model=8"
     runtime.init_state()
@@ -286,7 +286,7 @@ def test_says_what_it_compiled_and_what_is_not_split(trainer):
         runtime.executable("eval")
 
 
-def test_refuses_too_much_replication(trainer):
+def test_too_much_replication_is_rejected(trainer):
     # The second matrix has 5 columns, its bias 5 numbers, and so have their moments.
     with pytest.raises(ValueError, match="--max_replicated_mb=0: .*\n.*output.w.*H of 5 does not"):
         make(trainer, "tensor", "model=8", "gspmd", 0.0)
@@ -294,19 +294,19 @@ def test_refuses_too_much_replication(trainer):
     assert make(trainer, "data", "data=8", "gspmd", 0.0)
 
 
-def test_devices_that_do_not_fill_the_mesh_are_refused(trainer):
+def test_wrong_number_of_devices_is_rejected(trainer):
     partitioning = Partitioning.make("data=4", "data")
     with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .*but there are 8"):
         SpmdRuntime(trainer, partitioning, devices_for(8))
 
 
-def test_refuses_more_devices_than_exist():
+def test_mesh_larger_than_the_machine_is_rejected():
     assert len(devices_for(None)) == len(jax.devices())
     with pytest.raises(ValueError, match="--mesh needs 1000 devices, but there are"):
         devices_for(1000)
 
 
-def test_an_override_holds_for_its_layer(trainer):
+def test_override_applies_to_its_layer(trainer):
     runtime = make(
         trainer, "tensor", "model=2", overrides={"task.hidden": "weights: H->none; M->model"}
     )

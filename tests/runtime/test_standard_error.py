@@ -18,7 +18,7 @@ with standard_error.capture(["hidden"]):
 """
 
 
-def test_captures_all_and_shows_all_but_hidden_lines(capfd):
+def test_capture_returns_everything_and_filters_hidden_lines(capfd):
     with standard_error.capture(["wolf", "f.x"]) as output:
         os.write(2, b"a sheep\nthe wolf says\nfox f.x\nfax\nno end")
     assert output.text == "a sheep\nthe wolf says\nfox f.x\nfax\nno end"
@@ -27,13 +27,13 @@ def test_captures_all_and_shows_all_but_hidden_lines(capfd):
     assert capfd.readouterr().err == "after"
 
 
-def test_captures_nothing_if_nothing_is_written(capfd):
+def test_capture_of_no_output_is_empty(capfd):
     with standard_error.capture(["x"]) as output:
         pass
     assert output.text == "" and capfd.readouterr() == ("", "")
 
 
-def test_an_error_leaves_it_as_it_was(capfd):
+def test_standard_error_is_restored_after_an_error(capfd):
     with pytest.raises(KeyError), standard_error.capture(["x"]) as output:
         os.write(2, b"before\nx\n")
         raise KeyError

@@ -41,7 +41,7 @@ def one_device(trainer, mesh="data=1", **options):
 
 # Annotations for eight devices stand in the step of one, and change nothing there.
 @pytest.mark.parametrize("mesh", ["data=1", "data=8"])
-def test_losses_equal_those_of_one_device_to_the_bit(trainer, local, mesh):
+def test_losses_equal_one_device_bit_for_bit(trainer, local, mesh):
     runtime = one_device(trainer, mesh)
     runtime.init_state()
     for index in range(5):
@@ -65,7 +65,7 @@ def test_resumes_from_the_state_of_one_device(trainer, local):
     assert runtime.train_step(batch).read() == local.train_step(batch).read()
 
 
-def test_computes_with_weights_alone(trainer, local):
+def test_bound_functions_need_only_weights(trainer, local):
     theta = local.state().theta
     runtime = one_device(trainer, "data=8")
     runtime.load_theta(theta)
@@ -76,20 +76,20 @@ def test_computes_with_weights_alone(trainer, local):
     assert function.compile_count == 2
 
 
-def test_says_what_every_core_holds_whole(trainer):
+def test_replicated_tensors_are_reported(trainer):
     assert one_device(trainer, "data=8").pop_messages() == []  # too small to speak of
     with pytest.raises(ValueError, match=r"--max_replicated_mb=0: (.|\n)*hidden\.w \[6, 8\], "):
         one_device(trainer, "data=8", max_replicated_megabytes=0.0)
     one_device(trainer, "data=1", max_replicated_megabytes=0.0)
 
 
-def test_a_strategy_of_several_replicas_is_refused(trainer):
+def test_strategy_with_several_replicas_is_rejected(trainer):
     strategy = types.SimpleNamespace(num_replicas_in_sync=2)
     with pytest.raises(ValueError, match="has 2 replicas; one over all cores expected"):
         TpuStrategyRuntime(trainer, strategy, Partitioning.make("data=2", SPLIT))
 
 
-def test_waits_a_limited_time_for_an_answer(monkeypatch):
+def test_connecting_to_a_tpu_times_out(monkeypatch):
     answer = threading.Event()
 
     def wait(**_):

@@ -35,8 +35,8 @@ def test_a_row_describes_a_weight():
 def test_unsplit_weights_and_scalars():
     rows = weight_rows([spec("norm.scale", "M", 5), spec("step", "", dtype="int32")], PLACED)
     assert [(r.split, r.bytes, r.bytes_per_device, r.note) for r in rows] == [
-        ("whole", 20, 20, ""),
-        ("whole", 4, 4, ""),
+        ("replicated", 20, 20, ""),
+        ("replicated", 4, 4, ""),
     ]
 
 
@@ -45,13 +45,13 @@ def test_indivisible_dimensions_are_noted():
     note = "E of 12 does not divide by 8: not split"
     assert (rows[0].split, rows[0].note) == ("H over model (2)", note)
     assert rows[0].bytes_per_device == rows[0].bytes // 2
-    assert rows[1].split == "whole"
+    assert rows[1].split == "replicated"
     assert rows[1].note == f"{note}; H of 5 does not divide by 2: not split"
 
 
 def test_letters_that_are_not_split_need_no_note():
     (row,) = weight_rows([spec("router.w_gate", "ME", 4, 12, unsplit="E")], PLACED)
-    assert (row.split, row.note) == ("whole", "")
+    assert (row.split, row.note) == ("replicated", "")
 
 
 def test_moments_use_their_own_table():
@@ -60,7 +60,7 @@ def test_moments_use_their_own_table():
     (weight,), (moment,) = (
         weight_rows(specs, partitioning, kind) for kind in ("weights", "moments")
     )
-    assert (weight.split, moment.split) == ("whole", "M over data (8)")
+    assert (weight.split, moment.split) == ("replicated", "M over data (8)")
     assert moment.bytes_per_device == weight.bytes_per_device // 8
 
 

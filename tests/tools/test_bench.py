@@ -68,7 +68,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_it_writes_a_row_for_each_step(capsys, tmp_path):
+def test_step_writes_a_row_for_each_model(capsys, tmp_path):
     path = tmp_path / "step.json"
     code, out, _ = run(capsys, "step", f"--json={path}", *TINY)
     assert code == 0 and "ratio" in out
@@ -83,7 +83,7 @@ def test_it_writes_a_row_for_each_step(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_measures_each_dispatch_of_a_mixture(capsys, tmp_path):
+def test_moe_measures_each_dispatch(capsys, tmp_path):
     path = tmp_path / "moe.json"
     small = ["--group_size=8", "--experts=4", "--skew=0.5"]
     code, out, _ = run(capsys, "moe", f"--json={path}", *TINY, *small)
@@ -105,7 +105,7 @@ def test_it_measures_each_dispatch_of_a_mixture(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_measures_layers_as_a_loop(capsys, tmp_path):
+def test_depth_measures_layers_as_a_loop(capsys, tmp_path):
     path = tmp_path / "depth.json"
     code, out, _ = run(capsys, "depth", f"--json={path}", "--depths=4,2", *TINY)
     assert code == 0 and "one by one" in out
@@ -116,7 +116,7 @@ def test_it_measures_layers_as_a_loop(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_measures_each_choice(capsys, tmp_path, monkeypatch):
+def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
     picked = ("layers one by one", "a loop, rematerialize full", "averaged weights")
     every = choices.choices()
     monkeypatch.setattr(choices, "choices", lambda: {name: every[name] for name in picked})
@@ -130,7 +130,7 @@ def test_it_measures_each_choice(capsys, tmp_path, monkeypatch):
     assert averaged["state_bytes"] > plain["state_bytes"] == loop["state_bytes"]
 
 
-def test_ratios_are_medians_of_turns():
+def test_ratios_are_medians_over_alternating_runs():
     """The machine is twice as slow in the second turn; the third is disturbed while dense runs."""
     case = moe.Case(4, "gather", "learned", 1.0)
     sizes = moe.Sizes(8, 8, 16, 8)
@@ -142,7 +142,7 @@ def test_ratios_are_medians_of_turns():
     assert row.gemm_rate == pytest.approx(sizes.useful / 0.55)
 
 
-def test_json_alone_is_standard_output(capsys, monkeypatch):
+def test_json_is_the_only_standard_output(capsys, monkeypatch):
     def measure(cases, *_):
         return [step.Row(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
 
@@ -152,7 +152,7 @@ def test_json_alone_is_standard_output(capsys, monkeypatch):
     assert [row["name"] for row in json.loads(out)["rows"]] == NAMES
 
 
-def test_cases_are_the_experiments_step_with_and_without_experts():
+def test_step_cases_have_a_sparse_and_a_dense_model():
     with_experts, dense = step.experiment_cases(registry.get(EXPERIMENT))
     for case in (with_experts, dense):
         task = case.trainer.task
@@ -174,7 +174,7 @@ def test_cases_are_the_experiments_step_with_and_without_experts():
     assert with_experts.flops - router == dense.flops
 
 
-def test_a_dense_experiment_has_no_second_step():
+def test_dense_experiment_has_one_step_case():
     experiment = tiny_translation().set(name="test.dense")
     for stack in (experiment.task.encoder, experiment.task.decoder):
         stack.moe_every = 0
@@ -182,7 +182,7 @@ def test_a_dense_experiment_has_no_second_step():
     assert [case.name for case in cases] == ["test.dense, dense"]
 
 
-def test_the_best_step_counts_against_the_best_product(monkeypatch):
+def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     """The clock gives the first step, then a step and its number of products in turns."""
     clock = iter([5.0, 2.0, 0.5, 1.0, 0.125])
     monkeypatch.setattr(step, "seconds_of", lambda function: next(clock))
@@ -217,14 +217,14 @@ def test_the_best_step_counts_against_the_best_product(monkeypatch):
         ),
     ],
 )
-def test_mistakes_are_one_line(capsys, arguments, message):
+def test_user_errors_are_one_line(capsys, arguments, message):
     code, out, err = run(capsys, *arguments[:1], *TINY, *arguments[1:])
     assert code == 1 and out == ""
     assert err.startswith("gshard-bench: error: ") and err.count("\n") == 1
     assert message in err
 
 
-def test_a_language_model_has_cases_too():
+def test_step_cases_of_a_language_model():
     experiment = registry.get("language_model.quickstart")
     experiment.input.set(batch_rows=2, length=20, cleaning=None)
     experiment.task.set(model_dim=8)
@@ -240,7 +240,7 @@ def test_a_language_model_has_cases_too():
     assert ids.min() >= 4 and ids.max() < task.p.vocabulary_size
 
 
-def test_a_task_of_another_kind_has_a_case():
+def test_step_case_of_a_custom_task():
     (case,) = step.experiment_cases(tiny.experiment_params())
     assert case.name == "test.tiny, dense"
     assert case.batch["x"].dtype == np.float32 and case.batch["x"].shape == (16, tiny.INPUTS)
@@ -248,7 +248,7 @@ def test_a_task_of_another_kind_has_a_case():
     assert case.flops == 3 * 2 * 16 * (tiny.INPUTS + tiny.CLASSES) * tiny.HIDDEN
 
 
-def test_help_teaches(capsys):
+def test_help_has_examples_and_all_flags(capsys):
     with pytest.raises(SystemExit) as exit_:
         bench.main([bench.NAME, "step", "--help"])
     assert exit_.value.code == 0

@@ -34,7 +34,7 @@ def evaluation(trained_logdir, tmp_path_factory):
     return directory
 
 
-def test_scores_are_those_of_the_written_rows(evaluation):
+def test_scores_match_the_written_rows(evaluation):
     record = json.loads((evaluation / "scores.json").read_text(encoding="utf-8"))
     text = (evaluation / "out" / "rows.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines()]
@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_written_rows(evaluation):
     assert record["rows_too_long"] == 0
 
 
-def test_the_table_comes_with_its_settings(trained_logdir, tmp_path, capsys):
+def test_table_lists_its_settings(trained_logdir, tmp_path, capsys):
     code, out, err = run_here(
         capsys,
         f"--logdir={trained_logdir}",
@@ -76,7 +76,7 @@ def test_the_table_comes_with_its_settings(trained_logdir, tmp_path, capsys):
     assert out.count("reference") == 5
 
 
-def test_rows_are_chosen_by_language():
+def test_rows_are_selected_by_language():
     rows = [Row(language, f"{language} {n}", "x") for n in range(30) for language in ("fr", "de")]
     chosen = choose_rows(rows, "test", [], 8)
     assert [row.language for row in chosen] == ["de"] * 8 + ["fr"] * 8
@@ -97,14 +97,14 @@ def test_rows_are_chosen_by_language():
         (["--outptu=x"], "'outptu'. Did you mean: output ?"),
     ],
 )
-def test_mistakes_are_one_line(flags, words, trained_logdir, capsys):
+def test_user_errors_are_one_line(flags, words, trained_logdir, capsys):
     code, out, err = run_here(capsys, f"--logdir={trained_logdir}", *flags)
     assert code == 1 and out == ""
     assert err.startswith("gshard-evaluate: error: ") and err.count("\n") == 1
     assert words in err
 
 
-def test_a_directory_without_a_model_says_what_to_do(trained_logdir, tmp_path, capsys):
+def test_directory_without_a_model_explains_how_to_train_one(trained_logdir, tmp_path, capsys):
     without_checkpoint = tmp_path / "fresh"
     without_checkpoint.mkdir()
     shutil.copy(trained_logdir / "params.txt", without_checkpoint)

@@ -26,7 +26,7 @@ def run_here(capsys, *flags):
     return code, captured.out, captured.err
 
 
-def test_training_learns_and_measures_dev(logdir):
+def test_training_learns_and_evaluates_the_dev_split(logdir):
     rows = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 30
     assert rows[-1]["cross_entropy"] < 0.9 * rows[0]["cross_entropy"]
@@ -67,14 +67,14 @@ def test_evaluation_prints_a_table_and_writes_json(logdir, tmp_path, capsys):
         ("--split=tset", "--split=tset is unknown. Did you mean 'test'?"),
     ],
 )
-def test_mistakes_are_one_line(flag, words, logdir, capsys):
+def test_user_errors_are_one_line(flag, words, logdir, capsys):
     code, out, err = run_here(capsys, f"--logdir={logdir}", flag)
     assert code == 1 and out == ""
     assert err.startswith("gshard-evaluate: error: ") and err.count("\n") == 1
     assert words in err
 
 
-def test_a_language_model_does_not_translate(logdir, capsys):
+def test_translating_with_a_language_model_is_an_error(logdir, capsys):
     code = startup.guarded("gshard-translate", translate.main)(
         ["gshard-translate", f"--logdir={logdir}"]
     )

@@ -71,13 +71,13 @@ def arrays_of(logdir):
     return checkpoint
 
 
-def test_an_upcycled_model_scores_as_the_dense_one(dense_logdir, upcycled_logdir):
+def test_upcycled_model_scores_like_the_dense_one(dense_logdir, upcycled_logdir):
     dense, found = map(expectation, (dense_logdir, upcycled_logdir))
     assert found.cross_entropy == pytest.approx(dense.cross_entropy, rel=1e-5)
     assert found.accuracy == pytest.approx(dense.accuracy) and found.tokens == dense.tokens
 
 
-def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
+def test_upcycled_params_describe_the_new_model(dense_logdir, upcycled_logdir):
     dense, found = (Run(path).params for path in (dense_logdir, upcycled_logdir))
     paths = {path for path, _, _ in dense.diff(found)}
     assert paths and all(path.startswith("task.encoder.moe.") for path in paths)
@@ -91,7 +91,7 @@ def test_the_params_say_what_was_made(dense_logdir, upcycled_logdir):
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
+def test_training_continues_from_an_upcycled_model(upcycled_logdir, tmp_path, capsys):
     train.main(["gshard-train", f"--logdir={upcycled_logdir}", f"--steps={2 * STEPS}"])
     out = capsys.readouterr().out
     assert f"Resuming from the checkpoint of step {STEPS}" in out
@@ -108,7 +108,7 @@ def test_training_goes_on_from_it(upcycled_logdir, tmp_path, capsys):
     assert all(np.abs(w_in[0] - other).max() > 1e-4 for other in w_in[1:])
 
 
-def test_to_begin_anew_is_step_0_with_new_moments(dense_logdir, tmp_path, capsys):
+def test_upcycle_restart_begins_at_step_0_with_new_moments(dense_logdir, tmp_path, capsys):
     output = tmp_path / "made" / "run"
     names = f"--logdir={dense_logdir}", f"--output={output}"
     code, out, err = run_here(capsys, "upcycle", *names, "--experts=2", "--restart")
@@ -118,7 +118,7 @@ def test_to_begin_anew_is_step_0_with_new_moments(dense_logdir, tmp_path, capsys
     assert found.step == 0 and not any(moment.any() for moment in found.moments.values())
 
 
-def test_a_report_is_of_every_language_and_expert(trained_logdir, tmp_path, capsys):
+def test_report_covers_every_language_and_expert(trained_logdir, tmp_path, capsys):
     json_path, html_path = tmp_path / "experts.json", tmp_path / "experts.html"
     flags = f"--logdir={trained_logdir}", f"--json={json_path}", f"--html={html_path}"
     code, out, err = run_here(capsys, "report", *flags)
@@ -149,7 +149,7 @@ def test_a_report_is_of_every_language_and_expert(trained_logdir, tmp_path, caps
     assert "default-src 'none'" in page and "<script" not in page and "http://" not in page
 
 
-def test_json_alone_goes_to_standard_output(trained_logdir, capsys):
+def test_json_is_the_only_standard_output(trained_logdir, capsys):
     flags = f"--logdir={trained_logdir}", "--languages=fr", "--max_rows_per_language=3", "--json"
     code, out, err = run_here(capsys, "report", *flags)
     assert code == 0 and "most used" in err
@@ -157,7 +157,7 @@ def test_json_alone_goes_to_standard_output(trained_logdir, capsys):
     assert record["rows"] == 3 and list(record["layers"][0]["languages"]) == ["fr"]
 
 
-def test_many_experts_have_no_numbers_in_their_squares():
+def test_heat_map_of_many_experts_has_no_numbers():
     found = {"load": list(range(64)), "largest_violation": 1.0, "dropped_share": 0.0}
     found |= {"dead_experts": 1}
     layer = {"path": "a<b", "num_experts": 64, "languages_differ": 0.5, "all": found}
@@ -168,7 +168,7 @@ def test_many_experts_have_no_numbers_in_their_squares():
 
 
 @pytest.mark.slow
-def test_a_pruned_model_is_scored_as_any_other(trained_logdir, tmp_path, capsys):
+def test_pruned_model_can_be_evaluated(trained_logdir, tmp_path, capsys):
     output = tmp_path / "pruned"
     flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--languages=de"
     code, out, err = run_here(capsys, "prune", *flags, "--keep=0.5", "--by=gate")
@@ -188,7 +188,7 @@ def test_a_pruned_model_is_scored_as_any_other(trained_logdir, tmp_path, capsys)
     assert json.loads(scores.read_text())["rows"] == 4
 
 
-def test_all_experts_kept_are_the_same_model(trained_logdir, tmp_path, capsys):
+def test_keeping_all_experts_changes_nothing(trained_logdir, tmp_path, capsys):
     output = tmp_path / "pruned"
     flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--keep=1"
     assert run_here(capsys, "prune", *flags)[0] == 0
@@ -217,7 +217,7 @@ def test_all_experts_kept_are_the_same_model(trained_logdir, tmp_path, capsys):
         (["upcycle", "--output=new", "--experts=2"], "the task has no dense layers to convert"),
     ],
 )
-def test_mistakes_are_one_line(flags, words, trained_logdir, capsys):
+def test_user_errors_are_one_line(flags, words, trained_logdir, capsys):
     if flags:
         flags = [*flags, f"--logdir={trained_logdir}"]
     code, out, err = run_here(capsys, *flags)
@@ -226,7 +226,7 @@ def test_mistakes_are_one_line(flags, words, trained_logdir, capsys):
     assert words in err
 
 
-def test_a_dense_run_has_no_experts_to_report_or_prune(dense_logdir, tmp_path, capsys):
+def test_dense_run_cannot_be_reported_or_pruned(dense_logdir, tmp_path, capsys):
     names = [f"--logdir={dense_logdir}", "--max_rows_per_language=2"]
     code, _, err = run_here(capsys, "report", *names)
     assert code == 1 and "has no experts" in err
@@ -234,7 +234,7 @@ def test_a_dense_run_has_no_experts_to_report_or_prune(dense_logdir, tmp_path, c
     assert code == 1 and f"--logdir={dense_logdir}: the task has no experts to prune" in err
 
 
-def test_a_capacity_that_drops_is_refused_unless_asked_for(dense_logdir, tmp_path, capsys):
+def test_capacity_that_drops_tokens_must_be_requested(dense_logdir, tmp_path, capsys):
     flags = [f"--logdir={dense_logdir}", f"--output={tmp_path}/new", "--experts=4"]
     flags += ["--gin_param=task.encoder.moe.router.evaluation_capacity_factor = 1.0"]
     code, _, err = run_here(capsys, "upcycle", *flags)
@@ -244,7 +244,7 @@ def test_a_capacity_that_drops_is_refused_unless_asked_for(dense_logdir, tmp_pat
     assert run_here(capsys, "upcycle", *flags, "--noexact")[0] == 0
 
 
-def test_a_disk_that_takes_nothing_leaves_nothing(dense_logdir, tmp_path, capsys, monkeypatch):
+def test_full_disk_leaves_no_output_directory(dense_logdir, tmp_path, capsys, monkeypatch):
     def save(self, step, *_):
         self.say(f"Warning: the checkpoint of step {step} could not be saved")
 
@@ -262,7 +262,7 @@ def test_help_names_the_subcommands(capsys):
 
 
 @pytest.mark.parametrize("subcommand", experts.SUBCOMMANDS)
-def test_help_teaches(subcommand, capsys):
+def test_help_has_examples_and_all_flags(subcommand, capsys):
     with pytest.raises(SystemExit) as exit_:
         experts.main(["gshard-experts", subcommand, "--help"])
     assert exit_.value.code == 0

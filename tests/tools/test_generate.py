@@ -47,7 +47,7 @@ def writer_of(trained, **options):
     return Writer(trained.task, trained.runtime, trained.input.vocabulary, 16, **options)
 
 
-def test_every_line_is_continued(run_here):
+def test_each_prompt_is_continued(run_here):
     code, out, err = run_here(b"the dog\n\nthe cat\n", "--samples=2", "--seed=3")
     assert code == 0 and err == ""
     lines = out.removesuffix("\n").split("\n")
@@ -60,7 +60,7 @@ def test_every_line_is_continued(run_here):
     assert run_here(b"the cat\n", "--samples=2", "--seed=4", "--json")[1] != again
 
 
-def test_greedy_sampling_writes_the_likeliest_tokens(trained):
+def test_temperature_0_generates_the_likeliest_tokens(trained):
     """At temperature 0 the model finds each token that it wrote the likeliest."""
     (text,) = writer_of(trained, sampling=Sampling(0), most_tokens=5).write(["the"])
     vocabulary = trained.input.vocabulary
@@ -70,7 +70,7 @@ def test_greedy_sampling_writes_the_likeliest_tokens(trained):
     assert 0 < len(written) <= 5
 
 
-def test_the_model_sees_the_end_of_a_long_beginning(run_here, trained):
+def test_long_prompts_are_truncated_at_the_start(run_here, trained):
     vocabulary = trained.input.vocabulary
     beginning = "the dog sees the cat and the cat sees the dog"
     tokens = len(vocabulary.encode(beginning))
@@ -81,13 +81,13 @@ def test_the_model_sees_the_end_of_a_long_beginning(run_here, trained):
     )
 
 
-def test_there_may_be_more_beginnings_than_rows(trained):
+def test_more_prompts_than_batch_rows(trained):
     many = [f"the {i}" for i in range(5)]
     found = [list(writer_of(trained, rows=rows).write(many)) for rows in (2, 5)]
     assert found[0] == found[1] and len(found[0]) == 5
 
 
-def test_a_text_is_written_as_one_line():
+def test_multiline_text_is_written_as_one_line():
     assert generate._on_one_line("a\nb\\c\rd") == "a\\nb\\\\c\\rd"
 
 
@@ -102,14 +102,14 @@ def test_a_text_is_written_as_one_line():
         (["the"], "'the' is not a flag"),
     ],
 )
-def test_mistakes_are_one_line(flags, words, run_here):
+def test_user_errors_are_one_line(flags, words, run_here):
     code, out, err = run_here(b"the\n", *flags)
     assert code == 1 and out == ""
     assert err.startswith("gshard-generate: error: ") and err.count("\n") == 1
     assert words in err
 
 
-def test_a_line_that_is_not_utf8(run_here):
+def test_invalid_utf8_line_is_reported(run_here):
     code, out, err = run_here(b"the\n\xff\nthe\n")
     assert code == 1 and out.count("\n") == 1
     assert "line 2 is not UTF-8 (byte 1); --on_bad_line=skip" in err

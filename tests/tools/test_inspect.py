@@ -51,7 +51,7 @@ def compiled(tmp_path_factory):
     return directory
 
 
-def test_every_weight_and_its_bytes(capsys, tmp_path):
+def test_every_weight_is_listed_with_its_bytes(capsys, tmp_path):
     path = tmp_path / "split.json"
     flags = ["--mesh=data=4,model=2", "--strategy=expert_tensor", f"--json={path}"]
     code, out, err = run_here(capsys, *flags)
@@ -71,19 +71,20 @@ def test_every_weight_and_its_bytes(capsys, tmp_path):
     assert record["moments_bytes_per_device"] == 2 * held and "moments" not in record
     assert "E over data (4), H over model (2)" in out
     assert "weights: 34 arrays, 53.6 KiB; each device holds" in out
-    (whole,) = record["replicated"]
-    assert whole["path"] == "encoder.layers[0].feed_forward.router.w_gate"
-    assert whole["reason"] == "the layer does not split E" and whole["reason"] in out
+    (replicated,) = record["replicated"]
+    assert replicated["path"] == "encoder.layers[0].feed_forward.router.w_gate"
+    assert replicated["reason"] == "the layer does not split E"
+    assert replicated["reason"] in out
     assert record["unused_axes"] == [] and "Warning" not in out
 
 
-def test_moments_and_json_alone(capsys):
+def test_moments_are_listed_and_json_is_the_only_standard_output(capsys):
     flags = ["--mesh=data=8", "--strategy=zero1", "--slots", "--json"]
     code, out, err = run_here(capsys, *flags)
     record = json.loads(out)
     assert code == 0 and "M over data (8)" in err
     assert len(record["moments"]) == 2 * len(record["weights"])
-    assert {row["split"] for row in record["weights"]} == {"whole"}
+    assert {row["split"] for row in record["weights"]} == {"replicated"}
     held = sum(row["bytes_per_device"] for row in record["moments"])
     assert record["moments_bytes_per_device"] == held < record["moments_bytes"]
 
@@ -92,15 +93,15 @@ def test_replicated_weights_and_unused_axes_are_reported(capsys):
     code, out, _ = run_here(capsys, "--mesh=data=2,model=3", "--strategy=tensor")
     assert code == 0
     assert "Warning: nothing is split over axis 'data': its 2 devices do the same" in out
-    assert "whole (N of 4 does not divide by 3: not split)" in out
-    assert "V of 64 does not divide by 3" in out.split("replicated")[1]
+    assert "replicated (N of 4 does not divide by 3: not split)" in out
+    assert "V of 64 does not divide by 3" in out.split("\nreplicated")[1]
     code, out, err = run_here(
         capsys, "--mesh=model=3", "--strategy=tensor", "--max_replicated_mb=0.01"
     )
     assert code == 1 and "--max_replicated_mb=0.01: every device would hold" in err
 
 
-def test_an_override_and_a_written_table(capsys):
+def test_override_and_custom_strategy_table(capsys):
     flags = [
         "--mesh=data=4,model=2",
         "--strategy=E->data; H->model",
@@ -114,7 +115,7 @@ def test_an_override_and_a_written_table(capsys):
     assert "N over data (4)" in lines["decoder.layers[0].cross_attention.w_key"]
 
 
-def test_collectives_by_layer_and_memory(compiled):
+def test_collectives_are_listed_by_layer_with_memory(compiled):
     found = json.loads((compiled / "step.json").read_text())["compiled"]
     rows = found["collectives"]
     counts = {(row["layer"], row["phase"], row["kind"]): row["count_per_step"] for row in rows}
@@ -132,7 +133,7 @@ def test_collectives_by_layer_and_memory(compiled):
     assert found["full_replications"] == [] and found["function"] == "train_step"
 
 
-def test_saved_programs_are_those_of_the_runtime(compiled):
+def test_saved_programs_equal_the_runtimes(compiled):
     step = Program.load(compiled / "train_step.zip")
     init = Program.load(compiled / "init_state.zip")
     assert (step.name, init.name) == ("train_step", "init_state")
@@ -241,14 +242,14 @@ def test_format_bytes(size, words):
         ),
     ],
 )
-def test_mistakes_are_one_line(flags, words, capsys):
+def test_user_errors_are_one_line(flags, words, capsys):
     code, out, err = run_here(capsys, *flags)
     assert code == 1 and out == ""
     assert err.startswith("gshard-inspect: error: ") and err.count("\n") == 1
     assert words in err
 
 
-def test_files_that_cannot_be_written(capsys):
+def test_unwritable_files_are_reported(capsys):
     for flag in ("--json=/dev/null/x", "--program=/dev/null/x"):
         function = "--function=init_state"
         code, _, err = run_here(capsys, "--mesh=data=2", "--strategy=data", function, flag)
@@ -256,7 +257,7 @@ def test_files_that_cannot_be_written(capsys):
         assert err.startswith(f"gshard-inspect: error: {flag} cannot be written: ")
 
 
-def test_help_teaches(capsys):
+def test_help_has_examples_and_all_flags(capsys):
     with pytest.raises(SystemExit) as exit_:
         inspect.main([inspect.NAME, "--help"])
     assert exit_.value.code == 0

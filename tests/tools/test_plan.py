@@ -50,7 +50,7 @@ def planned(tmp_path_factory):
     return folder
 
 
-def test_the_json_has_all_of_it(planned):
+def test_json_contains_the_complete_plan(planned):
     assert plan_file.load(planned / "expert.json").name == "translation.quickstart"
     record = json.loads((planned / "expert.json").read_text())
     assert set(record) == set(example_plan.example_plan())
@@ -68,7 +68,7 @@ def test_the_json_has_all_of_it(planned):
 
 
 @pytest.mark.slow
-def test_json_alone_is_all_of_standard_output(capsys):
+def test_json_is_the_only_standard_output(capsys):
     code, out, err = run_here(capsys, *TINY, "--topology=gpu:h100:1x8", "--json")
     record = json.loads(out)
     assert code == 0 and record["compiler"] == "cpu"
@@ -77,7 +77,7 @@ def test_json_alone_is_all_of_standard_output(capsys):
     assert "compiling for gpu:h100:1x8" in err and "tokens cost" not in err
 
 
-def test_the_report_and_what_is_being_done(capsys):
+def test_report_and_progress_are_printed(capsys):
     code, out, err = run_here(capsys, *TINY, "--topology=cpu:8", "--mesh=data=4,model=2")
     assert code == 0
     assert out.splitlines()[0].startswith("It fits: peak ")
@@ -88,7 +88,7 @@ def test_the_report_and_what_is_being_done(capsys):
 
 
 @pytest.mark.slow
-def test_a_spinner_on_a_terminal():
+def test_terminal_shows_a_spinner():
     """Standard error alone is one: what is done stands there, also while the compiler works."""
     shown, terminal = pty.openpty()
     command = [sys.executable, "-m", "lingvo_gshard", "plan", *TINY, "--topology=cpu:2"]
@@ -113,7 +113,7 @@ def test_a_spinner_on_a_terminal():
     assert "It fits: peak" in text.decode()
 
 
-def test_comparing(planned, capsys):
+def test_diff_compares_two_plans(planned, capsys):
     before, after = planned / "expert.json", planned / "fsdp.json"
     code, out, err = run_here(capsys, "diff", before, after)
     assert code == 0 and err == ""
@@ -126,7 +126,7 @@ def test_comparing(planned, capsys):
     assert {"section", "what", "field", "before", "after", "ratio"} <= set(rows[0])
 
 
-def test_plans_of_other_versions_are_compared_only_if_asked(planned, tmp_path, capsys):
+def test_diff_of_other_versions_needs_a_flag(planned, tmp_path, capsys):
     record = json.loads((planned / "expert.json").read_text())
     record["versions"]["jax"] = "0.1"
     (tmp_path / "old.json").write_text(json.dumps(record))
@@ -164,7 +164,7 @@ def small_chips(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_would_fit_is_tried(planned, small_chips, capsys, tmp_path):
+def test_suggestions_are_planned_if_the_step_does_not_fit(planned, small_chips, capsys, tmp_path):
     peak = plan_file.load(planned / "expert.json").bytes_per_device.peak
     small_chips(peak - 1)
     path = tmp_path / "plan.json"
@@ -181,7 +181,7 @@ def test_what_would_fit_is_tried(planned, small_chips, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_tpu_on_which_split_weights_fit(capsys, tmp_path):
+def test_sharded_weights_fit_on_a_tpu(capsys, tmp_path):
     """A billion weights with two moments each: 16.3 GiB on a core, half of it if they are split."""
     pytest.importorskip("libtpu")
     large = {
@@ -232,14 +232,14 @@ TOPOLOGY = "--topology=cpu:8"
         (["dif", "a", "b"], "'dif' is not a flag"),
     ],
 )
-def test_mistakes_are_one_line(flags, words, capsys):
+def test_user_errors_are_one_line(flags, words, capsys):
     code, out, err = run_here(capsys, *flags)
     assert code == 1 and out == ""
     assert err.startswith("gshard-plan: error: ") and err.count("\n") == 1
     assert words in err
 
 
-def test_libtpu_missing_or_of_another_version(monkeypatch, capsys):
+def test_missing_or_mismatched_libtpu_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")
     assert code == 1 and out == ""
@@ -250,7 +250,7 @@ def test_libtpu_missing_or_of_another_version(monkeypatch, capsys):
     assert "Compiled for CPU devices, not this chip" in out
 
 
-def test_help_teaches(capsys):
+def test_help_has_examples_and_all_flags(capsys):
     with pytest.raises(SystemExit) as exit_:
         plan.main([plan.NAME, "--help"])
     assert exit_.value.code == 0
@@ -260,7 +260,7 @@ def test_help_teaches(capsys):
         assert f"--{name}" in out
 
 
-def test_importing_the_package_brings_no_tensorflow():
+def test_importing_the_package_does_not_import_tensorflow():
     code = (
         "import sys, lingvo_gshard\n"
         "assert not {'tensorflow', 'jax'} & set(sys.modules)\n"

@@ -66,7 +66,7 @@ def arrays_of(logdir):
     }
 
 
-def test_a_run_prints_a_summary_and_resumes(tmp_path, capsys):
+def test_run_prints_a_summary_and_resumes(tmp_path, capsys):
     code, out, err = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}")
     assert code == 0
     for words in (
@@ -86,7 +86,7 @@ def test_a_run_prints_a_summary_and_resumes(tmp_path, capsys):
     assert steps_of(tmp_path) == list(range(1, 16))
 
 
-def test_a_stretched_schedule_is_a_warning(tmp_path, capsys):
+def test_changed_schedule_length_is_a_warning(tmp_path, capsys):
     flags = [
         "--experiment=test.tiny",
         f"--logdir={tmp_path}",
@@ -98,7 +98,7 @@ def test_a_stretched_schedule_is_a_warning(tmp_path, capsys):
     assert "Warning: the learning rate now decays to step 5, before it was 3" in out
 
 
-def test_a_killed_run_resumes_bit_for_bit(tmp_path, capsys):
+def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(killed, "--steps=2000")
     wait_for_step(killed, 21)
@@ -123,7 +123,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_prints_how_to_continue(tmp_path, number):
+def test_signal_saves_and_prints_how_to_continue(tmp_path, number):
     process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)
     process.send_signal(number)
@@ -140,7 +140,7 @@ def test_a_signal_saves_and_prints_how_to_continue(tmp_path, number):
     assert arrays_of(tmp_path)[0] == last
 
 
-def test_a_step_that_is_not_finite_ends_training(tmp_path, capsys):
+def test_non_finite_step_ends_training(tmp_path, capsys):
     code, out, err = run_here(
         capsys,
         "--experiment=test.tiny",
@@ -175,7 +175,7 @@ def test_a_step_that_is_not_finite_ends_training(tmp_path, capsys):
         ),
     ],
 )
-def test_mistakes_are_one_line(flags, words, capsys, tmp_path, monkeypatch):
+def test_user_errors_are_one_line(flags, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_here(capsys, *flags)
     assert code == 1
@@ -184,7 +184,7 @@ def test_mistakes_are_one_line(flags, words, capsys, tmp_path, monkeypatch):
     assert not out and not list(tmp_path.iterdir())
 
 
-def test_a_run_of_other_params_is_refused(tmp_path, capsys):
+def test_run_with_other_params_is_rejected(tmp_path, capsys):
     run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--steps=2")
     code, _, err = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}", "--seed=5")
     assert code == 1

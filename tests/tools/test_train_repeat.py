@@ -28,7 +28,7 @@ def metrics_of_run(directory, **execution):
 
 
 @pytest.mark.slow
-def test_a_loop_trains_like_its_layers_and_reports_under_their_names(tmp_path):
+def test_loop_trains_like_separate_layers_and_reports_their_names(tmp_path):
     layers = metrics_of_run(tmp_path / "layers")
     loop = metrics_of_run(tmp_path / "loop", **LOOP)
     assert [row["step"] for row in loop] == [row["step"] for row in layers] == [1, 2]

@@ -20,7 +20,7 @@ _EVERY = "--gin_param=trainer.local_updates.every = 2"
         ([_EVERY, "--mesh=worker=8"], "--strategy=expert needs axis 'data', which --mesh=worker=8"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(capsys, tmp_path, flags, message):
+def test_incompatible_options_are_rejected(capsys, tmp_path, flags, message):
     flags = [f"--logdir={tmp_path}/run", "--experiment=translation.quickstart", *flags]
     assert startup.guarded(train.NAME, train.main)([train.NAME, *flags]) == 1
     assert message in capsys.readouterr().err

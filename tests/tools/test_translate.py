@@ -66,7 +66,7 @@ class SharedTranslator:
         return self.kept
 
 
-def test_each_line_gets_a_line(run_here):
+def test_each_line_is_translated_to_one_line(run_here):
     code, out, err = run_here(b"der Hund\n\nle chat voit\r\n")
     assert code == 0 and err == ""
     lines = out.split("\n")
@@ -83,13 +83,13 @@ def test_many_lines_keep_their_order(run_here, monkeypatch):
     assert whole.count("\n") == 20
 
 
-def test_a_line_too_long_is_cut_with_a_warning(run_here):
+def test_long_line_is_truncated_with_a_warning(run_here):
     code, out, err = run_here(b"der Hund\n" + b"der Hund " * 99 + b"\nHund\n")
     assert code == 0 and out.count("\n") == 3
     assert err == "Warning: line 2 is longer than 64 tokens and was cut\n"
 
 
-def test_a_line_that_is_not_utf8(run_here):
+def test_invalid_utf8_line_is_reported(run_here):
     content = "Hund\ngr\u00fcn\n".encode() + b"\xff\xfe\nHund\n"
     code, out, err = run_here(content)
     assert code == 1 and out.count("\n") == 2
@@ -110,7 +110,7 @@ def test_a_line_that_is_not_utf8(run_here):
         (["Hund"], "'Hund' is not a flag"),
     ],
 )
-def test_mistakes_are_one_line(flags, words, run_here):
+def test_user_errors_are_one_line(flags, words, run_here):
     code, out, err = run_here(b"Hund\n", *flags)
     assert code == 1 and out == ""
     assert err.startswith("gshard-translate: error: ") and err.count("\n") == 1
@@ -132,7 +132,7 @@ def test_waiting_lines_are_batched_and_a_single_one_is_answered_at_once():
     assert [line for chunk in chunks for line in chunk] == [b"e"]
 
 
-def test_a_process_answers_lines_as_they_arrive_and_exits_quietly(trained_logdir):
+def test_process_answers_lines_as_they_arrive_and_exits_quietly(trained_logdir):
     process = subprocess.Popen(
         [sys.executable, "-m", "lingvo_gshard", "translate", f"--logdir={trained_logdir}"],
         cwd=ROOT,

@@ -37,7 +37,7 @@ def assert_same(mine, theirs):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16_weights"])
 @pytest.mark.parametrize("decay", [0.25, 0.9])
-def test_follow_the_recurrence(decay, precision):
+def test_averages_follow_the_recurrence(decay, precision):
     trainer = mixed_task.trainer(average_decay=decay, precision=precision)
     state = trainer.init_state()
     assert_same(state.averages, state.theta)
@@ -53,7 +53,7 @@ def test_follow_the_recurrence(decay, precision):
     assert [w.dtype for w in evaluated.flatten()] == [w.dtype for w in state.theta.flatten()]
 
 
-def test_weights_with_a_rule_of_their_own_are_averaged_too():
+def test_weights_with_an_update_rule_are_averaged():
     trainer = test_update_rules.make(average_decay=0.5)
     state = trainer.init_state()
     new_state, _ = trainer.train_step(state, test_update_rules.batch(1))
@@ -62,7 +62,7 @@ def test_weights_with_a_rule_of_their_own_are_averaged_too():
     np.testing.assert_allclose(new_state.averages.seen, expected, rtol=1e-5)
 
 
-def test_stay_in_a_stopped_step():
+def test_averages_are_unchanged_in_a_stopped_step():
     trainer = trainer_of()
     state, _ = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     batch = tiny.make_batch(1, 1)
@@ -71,14 +71,14 @@ def test_stay_in_a_stopped_step():
     assert_same(stopped.averages, state.averages)
 
 
-def test_without_a_decay_there_are_none():
+def test_no_averages_without_a_decay():
     trainer = mixed_task.trainer()
     assert "averages" not in trainer.state_specs() and "averages" not in trainer.init_state()
     assert trainer.evaluated_part == "theta"
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_a_decay_out_of_range_is_refused(decay):
+def test_out_of_range_decay_is_rejected(decay):
     with pytest.raises(ValueError, match=rf"trainer\.average_decay is {decay}"):
         mixed_task.trainer(average_decay=decay)
 
@@ -93,7 +93,7 @@ def read_by(runtime):
     return runtime.eval_step(tiny.make_batch(7, 0))["loss"][0], total(np.zeros([4, 2], np.int32))
 
 
-def test_are_evaluated_and_split_as_moments_are():
+def test_averages_are_evaluated_and_sharded_like_moments():
     trainer = trainer_of()
     local = SingleDeviceRuntime(trainer)
     local.init_state()
@@ -124,7 +124,7 @@ def test_are_evaluated_and_split_as_moments_are():
         np.testing.assert_allclose(total, kept.averages.hidden.w.sum(), rtol=1e-4)
 
 
-def test_are_restored_and_start_if_the_checkpoint_has_none(tmp_path):
+def test_averages_are_restored_or_start_from_the_weights(tmp_path):
     trainer = trainer_of()
     state, _ = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     store = CheckpointStore(tmp_path)
@@ -139,7 +139,7 @@ def test_are_restored_and_start_if_the_checkpoint_has_none(tmp_path):
     store.close()
 
 
-def test_begin_with_the_weights_of_another_model():
+def test_averages_start_with_pretrained_weights():
     trainer = trainer_of()
     state = conversion.of_trainer(
         trainer, lambda name, layout, shape: np.full(shape, 2.0, np.float32), lambda *_: None
@@ -148,7 +148,7 @@ def test_begin_with_the_weights_of_another_model():
     assert all(isinstance(x, np.ndarray) for x in state.averages.flatten())
 
 
-def test_a_run_can_begin_to_average(tmp_path):
+def test_run_can_start_averaging(tmp_path):
     Run(tmp_path / "run", steps=4).go()
     run = Run(tmp_path / "run", steps=8, average_decay=0.9)
     run.go()

@@ -26,7 +26,7 @@ def update(local: LocalUpdates, moments: NestedMap, stopped: bool = False):
     return local.update(SPECS, THETA, MEANS, moments, tf.constant(0), tf.constant(stopped))
 
 
-def test_the_default_sets_the_weights_to_the_mean():
+def test_default_outer_step_sets_weights_to_the_mean():
     local = rule()
     moments = local.moment_specs(SPECS)
     assert moments.flatten() == []
@@ -66,6 +66,6 @@ def test_momentum_skips_weights_with_an_update_rule(nesterov, w):
         ({"nesterov": True}, "trainer.local_updates.nesterov needs trainer.local_updates.momentum"),
     ],
 )
-def test_values_out_of_range_are_refused(values, message):
+def test_out_of_range_values_are_rejected(values, message):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         LocalUpdates.params().set(**values).instantiate()

@@ -22,19 +22,19 @@ def pretend_checkpoint(logdir):
     (logdir.checkpoints / "100").mkdir(parents=True)
 
 
-def test_a_new_directory_gets_params_txt(tmp_path):
+def test_new_directory_gets_params_txt(tmp_path):
     logdir = claimed(tmp_path)
     assert logdir.params.read_text() == tiny.experiment_params().to_text()
     assert not logdir.read_params().diff(tiny.experiment_params())
 
 
-def test_the_same_params_may_go_on(tmp_path):
+def test_same_params_resume(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     logdir.claim(tiny.experiment_params())
 
 
-def test_other_params_are_refused_by_path(tmp_path):
+def test_other_params_are_rejected_by_path(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()
@@ -51,7 +51,7 @@ def test_other_params_are_refused_by_path(tmp_path):
     assert logdir.read_params().trainer.seed == 1
 
 
-def test_another_experiment_is_refused(tmp_path):
+def test_another_experiment_is_rejected(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     with pytest.raises(ValueError, match="name: 'test.tiny' there, 'test.other' here"):
@@ -76,13 +76,13 @@ def test_sharding_may_differ(tmp_path):
     assert logdir.read_params().sharding.overrides == {"encoder": "M->none"}
 
 
-def test_a_run_without_a_checkpoint_has_nothing_to_protect(tmp_path):
+def test_run_without_a_checkpoint_may_be_overwritten(tmp_path):
     logdir = claimed(tmp_path)
     logdir.claim(tiny.experiment_params().set(name="test.other"))
     assert logdir.read_params().name == "test.other"
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file; a directory was expected"):
         Logdir(tmp_path / "file").claim(tiny.experiment_params())
@@ -90,12 +90,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         Logdir(tmp_path / "file" / "run").claim(tiny.experiment_params())
 
 
-def test_an_empty_directory_holds_no_run(tmp_path):
+def test_empty_directory_has_no_run(tmp_path):
     with pytest.raises(ValueError, match="holds no run: it has no params.txt"):
         Logdir(tmp_path).read_params()
 
 
-def test_a_broken_params_txt_names_its_line(tmp_path):
+def test_invalid_params_txt_names_its_line(tmp_path):
     logdir = claimed(tmp_path)
     lines = logdir.params.read_text().splitlines()
     number = next(i for i, line in enumerate(lines, 1) if line.startswith("trainer.steps"))
@@ -134,12 +134,12 @@ _leaves = st.recursive(
 
 
 @hypothesis.given(_leaves, _leaves)
-def test_every_experiment_comes_back_from_its_text(task, input_):
+def test_every_experiment_round_trips_through_text(task, input_):
     params = Experiment.params().set(name="test.tree", task=task, input=input_)
     assert not experiment_from_text(params.to_text()).diff(params)
 
 
-def test_the_last_step_is_that_of_the_newest_whole_checkpoint(tmp_path):
+def test_last_step_is_that_of_the_newest_complete_checkpoint(tmp_path):
     logdir = Logdir(tmp_path)
     assert logdir.last_step is None and not logdir.has_checkpoints()
     for name in ("8", "16", "24.orbax-checkpoint-tmp"):

@@ -106,7 +106,7 @@ def whole(tmp_path_factory):
     return run
 
 
-def test_the_logdir_holds_a_row_for_each_step(whole):
+def test_logdir_has_a_metrics_row_for_each_step(whole):
     rows = whole.rows()
     assert [row["step"] for row in rows] == list(range(1, 13))
     for row in rows:
@@ -119,7 +119,7 @@ def test_the_logdir_holds_a_row_for_each_step(whole):
     assert sorted(os.listdir(whole.logdir.checkpoints)) == ["12", "4", "8"]
 
 
-def test_plain_lines_where_there_is_no_terminal(whole):
+def test_output_without_a_terminal_is_plain_lines(whole):
     lines = whole.screen.getvalue().splitlines()
     starts = [line.split("  ")[0] for line in lines]
     assert starts == ["step 1", "step 5/12", "step 10/12", "step 12/12", "step 12"]
@@ -130,7 +130,7 @@ def test_plain_lines_where_there_is_no_terminal(whole):
 
 
 @pytest.mark.parametrize("steps", [1, 4, 7])
-def test_a_resumed_run_equals_a_whole_one(whole, tmp_path, steps):
+def test_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, steps):
     Run(tmp_path, steps).go()
     resumed = Run(tmp_path)
     resumed.go()
@@ -145,7 +145,7 @@ def test_a_resumed_run_equals_a_whole_one(whole, tmp_path, steps):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_and_saves(whole, tmp_path, number):
+def test_signal_finishes_the_step_and_saves(whole, tmp_path, number):
     stopped = Run(tmp_path, on_batch=lambda n: n == 6 and os.kill(os.getpid(), number))
     outcome = stopped.go()
     assert (outcome.step, outcome.finished) == (6, False)
@@ -157,7 +157,7 @@ def test_a_signal_finishes_the_step_and_saves(whole, tmp_path, number):
     assert_equal_runs(resumed, whole)
 
 
-def test_a_run_that_died_between_checkpoints_loses_only_what_came_after(whole, tmp_path):
+def test_crashed_run_resumes_from_the_last_checkpoint(whole, tmp_path):
     def die(number):
         if number == 11:
             raise MemoryError
@@ -171,7 +171,7 @@ def test_a_run_that_died_between_checkpoints_loses_only_what_came_after(whole, t
     assert_equal_runs(resumed, whole)
 
 
-def test_a_damaged_newest_checkpoint_costs_only_its_steps(whole, tmp_path):
+def test_damaged_newest_checkpoint_loses_only_its_steps(whole, tmp_path):
     Run(tmp_path, 10).go()
     (tmp_path / "checkpoints" / "10" / "run" / "run.json").write_text("{")
     resumed = Run(tmp_path)
@@ -180,7 +180,7 @@ def test_a_damaged_newest_checkpoint_costs_only_its_steps(whole, tmp_path):
     assert_equal_runs(resumed, whole)
 
 
-def test_a_finished_run_has_nothing_to_do(whole):
+def test_resuming_a_finished_run_does_nothing(whole):
     before = whole.rows()
     again = Run(whole.logdir.path)
     outcome = again.go()
@@ -188,7 +188,7 @@ def test_a_finished_run_has_nothing_to_do(whole):
     assert again.rows() == before
 
 
-def test_a_step_that_is_not_finite_names_step_and_layer(tmp_path):
+def test_non_finite_step_names_step_and_layer(tmp_path):
     run = Run(tmp_path)
     run.params.input.poisoned_batch = 10
     with pytest.raises(NonFiniteError) as caught:
@@ -201,7 +201,7 @@ def test_a_step_that_is_not_finite_names_step_and_layer(tmp_path):
     assert all(np.isfinite(value).all() for value in run.arrays().values())
 
 
-def test_the_dev_loss_comes_when_asked_for_and_changes_nothing(whole, tmp_path):
+def test_dev_loss_is_evaluated_on_schedule_and_changes_nothing(whole, tmp_path):
     run = Run(tmp_path, evaluate_every_steps=5)
     run.go()
     assert [row["step"] for row in run.rows() if "dev/loss" in row] == [5, 10, 12]
@@ -210,7 +210,7 @@ def test_the_dev_loss_comes_when_asked_for_and_changes_nothing(whole, tmp_path):
         np.testing.assert_array_equal(mine[path], theirs[path])
 
 
-def test_without_room_training_goes_on_and_the_end_is_an_error(tmp_path, monkeypatch):
+def test_training_on_a_full_disk_continues_and_ends_with_an_error(tmp_path, monkeypatch):
     from lingvo_gshard.training.checkpoint import store as checkpoint
 
     usage = checkpoint.shutil.disk_usage("/")
@@ -232,7 +232,7 @@ def test_compiles_once_per_function(tmp_path):
     assert run.runtime.compile_count == 2
 
 
-def test_a_dev_split_that_cannot_be_read_costs_no_training(tmp_path):
+def test_unreadable_dev_split_is_reported_before_training(tmp_path):
     run = Run(tmp_path)
     run.params.input.unreadable = ("dev",)
     with pytest.raises(ValueError, match=r"dev\.tsv:3: no three columns"):
@@ -240,7 +240,7 @@ def test_a_dev_split_that_cannot_be_read_costs_no_training(tmp_path):
     assert run.runtime.compile_count == 0
 
 
-def test_without_a_dev_split_there_is_no_dev_loss(whole, tmp_path):
+def test_no_dev_loss_without_a_dev_split(whole, tmp_path):
     run = Run(tmp_path)
     run.params.input.splits = ("train",)
     assert run.go().finished

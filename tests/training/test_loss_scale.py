@@ -24,7 +24,7 @@ def assert_same(mine, theirs):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_scale_follows_the_recurrence():
+def test_loss_scale_follows_the_recurrence():
     rule = LossScale(
         scaled_by(initial=8.0, growth_interval=3, growth_factor=4.0, backoff_factor=0.5, minimum=2)
     )
@@ -41,12 +41,12 @@ def test_the_scale_follows_the_recurrence():
         assert int(state.skipped_steps) == skipped
 
 
-def test_a_scale_does_not_leave_float32():
+def test_loss_scale_stays_in_float32_range():
     rule = LossScale(scaled_by(initial=2.0**127, growth_interval=1))
     assert float(rule.update(rule.begin(), tf.constant(True)).scale) == 2.0**127
 
 
-def test_steps_are_skipped_until_the_scale_fits_and_then_it_learns():
+def test_steps_are_skipped_until_gradients_are_finite():
     trainer = mixed_task.trainer(
         precision="float16", loss_scale=scaled_by(initial=TOO_LARGE), average_decay=0.9
     )
@@ -72,7 +72,7 @@ def test_steps_are_skipped_until_the_scale_fits_and_then_it_learns():
     assert np.mean([r["loss"] for r in rows[-5:]]) < 0.8 * rows[0]["loss"]
 
 
-def test_optimizers_count_the_steps_that_moved_the_weights():
+def test_optimizers_count_only_applied_steps():
     """Adam's first update has the size of the learning rate only if skipped steps do not count."""
     trainer = mixed_task.trainer(precision="float16", loss_scale=scaled_by(initial=TOO_LARGE))
     state, batch = trainer.init_state(), tiny.make_batch(1, 0)
@@ -85,7 +85,7 @@ def test_optimizers_count_the_steps_that_moved_the_weights():
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_scale_saves_gradients_that_are_too_small_and_changes_no_others(micro_batches):
+def test_loss_scaling_prevents_underflow_and_changes_no_other_gradients(micro_batches):
     batch = {name: tf.constant(x) for name, x in tiny.make_batch(1, 0, rows=1024).items()}
 
     def gradients(precision, scale):
@@ -109,7 +109,7 @@ def test_a_scale_saves_gradients_that_are_too_small_and_changes_no_others(micro_
     assert saved < 0.02 and lost > 0.2
 
 
-def test_what_is_not_finite_with_the_least_scale_stops():
+def test_non_finite_step_at_the_minimum_scale_stops_training():
     trainer = mixed_task.trainer(precision="float16", loss_scale=scaled_by(initial=2.0))
     state, batch = trainer.init_state(), tiny.make_batch(1, 0)
     batch["x"][0, 0] = np.inf
@@ -135,7 +135,7 @@ def test_what_is_not_finite_with_the_least_scale_stops():
         ("backoff_factor", 1.0),
     ],
 )
-def test_values_out_of_range_name_their_path(name, value):
+def test_out_of_range_values_name_their_path(name, value):
     with pytest.raises(ValueError, match=rf"trainer\.loss_scale\.{name} is {value}"):
         mixed_task.trainer(precision="float16", loss_scale=scaled_by(**{name: value}))
 
@@ -149,7 +149,7 @@ class MixedRun(Run):
         self.params.input.poisoned_batch = poisoned
 
 
-def test_a_run_goes_on_over_a_skipped_step_and_from_a_checkpoint(tmp_path):
+def test_run_continues_after_a_skipped_step_and_from_a_checkpoint(tmp_path):
     run = MixedRun(tmp_path / "run", poisoned=3)
     run.go()
     rows = run.rows()
@@ -164,7 +164,7 @@ def test_a_run_goes_on_over_a_skipped_step_and_from_a_checkpoint(tmp_path):
     assert longer.rows()[-1]["loss_scale"] == 2.0**14
 
 
-def test_a_run_that_cannot_go_on_says_where(tmp_path):
+def test_stopped_run_names_the_step_and_loss(tmp_path):
     run = MixedRun(tmp_path / "run", poisoned=3, loss_scale=scaled_by(initial=1.0))
     with pytest.raises(NonFiniteError, match="step 3: loss nan"):
         run.go()

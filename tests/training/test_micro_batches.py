@@ -52,7 +52,7 @@ def gradients(found: Trainer, rows: dict, compiled: bool) -> NestedMap:
 @pytest.mark.parametrize(
     ("count", "compiled"), [(2, False), pytest.param(4, True, marks=pytest.mark.slow)]
 )
-def test_it_is_the_step_of_the_whole_batch(count, compiled):
+def test_micro_batched_step_equals_the_full_batch_step(count, compiled):
     whole = gradients(trainer(1), batch(), compiled=False)
     parts = gradients(trainer(count), batch(), compiled)
     assert_close(parts.loss, whole.loss, "order")
@@ -65,7 +65,7 @@ def test_it_is_the_step_of_the_whole_batch(count, compiled):
         assert_close(parts.metrics[name][0], whole.metrics[name][0], "order")
 
 
-def test_parts_are_weighted_by_their_tokens():
+def test_micro_batches_are_weighted_by_tokens():
     """One part, rows 0, 2, 4 and 6, has a quarter of the tokens."""
     rows = batch()
     segments = rows["target_segments"].numpy()
@@ -76,7 +76,7 @@ def test_parts_are_weighted_by_their_tokens():
     assert float(parts.metrics.tokens[0]) == float(whole.metrics.tokens[0])
 
 
-def test_parts_draw_random_numbers_of_their_own():
+def test_micro_batches_draw_different_random_numbers():
     """With equal rows and equal dropout, both parts would have equal results."""
     rows = {name: tf.repeat(value[:1], 8, axis=0) for name, value in batch().items()}
     seen: dict[str, list] = {}
@@ -90,7 +90,7 @@ def test_parts_draw_random_numbers_of_their_own():
     assert first.shape == (4, tiny_translation.LENGTH, 16) and not np.allclose(first, second)
 
 
-def test_a_selection_bias_sees_the_load_of_all_parts():
+def test_selection_bias_uses_the_load_of_all_micro_batches():
     router = SigmoidRouter.params().set(capacity_factor=8.0)
     biases = []
     for count in (1, 4):
@@ -102,7 +102,7 @@ def test_a_selection_bias_sees_the_load_of_all_parts():
 
 
 @pytest.mark.slow
-def test_on_eight_devices_as_on_one():
+def test_micro_batches_on_eight_devices_equal_one_device():
     """Each device has two rows, one of each part."""
     rows = {name: np.concatenate([value.numpy()] * 2) for name, value in batch().items()}
     found = trainer(2, moe_every=1, execution=loop("products"))
@@ -120,7 +120,7 @@ def test_on_eight_devices_as_on_one():
 
 
 @pytest.mark.slow
-def test_temporaries_shrink():
+def test_micro_batches_need_less_temporary_memory():
     found = []
     for count in (1, 4):
         specs = {name: tf.TensorSpec((64, *x.shape[1:]), x.dtype) for name, x in batch().items()}
@@ -131,7 +131,7 @@ def test_temporaries_shrink():
     assert found[1] < 0.5 * found[0]
 
 
-def test_rows_that_do_not_divide_are_refused():
+def test_uneven_micro_batches_are_rejected():
     with pytest.raises(ValueError, match="trainer.micro_batches=3 .* input.batch_rows, the 8 rows"):
         gradients(trainer(3), batch(), compiled=False)
     with pytest.raises(ValueError, match="trainer.micro_batches is 0; 1 or more expected"):

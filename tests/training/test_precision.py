@@ -39,7 +39,7 @@ DELICATE = {
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_precision_sets_the_types_of_weights_and_activations(precision):
+def test_precision_sets_the_dtypes_of_weights_and_activations(precision):
     trainer = mixed_task.trainer(precision=precision)
     weights, activations = TYPES[precision]
     assert (trainer.task.p.dtype, trainer.task.p.fprop_dtype) == (weights, activations)
@@ -53,7 +53,7 @@ def test_a_precision_sets_the_types_of_weights_and_activations(precision):
         assert (value.dtype.name, tuple(value.shape)) == (spec.dtype, spec.shape), path
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
+def test_unknown_precision_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"trainer\.precision is 'bfloat61'. Did you mean 'bflo"):
         mixed_task.trainer(precision="bfloat61")
 
@@ -68,7 +68,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
     ],
 )
 @pytest.mark.parametrize("is_made", [False, True])
-def test_types_that_contradict_it_are_refused(task, precision, is_made):
+def test_dtypes_that_contradict_the_precision_are_rejected(task, precision, is_made):
     (name,) = task
     params = mixed_task.MixedTask.params().set(**task)
     with pytest.raises(ValueError, match=rf"task\.{name} is .*trainer\.precision='{precision}'"):
@@ -77,7 +77,7 @@ def test_types_that_contradict_it_are_refused(task, precision, is_made):
         )
 
 
-def test_a_task_without_activations_types_is_refused():
+def test_task_without_activation_dtypes_is_rejected():
     with pytest.raises(ValueError, match=r"precision='float16' .* TinyTask only in float32"):
         mixed_task.trainer_params(precision="float16").instantiate(tiny.TinyTask.params())
 
@@ -140,7 +140,7 @@ def test_sensitive_operations_are_float32(precision, stack):
 @pytest.mark.parametrize(
     "kernel", [DenseKernel.params(), BlockwiseKernel.params().set(block_size=3)]
 )
-def test_what_is_masked_does_not_overflow_in_float16(kernel):
+def test_masked_logits_do_not_overflow_in_float16(kernel):
     """A row consists of padding only, and logits have a cap and a window."""
     attention = SelfAttention.params().set(
         model_dim=8, num_heads=2, window=3, logit_cap=5.0, kernel=kernel, is_causal=True
@@ -160,7 +160,7 @@ def test_what_is_masked_does_not_overflow_in_float16(kernel):
         np.testing.assert_allclose(found, expected, atol=2e-2)
 
 
-def test_bfloat16_weights_move_by_less_than_their_last_place():
+def test_stochastic_rounding_applies_updates_below_bfloat16_resolution():
     """Weights of 1 move by 1e-4, while bfloat16's neighbors are 2^-8 and 2^-7 away."""
     spec = VariableSpec("w", "MH", (64, 64), "bfloat16", initializers.constant(1.0))
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.ones((64, 64), tf.bfloat16))
@@ -177,7 +177,7 @@ def test_bfloat16_weights_move_by_less_than_their_last_place():
     np.testing.assert_allclose(moved.mean(), 20e-4, atol=5 * 2.0**-9 / 64)
 
 
-def test_bfloat16_weights_that_are_held_stay():
+def test_frozen_bfloat16_weights_do_not_change():
     spec = VariableSpec("w", "M", (64,), "bfloat16", initializers.normal(1.0))
     specs = NestedMap(w=spec)
     theta = NestedMap(w=spec.init(tf.constant([1, 2])))
@@ -191,7 +191,7 @@ def test_bfloat16_weights_that_are_held_stay():
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_each_learns(precision):
+def test_training_learns_in_each_precision(precision):
     trainer = mixed_task.trainer(precision=precision)
     state, losses = trainer.init_state(), []
     for index in range(60):

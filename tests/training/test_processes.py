@@ -37,7 +37,7 @@ def test_a_ballot_returns_the_last_vote():
         assert ballot.highest() == number
 
 
-def test_a_request_is_agreed_one_announcement_late(monkeypatch):
+def test_stop_request_is_agreed_one_announcement_later(monkeypatch):
     from lingvo_gshard.training import signals
 
     stop = StopRequest()

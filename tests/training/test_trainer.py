@@ -26,13 +26,13 @@ def assert_same(mine, theirs):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_state_is_a_function_of_the_seed():
+def test_initial_state_depends_only_on_the_seed():
     assert_same(make_trainer().init_state(), make_trainer().init_state())
     other = make_trainer(seed=2).init_state()
     assert not np.array_equal(other.theta.hidden.w, make_trainer().init_state().theta.hidden.w)
 
 
-def test_the_state_is_what_its_specs_say():
+def test_state_matches_its_specs():
     trainer = make_trainer()
     state, specs = trainer.init_state(), trainer.state_specs()
     for (path, value), (spec_path, spec) in zip(
@@ -42,7 +42,7 @@ def test_the_state_is_what_its_specs_say():
         assert (tuple(value.shape), value.dtype.name) == (spec.shape, spec.dtype)
 
 
-def test_dropout_depends_on_seed_and_step_alone():
+def test_dropout_depends_only_on_seed_and_step():
     trainer, batch = make_trainer(), tiny.make_batch(1, 0)
     state = trainer.init_state()
     loss = trainer.train_step(state, batch)[1].loss
@@ -51,7 +51,7 @@ def test_dropout_depends_on_seed_and_step_alone():
     assert float(loss) != float(trainer.train_step(state, batch)[1].loss)
 
 
-def test_counts_steps_and_reports():
+def test_step_counter_and_metrics():
     trainer = make_trainer()
     state, metrics = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     assert int(state.step) == 1 and not bool(state.stopped)
@@ -61,7 +61,7 @@ def test_counts_steps_and_reports():
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01, 100.0])
-def test_the_gradient_is_clipped_by_its_global_norm(clip_norm):
+def test_gradients_are_clipped_by_global_norm(clip_norm):
     """With beta1 = 0 and a huge epsilon, Adam is gradient descent and reveals the gradient."""
     optimizer = Adam.params().set(beta1=0.0, epsilon=1e6)
     schedule = schedules.Constant.params().set(learning_rate=1e6)
@@ -78,7 +78,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(clip_norm):
         np.testing.assert_allclose(old - new, scale * gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_nothing_changes_after_a_step_that_is_not_finite():
+def test_state_is_frozen_after_a_non_finite_step():
     trainer = make_trainer()
     state, _ = trainer.train_step(trainer.init_state(), tiny.make_batch(1, 0))
     batch = tiny.make_batch(1, 1)
@@ -92,7 +92,7 @@ def test_nothing_changes_after_a_step_that_is_not_finite():
         assert_same(later[name], state[name])
 
 
-def test_evaluation_is_without_dropout_and_weighted():
+def test_evaluation_is_token_weighted_and_without_dropout():
     trainer, batch = make_trainer(), tiny.make_batch(1, 0)
     theta = trainer.init_state().theta
     metrics = trainer.eval_step(theta, batch)
@@ -104,7 +104,7 @@ def test_evaluation_is_without_dropout_and_weighted():
     np.testing.assert_allclose(metrics.hidden_mean[0], hidden.mean(), rtol=1e-5)
 
 
-def test_a_schedule_without_an_end_ends_with_the_run():
+def test_schedule_without_an_end_ends_with_the_run():
     schedule = schedules.Linear.params().set(learning_rate=1.0)
     trainer = make_trainer(steps=8, schedule=schedule)
     np.testing.assert_allclose(trainer.schedule(tf.constant(4)), 0.5)
@@ -113,6 +113,6 @@ def test_a_schedule_without_an_end_ends_with_the_run():
 @pytest.mark.parametrize(
     ("name", "value"), [("steps", 0), ("clip_norm", -1.0), ("log_every_steps", 0)]
 )
-def test_values_out_of_range_name_their_path(name, value):
+def test_out_of_range_values_name_their_path(name, value):
     with pytest.raises(ValueError, match=rf"trainer\.{name} is {value}"):
         make_trainer(**{name: value})

@@ -47,7 +47,7 @@ function miniature(block) {
   const [y, tall] = span(cut[0], height);
   const [x, wide] = span(cut[1], width);
   return svg("svg", { width: width + 2, height: height + 2, viewBox: `-1 -1 ${width + 2} ${height + 2}`, "aria-hidden": "true" },
-    svg("rect", { class: "whole", x: 0, y: 0, width, height, rx: 2 }),
+    svg("rect", { class: "tensor", x: 0, y: 0, width, height, rx: 2 }),
     svg("rect", { class: "held", x, y, width: wide, height: tall, rx: 1 }));
 }
 
@@ -134,7 +134,7 @@ function shardingPicture(tensor, split, axes) {
     el("ul", { class: "dimensions" }, tensor.shape.map((size, dimension) =>
       el("li", { class: parts[dimension] > 1 ? "cut" : null },
         el("b", {}, (tensor.layout || "")[dimension] || "·"), ` ${count(size)} `,
-        el("span", { class: "muted" }, parts[dimension] > 1 ? `${count(parts[dimension])} parts of ${count(Math.ceil(size / parts[dimension]))} over ${split[dimension].join(", ")}` : "whole")))),
+        el("span", { class: "muted" }, parts[dimension] > 1 ? `${count(parts[dimension])} parts of ${count(Math.ceil(size / parts[dimension]))} over ${split[dimension].join(", ")}` : "not split")))),
     el("p", {}, blocks > 1 ? `${count(blocks)} blocks, each on ${count(devices / blocks)} ${devices === blocks ? "device" : "devices"}.` : `Every one of the ${count(devices)} devices holds all of it.`));
   const drawn = devicesPicture(tensor, split, axes);
   const abbreviated = devices > MOST_DEVICES ? el("p", { class: "muted" }, `${count(devices)} devices; only some are drawn.`) : null;

@@ -144,7 +144,7 @@ function shardingSection(given, placed) {
   const columns = [
     field("Tensor", "path", { wide: true, show: (value) => el("span", {}, breakable(value)) }), field("Kind", "kind"), field("Layout", "layout", { show: code }),
     column("Shape", (row) => (row.shape || []).reduce((product, size) => product * size, 1), { number: true, show: (_, row) => shape(row.shape) }),
-    field("Type", "dtype"), field("Split", "split", { show: (value) => el("span", { class: "rules" }, value || "whole") }),
+    field("Type", "dtype"), field("Split", "split", { show: (value) => el("span", { class: "rules" }, value || "replicated") }),
     numeric("Bytes", "bytes", bytes), numeric("Per device", "bytes_per_device", bytes, { bar: true }),
   ];
   return section("sharding", "Weights and moments on the mesh",

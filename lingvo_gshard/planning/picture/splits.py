@@ -6,11 +6,12 @@ import math
 import re
 
 from lingvo_gshard.planning.plan.plan import Plan, TensorRow
+from lingvo_gshard.sharding.listing import REPLICATED
 
 # Two notations: `E->data; H->model` as in strategies, and `E over data (8), H over model (2)`.
 _ARROW = re.compile(r"[;,+\s]+")
 _OVER = re.compile(r"(\w) over ([\w]+(?: and [\w]+)*) \([\d x]+\)")
-_REPLICATED = ("", "whole", "none", "replicated")
+_REPLICATED = ("", "none", REPLICATED)
 
 
 def describe(plan: Plan) -> dict[str, object]:

@@ -20,7 +20,7 @@ def test_figures_are_consistent_and_have_sources(key):
         assert chip.price.source and chip.price.date and chip.price.region
 
 
-def test_figures_per_chip_are_divided_by_its_partitions():
+def test_per_device_figures_divide_the_chip_by_its_partitions():
     v3 = chips.get("v3")
     assert v3.partitions == 2
     assert v3.peak("bf16") * v3.partitions == 123e12
@@ -28,7 +28,7 @@ def test_figures_per_chip_are_divided_by_its_partitions():
     assert v3.memory_bytes * v3.partitions == 32 * 2**30
 
 
-def test_pods_have_the_published_rates():
+def test_pod_rates_match_published_figures():
     """The documentation also gives rates of whole pods."""
     v5e = chips.get("v5e")
     assert 2 * 16 * v5e.link_bandwidth == pytest.approx(1.6e12)
@@ -39,7 +39,7 @@ def test_pods_have_the_published_rates():
     assert 1024 * v3.links * v3.link_bandwidth == pytest.approx(340e12, rel=0.02)
 
 
-def test_float32_takes_passes_by_precision():
+def test_float32_rate_depends_on_precision():
     v3 = chips.get("v3")
     assert v3.peak("float32") == v3.peak("bfloat16") == v3.peak("f32")
     assert v3.peak("float32", passes=6) == v3.peak("float32") / 6
@@ -50,7 +50,7 @@ def test_float32_takes_passes_by_precision():
     assert cpu.peak("float32", passes=6) == cpu.peak("float32")
 
 
-def test_types_use_published_rates():
+def test_dtypes_use_published_rates():
     v6e = chips.get("v6e")
     assert v6e.peak("int8") == v6e.peak("s8") == 2 * v6e.peak("bf16")
     assert v6e.peak("float8_e4m3fn") == v6e.peak("f8e5m2") == v6e.peak("bf16")
@@ -59,6 +59,6 @@ def test_types_use_published_rates():
     assert chips.get("a100").peak("f8e4m3fn") == chips.get("a100").peak("bf16")
 
 
-def test_unknown_chip():
+def test_unknown_chip_is_rejected():
     with pytest.raises(ValueError, match=r"--topology: unknown chip 'h10'. Did you mean 'h100'"):
         chips.get("h10")

@@ -54,7 +54,7 @@ def routed(topology, bytes_of_pair):
 
 
 @pytest.mark.parametrize("name", ["v5e:16x16", "v5e:4x4", "v5e:4x8", "v4:4x4x4", "v5e:8x16"])
-def test_all_to_all_is_as_slow_as_the_busiest_links(name):
+def test_all_to_all_is_bound_by_the_busiest_link(name):
     topology = topologies.get(name)
     most = routed(topology, MIB / topology.devices)
     assert whole("all-to-all", topology) == pytest.approx(most / topology.chip.link_bandwidth)
@@ -67,7 +67,7 @@ def test_two_cores_of_a_chip_share_its_links():
     assert whole("all-to-all", topology) == pytest.approx(most / topology.chip.link_bandwidth)
 
 
-def test_all_to_all_on_a_two_dimensional_torus_grows_with_the_root_of_the_chips():
+def test_all_to_all_on_a_2d_torus_scales_with_square_root_of_chips():
     pod = whole("all-to-all", topologies.get("v2:16x16"))
     v2 = topologies.get("v2:16x16").chip.link_bandwidth
     v3 = topologies.get("v3:32x32").chip.link_bandwidth
@@ -103,14 +103,14 @@ def test_all_reduce_over_a_whole_torus_uses_all_links():
     assert whole("all-gather", topology) == pytest.approx(expected / 2)
 
 
-def test_a_line_is_as_slow_as_its_end():
+def test_line_without_wraparound_is_bound_by_its_end():
     topology = topologies.get("v4:2x2x2")
     mesh = Mesh((("z", 2), ("rest", 4)))
     gather = interconnect.seconds_by_formula(call("all-gather", ("z",), 2), topology, mesh)
     assert gather == pytest.approx(MIB / 2 / topology.chip.link_bandwidth)
 
 
-def test_cores_of_one_chip_need_no_link():
+def test_cores_of_one_chip_communicate_without_links():
     topology = topologies.get("v3:4x4")
     mesh = Mesh((("chips", 16), ("cores", 2)))
     within = interconnect.seconds_bound(call("all-reduce", ("cores",), 2), topology, mesh)
@@ -123,21 +123,21 @@ def test_cores_of_one_chip_need_no_link():
 
 
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "all-to-all"])
-def test_groups_of_one_device_move_nothing(kind):
+def test_single_device_groups_transfer_nothing(kind):
     topology = topologies.get("v3:4x4")
     mesh = Mesh((("data", 32), ("model", 1)))
     assert interconnect.seconds_bound(call(kind, ("model",), 1), topology, mesh) == 0
     assert interconnect.seconds_latency(call(kind, ("model",), 1), topology, mesh) == 0
 
 
-def test_a_permute_takes_one_link():
+def test_permute_uses_one_link():
     topology = topologies.get("v5e:4x4")
     mesh = Mesh((("all", 16),))
     seconds = interconnect.seconds_bound(call("collective-permute", ("all",), 16), topology, mesh)
     assert seconds == pytest.approx(MIB / topology.chip.link_bandwidth)
 
 
-def test_gpus_within_a_host_and_between_hosts():
+def test_gpu_collectives_within_and_across_hosts():
     topology = topologies.get("gpu:h100:4x8")
     mesh = Mesh((("hosts", 4), ("gpus", 8)))
     within = interconnect.seconds_bound(call("all-gather", ("gpus",), 8), topology, mesh)
@@ -152,13 +152,13 @@ def test_gpus_within_a_host_and_between_hosts():
     assert whole("all-reduce", topology) == pytest.approx(2 * 3 / 4 * MIB / 400e9)
 
 
-def test_cpus_read_and_write_shared_memory():
+def test_cpu_collectives_are_bound_by_memory_bandwidth():
     topology = topologies.get("cpu:8")
     expected = 2 * MIB / topology.chip.memory_bandwidth
     assert whole("all-reduce", topology) == pytest.approx(expected)
 
 
-def test_groups_along_axes():
+def test_bound_of_groups_along_mesh_axes():
     mesh = Mesh((("a", 2), ("b", 3), ("c", 2)))
     np.testing.assert_array_equal(
         interconnect.groups(mesh, ("a", "c"), 4), [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
@@ -169,7 +169,7 @@ def test_groups_along_axes():
     assert interconnect.groups(mesh, (), 5).shape == (12, 1)
 
 
-def test_devices_along_the_last_axis_are_the_nearest():
+def test_devices_along_the_last_axis_are_nearest():
     topology = topologies.get("v3:32x32")
     mesh = Mesh((("data", 256), ("model", 8)))
     near = interconnect.seconds_latency(call("all-reduce", ("model",), 8), topology, mesh)

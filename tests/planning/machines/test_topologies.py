@@ -31,7 +31,7 @@ KEYS = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
         ("cpu:8", 8, 1, (False,)),
     ],
 )
-def test_topologies_by_name(name, devices, hosts, wraps):
+def test_topology_names_give_devices_hosts_and_wraparound(name, devices, hosts, wraps):
     topology = topologies.get(name)
     assert topology.name == name
     assert topology.devices == devices
@@ -73,7 +73,7 @@ def test_unknown_names_are_errors(name, message):
         topologies.get(name)
 
 
-def test_listing_has_a_line_for_each_kind_of_chip():
+def test_listing_has_one_line_per_kind_of_chip():
     lines = topologies.listing().splitlines()
     for key in KEYS:
         (line,) = [line for line in lines if line.startswith(key + ":")]
@@ -96,19 +96,19 @@ def test_without_libtpu_the_cpu_compiler_is_used(monkeypatch):
         libtpu.check_version()
 
 
-def test_libtpu_of_another_version_than_jax_requires(monkeypatch):
+def test_mismatched_libtpu_version_is_reported(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     with pytest.raises(ValueError, match=r"libtpu 0.0.1 is installed, .* requires libtpu=="):
         topologies.get("v3:2x2").compile_devices()
 
 
-def test_more_cpu_devices_than_jax_was_started_with():
+def test_too_many_virtual_cpu_devices_are_rejected():
     started = len(jax.devices("cpu"))
     with pytest.raises(ValueError, match=rf"--topology=cpu:{started + 1} needs .* in a new proc"):
         topologies.get(f"cpu:{started + 1}").compile_devices()
 
 
-def test_two_thousand_virtual_cpu_devices():
+def test_two_thousand_virtual_cpu_devices_are_supported():
     program = (
         "from lingvo_gshard.planning.machines import topologies\n"
         "print(len(topologies.get('cpu:2048').compile_devices()))"
@@ -122,7 +122,7 @@ def test_two_thousand_virtual_cpu_devices():
 @pytest.mark.parametrize(
     "name", ["v2:4x4", "v3:4x8", "v4:4x4x4", "v5e:1x1", "v5e:16x16", "v5p:2x2x4", "tpu7x:4x4x4"]
 )
-def test_libtpus_devices_have_the_coordinates_that_interconnect_assumes(name):
+def test_libtpu_device_coordinates_match_the_interconnect_model(name):
     pytest.importorskip("libtpu")
     topology = topologies.get(name)
     devices = topology.compile_devices()
@@ -133,7 +133,7 @@ def test_libtpus_devices_have_the_coordinates_that_interconnect_assumes(name):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_libtpu_compiles_for_every_generation_and_reports_the_listed_memory(key):
+def test_libtpu_reports_the_listed_memory_for_every_generation(key):
     pytest.importorskip("libtpu")
     shape = "x".join(["2", "2", "1"][: chips.get(key).torus_dimensions])
     topology = topologies.get(f"{key}:{shape}")
@@ -175,7 +175,7 @@ def test_several_processes_can_compile_at_once():
             process.communicate()
 
 
-def test_compiler_options_are_noted(monkeypatch):
+def test_compiler_options_appear_in_the_notes(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     monkeypatch.delenv(libtpu.OPTIONS, raising=False)
     assert topologies.get("v3:2x2").notes == ()

@@ -41,26 +41,26 @@ def plan_of(model, steps_per_second):
 
 
 @pytest.mark.parametrize("model", figures.TABLE)
-def test_published_core_years_are_cores_times_days(model):
+def test_published_core_years_match_cores_and_days(model):
     row = figures.TABLE[model]
     # Both are rounded: 1.4 days to 4%.
     assert row.core_years == pytest.approx(row.cores * row.days / 365, rel=0.06)
 
 
 @pytest.mark.parametrize("model", [m for m in figures.TABLE if m.startswith("moe_")])
-def test_published_weights_are_mostly_those_of_experts(model):
+def test_most_published_weights_are_expert_weights(model):
     _, experts, layers = model.split("_")
     of_experts = int(experts[:-1]) * int(layers[:-1]) // 2 * 2 * 1024 * 8192
     assert figures.TABLE[model].weights == pytest.approx(of_experts, rel=0.05)
 
 
-def test_rows_with_a_speed_were_trained_on_equally_many_tokens():
+def test_timed_models_were_trained_on_the_same_number_of_tokens():
     tokens = [row.tokens for row in figures.TABLE.values() if row.tokens]
     assert tokens == pytest.approx([1.04e12, 1.046e12], rel=0.01)
 
 
 @pytest.mark.parametrize("case", paper_rows.CASES.values(), ids=lambda case: case.name)
-def test_every_case_is_an_experiment_whose_mesh_its_topology_has(case):
+def test_every_case_is_an_experiment_whose_mesh_fits_its_topology(case):
     params = registry.get(case.experiment)
     for path, value in case.settings.items():
         assert params.get(path) != value
@@ -74,14 +74,14 @@ def test_every_case_is_an_experiment_whose_mesh_its_topology_has(case):
 
 
 @pytest.mark.parametrize("name", ["moe_16e_36l", "moe_128e_36l_2048_tokens", "moe_2048e_36l"])
-def test_cases_compared_in_time_have_2048_tokens_a_core(name):
+def test_timed_cases_have_2048_tokens_per_core(name):
     case = paper_rows.CASES[name]
     params = registry.get(case.experiment)
     rows = case.settings.get("input.batch_rows", params.input.batch_rows)
     assert rows * params.input.target_length == 2048 * topologies.get(case.topology).devices
 
 
-def test_comparisons_name_cases_that_there_are_and_each_case_is_needed():
+def test_comparisons_use_exactly_the_defined_cases():
     names = [c.name for c in paper_rows.COMPARISONS]
     assert len(set(names)) == len(names)
     assert paper_rows.cases_of(paper_rows.COMPARISONS) == list(paper_rows.CASES.values())
@@ -102,7 +102,7 @@ def test_the_published_speed_costs_the_published_core_years():
         assert row.ratio == pytest.approx(1, abs=0.02)
 
 
-def test_cost_grows_as_speed_and_cores_do():
+def test_cost_is_proportional_to_cores_and_step_time():
     # A quarter of the steps on 16 times the cores, each of four times the tokens.
     plans = {
         "moe_128e_36l": SimpleNamespace(**plan_of("moe_128e_36l", 2.0)),
@@ -120,7 +120,7 @@ def test_cost_grows_as_speed_and_cores_do():
     assert row.within
 
 
-def test_all_to_alls_are_compared_by_their_seconds_for_a_byte():
+def test_all_to_alls_are_compared_by_seconds_per_byte():
     def plan(seconds):
         calls = {"kind": "all-to-all", "bytes": 100, "count": 3, "seconds_bound": 3 * seconds}
         other = {"kind": "all-reduce", "bytes": 100, "count": 1, "seconds_bound": 99}
@@ -131,7 +131,7 @@ def test_all_to_alls_are_compared_by_their_seconds_for_a_byte():
     assert paper.compare(comparison("all_to_all_growth.36l"), plans).ours == pytest.approx(4)
 
 
-def test_attention_reaches_the_share_of_its_chips_peak():
+def test_attention_efficiency_averages_attention_layers():
     peak = topologies.get("v3:16x16").chip.peak("bfloat16")
     rows = [
         {"layer": "encoder/layers/body_0/self_attention", "flops": peak, "seconds": 1.0},
@@ -145,7 +145,7 @@ def test_attention_reaches_the_share_of_its_chips_peak():
     assert row.within
 
 
-def test_where_nothing_is_recomputed_none_may_be():
+def test_recomputation_must_be_absent_if_the_paper_has_none():
     layers = namespaces([{"phase": "forward", "seconds": 1.0}])
     fields = {"seconds_per_step": 2.0, "layers": layers}
     row = compared("rematerialization.moe_512e_12l", **fields)
@@ -157,12 +157,12 @@ def test_where_nothing_is_recomputed_none_may_be():
 
 
 @hypothesis.given(st.floats(0.01, 100))
-def test_a_bound_is_on_the_right_side_and_near(speed):
+def test_bound_must_be_above_the_published_speed_and_close_to_it(speed):
     row = compared("steps_bound.moe_512e_36l", steps_per_second_bound=speed)
     assert row.within == (1.05 <= speed <= 2.5 * 1.05)
 
 
-def test_rows_by_name_quantity_and_model():
+def test_rows_are_selected_by_name_quantity_and_model():
     def names(*chosen):
         return [c.name for c in paper_rows.select(chosen)]
 
@@ -174,7 +174,7 @@ def test_rows_by_name_quantity_and_model():
         names("weight")
 
 
-def test_a_row_without_plans_says_why():
+def test_row_without_plans_gives_the_reason():
     row = paper.not_compared(comparison("weights.moe_512e_12l"), "it is too large")
     assert (row.ours, row.ratio, row.within) == (None, None, None)
     assert row.explanation == "it is too large"

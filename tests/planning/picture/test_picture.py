@@ -47,7 +47,7 @@ def embedded(page):
     return json.loads(text)
 
 
-def test_the_file_holds_the_whole_plan(tmp_path):
+def test_html_file_contains_the_complete_plan(tmp_path):
     plan = example_plan.example_plan()
     picture.write(example_plan.as_plan(plan), tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_the_file_holds_the_whole_plan(tmp_path):
     assert Elements(page).all("title") == [({}, "gshard_paper.moe_512e_12l on v3:16x16")]
 
 
-def test_nothing_is_loaded_and_only_its_own_script_runs():
+def test_page_loads_nothing_and_runs_only_its_own_script():
     elements = Elements(picture.to_html(example_plan.as_plan(example_plan.example_plan())))
     for _, attributes, _ in elements.found:
         assert "src" not in attributes
@@ -83,7 +83,7 @@ def test_no_script_reads_text_as_html():
 @hypothesis.given(st.text(alphabet=st.sampled_from("</script>!-&\"'{}NAMEPLAN\u2028 \\")))
 @hypothesis.example("</script><script>alert(1)</script>")
 @hypothesis.example("{{SCRIPT}} <!--<script>")
-def test_no_text_ends_the_element_it_stands_in(text):
+def test_text_cannot_close_its_element(text):
     plan = example_plan.example_plan()
     plain = Elements(picture.to_html(example_plan.as_plan(plan))).found
     plan["name"] = plan["layers"][0]["layer"] = text
@@ -93,14 +93,14 @@ def test_no_text_ends_the_element_it_stands_in(text):
     assert embedded(page)["plan"] == plan
 
 
-def test_a_mesh_of_another_size_is_refused(tmp_path):
+def test_mesh_of_wrong_size_is_rejected(tmp_path):
     plan = example_plan.example_plan() | {"mesh": "data=3"}
     with pytest.raises(ValueError, match="mesh 'data=3' does not have 512 devices"):
         picture.write(example_plan.as_plan(plan), tmp_path / "plan.html")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="--html=.*nowhere.*No such file"):
         picture.write(
             example_plan.as_plan(example_plan.example_plan()), tmp_path / "nowhere" / "plan.html"
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     ("text", "found"),
     [
         ("", {}),
-        ("whole", {}),
+        ("replicated", {}),
         ("E->data", {"E": ["data"]}),
         ("E->data; H->model", {"E": ["data"], "H": ["model"]}),
         ("E->data, H->model", {"E": ["data"], "H": ["model"]}),
@@ -124,18 +124,18 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         ("B over fsdp and data (4 x 2)", {"B": ["fsdp", "data"]}),
     ],
 )
-def test_a_split_in_words_is_read(text, found):
+def test_sharding_text_is_parsed(text, found):
     assert splits.parse(text, {"data": 8, "model": 2, "fsdp": 4}) == found
 
 
 @pytest.mark.parametrize("text", ["E->dta", "cut somehow", "E over dta (8)", "E->data; rest"])
-def test_a_split_that_cannot_be_read_is_told(text):
+def test_invalid_sharding_text_is_reported(text):
     with pytest.raises(ValueError, match=re.escape(repr(text))):
         splits.parse(text, {"data": 8})
 
 
 @pytest.mark.parametrize("strategy", example_plan.RULES)
-def test_the_blocks_drawn_have_the_plans_bytes(strategy):
+def test_drawn_blocks_have_the_bytes_in_the_plan(strategy):
     plan = example_plan.example_plan(strategy)
     partitioning = embedded(picture.to_html(example_plan.as_plan(plan)))["mesh"]
     sizes = dict(partitioning["axes"])
@@ -145,7 +145,7 @@ def test_the_blocks_drawn_have_the_plans_bytes(strategy):
         assert row["bytes_per_device"] * parts == row["bytes"], row["path"]
 
 
-def test_a_tensor_that_cannot_be_drawn_says_why():
+def test_tensor_that_cannot_be_drawn_gives_the_reason():
     plan = example_plan.example_plan()
     plan["tensors"][0]["split"] = "Z->data"
     plan["tensors"][1]["split"] = "by hand"

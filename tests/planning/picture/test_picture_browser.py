@@ -36,7 +36,7 @@ def column(page, table, position):
     return page.texts(f"#{table} tbody td:nth-child({position})")
 
 
-def test_it_draws_every_section_and_loads_nothing(page):
+def test_every_section_is_drawn_without_network_requests(page):
     opened = page(example_plan.example_plan())
     assert opened.texts("h1") == ["gshard_paper.moe_512e_12l"]
     assert opened.texts(".answer") == ["It fits"]
@@ -49,12 +49,12 @@ def test_it_draws_every_section_and_loads_nothing(page):
     assert opened.run("return document.querySelectorAll('#memory .piece').length") == 6
 
 
-def test_no_width_needs_scrolling_sideways(page):
+def test_no_window_width_needs_horizontal_scrolling(page):
     opened = page(example_plan.example_plan("expert_tensor_fsdp"))
     assert opened.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_head_sorts_its_column_both_ways(page):
+def test_column_header_sorts_in_both_directions(page):
     plan = example_plan.example_plan()
     opened = page(plan)
     head = "#layer-table th:nth-child(1)"
@@ -67,7 +67,7 @@ def test_a_head_sorts_its_column_both_ways(page):
     assert opened.run("return document.querySelector(arguments[0]).ariaSort", head) == "ascending"
 
 
-def test_a_head_sorts_by_keyboard(page):
+def test_column_header_sorts_by_keyboard(page):
     opened = page(example_plan.example_plan())
     head = "#versions th:nth-child(1)"
     opened.type(f"{head} button", "\ue007")
@@ -76,7 +76,7 @@ def test_a_head_sorts_by_keyboard(page):
     assert column(opened, "versions", 1) == ["lingvo_gshard", "libtpu", "jax"]
 
 
-def test_a_filter_keeps_the_rows_that_hold_every_word(page):
+def test_filter_keeps_rows_with_every_word(page):
     plan = example_plan.example_plan()
     opened = page(plan)
     opened.type("#sharding input", "Decoder cross moments")
@@ -94,7 +94,7 @@ def test_a_filter_keeps_the_rows_that_hold_every_word(page):
     assert column(opened, "tensors", 1) == ["No row holds that."]
 
 
-def test_bound_and_estimate_are_two_time_lines(page):
+def test_timeline_switches_between_bound_and_estimate(page):
     plan = example_plan.example_plan()
     opened = page(plan)
 
@@ -115,7 +115,7 @@ def test_bound_and_estimate_are_two_time_lines(page):
     assert opened.texts("#time [aria-pressed=true]") == ["Bound"]
 
 
-def test_the_time_line_shows_loops_lanes_and_details(page):
+def test_timeline_shows_loops_lanes_and_details(page):
     plan = example_plan.example_plan()
     opened = page(plan)
     loops = opened.texts(".loop text")
@@ -130,7 +130,7 @@ def test_the_time_line_shows_loops_lanes_and_details(page):
     assert opened.texts(".detail strong") == [second]
 
 
-def test_the_time_line_zooms_by_buttons_keys_and_wheel(page):
+def test_timeline_zooms_by_buttons_keys_and_wheel(page):
     opened = page(example_plan.example_plan())
     width = "return parseFloat(document.querySelector('.window').style.width)"
     assert opened.run(width) == 100
@@ -151,17 +151,17 @@ def test_the_time_line_zooms_by_buttons_keys_and_wheel(page):
     assert opened.run(width) < 60
 
 
-def test_a_chosen_weight_is_drawn_on_the_mesh(page):
+def test_selected_weight_is_drawn_on_the_mesh(page):
     plan = example_plan.example_plan("expert_tensor")
     opened = page(plan)
     opened.type("#sharding input", "decoder body[1].moe.w_out weights")
     opened.click("#tensors tbody tr button")
     assert opened.texts("#sharding h3") == ["decoder.layers.body[1].moe.w_out"]
     assert opened.texts(".mesh .dimensions li") == [
-        "R 3 whole",
+        "R 3 not split",
         "E 512 64 parts of 8 over data",
         "H 8,192 8 parts of 1,024 over model",
-        "M 1,024 whole",
+        "M 1,024 not split",
     ]
     drawn = opened.texts(".device .id")
     assert drawn == [str(row * 8 + column) for row in (0, 1, 2, 3, 4, 5, 63) for column in range(8)]
@@ -170,7 +170,7 @@ def test_a_chosen_weight_is_drawn_on_the_mesh(page):
     assert told == "device 9data 1, model 1all of RE 8 to 15H 1,024 to 2,047all of M96 MiB"
 
 
-def test_a_whole_weight_is_the_same_on_every_device(page):
+def test_replicated_weight_is_the_same_on_every_device(page):
     opened = page(example_plan.example_plan())
     opened.type("#sharding input", "encoder.embedding.table weights")
     opened.click("#tensors tbody tr button")
@@ -179,7 +179,7 @@ def test_a_whole_weight_is_the_same_on_every_device(page):
     assert opened.run("return document.querySelectorAll('.device.same').length") == 23
 
 
-def test_hostile_text_is_shown_and_never_run(page):
+def test_hostile_text_is_displayed_but_never_executed(page):
     opened = page(example_plan.hostile())
     assert opened.run("return window.harmed") is None
     assert opened.run("return document.querySelectorAll('img').length") == 0
@@ -192,14 +192,14 @@ def test_hostile_text_is_shown_and_never_run(page):
     assert opened.run("return window.harmed") is None
 
 
-def test_what_does_not_fit_says_so_and_what_would(page):
+def test_out_of_memory_plan_shows_suggestions(page):
     opened = page(example_plan.too_large())
     assert opened.texts(".answer") == ["It does not fit"]
     assert "2.18 GiB too much" in opened.texts(".verdict")[0]
     assert column(opened, "remedies-table", 2) == ["✓ yes", "✕ no"]
 
 
-def test_a_plan_with_little_in_it_is_drawn_too(page):
+def test_nearly_empty_plan_is_drawn(page):
     plan = example_plan.example_plan()
     for rows in ("tensors", "largest_temporaries", "collectives", "layers", "notes", "remedies"):
         plan[rows] = []
@@ -208,7 +208,7 @@ def test_a_plan_with_little_in_it_is_drawn_too(page):
     assert "The step has no collectives." in opened.texts("p")
 
 
-def test_dark_and_narrow(tmp_path):
+def test_dark_mode_in_a_narrow_window(tmp_path):
     path = tmp_path / "plan.html"
     picture.write(example_plan.as_plan(example_plan.example_plan("expert_tensor")), path)
     with browser.Browser(width=800, dark=True) as opened:

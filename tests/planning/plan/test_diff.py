@@ -33,11 +33,11 @@ def by_section(changes):
     return found
 
 
-def test_a_plan_is_no_different_from_itself(plan, other):
+def test_plan_does_not_differ_from_itself(plan, other):
     assert changes_between(plan, other) == []
 
 
-def test_numbers_of_the_headline_have_a_ratio(plan, other):
+def test_headline_changes_have_ratios(plan, other):
     other["seconds_per_step"] *= 2
     other["fits"] = False
     other["budget"] = None
@@ -52,7 +52,7 @@ def test_numbers_of_the_headline_have_a_ratio(plan, other):
     assert {change.section for change in changes.values()} == {"headline"}
 
 
-def test_memory_by_class(plan, other):
+def test_memory_is_listed_by_class(plan, other):
     other["bytes_per_device"]["moments"] += 5
     moments = plan["bytes_per_device"]["moments"]
     assert by_section(changes_between(plan, other)) == {
@@ -60,7 +60,7 @@ def test_memory_by_class(plan, other):
     }
 
 
-def test_collectives_of_one_kind_and_place_are_told_together(plan, other):
+def test_collectives_of_one_kind_and_layer_are_merged(plan, other):
     calls = [row for row in plan["collectives"] if row["kind"] == "all-gather"]
     assert len(calls) == 1
     half = calls[0] | {"count": 1}
@@ -76,7 +76,7 @@ def test_collectives_of_one_kind_and_place_are_told_together(plan, other):
     assert by_section(changes_between(plan, other)) == {"collectives": [expected]}
 
 
-def test_collectives_new_gone_and_changed(plan, other):
+def test_new_removed_and_changed_collectives(plan, other):
     first = other["collectives"][0]
     first["count"] *= 2
     gone = other["collectives"].pop()
@@ -93,7 +93,7 @@ def test_collectives_new_gone_and_changed(plan, other):
     assert changed[3][2:] == (None, "2 calls, 8192 bytes in total, int32")
 
 
-def test_tensors_split_otherwise_new_and_gone(plan, other):
+def test_new_removed_and_resharded_tensors(plan, other):
     table = other["tensors"][0]
     table["split"], table["bytes_per_device"] = "V->data", table["bytes"] // 512
     last = other["tensors"].pop()
@@ -108,7 +108,7 @@ def test_tensors_split_otherwise_new_and_gone(plan, other):
     ]
 
 
-def test_layers_are_told_from_one_per_cent_on_and_the_rest_is_counted(plan, other):
+def test_layer_changes_below_one_percent_are_only_counted(plan, other):
     for row in other["layers"][1:4]:
         row["seconds"] *= 1.005
     other["layers"][4]["seconds"] *= 1.02
@@ -122,7 +122,7 @@ def test_layers_are_told_from_one_per_cent_on_and_the_rest_is_counted(plan, othe
     }
 
 
-def test_layers_of_one_name_are_paired_in_order(plan, other):
+def test_layers_with_the_same_name_are_paired_in_order(plan, other):
     for each in (plan, other):
         each["layers"].append(copy.deepcopy(each["layers"][0]))
     other["layers"][-1]["times"] = 7
@@ -130,12 +130,12 @@ def test_layers_of_one_name_are_paired_in_order(plan, other):
     assert by_section(changes_between(plan, other)) == {"layers": [(what, "times", 1, 7)]}
 
 
-def test_another_order_of_execution_is_a_change(plan, other):
+def test_different_execution_order_is_a_change(plan, other):
     other["layers"].reverse()
     assert [change.what for change in changes_between(plan, other)] == ["order of execution"]
 
 
-def test_temporaries_are_not_told_apart_by_the_compilers_numbers(plan, other):
+def test_temporaries_are_matched_without_compiler_suffixes(plan, other):
     other["largest_temporaries"][0]["name"] = "fusion.7"
     assert changes_between(plan, other) == []
     other["largest_temporaries"][0]["shape"] = [2048, 64_000]
@@ -144,7 +144,7 @@ def test_temporaries_are_not_told_apart_by_the_compilers_numbers(plan, other):
     assert whats == [f"{shape} in decoder/softmax" for shape in shapes]
 
 
-def test_remedies_notes_and_settings(plan, other):
+def test_changed_suggestions_notes_and_settings(plan, other):
     other["remedies"] = [{"change": "--x", "fits": True, "peak": 1, "seconds_per_step": 2.0}]
     other["notes"] = ["new"]
     other["mesh"] = "data=64,model=8"
@@ -158,7 +158,7 @@ def test_remedies_notes_and_settings(plan, other):
 
 
 @pytest.mark.parametrize("package", ["jax", "libtpu", "lingvo_gshard"])
-def test_plans_of_other_versions_are_refused(plan, other, package):
+def test_plans_of_other_versions_are_rejected(plan, other, package):
     old = plan["versions"][package]
     other["versions"][package] = "9.9"
     reason = f"A.json and B.json were made by different versions: {package} {old} and 9.9. "

@@ -15,7 +15,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("record", [example_plan.example_plan(), example_plan.too_large()])
-def test_a_plan_is_read_back_as_it_was_written(record, path):
+def test_plan_round_trips_through_a_file(record, path):
     plan = example_plan.as_plan(record)
     path.write_text(plan.to_json(), encoding="utf-8")
     assert json.loads(path.read_text()) == record
@@ -36,7 +36,7 @@ def test_a_plan_is_read_back_as_it_was_written(record, path):
         (b'{"format": 2, "name": 5}', "not a plan: Expected `str`, got `int` - at `$.name`"),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused_by_name(path, text, reason):
+def test_file_without_a_plan_is_rejected_by_name(path, text, reason):
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}: {reason}")):
@@ -54,7 +54,7 @@ def test_a_file_that_is_no_plan_is_refused_by_name(path, text, reason):
         ({"later": 1}, "Object contains unknown field `later`"),
     ],
 )
-def test_a_wrong_field_is_named(path, change, reason):
+def test_wrong_field_is_named(path, change, reason):
     path.write_text(json.dumps(example_plan.example_plan() | change), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(reason)) as error:
         file.load(path)

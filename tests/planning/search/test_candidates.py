@@ -41,7 +41,7 @@ def parts(mesh: Mesh, split) -> tuple:
 
 
 @hypothesis.given(st.sampled_from(SIZES), st.data())
-def test_flags_split_every_layer_as_chosen(sizes, data):
+def test_flags_shard_every_layer_as_chosen(sizes, data):
     mesh = meshes.unnamed(sizes)
     chosen = [
         data.draw(st.sampled_from(sharding_options.options(mesh, g.letters)))
@@ -69,14 +69,14 @@ def test_flags_split_every_layer_as_chosen(sizes, data):
                     ), (found, spec.path, kind)
 
 
-def test_patterns_are_general_where_they_may_be():
+def test_override_patterns_are_as_general_as_possible():
     paths = ("a.layers[0].attention", "a.layers[1].attention", "a.layers[0].ff", "a.layers[1].ff")
     assert patterns(paths[:2], paths) == ["a.layers[*].attention"]
     moe = ("a.layers[1].ff", "a.layers[1].ff.router")
     assert patterns(moe, (*paths, *moe)) == ["a.layers[1].ff"]
 
 
-def test_flags_are_those_of_the_tools():
+def test_candidate_flags():
     found = Candidate("data=8", "B->data", (("a.b", "H->none"),), "full")
     assert found.flags(["task.encoder.execution.rematerialize"]) == [
         "--mesh=data=8",
@@ -86,7 +86,7 @@ def test_flags_are_those_of_the_tools():
     ]
 
 
-def test_policies_are_set_where_stacks_take_them():
+def test_remat_policy_is_set_on_every_stack():
     params = registry.get("gshard_paper.moe_128e_12l")
     names = policy_params(params.leaves())
     assert sorted(names) == [
@@ -101,7 +101,7 @@ def test_policies_are_set_where_stacks_take_them():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8, 12, 512])
-def test_shapes_multiply_to_the_devices(devices):
+def test_mesh_shapes_multiply_to_the_number_of_devices(devices):
     found = meshes.shapes(devices)
     assert len(set(found)) == len(found)
     for sizes in found:
@@ -109,6 +109,6 @@ def test_shapes_multiply_to_the_devices(devices):
         assert min(sizes) > 1
 
 
-def test_axes_do_not_cut_across_a_torus():
+def test_mesh_axes_follow_torus_dimensions():
     assert (6, 2) in meshes.shapes(12) and (6, 2) not in meshes.shapes(12, (4, 3))
     assert (4, 3) in meshes.shapes(12, (4, 3))

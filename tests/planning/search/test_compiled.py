@@ -52,7 +52,7 @@ def grouped() -> LayerGroups:
         pytest.param("data=4,model=2", "expert_tensor", marks=pytest.mark.slow),
     ],
 )
-def test_bytes_of_a_step(mesh, strategy):
+def test_collective_bytes_and_peak_memory_match_the_compiler(mesh, strategy):
     partitioning = Partitioning.make(mesh, strategy)
     program, _ = train_program(model(), partitioning, "gspmd", batch(8, 12))
     compiled = program.lower(jax.devices()[:8]).compile()

@@ -54,7 +54,7 @@ def brute_force(groups, pairs, capacity: float) -> float | None:
 
 
 @hypothesis.given(instances())
-def test_the_program_finds_what_trying_all_finds(instance):
+def test_ilp_matches_exhaustive_search(instance):
     groups, pairs, capacity = instance
     best = brute_force(groups, pairs, capacity)
     numbers = solve(groups, pairs, capacity)
@@ -67,12 +67,12 @@ def test_the_program_finds_what_trying_all_finds(instance):
 
 
 @hypothesis.given(instances())
-def test_no_optimum_is_lost_with_dominated_options(instance):
+def test_removing_dominated_options_keeps_an_optimum(instance):
     groups, pairs, capacity = instance
     few = [[of_group[i] for i in pareto_optimal(of_group)] for of_group in groups]
     assert brute_force(few, pairs, capacity) == brute_force(groups, pairs, capacity)
 
 
-def test_of_equal_options_the_first_is_kept():
+def test_first_of_equal_options_is_kept():
     one = OptionCost(1.0, (1, 1), 1, "data")
     assert pareto_optimal([one, one, OptionCost(1.0, (1, 1), 1, "model")]) == [0, 2]

@@ -30,7 +30,7 @@ def strategy(result: SearchResult) -> tuple[Mesh, Strategy]:
     ("layers", "policy"),
     [(12, "none"), (36, "products_but_hidden")],
 )
-def test_the_papers_mixture_is_split_as_the_paper_did(layers, policy):
+def test_search_shards_the_papers_moe_as_the_paper_did(layers, policy):
     """512 experts on 512 TPU v3 cores: groups and experts over one axis, all else replicated."""
     experiment = registry.get(f"gshard_paper.moe_512e_{layers}l")
     experiment.task.set(source_vocabulary_size=64000, target_vocabulary_size=32000)
@@ -50,7 +50,7 @@ def test_the_papers_mixture_is_split_as_the_paper_did(layers, policy):
     ("name", "layers", "rows"),
     [("v4:2x2x2", 4, 8), pytest.param("v4:2x2x4", 8, 16, marks=pytest.mark.slow)],
 )
-def test_a_wide_model_on_few_chips_is_split_as_megatron_does(name, layers, rows):
+def test_wide_model_on_few_chips_is_sharded_like_megatron(name, layers, rows):
     """Model 16,384, hidden 65,536, 8 and 16 chips, a row each: heads, hidden units, vocabulary."""
     topology = topologies.get(name)
     traced = trace(dense(16384, 65536, layers, 128, "bfloat16"), batch(rows, 512))
@@ -64,7 +64,7 @@ def test_a_wide_model_on_few_chips_is_split_as_megatron_does(name, layers, rows)
 @pytest.mark.parametrize(
     ("name", "model_dim", "dtype"), [("v4:8x8x4", 4096, "bfloat16"), ("v3:16x16", 2048, "float32")]
 )
-def test_a_deep_model_on_many_chips_is_split_as_zero_does(name, model_dim, dtype):
+def test_deep_model_on_many_chips_is_sharded_like_zero(name, model_dim, dtype):
     """96 layers, a million tokens or two: weights lie in parts and are gathered when used."""
     topology = topologies.get(name)
     trainer = dense(model_dim, 4 * model_dim, 96, model_dim // 128, dtype)
@@ -95,7 +95,7 @@ def run(**options) -> SearchResult:
     return search(tiny(), 8, rates, policies=("none", "full"), most_axes=2, **options)
 
 
-def test_without_a_compiler_the_model_decides():
+def test_cost_model_decides_without_a_compiler():
     result = run()
     assert result.best is result.rows[0]
     assert not any(row.compiled for row in result.rows)
@@ -106,7 +106,7 @@ def test_without_a_compiler_the_model_decides():
     assert {row.name for row in result.baselines} == set(strategies.base_names()) - beyond
 
 
-def test_the_compiler_decides_among_the_best():
+def test_compiled_times_rank_the_best_candidates():
     compiled = {}
 
     def compile_candidate(candidate):
@@ -119,7 +119,7 @@ def test_the_compiler_decides_among_the_best():
     assert all(row.compiled for row in result.front)
 
 
-def test_where_the_compiler_needs_more_memory_smaller_ones_are_tried():
+def test_smaller_candidates_are_tried_if_compiled_memory_exceeds_capacity():
     sizes = []
     result = run()
     of = {row.candidate: row.cost.peak for row in result.rows}
@@ -135,7 +135,7 @@ def test_where_the_compiler_needs_more_memory_smaller_ones_are_tried():
     assert result.best.compiled.fits and not result.rows[0].compiled.fits
 
 
-def test_what_cannot_be_compiled_is_told():
+def test_compilation_failures_are_reported():
     def compile_candidate(candidate):
         raise ValueError("too large")
 
@@ -144,12 +144,12 @@ def test_what_cannot_be_compiled_is_told():
     assert [row.problem for row in result.rows].count("too large") == 2
 
 
-def test_where_nothing_fits_the_smallest_are_found():
+def test_smallest_candidate_is_returned_if_none_fits():
     result = search(tiny(), 8, ring_rates(capacity=1000), policies=("none",), most_axes=1)
     assert result.best is None
     assert result.rows and min(row.peak for row in result.rows) > 1000
 
 
-def test_one_device_has_nothing_to_split():
+def test_one_device_needs_no_sharding():
     result = search(tiny(), 1, ring_rates(), policies=("none",))
     assert result.best.cost.calls == []

@@ -134,7 +134,7 @@ def test_checkpoints_move_between_numbers_of_processes(tmp_path):
     assert_saved(tmp_path, 10)
 
 
-def test_the_death_of_a_process_ends_the_other_with_a_message(tmp_path):
+def test_death_of_a_process_ends_the_other_with_a_message(tmp_path):
     survivor, dead = run(2, tmp_path, 200, plan="1:9:kill")
     assert dead.code == -9
     assert survivor.code == 1
@@ -148,7 +148,7 @@ def test_the_death_of_a_process_ends_the_other_with_a_message(tmp_path):
 @pytest.mark.parametrize(
     ("process", "name"), [(1, "SIGTERM"), pytest.param(0, "SIGINT", marks=pytest.mark.slow)]
 )
-def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path, process, name):
+def test_signal_to_one_process_stops_all_at_the_same_step(tmp_path, process, name):
     ended = run(2, tmp_path, 200, plan=f"{process}:7:{name}")
     assert_good(*ended)
     assert ended[0].report["to"] == ended[1].report["to"] == 7
@@ -157,7 +157,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path, process, name):
 
 
 @pytest.mark.slow
-def test_the_death_of_process_0_ends_the_others_with_a_message(tmp_path):
+def test_death_of_process_0_ends_the_others_with_a_message(tmp_path):
     dead, *survivors = run(3, tmp_path, 200, plan="0:3:kill", devices=1)
     assert dead.code == -9
     for survivor in survivors:
@@ -168,7 +168,7 @@ def test_the_death_of_process_0_ends_the_others_with_a_message(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [0, 1])
-def test_an_error_in_one_process_ends_the_others_with_its_message(tmp_path, process):
+def test_error_in_one_process_ends_the_others_with_its_message(tmp_path, process):
     ended = run(2, tmp_path, 200, plan=f"{process}:3:fail")
     assert [e.code for e in ended] == [1, 1]
     assert ended[process].last_words == "error: the data of this process cannot be read"
@@ -179,7 +179,7 @@ def test_an_error_in_one_process_ends_the_others_with_its_message(tmp_path, proc
 
 
 @pytest.mark.slow
-def test_a_program_that_fails_before_entering_its_cluster_ends(tmp_path):
+def test_program_that_fails_before_joining_the_cluster_ends(tmp_path):
     """jax alone would wait for minutes."""
     for process in run(2, tmp_path, 3, plan="early"):
         assert process.code == 1
@@ -246,7 +246,7 @@ def test_directories_that_are_not_shared_are_an_error(tmp_path):
     assert f"error: --logdir {tmp_path / '0'} of process 1 is another directory" in ended[0].err
 
 
-def test_a_single_process_joins_nothing():
+def test_single_process_joins_no_cluster():
     for given in ({}, {"num_processes": 1}, {"num_processes": 1, "process_id": 0}):
         with Cluster.join(ClusterOptions(**given)) as cluster:
             assert (cluster.size, cluster.index, cluster.is_main) == (1, 0, True)
@@ -288,7 +288,7 @@ def test_a_single_process_joins_nothing():
         ),
     ],
 )
-def test_contradicting_options_are_refused(given, message):
+def test_contradicting_options_are_rejected(given, message):
     with pytest.raises(ValueError) as caught:
         Cluster.join(ClusterOptions(**given))
     assert message in str(caught.value)

@@ -45,7 +45,7 @@ def no_keepalive(monkeypatch):
     )
 
 
-def test_a_death_ends_all_others():
+def test_death_of_one_process_ends_all_others():
     star = Star(4)
     star.die(2)
     for k in (0, 1, 3):
@@ -53,7 +53,7 @@ def test_a_death_ends_all_others():
         assert star.ended[k].get(timeout=20) == 1
 
 
-def test_a_departure_has_its_reason():
+def test_departure_reports_its_reason():
     star = Star(3)
     star.lines[1].announce_departure("was stopped (SIGTERM) before the first step", 0)
     for k in (0, 2):
@@ -72,7 +72,7 @@ def test_process_0_waits_until_the_others_have_ended():
     assert all(star.ended[k].qsize() == 1 for k in (1, 2))
 
 
-def test_a_normal_end_is_no_departure():
+def test_normal_exit_is_not_a_loss():
     star = Star(3)
     for k in (1, 2, 0):
         star.lines[k].announce_done()
@@ -82,7 +82,7 @@ def test_a_normal_end_is_no_departure():
     assert not any(q.qsize() for q in (*star.lost.values(), *star.ended.values()))
 
 
-def test_a_process_that_ends_by_itself_is_left_alone():
+def test_process_that_exits_by_itself_is_not_ended_twice():
     star = Star(2, ends=False)
     star.die(1)
     assert star.lost[0].get(timeout=10).process == 1

@@ -63,7 +63,7 @@ def test_missing_processes_are_named_in_all_others():
         assert "within 2 s none came with --process_id 1, 3" in str(error)
 
 
-def test_a_coordinator_that_is_not_there():
+def test_missing_coordinator_is_reported():
     started = time.monotonic()
     (error,) = call_all((2, 1, {}), seconds=1.0)
     assert "--coordinator=localhost:" in str(error)
@@ -71,36 +71,36 @@ def test_a_coordinator_that_is_not_there():
     assert time.monotonic() - started < 20
 
 
-def test_an_unknown_host():
+def test_unknown_host_is_reported():
     with pytest.raises(ValueError, match="--coordinator=no-such-host.invalid:1234 could not be"):
         meet(Place("no-such-host.invalid", 1234, 2, 1), {}, 0.5)
 
 
-def test_a_port_that_is_taken():
+def test_occupied_port_is_reported():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"process 0 cannot open port {port} here"):
             meet(Place("localhost", port, 2, 0), {}, 5.0)
 
 
-def test_one_process_id_twice():
+def test_duplicate_process_id_is_reported():
     results = call_all((3, 0, {}), (3, 1, {}), (3, 1, {}))
     assert [str(r) for r in results] == ["two processes were started with --process_id=1"] * 3
 
 
-def test_another_number_of_processes():
+def test_mismatched_process_count_is_reported():
     results = call_all((2, 0, {}), (3, 1, {}))
     words = "process 1 has --num_processes=3, but process 0 has --num_processes=2"
     assert [str(r) for r in results] == [words] * 2
 
 
-def test_options_that_differ():
+def test_mismatched_options_are_reported():
     results = call_all((2, 0, {"--mesh": "data=8"}), (2, 1, {"--mesh": "data=4"}))
     words = "process 1 has --mesh=data=4, but process 0 has --mesh=data=8"
     assert [str(r) for r in results] == [words] * 2
 
 
-def test_long_options_are_not_shown():
+def test_long_options_are_not_printed():
     results = call_all((2, 0, {"Params": "x" * 10**6}), (2, 1, {"Params": "y" * 10**6}))
     assert [str(r) for r in results] == ["process 1 has other Params than process 0"] * 2
 
@@ -128,7 +128,7 @@ def test_unknown_clients_are_ignored():
     close(*results)
 
 
-def test_another_program_at_the_address():
+def test_foreign_server_at_the_address_is_reported():
     with socket.create_server(("", 0)) as other:
 
         def answer():

@@ -55,7 +55,7 @@ def runtime() -> LocalUpdatesRuntime:
     return make(make_trainer(EVERY, **OUTER))
 
 
-def test_every_step_without_momentum_is_data_parallelism():
+def test_syncing_every_step_without_momentum_equals_data_parallelism():
     runtime = make(make_trainer(1, sgd=True), "worker=2,data=2")
     plain = SpmdRuntime(
         make_trainer(0, sgd=True), Partitioning.make("data=2", "data"), devices_for(2)
@@ -164,7 +164,7 @@ def test_resumes_exactly_between_two_outer_steps(runtime, tmp_path):
     store.close()
 
 
-def test_workers_begin_with_the_weights_of_a_run_without_them(runtime):
+def test_workers_start_with_the_weights_of_a_regular_run(runtime):
     theta = make_trainer(0).init_state().theta.transform(lambda x: np.asarray(x) + 1)
     runtime.load_state(NestedMap(step=7, stopped=False, theta=theta, moments=NestedMap()))
     state = on_host(runtime.state())
@@ -174,7 +174,7 @@ def test_workers_begin_with_the_weights_of_a_run_without_them(runtime):
     assert all(not x.any() for x in [*state.outer.flatten(), *state.workers.moments.flatten()])
 
 
-def test_no_weights_move_after_a_worker_has_stopped(runtime):
+def test_weights_are_frozen_after_a_worker_stops(runtime):
     runtime.init_state()
     begun = on_host(runtime.state())
     bad = tiny.make_batch(1, 0)
@@ -210,7 +210,7 @@ def test_workers_draw_different_random_numbers():
     assert not np.allclose(w[0], w[1])
 
 
-def test_warns_of_a_run_that_does_not_end_with_an_outer_step():
+def test_run_that_does_not_end_with_an_outer_step_is_a_warning():
     said = {every: make(make_trainer(every)).pop_messages() for every in (3, 5)}
     assert said[3] == []
     (warning,) = said[5]
@@ -218,7 +218,7 @@ def test_warns_of_a_run_that_does_not_end_with_an_outer_step():
     assert "the evaluated weights will be those of step 10" in warning
 
 
-def test_metrics_are_means_by_tokens():
+def test_metrics_are_token_weighted_means():
     class Known:
         def __init__(self, **values):
             self.read = lambda: values
@@ -265,14 +265,14 @@ def test_rows_and_weights_follow_the_mesh():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(every, over, rows, message):
+def test_incompatible_settings_are_rejected(every, over, rows, message):
     params = Trainer.params()
     params.local_updates.every = every
     with pytest.raises(ValueError, match=message):
         check(params, over, rows)
 
 
-def test_what_fits_is_not_refused():
+def test_compatible_settings_are_accepted():
     params = Trainer.params()
     check(params, None, 8)
     check(params, partitioning("worker=4", "B,G->worker"), 6)
@@ -281,7 +281,7 @@ def test_what_fits_is_not_refused():
     check(params, partitioning("worker=4,data=2"), None)
 
 
-def test_what_workers_cannot_do_is_refused(runtime):
+def test_unsupported_operations_are_rejected(runtime):
     with pytest.raises(ValueError, match="may split nothing over axis worker"):
         make(make_trainer(5), strategy="B,G->data; H->worker")
     p = tiny.experiment_params()

@@ -52,7 +52,7 @@ def iotas(function, *specs: tf.TensorSpec) -> list[str]:
         ),
     ],
 )
-def test_what_counts_along_a_dimension_is_an_iota(function, wanted):
+def test_index_tensors_become_iotas(function, wanted):
     found = iotas(function, tf.TensorSpec((1, 1), tf.int32))
     assert any(f"iota {wanted}" in line for line in found), found
 
@@ -69,7 +69,7 @@ def test_what_counts_along_a_dimension_is_an_iota(function, wanted):
         lambda x: tf.cast(tf.broadcast_to(tf.range(80), (2, 80)), tf.float32) + 1,
     ],
 )
-def test_nothing_else_is(function):
+def test_other_tensors_do_not_become_iotas(function):
     found = iotas(function, tf.TensorSpec((1, 1), tf.int32))
     assert not any("x" in line.partition("<")[2].replace("xi32", "") for line in found), found
 
@@ -82,7 +82,7 @@ def test_nothing_else_is(function):
     data=st.data(),
 )
 @hypothesis.settings(max_examples=15)
-def test_the_values_stay_the_same(size, others, start, step, data):
+def test_iotas_keep_the_values(size, others, start, step, data):
     order = data.draw(st.permutations(range(len(others) + 1)))
     kept = data.draw(st.integers(1, size))
 
@@ -95,7 +95,7 @@ def test_the_values_stay_the_same(size, others, start, step, data):
     np.testing.assert_array_equal(result, expected.transpose(order) + 5)
 
 
-def test_rows_scattered_within_rows_stay_where_they_are():
+def test_scatter_within_rows_needs_no_communication():
     """Without iotas every device would get all indices."""
 
     def scatter(places_GS):

@@ -54,7 +54,7 @@ def whole(*shape: int, dtype: str = "float32") -> Array:
     ],
     ids=lambda value: value.dtype.name,
 )
-def test_tensors_from_outside_become_constants(value):
+def test_captured_tensors_become_constants(value):
     outside = tf.constant(value)
     program = lowered(lambda x: tf.where(x[0] > 0, outside, outside), whole(8))
     assert len(program.inputs) == 1
@@ -64,7 +64,7 @@ def test_tensors_from_outside_become_constants(value):
     np.testing.assert_array_equal(found, value)
 
 
-def test_several_constants_go_each_to_its_place():
+def test_multiple_captured_constants_are_bound_correctly():
     values = [tf.constant(10.0**n) for n in range(4)]
 
     def function(x, y):
@@ -75,7 +75,7 @@ def test_several_constants_go_each_to_its_place():
     np.testing.assert_allclose(found, X * 10 + (2 * X * 100 - 1) / 1000, rtol=1e-6)
 
 
-def test_variables_are_refused_by_name():
+def test_captured_variables_are_rejected_by_name():
     kernel = tf.Variable(X, name="kernel")
     with pytest.raises(ValueError, match="test uses variables: kernel:0. Make their values arg"):
         lowered(lambda x: x * kernel, whole(8))
@@ -86,7 +86,7 @@ def test_variables_are_refused_by_name():
         lowered(lambda x: x * tf.add_n(many), whole(8))
 
 
-def test_a_table_is_refused():
+def test_captured_lookup_table_is_rejected():
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(tf.constant([1]), tf.constant([2])), -1
     )
@@ -94,12 +94,12 @@ def test_a_table_is_refused():
         lowered(lambda x: table.lookup(x), whole(8, dtype="int32"))
 
 
-def test_a_shape_that_depends_on_values_is_refused():
+def test_data_dependent_shape_is_rejected():
     with pytest.raises(ValueError, match=r"test: y has the shape \(None,\)"):
         lowered(lambda x: tf.boolean_mask(x, x > 0), whole(8))
 
 
-def test_an_input_goes_where_the_function_annotates_it():
+def test_inputs_take_the_sharding_of_their_annotation():
     def function(x, y, z, u, v):
         x = annotate(x, "BH")
         y = paper_api.split(y, 1, 8)
@@ -122,7 +122,7 @@ def test_an_input_goes_where_the_function_annotates_it():
     assert run(program, *values) == 8 + 24 * 2 + 6 * 12 + 16 * 5
 
 
-def test_a_given_split_overrides_the_annotation():
+def test_explicit_split_overrides_the_annotation():
     array = Array("x", (8, 4), "float32", ((), ("model",)))
     program = lowered(lambda x: annotate(x, "BM"), array)
     assert program.inputs[0].split == ((), ("model",))
@@ -139,7 +139,7 @@ def test_lowering_does_not_depend_on_earlier_traces():
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_uses_the_chosen_partitioner(partitioner):
+def test_lowering_uses_the_chosen_partitioner(partitioner):
     program = lowered(lambda x: annotate(x * 3, "B"), whole(8), partitioner=partitioner)
     compiled = executable(program)
     is_gspmd = "GSPMD sharding propagation" in compiled.compiler_output
@@ -150,7 +150,7 @@ def test_uses_the_chosen_partitioner(partitioner):
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_all_partitionings_give_the_same(partitioner):
+def test_results_do_not_depend_on_partitioning(partitioner):
     """Splits a product, a sum and a cumulative sum in every way, unevenly too."""
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(6, 5)).astype("f4"), rng.normal(size=(5, 7)).astype("f4")

@@ -38,18 +38,18 @@ def _operations_of_main(text: str) -> list[str]:
         return [operation.operation.name for operation in main.regions[0].blocks[0].operations]
 
 
-def test_without_a_region_nothing_changes():
+def test_program_without_manual_regions_is_unchanged():
     names = _operations_of_main(OUTSIDE)
     assert names == ["stablehlo.constant", "stablehlo.multiply", "func.return"]
 
 
-def test_with_a_region_constants_are_called():
+def test_constants_around_a_region_become_function_calls():
     names = _operations_of_main(WITH_A_REGION)
     assert names.count("func.call") == 2
     assert not {"stablehlo.constant", "stablehlo.iota"} & set(names)
 
 
-def test_a_constant_can_be_used_on_both_sides():
+def test_constant_can_be_used_inside_and_outside_a_region():
     """The region and the rest use equal scalars, zeros and tensors."""
     whole = ((), ())
 

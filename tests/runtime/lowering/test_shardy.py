@@ -33,17 +33,17 @@ MESH = Mesh.parse("data=2,model=4")
         ("{devices=[1,8]0,4,1,5,2,6,3,7}", ((), ("model", "data"))),
     ],
 )
-def test_reads_the_text_of_a_sharding(text, split):
+def test_sharding_text_is_parsed(text, split):
     assert shardy._split_of(text, 2, MESH) == split
 
 
-def test_refuses_devices_in_an_order_of_their_own():
+def test_custom_device_order_is_rejected():
     with pytest.raises(ValueError, match="no split over --mesh=data=2,model=4. Use gspmd"):
         shardy._split_of("{devices=[8,1]1,0,2,3,4,5,6,7}", 2, MESH)
 
 
 @hypothesis.given(st.permutations(["data", "model", ""]), st.integers(0, 2))
-def test_every_split_is_told_from_every_other(order, rank):
+def test_every_split_has_a_distinct_sharding(order, rank):
     split = tuple((axis,) if axis else () for axis in order[: rank + 1])
     devices = shardy._sets(split, MESH)
     sizes = devices.shape[:-1]
@@ -71,7 +71,7 @@ def _matmul_program(partitioner: str) -> Executable:
     )
 
 
-def test_is_partitioned_by_shardy_as_by_gspmd():
+def test_shardy_and_gspmd_partition_alike():
     compiled = {name: _matmul_program(name) for name in ("gspmd", "shardy")}
     assert "falling back" not in compiled["shardy"].compiler_output
     counts = [hlo.count_by_kind(c.collectives()) for c in compiled.values()]
@@ -82,7 +82,7 @@ def test_is_partitioned_by_shardy_as_by_gspmd():
         np.testing.assert_allclose(total, (x @ w[:8, :4]).sum(0), rtol=1e-5)
 
 
-def test_refuses_what_names_devices_itself():
+def test_explicit_device_lists_are_rejected():
     partitioning = Partitioning.make("data=8", "B->data")
 
     def function(x):

@@ -69,7 +69,7 @@ def check(results) -> None:
     assert results[1].dtype == np.int64
 
 
-def test_describes_its_inputs_and_outputs(program):
+def test_program_describes_its_inputs_and_outputs(program):
     assert program.name == "feed_forward"
     assert [(a.path, a.shape, a.dtype, a.split) for a in program.inputs] == [
         ("argument[0]", (8, 4), "float32", (("data",), ())),
@@ -88,7 +88,7 @@ def test_describes_its_inputs_and_outputs(program):
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_a_file_comes_back_the_same_and_runs(partitioner, tmp_path):
+def test_program_round_trips_through_a_file_and_runs(partitioner, tmp_path):
     program = make(partitioner)
     program.save(tmp_path / "p")
     again = Program.load(tmp_path / "p", Mesh.parse(MESH))
@@ -104,7 +104,7 @@ def test_a_file_comes_back_the_same_and_runs(partitioner, tmp_path):
     assert [c.kind for c in executable.collectives()] == ["all-reduce"]
 
 
-def test_the_digest_is_of_all_that_a_compiler_is_given(program):
+def test_digest_covers_all_compiler_inputs(program):
     assert make().digest == program.digest
     others = [
         make("shardy"),
@@ -146,7 +146,7 @@ print(sorted(loaded & {"tensorflow", "lingvo_gshard", "keras"}))
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
-def test_a_file_runs_where_only_jax_is(partitioner, tmp_path):
+def test_saved_program_runs_with_jax_alone(partitioner, tmp_path):
     make(partitioner).save(tmp_path / "p")
     paths = [a.path for a in make().inputs]
     np.savez(tmp_path / "in.npz", **dict(zip(paths, arguments(), strict=True)))
@@ -176,7 +176,7 @@ def rewritten(saved: pathlib.Path, tmp_path: pathlib.Path, stamp_again: bool, **
     return path
 
 
-def test_another_format_or_a_newer_jax_is_refused(saved, tmp_path):
+def test_other_format_or_newer_jax_is_rejected(saved, tmp_path):
     with pytest.raises(ValueError, match="changed has format 2, but this version reads format 1"):
         Program.load(rewritten(saved, tmp_path, True, format=2))
     newer = {"jax": "99.0.1.dev2"}
@@ -186,7 +186,7 @@ def test_another_format_or_a_newer_jax_is_refused(saved, tmp_path):
     assert Program.load(older).versions == (("jax", "0.9.30"), ("tensorflow", "99"))
 
 
-def test_another_mesh_is_refused(saved):
+def test_other_mesh_is_rejected(saved):
     assert Program.load(saved).mesh == Program.load(saved, Mesh.parse(MESH)).mesh
     with pytest.raises(ValueError, match=r"made for --mesh=data=4,model=2 .*, not for data=8"):
         Program.load(saved, Mesh.parse("data=8"))
@@ -194,19 +194,19 @@ def test_another_mesh_is_refused(saved):
         Program.load(saved, Mesh.parse(MESH, "topology"))
 
 
-def test_the_order_of_devices_is_kept(tmp_path):
+def test_device_order_is_kept(tmp_path):
     mesh = Mesh.parse(MESH, "topology")
     make(mesh=mesh).save(tmp_path / "p")
     assert Program.load(tmp_path / "p").mesh == mesh
 
 
-def test_changed_content_is_refused(saved, tmp_path):
+def test_changed_content_is_rejected(saved, tmp_path):
     for changes in ({"partitioner": "shardy"}, {"donated": []}, {"mesh": "data=2,model=4"}):
         with pytest.raises(ValueError, match="was changed after it was written"):
             Program.load(rewritten(saved, tmp_path, False, **changes))
 
 
-def test_refuses_files_that_are_no_programs(tmp_path):
+def test_files_that_are_not_programs_are_rejected(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="text is not a saved program"):
         Program.load(tmp_path / "text")
@@ -219,7 +219,7 @@ def test_refuses_files_that_are_no_programs(tmp_path):
 
 
 @hypothesis.given(data=st.data())
-def test_a_damaged_file_is_refused(program, saved, tmp_path_factory, data):
+def test_damaged_file_is_rejected(program, saved, tmp_path_factory, data):
     content = bytearray(saved.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
@@ -237,7 +237,7 @@ def test_a_damaged_file_is_refused(program, saved, tmp_path_factory, data):
         assert found == program
 
 
-def test_a_value_of_another_shape_or_type_is_refused():
+def test_argument_of_wrong_shape_or_dtype_is_rejected():
     mesh = jax.sharding.Mesh(np.array(devices_for(8)), ("data",))
     array = Array("theta.w", (8, 2), "float32", (("data",), ()))
     assert array.put(np.zeros((8, 2), np.float32), mesh).sharding.spec[0] == "data"
@@ -246,7 +246,7 @@ def test_a_value_of_another_shape_or_type_is_refused():
             array.put(value, mesh)
 
 
-def test_64_bits_stay_64_bits():
+def test_64_bit_values_keep_their_dtype():
     mesh = jax.sharding.Mesh(np.array(devices_for(8)), ("data",))
     for value in (np.array([BIG]), np.array([1 + 2**-40])):
         put = Array("x", (1,), value.dtype.name, ((),)).put(value, mesh)
@@ -255,18 +255,18 @@ def test_64_bits_stay_64_bits():
         np.testing.assert_array_equal(np.asarray(again), value)
 
 
-def test_an_unknown_partitioner_is_refused(program):
+def test_unknown_partitioner_is_rejected(program):
     with pytest.raises(ValueError, match="--partitioner=shrdy is unknown. Did you mean 'shardy'?"):
         dataclasses.replace(program, partitioner="shrdy")
 
 
-def test_devices_that_do_not_fill_the_mesh_are_refused(program):
+def test_wrong_number_of_devices_is_rejected(program):
     with pytest.raises(ValueError, match="--mesh=data=4,model=2 needs 8 devices"):
         program.lower(devices_for(8)[:4])
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])
-def test_memory_is_what_the_compiler_says(donate):
+def test_memory_matches_the_compilers_report(donate):
     def grow(x):
         return annotate(tf.sin(annotate(x, "BM")) + 1.0, "BM")
 

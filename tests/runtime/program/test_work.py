@@ -10,7 +10,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from tests import tiny
 
 
-def test_a_file_keeps_the_work_of_any_task(tmp_path):
+def test_saved_program_keeps_the_work_of_any_task(tmp_path):
     params = tiny.experiment_params()
     trainer = params.trainer.instantiate(params.task)
     specs = params.input.cls.batch_specs(params.input)

@@ -70,24 +70,24 @@ def both_ways(counts: dict) -> dict:
 
 
 @each_partitioner
-def test_int8_travels_with_its_scales(partitioner):
+def test_int8_exchange_sends_scales(partitioner):
     found = moved(ONE_AXIS, partitioner, precision="int8")
     assert found == both_ways({("data", "int8", ROWS * M): 2, ("data", "float32", ROWS * 4): 2})
 
 
-def test_bfloat16_is_one_all_to_all_each_way():
+def test_bfloat16_exchange_is_one_all_to_all_each_way():
     """XLA for CPUs, which has no bfloat16 of its own, sends it as float32."""
     assert moved(precision="bfloat16") == both_ways({("data", "float32", ROWS * M * 4): 2})
 
 
 @each_partitioner
-def test_chunks_are_as_many_all_to_alls_of_as_much_less(partitioner):
+def test_chunked_exchange_has_one_smaller_all_to_all_per_chunk(partitioner):
     found = moved(ONE_AXIS, partitioner, chunks=4)
     assert found == both_ways({("data", "float32", ROWS * M): 2 * 4})
 
 
 @each_partitioner
-def test_hierarchical_is_one_all_to_all_for_each_axis(partitioner):
+def test_hierarchical_exchange_has_one_all_to_all_per_axis(partitioner):
     """Each moves as much as the direct one, whose groups are of all devices."""
     size = ROWS * M * 4
     found = moved(HOSTS, partitioner, hierarchical=True)
@@ -95,12 +95,12 @@ def test_hierarchical_is_one_all_to_all_for_each_axis(partitioner):
 
 
 @pytest.mark.slow
-def test_direct_over_two_axes_is_one_all_to_all_of_all_devices():
+def test_direct_exchange_over_two_axes_is_one_all_to_all():
     assert moved(HOSTS) == both_ways({("host,data", "float32", ROWS * M * 4): 2})
 
 
 @each_partitioner
-def test_all_options_together(partitioner):
+def test_all_exchange_options_together(partitioner):
     found = moved(HOSTS, partitioner, precision="int8", chunks=2, hierarchical=True)
     assert found == both_ways(
         {

@@ -113,7 +113,7 @@ def counts(*arguments, **options) -> dict[str, int]:
 
 @each_partitioner
 @each_dispatch
-def test_experts_are_two_all_to_alls_each_way(dispatch, partitioner):
+def test_expert_parallelism_needs_two_all_to_alls_each_way(dispatch, partitioner):
     """Tokens to experts and back, their gradients likewise; and the gradient of the router."""
     forward, both = (
         compiled(moe(dispatch), "data=8", "expert", part, partitioner) for part in (FORWARD, BOTH)
@@ -128,28 +128,28 @@ def test_experts_are_two_all_to_alls_each_way(dispatch, partitioner):
 
 
 @each_dispatch
-def test_experts_need_no_padding_and_no_experts_for_every_device(dispatch):
+def test_experts_that_do_not_divide_need_no_padding(dispatch):
     assert counts(moe(dispatch), "data=8", "expert", FORWARD, with_padding=False) == {
         "all-to-all": 2
     }
     assert counts(moe(dispatch, experts=6), "data=8", "expert", FORWARD) == {"all-to-all": 2}
 
 
-def test_experts_at_scale_are_two_all_to_alls_as_well():
+def test_large_moe_needs_two_all_to_alls_each_way():
     """Has too many tokens for constant indices. Compiles without running."""
     assert counts(moe(), "data=8", "expert", FORWARD, rows=2**16) == {"all-to-all": 2}
 
 
 @each_partitioner
 @pytest.mark.parametrize("rows", [B, 2**16])
-def test_experts_that_choose_are_two_all_to_alls_each_way_as_well(partitioner, rows):
+def test_expert_choice_needs_two_all_to_alls_each_way(partitioner, rows):
     """Sorting, gathering and summing happen where the groups are."""
     layout = "data=8", "expert"
     found = counts(expert_choice(), *layout, BOTH, partitioner, rows)
     assert found == {"all-to-all": 4, "all-reduce": 1}
 
 
-def test_experts_with_their_hidden_units_split_add_one_sum():
+def test_sharding_the_experts_hidden_dimension_adds_one_all_reduce():
     layout = "data=4,model=2", "expert_tensor"
     assert counts(moe(), *layout, FORWARD) == {"all-to-all": 2, "all-reduce": 1}
     # The sums over the parts of H, one forward and one backward in one instruction, and the
@@ -159,7 +159,7 @@ def test_experts_with_their_hidden_units_split_add_one_sum():
 
 @each_partitioner
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])
-def test_tensor_parallelism_is_one_sum_each_way(make, partitioner):
+def test_tensor_parallelism_needs_one_all_reduce_each_way(make, partitioner):
     """Over the parts of H or N: of the output forward, of the input's gradient backward.
 
     The gradients of gates need the experts' outputs, so there both sums are in one instruction.
@@ -171,7 +171,7 @@ def test_tensor_parallelism_is_one_sum_each_way(make, partitioner):
 
 
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])
-def test_data_parallelism_is_one_sum_of_all_gradients(make):
+def test_data_parallelism_needs_one_all_reduce_of_gradients(make):
     assert counts(make(), "data=8", "data", FORWARD) == {}
     (found,) = compiled(make(), "data=8", "data", GRADIENTS).collectives()
     weights = make().variable_specs().flatten()
@@ -181,7 +181,7 @@ def test_data_parallelism_is_one_sum_of_all_gradients(make):
 
 @each_partitioner
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])
-def test_fsdp_gathers_weights_and_sums_gradients(make, partitioner):
+def test_fsdp_all_gathers_weights_and_reduces_gradients(make, partitioner):
     """On CPU, XLA uses an all-reduce and a slice instead of a reduce-scatter."""
     layer = make()
     sizes = [
@@ -237,7 +237,7 @@ def test_fsdp_gathers_weights_and_sums_gradients(make, partitioner):
         ),
     ],
 )
-def test_the_vocabulary_is_looked_up_where_it_lies(params, mesh, strategy, forward, gradients):
+def test_sharded_vocabulary_is_not_gathered(params, mesh, strategy, forward, gradients):
     layer = vocabulary(params.params())
     assert counts(layer, mesh, strategy, FORWARD) == forward
     assert counts(layer, mesh, strategy, GRADIENTS) == gradients

@@ -105,7 +105,7 @@ def assert_no_more_than_bubbles(found: Ran, expected: Ran, useful: int, ticks: i
     assert found.flops["rematerialized"] == 0
 
 
-def test_stages_equal_the_layers_and_cost_only_bubbles():
+def test_pipeline_equals_the_loop_and_costs_only_bubbles():
     assert_same(pipelined(), unpipelined())
     assert_no_more_than_bubbles(pipelined(), unpipelined(), useful=8, ticks=11)
 
@@ -133,7 +133,7 @@ def test_circulations_have_smaller_bubbles():
 
 
 @pytest.mark.slow
-def test_experts_and_tensors_within_stages():
+def test_expert_and_tensor_parallelism_within_stages():
     options, stages = (("moe_every", 2),), (("stages", 2), ("micro_batches", 4))
     one = ran("data=1", "replicated", options, ())
     found = ran("stage=2,data=2,model=2", "expert_pipeline_tensor", options, stages)

@@ -44,7 +44,7 @@ def make_trainer(precision: str, repeat: bool) -> Trainer:
 
 @pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize("precision", TOLERANCES)
-def test_it_trains_as_on_one_device(precision, repeat):
+def test_trains_as_on_one_device(precision, repeat):
     mesh, devices = ("data=4", 4) if repeat else ("data=8", 8)
     local = SingleDeviceRuntime(make_trainer(precision, repeat))
     local.init_state()

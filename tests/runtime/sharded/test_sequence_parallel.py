@@ -116,11 +116,11 @@ def ring() -> Ran:
     return Ran(attention(**RING), "data=2,context=4", "data_context")
 
 
-def test_a_ring_is_the_attention_of_whole_rows():
+def test_ring_attention_equals_full_attention():
     ring().check(attention())
 
 
-def test_a_ring_permutes_keys_and_values_and_gathers_nothing():
+def test_ring_attention_permutes_keys_and_values_without_gathers():
     """Forward keys, values and segments; backward these and gradients, which then come home."""
     found = ring().collectives()
     assert hlo.count_by_kind(found) == {"collective-permute": 10, "all-reduce": 2}
@@ -132,7 +132,7 @@ def test_a_ring_permutes_keys_and_values_and_gathers_nothing():
     assert [c.bytes for c in found if c.kind == "all-reduce"] == [weights] * 2
 
 
-def test_a_ring_with_all_options_and_split_heads():
+def test_ring_attention_with_all_options_and_sharded_heads():
     """Keys and values have fewer heads than queries."""
     ran = Ran(attention(**EVERYTHING, **ring_of_blocks(3)), "context=4,model=2", "context_tensor")
     ran.check(attention(**EVERYTHING))
@@ -144,7 +144,7 @@ def test_a_ring_with_all_options_and_split_heads():
     assert sizes == {4 * B * 1 * 6 * 4}
 
 
-def test_all_keys_and_values_are_gathered():
+def test_gathered_attention_all_gathers_keys_and_values():
     mesh = "data=2,context=2,model=2"
     ran = Ran(attention(**EVERYTHING), mesh, "data_context_tensor")
     ran.check(attention(**EVERYTHING))
@@ -182,7 +182,7 @@ def test_every_strategy_on_every_mesh(mesh, strategy, values, exchange):
     Ran(attention(**values, **exchange), mesh, strategy).check(attention(**values))
 
 
-def test_parts_that_are_not_equal_are_refused():
+def test_uneven_sequence_shards_are_rejected():
     layer = attention(**RING).instantiate(path="layer")
 
     def run(theta, x, segments):
@@ -194,7 +194,7 @@ def test_parts_that_are_not_equal_are_refused():
         partition(run, "context=8", "context")(theta, given.x[:, :12], given.segments[:, :12])
 
 
-def test_sequence_parallelism_gathers_and_sums_where_tensor_parallelism_sums():
+def test_sequence_parallelism_replaces_all_reduces():
     """Four sums of whole activations become four gathers and four sums whose results are parts.
 
     XLA on CPU makes all-reduces of the sums, where others have reduce-scatters.
@@ -210,7 +210,7 @@ def test_sequence_parallelism_gathers_and_sums_where_tensor_parallelism_sums():
     assert len(products) == 4 and len(gathered) + len(summed) == len(found)
 
 
-def test_groups_stay_where_their_tokens_are():
+def test_groups_within_one_device_need_no_resharding():
     """A part of a row is a whole group: the all-to-alls of experts, and nothing else.
 
     In training: what is drawn for a group does not depend on its place.

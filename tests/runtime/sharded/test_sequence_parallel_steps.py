@@ -138,13 +138,13 @@ def temporaries(devices: int, *arguments, **values) -> int:
         ({"kernel": RingKernel, "block_size": 128}, 0.6),
     ],
 )
-def test_memory_falls_with_the_axis(values, share):
+def test_activation_memory_falls_with_the_number_of_devices(values, share):
     found = [temporaries(devices, **values) for devices in (1, 2, 4, 8)]
     for fewer, more in zip(found, found[1:], strict=False):
         assert more < share * fewer, found
 
 
-def test_a_ring_needs_less_memory_than_gathered_keys():
+def test_ring_attention_needs_less_memory_than_gathered_keys():
     assert temporaries(8, kernel=RingKernel) < temporaries(8) / 3
 
 
@@ -155,6 +155,6 @@ def test_sequence_parallelism_needs_less_memory_than_tensor_parallelism():
     assert both[1] < 0.97 * both[0]
 
 
-def test_what_is_exchanged_does_not_depend_on_the_number_of_devices():
+def test_collective_count_does_not_depend_on_the_number_of_devices():
     kinds = [hlo.count_by_kind(compiled(n, kernel=RingKernel).collectives()) for n in (4, 8)]
     assert kinds[0] == kinds[1] == {"collective-permute": 10, "all-reduce": 1}

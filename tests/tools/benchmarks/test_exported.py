@@ -99,7 +99,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def test_it_needs_no_tensorflow(files):
+def test_exported_step_runs_without_tensorflow(files):
     flags = ["step.zip", "--repeats=3", "--gemm_size=128", "--json=row.json"]
     done = subprocess.run(
         [sys.executable, "-c", ALONE, "exported", *flags],
@@ -122,7 +122,7 @@ def test_it_needs_no_tensorflow(files):
 
 
 @pytest.mark.parametrize(("file", "initial"), [("step.zip", "init.zip"), ("step2.zip", None)])
-def test_state_and_batch_are_what_they_say(files, capsys, file, initial):
+def test_state_and_batch_have_the_documented_values(files, capsys, file, initial):
     """The loss holds the largest id, position and segment; of weights of 1 it is known."""
     flags = [f"--init_state={files / initial}"] if initial else []
     small = ["--repeats=1", "--gemm_size=8", "--json"]
@@ -135,7 +135,7 @@ def test_state_and_batch_are_what_they_say(files, capsys, file, initial):
     assert row["first_loss"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_jax_takes_a_file_to_another_platform_than_it_was_lowered_for(files):
+def test_jax_rejects_files_lowered_for_another_platform(files):
     record, exported = program_file.read(files / "step.zip")
     step = jax.export.deserialize(bytearray(exported))
     assert step.platforms == ("cpu",) and "custom_call" not in step.mlir_module()
@@ -144,7 +144,7 @@ def test_jax_takes_a_file_to_another_platform_than_it_was_lowered_for(files):
         jax.jit(step.call).trace(*arguments).lower(lowering_platforms=(platform,))
 
 
-def test_medians_of_turns_count(files, monkeypatch):
+def test_results_are_medians_of_alternating_runs(files, monkeypatch):
     """A step and a product alone, then runs of steps and of products in turns."""
     clock = iter([0.1, 0.05, 0.2, 0.01, 0.3, 0.02, 0.1, 0.03])
     counts = []
@@ -162,7 +162,7 @@ def test_medians_of_turns_count(files, monkeypatch):
     assert said[-1] == "measuring, 3 of 3"
 
 
-def test_a_product_is_as_large_as_the_device_needs_to_be_fast(monkeypatch):
+def test_reference_matmul_is_large_enough_for_full_speed(monkeypatch):
     monkeypatch.setattr(exported_bench, "products", lambda devices, dtype, size: size)
     for rate, size in ((1e11, 2048), (5e12, 4096), (1e15, 8192)):
         monkeypatch.setattr(
@@ -173,7 +173,7 @@ def test_a_product_is_as_large_as_the_device_needs_to_be_fast(monkeypatch):
         assert exported_bench._large_enough([], "float32") == size
 
 
-def test_a_loss_that_is_not_finite_is_an_error(files, monkeypatch):
+def test_non_finite_loss_is_an_error(files, monkeypatch):
     steps = iter([1.0, 1.0, 1.0])
     monkeypatch.setattr(
         exported_step.SavedStep, "__call__", lambda self: lambda: next(steps, float("nan"))
@@ -202,7 +202,7 @@ def test_a_loss_that_is_not_finite_is_an_error(files, monkeypatch):
         (["step.zip", "--repeats=0"], "repeats"),
     ],
 )
-def test_mistakes_are_one_line(files, capsys, monkeypatch, arguments, message):
+def test_user_errors_are_one_line(files, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(files)
     code, out, err = run(capsys, *arguments)
     assert code == 1 and out == ""
@@ -210,7 +210,7 @@ def test_mistakes_are_one_line(files, capsys, monkeypatch, arguments, message):
     assert message in err
 
 
-def test_a_product_is_of_the_type_that_most_of_the_steps_are():
+def test_reference_matmul_uses_the_steps_main_dtype():
     def products(a, b, c):
         return a @ b, (c @ c).astype(np.float32)
 

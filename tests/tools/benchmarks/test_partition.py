@@ -31,7 +31,7 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_the_yardstick_takes_the_trainers_steps():
+def test_unpartitioned_reference_computes_the_trainers_steps():
     trainer = tiny_trainer()
     local, unannotated = SingleDeviceRuntime(trainer), partition.Unannotated(trainer)
     for runtime in (local, unannotated):
@@ -43,7 +43,7 @@ def test_the_yardstick_takes_the_trainers_steps():
         np.testing.assert_allclose(found, list(expected.values()), rtol=1e-5)
 
 
-def test_a_step_with_annotations_would_be_noticed():
+def test_annotations_in_the_reference_step_are_detected():
     trainer, batch = tiny_trainer(), tiny.make_batch(1, 0)
     specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
     for mesh, annotated in (("data=1", False), ("data=2", True)):
@@ -52,7 +52,7 @@ def test_a_step_with_annotations_would_be_noticed():
         assert (partition._ANNOTATION in program.module) == annotated
 
 
-def test_the_best_steps_are_compared():
+def test_partition_compares_the_fastest_steps():
     """The clock gives three first steps, then two rounds of three."""
     clock = iter([5.0, 6.0, 7.0, 2.0, 3.0, 9.0, 4.0, 2.5, 8.0])
     said = []
@@ -69,7 +69,7 @@ def test_the_best_steps_are_compared():
     assert said[3:] == ["measuring, 1 of 2", "measuring, 2 of 2"]
 
 
-def test_it_measures_the_experiments_step_and_writes_it(capsys, monkeypatch, tmp_path):
+def test_partition_measures_an_experiment_and_writes_json(capsys, monkeypatch, tmp_path):
     def measure(case, repeats, report):
         assert case.name == "translation.quickstart, experts" and repeats == 3
         return [Row(NAMES[0], 2.0, 1.0, 5.0), Row(NAMES[1], 2.1, 1.05, 6.0)]
@@ -85,6 +85,6 @@ def test_it_measures_the_experiments_step_and_writes_it(capsys, monkeypatch, tmp
     assert json.loads(out)["rows"] == rows and "1.050" in err
 
 
-def test_a_mistyped_name_is_refused(capsys):
+def test_mistyped_experiment_name_is_rejected(capsys):
     code, _, err = run(capsys, "partiton")
     assert code == 1 and "Did you mean 'partition'?" in err

@@ -43,7 +43,7 @@ def test_the_package_lists_its_commands():
         assert f"  gshard-{tool} " in result.stdout
 
 
-def test_an_unknown_command_is_corrected():
+def test_unknown_command_suggests_the_nearest():
     result = run("run_module", "__main__.py", "trian")
     assert result.returncode == 1
     assert result.stderr == (

@@ -23,7 +23,7 @@ def parse(*arguments):
     return values
 
 
-def test_json_without_a_value_is_standard_output(capsys):
+def test_json_without_a_value_means_standard_output(capsys):
     output.write_json(parse("--json").json, {"rows": [Row("ä", 0.5), Row("b", float("nan"))]})
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows == [{"name": "ä", "seconds": 0.5}, {"name": "b", "seconds": None}]
@@ -34,12 +34,12 @@ def test_without_the_flag_nothing_is_written(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_tables_make_room_for_json():
+def test_tables_move_to_standard_error_if_json_takes_standard_output():
     assert output.make_console("-").file is sys.stderr
     assert output.make_console("plan.json", None).file is sys.stdout
 
 
-def test_a_file_is_written_with_its_folder(tmp_path):
+def test_missing_parent_folder_is_created(tmp_path):
     path = tmp_path / "new" / "row.json"
     output.check_writable(str(path), "json")
     output.write_json(str(path), [1, 2])
@@ -47,6 +47,6 @@ def test_a_file_is_written_with_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("check", [output.check_writable, lambda p, f: output.write_text(p, "", f)])
-def test_a_file_that_cannot_be_written_names_the_flag(check):
+def test_unwritable_file_names_the_flag(check):
     with pytest.raises(ValueError, match="--html=/dev/null/x cannot be written: "):
         check("/dev/null/x", "html")

@@ -36,5 +36,5 @@ from lingvo_gshard.tools.console import units
         (units.in_share, None, "-"),
     ],
 )
-def test_three_digits_and_a_unit(function, value, text):
+def test_numbers_have_three_digits_and_a_unit(function, value, text):
     assert function(value) == text

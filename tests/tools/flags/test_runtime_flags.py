@@ -81,7 +81,7 @@ def test_scores_do_not_depend_on_the_mesh(sharded_run, tmp_path, capsys):
         assert found["sharded"][name] == pytest.approx(found["local"][name], rel=1e-4), name
 
 
-def test_it_translates_on_a_mesh(sharded_run, monkeypatch, capsys):
+def test_translation_on_a_mesh(sharded_run, monkeypatch, capsys):
     logdir, _, _ = sharded_run
     lines = b"der Hund sieht Wasser\n\nle chat mange pain\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
@@ -92,7 +92,7 @@ def test_it_translates_on_a_mesh(sharded_run, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_another_runtime_resumes_the_run(sharded_run, capsys):
+def test_run_resumes_in_another_runtime(sharded_run, capsys):
     logdir, flags, _ = sharded_run
     before = losses_of(logdir)
     code, out, err = run_here(
@@ -144,7 +144,7 @@ def test_another_runtime_resumes_the_run(sharded_run, capsys):
         ),
     ],
 )
-def test_mistakes_are_one_line_and_leave_no_directory(flags, words, capsys, tmp_path):
+def test_user_errors_are_one_line_and_leave_no_directory(flags, words, capsys, tmp_path):
     jax.devices()
     logdir = tmp_path / "run"
     code, out, err = run_here(train, capsys, TINY, f"--logdir={logdir}", *flags)
@@ -167,21 +167,21 @@ def test_mistakes_are_one_line_and_leave_no_directory(flags, words, capsys, tmp_
         ),
     ],
 )
-def test_mistakes_found_after_the_task_is_built(flags, words, capsys, tmp_path):
+def test_errors_found_after_building_the_task(flags, words, capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=8", *flags]
     code, _, err = run_here(train, capsys, *flags)
     assert code == 1
     assert err.startswith("gshard-train: error: ") and words in err
 
 
-def test_a_mesh_may_use_some_of_the_devices(capsys, tmp_path):
+def test_mesh_may_use_a_subset_of_devices(capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=3", "--steps=2"]
     code, out, err = run_here(train, capsys, *flags)
     assert code == 0, err
     assert "3 CPU devices as data=3" in out
 
 
-def test_one_override_names_a_weight(capsys, tmp_path):
+def test_override_may_name_a_single_weight(capsys, tmp_path):
     flags = [TINY, f"--logdir={tmp_path}/run", "--mesh=data=2,model=2", "--strategy=tensor"]
     overrides = "--gin_param=sharding.overrides = {'hidden.w': 'weights: H->none'}"
     code, _, err = run_here(train, capsys, *flags, overrides, "--steps=2")
@@ -197,7 +197,7 @@ def test_one_override_names_a_weight(capsys, tmp_path):
         (["--mesh=data=8", "--runtime=local"], "--mesh=data=8 needs --runtime=spmd"),
     ],
 )
-def test_the_other_tools_refuse_the_same_mistakes(tool, flags, words, sharded_run, capsys):
+def test_other_tools_reject_the_same_flags(tool, flags, words, sharded_run, capsys):
     jax.devices()
     code, out, err = run_here(tool, capsys, f"--logdir={sharded_run[0]}", *flags)
     assert code == 1 and out == ""

@@ -67,7 +67,7 @@ def test_flags_choose_mesh_and_strategy(connected):
     )
 
 
-def test_a_mesh_of_too_many_cores_is_refused(connected):
+def test_mesh_with_too_many_cores_is_rejected(connected):
     with pytest.raises(ValueError, match="--mesh=data=4 needs 4 devices .* but there are 1"):
         launch("--runtime=tpu_strategy", "--tpu=local", "--mesh=data=4")
 
@@ -90,13 +90,13 @@ def test_a_mesh_of_too_many_cores_is_refused(connected):
         ("--runtime=tpu_strategy --tpu=local --mesh=data", "--mesh"),
     ],
 )
-def test_contradicting_flags_are_refused(connected, flags, message):
+def test_contradicting_flags_are_rejected(connected, flags, message):
     with pytest.raises(ValueError, match=message):
         launch(*flags.split())
     assert connected == []
 
 
-def test_a_run_equals_that_of_the_local_runtime(connected, tmp_path):
+def test_run_equals_that_of_the_local_runtime(connected, tmp_path):
     weights = []
     for name, flags in (("local", []), ("tpu", ["--runtime=tpu_strategy", "--tpu=local"])):
         logdir = tmp_path / name
@@ -110,7 +110,7 @@ def test_a_run_equals_that_of_the_local_runtime(connected, tmp_path):
         np.testing.assert_array_equal(weights[1][path], expected, err_msg=path)
 
 
-def test_without_a_tpu_the_error_says_so(tmp_path):
+def test_missing_tpu_is_reported(tmp_path):
     flags = ["--runtime=tpu_strategy", "--tpu=local", f"--logdir={tmp_path}/run"]
     command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny", *flags]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

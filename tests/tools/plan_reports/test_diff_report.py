@@ -20,7 +20,7 @@ def printed(before, after):
     return stream.getvalue().splitlines()
 
 
-def test_changes_by_section():
+def test_changes_are_listed_by_section():
     before, after = example_plan.example_plan(), example_plan.too_large()
     after["tensors"][0]["split"] = "V->data"
     after["tensors"][0]["bytes_per_device"] = 512_000
@@ -38,6 +38,6 @@ def test_changes_by_section():
     assert all(len(line) <= WIDTH for line in lines)
 
 
-def test_no_change_is_said():
+def test_equal_plans_are_reported():
     plan = example_plan.example_plan()
     assert printed(plan, plan) == ["Nothing changed."]

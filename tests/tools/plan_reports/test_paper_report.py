@@ -29,7 +29,7 @@ def run(*arguments):
     return plan.main(["gshard-plan", *arguments])
 
 
-def test_rows_need_their_own_plans_only(planned, tmp_path, capsys):
+def test_only_plans_of_selected_rows_are_made(planned, tmp_path, capsys):
     path = tmp_path / "paper.json"
     assert run("--paper", "--paper_rows=activations,weights", f"--json={path}") == 0
     assert [(params.name, topology.name) for params, topology in planned] == [
@@ -54,7 +54,7 @@ def test_rows_need_their_own_plans_only(planned, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_rows(planned, capsys):
+def test_all_rows_are_printed(planned, capsys):
     assert run("--paper") == 0
     assert len(planned) == len(paper_rows.CASES)
     printed = capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_all_rows(planned, capsys):
     assert "Not compared:" in printed
 
 
-def test_json_alone_is_all_of_standard_output(planned, capsys):
+def test_json_is_the_only_standard_output(planned, capsys):
     assert run("--paper_rows=steps_bound.moe_512e_12l", "--json") == 0
     captured = capsys.readouterr()
     (row,) = json.loads(captured.out)["rows"]
@@ -70,7 +70,7 @@ def test_json_alone_is_all_of_standard_output(planned, capsys):
     assert "Plan 1 of 1" in captured.err
 
 
-def test_a_plan_that_cannot_be_made_leaves_its_rows_out(planned, monkeypatch, capsys):
+def test_failed_plan_omits_its_rows(planned, monkeypatch, capsys):
     possible = plan.plan_experiment
 
     def plan_experiment(params, topology, options, progress):
@@ -97,7 +97,7 @@ def test_a_plan_that_cannot_be_made_leaves_its_rows_out(planned, monkeypatch, ca
         (["--partitioner=shard"], "--partitioner"),
     ],
 )
-def test_what_does_not_go_with_it(planned, arguments, message):
+def test_incompatible_flags_are_rejected(planned, arguments, message):
     with pytest.raises(ValueError) as error:
         run("--paper", *arguments)
     assert message in str(error.value)

@@ -29,7 +29,7 @@ def table_lines(lines):
             yield line
 
 
-def test_the_verdict_comes_first():
+def test_report_begins_with_whether_the_step_fits():
     lines = printed(example_plan.example_plan())
     assert lines[0] == "It fits: peak 4.18 GiB of 16 GiB per device (26%), 11.8 GiB to spare."
     lines = printed(example_plan.too_large())
@@ -40,13 +40,13 @@ def test_the_verdict_comes_first():
 
 
 @pytest.mark.parametrize("strategy", example_plan.RULES)
-def test_tables_fit_the_terminal_and_no_number_is_cut(strategy):
+def test_tables_fit_the_terminal_without_truncated_numbers(strategy):
     lines = printed(example_plan.example_plan(strategy))
     assert all(len(line) <= WIDTH for line in table_lines(lines))
     assert "…" not in "".join(lines)
 
 
-def test_why_a_change_could_not_be_planned_stands_below_it():
+def test_failed_suggestion_is_followed_by_its_reason():
     plan = example_plan.too_large()
     tried = {"change": "--strategy=expert_fsdp", "fits": False, "peak": None}
     plan["remedies"] = [{**tried, "seconds_per_step": None, "reason": "its compiler refuses it"}]
@@ -55,7 +55,7 @@ def test_why_a_change_could_not_be_planned_stands_below_it():
     assert lines[position + 1].strip() == "its compiler refuses it"
 
 
-def test_memory_by_class():
+def test_memory_is_listed_by_class():
     plan = example_plan.example_plan()
     text = "\n".join(printed(plan))
     assert re.search(r"^weights +1.8 GiB +11%", text, re.MULTILINE)
@@ -66,7 +66,7 @@ def test_memory_by_class():
     assert re.search(r"^not alive at the peak +-932 MiB", text, re.MULTILINE)
 
 
-def test_what_is_cut_is_counted():
+def test_omitted_rows_are_counted():
     plan = example_plan.example_plan()
     text = "\n".join(printed(plan))
     shown = sorted(plan["tensors"], key=lambda row: -row["bytes_per_device"])[:12]
@@ -76,7 +76,7 @@ def test_what_is_cut_is_counted():
     assert re.search(rf"^all +1.8 GiB +33 MiB +{held / 2**30:.2f} GiB", text, re.MULTILINE)
 
 
-def test_collectives_arithmetic_time_and_budget():
+def test_report_has_collectives_flops_time_and_budget():
     text = "\n".join(printed(example_plan.example_plan()))
     for expected in (
         r"all-to-all over data, float32 +8 MiB +6 +5.42 ms +7.74 ms +11%\n  encoder/layers/",
@@ -93,12 +93,12 @@ def test_collectives_arithmetic_time_and_budget():
         assert re.search(expected, text), expected
 
 
-def test_an_estimate_without_the_chips_compiler_says_so():
+def test_estimate_without_the_chips_compiler_is_labeled():
     plan = example_plan.example_plan() | {"compiler": "cpu"}
     assert "Compiled for CPU devices" in "\n".join(printed(plan))
 
 
-def test_markup_in_names_is_text():
+def test_markup_in_names_is_escaped():
     plan = example_plan.hostile()
     plan["layers"][0]["layer"] = plan["tensors"][0]["path"] = "x[bold]y[/bold]"
     plan["layers"][0]["seconds"] = 1.0
@@ -106,7 +106,7 @@ def test_markup_in_names_is_text():
     assert text.count("x[bold]y[/bold]") == 2 and example_plan.HOSTILE in text
 
 
-def test_a_plan_with_little_in_it():
+def test_report_of_a_nearly_empty_plan():
     plan = example_plan.example_plan()
     for rows in ("tensors", "largest_temporaries", "collectives", "layers", "notes", "remedies"):
         plan[rows] = []

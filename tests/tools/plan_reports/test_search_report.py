@@ -18,7 +18,7 @@ def run(capsys, *flags):
 
 
 @pytest.mark.slow
-def test_it_prints_flags_that_plan_what_it_found(capsys, tmp_path):
+def test_printed_flags_reproduce_the_best_candidate(capsys, tmp_path):
     found, again = tmp_path / "found.json", tmp_path / "again.json"
     flags = (*TINY, "--topology=cpu:8")
     searching = ("--search", "--search_compilations=1", f"--json={found}")
@@ -37,13 +37,13 @@ def test_it_prints_flags_that_plan_what_it_found(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--mesh=data=8", "--strategy=expert"])
-def test_what_it_is_to_find_cannot_be_given(capsys, flag):
+def test_searched_settings_cannot_be_given_as_flags(capsys, flag):
     code, _, err = run(capsys, *TINY, "--topology=cpu:8", "--search", flag)
     assert code == 1
     assert flag.split("=")[0] in err and "--search" in err
 
 
-def test_without_compilations_the_model_decides(capsys, tmp_path):
+def test_cost_model_decides_without_compilations(capsys, tmp_path):
     found = tmp_path / "found.json"
     flags = (*TINY, "--topology=v3:2x2", "--search", "--search_compilations=0", f"--json={found}")
     code, out, _ = run(capsys, *flags)

@@ -25,11 +25,11 @@ def one_by_one(array: np.ndarray) -> int:
         lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, min_side=0, max_side=5))
     )
 )
-def test_is_what_its_definition_says(array):
+def test_digest_matches_its_definition(array):
     assert digest(array) == one_by_one(array)
 
 
-def test_long_rows_and_many_rows():
+def test_digest_of_long_rows_and_many_rows():
     """The array has more words than one block."""
     generator = np.random.default_rng(0)
     for shape in ((200_001,), (3, 70_000), (70_000, 3)):
@@ -43,7 +43,7 @@ def test_long_rows_and_many_rows():
     "split",
     [(), ("a",), (None, "a"), (None, None, "a"), ("a", None, "b"), (("a", "b"),), ("b", "a")],
 )
-def test_parts_add_up_to_the_whole(dtype, split):
+def test_shard_digests_add_up_to_the_arrays(dtype, split):
     """Replicated shards count once."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
     array = (np.random.default_rng(1).normal(size=(8, 12, 8)) * 40).astype(dtype)
@@ -52,7 +52,7 @@ def test_parts_add_up_to_the_whole(dtype, split):
     assert digest(partitioning) == digest(array) == one_by_one(array)
 
 
-def test_every_flipped_bit_and_every_swap_shows():
+def test_flipped_bits_and_swaps_change_the_digest():
     array = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
     expected = digest(array)
     words = array.view(np.uint32)
@@ -65,6 +65,6 @@ def test_every_flipped_bit_and_every_swap_shows():
     assert digest(array[::-1]) != expected
 
 
-def test_counts_a_shared_array_in_one_process_only():
+def test_array_that_another_process_counts_has_digest_zero():
     array = np.arange(6.0)
     assert digest(array, counts=False) == 0 != digest(array)

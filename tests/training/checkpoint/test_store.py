@@ -64,7 +64,7 @@ def store(tmp_path, said):
     store.close()
 
 
-def test_restores_the_newest_to_the_bit(store, said):
+def test_newest_checkpoint_is_restored_bit_for_bit(store, said):
     assert store.restore() is None
     save(store, 3, 12)
     checkpoint = store.restore()
@@ -75,7 +75,7 @@ def test_restores_the_newest_to_the_bit(store, said):
     assert not said
 
 
-def test_keeps_the_last_ones(store):
+def test_store_keeps_the_latest_checkpoints(store):
     save(store, 1, 2, 3, 10)
     assert store.steps == [3, 10]
 
@@ -87,7 +87,7 @@ def test_weights_can_be_read_without_moments(store):
     np.testing.assert_array_equal(checkpoint.theta["scale"], make_state(5).theta.scale)
 
 
-def test_another_process_finds_them(store, tmp_path, said):
+def test_new_store_finds_existing_checkpoints(store, tmp_path, said):
     save(store, 5)
     reader = CheckpointStore(tmp_path / "checkpoints", say=said.append, writable=False)
     assert_holds(reader.restore(), 5)
@@ -116,7 +116,7 @@ def flip(path):
 
 @pytest.mark.parametrize("damage", [truncate, flip, pathlib.Path.unlink])
 @pytest.mark.parametrize("which", range(4))
-def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path, damage, which):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(store, said, tmp_path, damage, which):
     save(store, 4, 8)
     newest = tmp_path / "checkpoints" / "8"
     names = [n for n in files_of(newest) if n.name != "params.txt"]
@@ -130,7 +130,7 @@ def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path
     assert_holds(store.restore(), 8)
 
 
-def test_a_changed_number_is_noticed(store, said, tmp_path):
+def test_changed_value_is_detected(store, said, tmp_path):
     """All files are readable, but one number differs."""
     save(store, 4, 8)
     record = tmp_path / "checkpoints" / "8" / "run" / "run.json"
@@ -141,7 +141,7 @@ def test_a_changed_number_is_noticed(store, said, tmp_path):
     assert "theta has other contents than were saved: scale" in said[0]
 
 
-def test_a_reader_leaves_damage_where_it_is(store, said, tmp_path):
+def test_reader_does_not_move_damaged_checkpoints(store, said, tmp_path):
     save(store, 4, 8)
     truncate(tmp_path / "checkpoints" / "8" / "run" / "run.json")
     reader = CheckpointStore(tmp_path / "checkpoints", say=said.append, writable=False)
@@ -150,7 +150,7 @@ def test_a_reader_leaves_damage_where_it_is(store, said, tmp_path):
     reader.close()
 
 
-def test_all_damaged_is_an_error_rather_than_a_new_start(store, tmp_path):
+def test_all_checkpoints_damaged_is_an_error(store, tmp_path):
     save(store, 4, 8)
     for step in (4, 8):
         truncate(tmp_path / "checkpoints" / str(step) / "run" / "run.json")
@@ -158,7 +158,7 @@ def test_all_damaged_is_an_error_rather_than_a_new_start(store, tmp_path):
         store.restore()
 
 
-def test_a_full_disk_is_reported_and_survived(store, said, monkeypatch):
+def test_full_disk_is_reported_and_training_continues(store, said, monkeypatch):
     save(store, 4)
     usage = checkpoint_lib.shutil.disk_usage("/")
     with monkeypatch.context() as patch:
@@ -172,7 +172,7 @@ def test_a_full_disk_is_reported_and_survived(store, said, monkeypatch):
     assert_holds(store.restore(), 12)
 
 
-def test_a_disk_that_fills_up_during_a_save_is_reported_and_survived(
+def test_disk_full_during_a_background_save_is_reported_and_training_continues(
     store, said, monkeypatch, caplog
 ):
     """The failure comes from the background thread, while the next steps run."""
@@ -192,7 +192,7 @@ def test_a_disk_that_fills_up_during_a_save_is_reported_and_survived(
     assert_holds(store.restore(), 8)
 
 
-def test_a_failure_in_the_background_is_found_without_waiting(store, said, monkeypatch):
+def test_background_failure_is_detected_without_waiting(store, said, monkeypatch):
     """Orbax reports it from `wait_until_finished`, which does not wait once the save has ended."""
     save(store, 4)
     manager, outcomes = store._manager, [ValueError("RESOURCE_EXHAUSTED: No space left on device")]
@@ -213,7 +213,7 @@ def spec(path, shape):
     return VariableSpec(path, "MH"[: len(shape)], shape, "float32", initializers.normal(1.0))
 
 
-def test_unflatten_names_what_does_not_fit():
+def test_unflatten_names_mismatched_arrays():
     like = NestedMap(a=spec("a", (2, 3)), b=spec("b", (4,)), c=spec("c", (1,)))
     zeros = lambda *shape: np.zeros(shape, np.float32)  # noqa: E731
     arrays = {"a": np.zeros((2, 3)), "b": zeros(5), "d": zeros(1)}

@@ -99,7 +99,7 @@ def digests_of(tmp_path: pathlib.Path, step: int) -> dict:
     return json.loads(record.read_text())["digests"]
 
 
-def test_moves_between_meshes_and_one_device(store, said, tmp_path):
+def test_checkpoint_moves_between_meshes_and_one_device(store, said, tmp_path):
     """Saves on data=8, then restores and saves on data=2,model=2, one device, NumPy, and data=8."""
     state, step = make_state(), 1
     store.save(step, place(state, like({"data": 8})), None, "")
@@ -122,7 +122,7 @@ def test_moves_between_meshes_and_one_device(store, said, tmp_path):
     assert not said
 
 
-def test_a_save_is_not_changed_by_later_steps_that_donate_the_arrays(store):
+def test_donation_by_later_steps_does_not_change_a_save(store):
     """Later steps donate the arrays while the save is in progress."""
     generator = np.random.default_rng(0)
     mesh = mesh_of({"data": 8})
@@ -156,7 +156,7 @@ def test_later_steps_reuse_memory_after_a_save(store):
     assert state.theta.experts.w.is_deleted()
 
 
-def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(store, said, tmp_path):
     for step in (4, 8):
         store.save(step, place(make_state(step), like({"data": 8})), None, "")
     store.finish()
@@ -173,7 +173,7 @@ def test_falls_back_to_the_checkpoint_before_a_damaged_one(store, said, tmp_path
     assert store.steps == [4] and (tmp_path / "damaged-8").is_dir()
 
 
-def test_another_model_is_an_error_but_not_damage(store, said, tmp_path):
+def test_checkpoint_of_another_model_is_an_error_but_not_damage(store, said, tmp_path):
     store.save(4, place(make_state(), like({"data": 8})), None, "")
     other = like({"data": 8})
     whole = other.theta.norm.scale.sharding
@@ -192,7 +192,7 @@ def test_another_model_is_an_error_but_not_damage(store, said, tmp_path):
     assert not said and store.steps == [4] and (tmp_path / "checkpoints" / "4").is_dir()
 
 
-def test_restores_only_the_weights_sharded(store):
+def test_only_weights_are_restored_sharded(store):
     store.save(4, make_state(), None, "")
     store.finish()
     checkpoint = store.restore(like({"data": 4, "model": 2}), parts=("theta",))

@@ -15,7 +15,7 @@ def make():
     return trainer, theta
 
 
-def test_names_the_first_layer():
+def test_diagnosis_names_the_first_non_finite_layer():
     trainer, theta = make()
     theta.output.w[0, 0] = np.inf
     theta.output.b[1] = np.nan
@@ -26,7 +26,7 @@ def test_names_the_first_layer():
     assert found == "the first layer whose output is not finite is hidden"
 
 
-def test_names_the_weights_whose_gradient_overflows():
+def test_diagnosis_names_weights_whose_gradient_overflows():
     trainer, theta = make()
 
     @tf.custom_gradient
@@ -39,7 +39,7 @@ def test_names_the_weights_whose_gradient_overflows():
     assert found.startswith("the loss is finite, but the gradient is not for hidden.b, hidden.w")
 
 
-def test_names_the_loss():
+def test_diagnosis_names_the_loss():
     trainer, theta = make()
     plain = trainer.task.loss
 
@@ -51,6 +51,6 @@ def test_names_the_loss():
     assert "but the loss is not" in diagnose(trainer, theta, tiny.make_batch(1, 0), 3)
 
 
-def test_says_when_it_cannot_be_repeated():
+def test_diagnosis_reports_if_the_step_is_finite_when_repeated():
     trainer, theta = make()
     assert "the compiled step overflows" in diagnose(trainer, theta, tiny.make_batch(1, 0), 3)

@@ -32,7 +32,7 @@ def warnings_of(*intervals):
     return said
 
 
-def test_experts_dead_in_every_step_of_an_interval_are_named_with_what_helps():
+def test_experts_dead_for_an_interval_are_reported_with_advice():
     (said,) = warnings_of([(2, 0), (1, 0), (3, 1)])
     assert said == [
         f"Warning: {LAYERS[0]}: 1 expert or more has had no token in any step since step 1",
@@ -42,11 +42,11 @@ def test_experts_dead_in_every_step_of_an_interval_are_named_with_what_helps():
         assert words in HELP
 
 
-def test_one_step_without_dead_experts_is_enough_for_silence():
+def test_one_step_without_dead_experts_prevents_the_warning():
     assert warnings_of([(2, 1), (0, 0), (2, 1)]) == [[]]
 
 
-def test_the_first_step_is_that_after_the_last_without_dead_experts():
+def test_warning_names_the_first_step_with_dead_experts():
     said = warnings_of([(1, 0), (0, 0), (3, 0), (4, 0)], [(5, 1), (4, 1)], [(2, 0)], [(0, 0)], [])
     assert said[0] == []
     shown = f"{LAYERS[0]}: 3 experts or more have had no token in any step since step 3"
@@ -61,18 +61,18 @@ def test_the_first_step_is_that_after_the_last_without_dead_experts():
     assert said[3] == said[4] == []
 
 
-def test_a_layer_that_recovered_begins_anew():
+def test_recovered_layer_starts_a_new_warning():
     said = warnings_of([(1, 0)], [(0, 0)], [(1, 0)])
     assert "since step 1" in said[0][0] and "since step 3" in said[2][0]
 
 
-def test_the_digest_is_the_worst_of_all_layers():
+def test_digest_shows_the_worst_layer():
     balance = ExpertBalance()
     assert balance.digest(row(0, 0, dropped=0.25)) == "fullest expert 1.00x  dropped 25.0%"
     assert balance.digest(row(2, 1)) == "fullest expert 3.00x  dropped 0.0%  dead experts 3"
 
 
-def test_the_summary_is_of_the_last_interval():
+def test_summary_covers_the_last_interval():
     balance = ExpertBalance()
     assert balance.summary() == []
     for step, dead in enumerate([(4, 4), (1, 0), (3, 0)], 1):
@@ -87,7 +87,7 @@ def test_the_summary_is_of_the_last_interval():
 
 
 @pytest.mark.parametrize("metrics", [{"loss": 1.0}, {"loss": 1.0, "encoder/dead": 3.0}])
-def test_of_a_run_without_experts_there_is_nothing_to_say(metrics):
+def test_run_without_experts_reports_nothing(metrics):
     balance = ExpertBalance()
     balance.add(1, metrics)
     assert balance.digest(metrics) == ""
@@ -106,7 +106,7 @@ class Routed(tiny.TinyTask):
         return super().loss(theta, batch)
 
 
-def test_a_run_warns_at_its_log_lines_and_ends_with_a_summary(tmp_path):
+def test_run_warns_at_log_steps_and_ends_with_a_summary(tmp_path):
     run = Run(tmp_path, steps=12)
     run.params.task = Routed.params()
     run.go()

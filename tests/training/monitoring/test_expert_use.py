@@ -36,7 +36,7 @@ def test_every_token_goes_to_two_experts():
         assert 0 < found.router_entropy < np.log(tiny_stacks.EXPERTS)
 
 
-def test_the_use_of_batches_is_the_sum_of_theirs():
+def test_use_of_several_batches_is_their_sum():
     both, one, other = measured((0, 1)), measured((0,)), measured((1,))
     for layer in LAYERS:
         total = one[layer] + other[layer]
@@ -45,7 +45,7 @@ def test_the_use_of_batches_is_the_sum_of_theirs():
         assert total.utilization == total.load.sum() / (2 * one[layer].slots)
 
 
-def test_a_layer_shows_what_is_counted_by_hand():
+def test_layer_use_matches_hand_counts():
     params = MixtureOfExperts.params().set(model_dim=4, hidden_dim=6, num_experts=3, group_size=5)
     params.router.capacity_factor = 0.75
     layer = params.instantiate(path="moe")
@@ -89,7 +89,7 @@ def count(layer, x, mask, capacity):
     return load, gates
 
 
-def test_experts_that_choose_tokens_show_the_same():
+def test_expert_choice_reports_its_use():
     params = MixtureOfExperts.params().set(model_dim=4, hidden_dim=6, num_experts=3, group_size=6)
     params.router = ExpertChoiceRouter.params().set(capacity_factor=1.0)
     x = np.random.default_rng(2).normal(size=(2, 6, 4)).astype(np.float32)
@@ -99,7 +99,7 @@ def test_experts_that_choose_tokens_show_the_same():
     assert seen["moe/tokens"] == 12 and seen["moe/slots"] == 12
 
 
-def test_nothing_is_computed_for_nobody(monkeypatch):
+def test_use_is_not_computed_unless_requested(monkeypatch):
     layer = MixtureOfExperts.params()
     layer.set(model_dim=4, hidden_dim=6, num_experts=3).router.capacity_factor = 1.0
     layer = layer.instantiate(path="moe")
@@ -115,7 +115,7 @@ def test_nothing_is_computed_for_nobody(monkeypatch):
     assert not asked
 
 
-def test_layers_of_a_loop_go_by_their_own_names():
+def test_loop_layers_are_reported_by_their_own_names():
     plain, loop = (tiny_stacks.sparse() for _ in range(2))
     for params, execution in ((plain, executions.sequential()), (loop, executions.loop())):
         for stack in (params.encoder, params.decoder):
@@ -132,7 +132,7 @@ def test_layers_of_a_loop_go_by_their_own_names():
         np.testing.assert_allclose(expected[name].gate, found[name].gate, rtol=1e-5)
 
 
-def test_a_model_without_experts_shows_none():
+def test_model_without_experts_reports_no_use():
     trainer = tiny_stacks.trainer(tiny_stacks.dense())
     theta: NestedMap = trainer.task.init(1)
     assert expert_use.measure(trainer.task, theta, [tiny_stacks.batch()]) == {}

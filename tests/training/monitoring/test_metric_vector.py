@@ -15,13 +15,13 @@ from lingvo_gshard.training.monitoring.metric_vector import metric_vector, value
     data=st.data(),
     rest=st.sampled_from(["", "/dropped", ".moe/loss", ".a[3].b"]),
 )
-def test_a_stacked_name_names_the_same_layers_as_its_path(body, times, data, rest):
+def test_stacked_metric_names_expand_to_layer_names(body, times, data, rest):
     repetition = Repetition("encoder.layers", body, times)
     path = f"encoder.layers.body[{data.draw(st.integers(0, body - 1))}]{rest}"
     assert unstacked(repetition.stacked(path), times) == repetition.paths(path)
 
 
-def test_numbers_of_a_loop_have_the_names_of_its_layers():
+def test_loop_metrics_have_the_names_of_their_layers():
     metrics = [
         ("loss", tf.constant(1.5)),
         ("layers[1::2]/dropped", tf.constant([0.25, 0.5, 0.75])),
@@ -32,7 +32,7 @@ def test_numbers_of_a_loop_have_the_names_of_its_layers():
     np.testing.assert_array_equal(values, [1.5, 0.25, 0.5, 0.75, 7.0])
 
 
-def test_weights_come_after_values_under_names_of_their_own():
+def test_metric_weights_follow_values_under_separate_names():
     pairs = {
         "loss": (tf.constant(1.5), tf.constant(6.0)),
         "layers[0::1]/load": (tf.constant([0.25, 0.5]), tf.constant([2.0, 4.0])),

@@ -27,7 +27,7 @@ def test_floats_are_not_rounded(tmp_path):
     assert read(tmp_path) == [{"step": 1, "loss": value}]
 
 
-def test_what_is_not_finite_is_null(tmp_path):
+def test_non_finite_values_are_null(tmp_path):
     write_rows(tmp_path, 0, [(1, {"loss": 1.0, "ratio": math.nan, "perplexity": math.inf})])
     assert read(tmp_path) == [{"step": 1, "loss": 1.0, "ratio": None, "perplexity": None}]
 
@@ -43,7 +43,7 @@ def test_resuming_drops_later_and_damaged_rows(tmp_path):
     ]
 
 
-def test_rows_wait_for_room(tmp_path, monkeypatch):
+def test_rows_are_kept_until_the_disk_has_space(tmp_path, monkeypatch):
     said = []
     writer = MetricsWriter(tmp_path, 0, said.append)
     write = os.write
@@ -65,7 +65,7 @@ def test_rows_wait_for_room(tmp_path, monkeypatch):
     assert [row["step"] for row in read(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_curves_are_tensorboards(tmp_path):
+def test_curves_are_written_for_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     writer = MetricsWriter(tmp_path, 0)

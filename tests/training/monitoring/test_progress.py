@@ -35,5 +35,5 @@ def test_a_terminal_gets_a_bar():
     ("seconds", "words"),
     [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3600, "1 h 00 min"), (7500, "2 h 05 min")],
 )
-def test_durations(seconds, words):
+def test_durations_are_formatted(seconds, words):
     assert duration(seconds) == words

@@ -70,7 +70,7 @@ def make_optimizer(**values):
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_matrix_follows_the_factored_recurrence(relative):
+def test_matrix_follows_the_factored_recurrence(relative):
     start, gradients, rates = draw((5, 7))
     optimizer = make_optimizer(relative_update=relative)
     result = train(optimizer, make_spec("MH", (5, 7)), start, gradients, rates)
@@ -79,7 +79,7 @@ def test_a_matrix_follows_the_factored_recurrence(relative):
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_vector_follows_the_full_recurrence(relative):
+def test_vector_follows_the_full_recurrence(relative):
     start, gradients, rates = draw((9,))
     optimizer = make_optimizer(relative_update=relative)
     result = train(optimizer, make_spec("M", (9,)), start, gradients, rates)
@@ -87,7 +87,7 @@ def test_a_vector_follows_the_full_recurrence(relative):
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_repeated_layers_are_weights_of_their_own():
+def test_stacked_layers_are_updated_separately():
     start, gradients, rates = draw((3, 4, 5))
     result = train(make_optimizer(), make_spec("RMH", (3, 4, 5)), start, gradients, rates)
     for layer in range(3):
@@ -95,7 +95,7 @@ def test_repeated_layers_are_weights_of_their_own():
         np.testing.assert_allclose(result[layer], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_experts_have_second_moments_of_their_own():
+def test_experts_have_separate_second_moments():
     """With more experts than model dimensions, each expert is still factored over M and H."""
     start, gradients, _ = draw((8, 3, 4), steps=1)
     optimizer = make_optimizer(update_clip=1e9)
@@ -130,13 +130,13 @@ def test_factors_over_the_two_largest_dimensions_that_are_not_stacked(layout, sh
 @pytest.mark.parametrize(
     ("layout", "shape"), [("M", (512,)), ("ME", (512, 2048)), ("MND", (512, 8, 64)), ("", ())]
 )
-def test_keeps_the_whole_moment_of_small_dimensions(layout, shape):
+def test_small_dimensions_are_not_factored(layout, shape):
     moments = Adafactor(Adafactor.params()).moment_specs(NestedMap(w=make_spec(layout, shape))).w
     assert list(moments) == ["second_moment"]
     assert moments.second_moment.layout == layout
 
 
-def test_a_gradient_of_zeros_changes_nothing():
+def test_zero_gradient_changes_nothing():
     start = np.ones((4, 5), np.float32)
     result = train(
         make_optimizer(), make_spec("MH", (4, 5)), start, np.zeros((2, 4, 5), np.float32), [0.1] * 2

@@ -55,7 +55,7 @@ def test_moments_follow_the_weight():
         assert moments[name].path == f"a.w/{name}"
 
 
-def test_weights_of_another_type_are_updated_in_float32():
+def test_low_precision_weights_are_updated_in_float32():
     spec = VariableSpec("w", "M", (4,), "bfloat16", initializers.constant(1.0))
     specs, theta = NestedMap(w=spec), NestedMap(w=tf.ones([4], tf.bfloat16))
     optimizer = Adam(Adam.params())
@@ -67,6 +67,6 @@ def test_weights_of_another_type_are_updated_in_float32():
     np.testing.assert_allclose(tf.cast(theta.w, tf.float32), 0.75, rtol=1e-2)
 
 
-def test_a_decay_outside_its_range_is_refused():
+def test_decay_outside_its_range_is_rejected():
     with pytest.raises(ValueError, match=r"trainer\.optimizer\.beta1 is 1\.0"):
         Adam(Adam.params().set(beta1=1.0))

@@ -30,13 +30,13 @@ def test_follows_the_recurrence(layout, decay):
     np.testing.assert_allclose(moments.first_moment, m, rtol=2e-6, atol=1e-7)
 
 
-def test_a_gradient_of_zeros_changes_nothing():
+def test_zero_gradient_changes_nothing():
     start, gradients, rates = one_weight.draw("MH", 2)
     optimizer = Lion(Lion.params())
     weight, _ = one_weight.train(optimizer, one_weight.spec("MH"), start, 0 * gradients, rates)
     np.testing.assert_array_equal(weight, start)
 
 
-def test_a_decay_outside_its_range_is_refused():
+def test_decay_outside_its_range_is_rejected():
     with pytest.raises(ValueError, match=r"trainer\.optimizer\.beta2 is 1\.5"):
         Lion(Lion.params().set(beta2=1.5))

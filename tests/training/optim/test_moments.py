@@ -111,7 +111,7 @@ def test_moments_have_their_dtypes_and_the_weights_layout():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_a_stopped_step_changes_nothing(cls, dtype):
+def test_stopped_step_changes_nothing(cls, dtype):
     start, gradients, rates = one_weight.draw("MH", 3)
     optimizer = cls(cls.params().set(moment_dtype=dtype, weight_decay=0.1))
     spec = one_weight.spec("MH")
@@ -167,12 +167,12 @@ def test_each_row_has_its_own_scale():
         ({"weight_decay": -1.0}, r"trainer\.optimizer\.weight_decay is -1\.0"),
     ],
 )
-def test_wrong_values_name_their_path(values, message):
+def test_invalid_values_name_their_path(values, message):
     with pytest.raises(ValueError, match=message):
         Adam(Adam.params().set(**values))
 
 
-def test_refuses_an_exclusion_that_matches_no_weight():
+def test_exclusion_that_matches_no_weight_is_rejected():
     optimizer = Adam(Adam.params().set(weight_decay_exclude=("*.tabel",)))
     spec = dataclasses.replace(one_weight.spec("MH"), path="embedding.table")
     with pytest.raises(

@@ -50,6 +50,6 @@ def test_nesterov_moves_the_point_ahead():
     np.testing.assert_allclose(weight, expected, rtol=2e-6, atol=1e-6)
 
 
-def test_a_decay_outside_its_range_is_refused():
+def test_decay_outside_its_range_is_rejected():
     with pytest.raises(ValueError, match=r"trainer\.optimizer\.beta is -0\.1"):
         Momentum(Momentum.params().set(beta=-0.1))

@@ -51,7 +51,7 @@ def check_rows(found: np.ndarray, x: np.ndarray, table: np.ndarray) -> None:
         )
 
 
-def test_int8_rounds_to_levels_of_squares_and_is_right_on_average():
+def test_int8_rounds_to_quadratic_levels_without_bias():
     x = rows()
     found, levels = (value.numpy().astype(np.float64) for value in many(x, False))
     q = np.arange(-127, 128)
@@ -60,7 +60,7 @@ def test_int8_rounds_to_levels_of_squares_and_is_right_on_average():
     np.testing.assert_allclose(np.abs(found).max(-1), np.tile(np.abs(x).max(-1), (DRAWS, 1)))
 
 
-def test_a_second_moment_is_rounded_by_its_root_and_never_to_zero():
+def test_second_moment_is_rounded_by_its_root_and_never_to_zero():
     x = rows() ** 2
     found, levels = (value.numpy().astype(np.float64) for value in many(x, True))
     lowest = np.sqrt(x).max(-1, keepdims=True) / 255.0**2
@@ -71,7 +71,7 @@ def test_a_second_moment_is_rounded_by_its_root_and_never_to_zero():
     check_rows(np.sqrt(found), root, (np.arange(256) / 255.0) ** 2)
 
 
-def test_bfloat16_rounds_to_a_neighbor_and_is_right_on_average():
+def test_bfloat16_rounds_to_a_neighbor_without_bias():
     x = rows().ravel()
     draw = tf.function(
         lambda step: tf.cast(
@@ -88,7 +88,7 @@ def test_bfloat16_rounds_to_a_neighbor_and_is_right_on_average():
 
 
 @pytest.mark.parametrize("write", [narrow_moments.quantize, narrow_moments.quantize_square])
-def test_compiled_it_is_the_same(write):
+def test_compiled_rounding_matches_eager(write):
     x, key = tf.constant(rows() ** 2), tf.constant([5, 7])
     compiled_write = tf.function(write, jit_compile=True)
     for eager, compiled in zip(write(x, key), compiled_write(x, key), strict=True):

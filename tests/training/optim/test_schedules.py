@@ -19,7 +19,7 @@ def warm(step, warmup=5):
     return min(1.0, (step + 1) / warmup)
 
 
-def test_constant():
+def test_constant_schedule():
     schedule = schedules.Constant.params().set(learning_rate=0.3, warmup_steps=5).instantiate()
     np.testing.assert_allclose(rates(schedule), [0.3 * warm(s) for s in STEPS], rtol=1e-6)
 
@@ -30,7 +30,7 @@ def test_inverse_square_root():
     np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-6)
 
 
-def test_inverse_square_root_after_a_warm_up():
+def test_inverse_square_root_after_warmup():
     """Equation 3 of arXiv 1706.03762, which counts steps from 1; from its peak on a step later."""
     p = schedules.InverseSquareRoot.params()
     p.set(learning_rate=512**-0.5, warmup_steps=20, decay_start=20)
@@ -45,7 +45,7 @@ def test_the_papers_schedule_is_the_default():
     np.testing.assert_allclose(found, [0.01, 0.01, 0.005], rtol=1e-6)
 
 
-def test_linear():
+def test_linear_schedule():
     p = schedules.Linear.params()
     p.set(learning_rate=0.5, warmup_steps=5, total_steps=100, final_fraction=0.1)
     left = [min(1.0, max(0.0, (100 - step) / 95)) for step in STEPS]
@@ -53,7 +53,7 @@ def test_linear():
     np.testing.assert_allclose(rates(p.instantiate()), expected, rtol=1e-5)
 
 
-def test_cosine():
+def test_cosine_schedule():
     p = schedules.Cosine.params().set(learning_rate=0.5, warmup_steps=5, total_steps=100)
     done = [min(1.0, max(0.0, (step - 5) / 95)) for step in STEPS]
     expected = [
@@ -99,7 +99,7 @@ def test_is_float32_inside_a_graph(cls):
         (schedules.WarmupStableDecay, "decay_share", 1.5),
     ],
 )
-def test_values_out_of_range_name_their_path(cls, name, value):
+def test_out_of_range_values_name_their_path(cls, name, value):
     p = cls.params()
     if "total_steps" in p:
         p.total_steps = 10

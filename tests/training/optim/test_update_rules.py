@@ -62,7 +62,7 @@ def batch(index: int, scale: float = 1.0) -> dict[str, tf.Tensor]:
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.01])
 @pytest.mark.parametrize("optimizer", [Adam, Adafactor])
-def test_follows_only_its_rule(optimizer, clip_norm):
+def test_weight_with_a_rule_ignores_the_optimizer(optimizer, clip_norm):
     """The update uses the report without clipping, with any optimizer."""
     trainer = make(optimizer, clip_norm=clip_norm)
     step = tf.function(trainer.train_step, autograph=False)
@@ -73,12 +73,12 @@ def test_follows_only_its_rule(optimizer, clip_norm):
         np.testing.assert_allclose(state.theta.seen, expected, rtol=1e-5)
 
 
-def test_it_has_no_moments():
+def test_weight_with_a_rule_has_no_moments():
     state = make().init_state()
     assert state.moments.seen == {} and state.moments.w.keys()
 
 
-def test_the_other_weights_move_as_without_it():
+def test_other_weights_are_unaffected_by_a_rule():
     """Reports change neither the gradient norm nor the clipping nor the loss."""
     results = []
     for reports in (False, True):
@@ -91,7 +91,7 @@ def test_the_other_weights_move_as_without_it():
     np.testing.assert_allclose(metrics.gradient_norm, np.linalg.norm(batch(1)["x"].numpy().sum(0)))
 
 
-def test_does_not_move_after_a_step_that_is_not_finite():
+def test_weight_with_a_rule_is_frozen_after_a_non_finite_step():
     trainer = make()
     state, _ = trainer.train_step(trainer.init_state(), batch(1))
     bad = {"x": tf.fill([4, M], np.inf)}
@@ -102,13 +102,13 @@ def test_does_not_move_after_a_step_that_is_not_finite():
         np.testing.assert_array_equal(other.theta.seen, state.theta.seen)
 
 
-def test_a_rule_stays_float32_where_weights_are_not():
+def test_weight_with_a_rule_stays_float32():
     specs = Counting.params().set(dtype="bfloat16").instantiate(path="").variable_specs()
     assert (specs.w.dtype, specs.seen.dtype) == ("bfloat16", "float32")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_it_is_saved_and_restored(tmp_path):
+def test_weight_with_a_rule_is_saved_and_restored(tmp_path):
     trainer = make()
     step = functools.partial(tf.function(trainer.train_step, autograph=False), batch=batch(1))
     state, _ = step(trainer.init_state())

@@ -35,7 +35,7 @@ def changes(trainer):
     return {path: after.numpy() - before.numpy() for (path, before), after in weights}, metrics
 
 
-def test_the_first_pattern_that_matches_holds():
+def test_first_matching_pattern_applies():
     plain, _ = changes(make_trainer(descent({})))
     moved, metrics = changes(make_trainer(descent({"*.b": 3.0, "task.output": 0.5, "*": 1.0})))
     factors = {"hidden.b": 3.0, "hidden.w": 1.0, "output.b": 3.0, "output.w": 0.5}
@@ -46,7 +46,7 @@ def test_the_first_pattern_that_matches_holds():
 
 
 @pytest.mark.parametrize("cls", [Adafactor, Adam, Lion, Momentum])
-def test_a_factor_of_zero_freezes(cls):
+def test_factor_of_zero_freezes_weights(cls):
     optimizer = cls.params().set(learning_rate_factors={"hidden": 0})
     if "weight_decay" in optimizer:
         optimizer.weight_decay = 0.1
@@ -62,7 +62,7 @@ def test_a_factor_of_zero_freezes(cls):
     np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
 
 
-def test_repeated_weights_match_the_paths_of_their_layers():
+def test_stacked_weights_match_the_paths_of_their_layers():
     paths = ("encoder.layers[0].w", "encoder.layers[2].w")
     spec = dataclasses.replace(
         one_weight.spec("MH"), path="encoder.layers.body[0].w", layout="RMH", slices=paths
@@ -89,7 +89,7 @@ def test_repeated_weights_match_the_paths_of_their_layers():
         ({"*": 0}, r"leaves no weight to train"),
     ],
 )
-def test_wrong_factors_are_refused(factors, message):
+def test_invalid_factors_are_rejected(factors, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(Adam.params().set(learning_rate_factors=factors))
 

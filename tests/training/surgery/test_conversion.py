@@ -35,7 +35,7 @@ def finder(arrays):
     return find
 
 
-def test_a_loop_becomes_layers_and_layers_a_loop():
+def test_loops_and_separate_layers_convert_both_ways():
     plain, loop = trainers()
     theta, moments = tiny_stacks.arrays(loop)
     specs = loop.state_specs()
@@ -57,7 +57,7 @@ def test_a_loop_becomes_layers_and_layers_a_loop():
             np.testing.assert_array_equal(array, arrays[path])
 
 
-def test_a_loop_becomes_stages_and_stages_a_loop():
+def test_loops_and_pipeline_stages_convert_both_ways():
     loop, stages = trainer(moe_every=1, **LOOP), trainer(moe_every=1, **STAGES)
     theta, moments = tiny_stacks.arrays(stages)
     specs = stages.state_specs()
@@ -79,7 +79,7 @@ def test_a_loop_becomes_stages_and_stages_a_loop():
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_what_is_not_found_begins_as_untrained(index):
+def test_missing_weights_keep_their_initial_values(index):
     trainer = trainers()[index]
     state: NestedMap = conversion.of_trainer(trainer, lambda *_: None, lambda *_: None)
     expected = trainer.init_state()

@@ -35,7 +35,7 @@ def pruned(keep, **stack):
 @pytest.mark.parametrize(
     "stack", [{}, {"num_layers": 4, "execution": loop()}], ids=["layers", "loop"]
 )
-def test_with_all_experts_nothing_changes(stack):
+def test_keeping_all_experts_changes_nothing(stack):
     whole, fewer, weights, state, kept = pruned(1.0, **stack)
     assert all(list(experts) == [0, 1, 2, 3] for experts in kept.values())
     np.testing.assert_array_equal(
@@ -43,7 +43,7 @@ def test_with_all_experts_nothing_changes(stack):
     )
 
 
-def test_tokens_whose_experts_are_all_left_compute_what_they_did():
+def test_tokens_whose_experts_are_all_kept_have_the_same_output():
     whole, fewer, weights, state, kept = pruned(0.75)
     experts = kept[LAYER]
     assert len(experts) == 3
@@ -70,7 +70,7 @@ def layer_output(trainer, theta, x):
 @pytest.mark.parametrize(
     "stack", [{}, {"num_layers": 4, "execution": loop()}], ids=["layers", "loop"]
 )
-def test_weights_and_moments_are_those_of_the_experts_left(stack):
+def test_weights_and_moments_are_those_of_the_kept_experts(stack):
     whole, fewer, weights, state, kept = pruned(0.5, **stack)
     assert fewer.task.encoder.p.moe.num_experts == 2
     specs = fewer.state_specs()
@@ -99,7 +99,7 @@ def use(load, gate):
     return ExpertUse(load, gate, load.sum(), 100.0, 0.0, None)
 
 
-def test_the_experts_with_most_to_do_are_kept_in_order():
+def test_most_used_experts_are_kept_in_order():
     task = pruning.pruned_task(tiny_stacks.sparse(), 0.5)
     found = {
         LAYER: use([5, 1, 5, 9], [4, 8, 2, 1]),
@@ -113,7 +113,7 @@ def test_the_experts_with_most_to_do_are_kept_in_order():
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0.01, 2), (0.5, 2), (0.7, 3), (1.0, 4)])
-def test_no_fewer_are_kept_than_a_token_uses(keep, left):
+def test_at_least_top_k_experts_are_kept(keep, left):
     task = pruning.pruned_task(tiny_stacks.sparse(), keep)
     for stack in (task.encoder, task.decoder):
         assert stack.moe.num_experts == left
@@ -135,6 +135,6 @@ def hashed():
         (hashed(), 0.5, "encoder.moe.router: HashRouter does not learn"),
     ],
 )
-def test_what_cannot_be_pruned_is_named(params, keep, words):
+def test_unsupported_pruning_is_rejected(params, keep, words):
     with pytest.raises(ValueError, match=words):
         pruning.pruned_task(params, keep)

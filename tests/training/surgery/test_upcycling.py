@@ -53,13 +53,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_logits_are_the_dense_models(case):
+def test_upcycled_logits_equal_the_dense_models(case):
     expected, found = both_logits(*CASES[case])
     assert np.ptp(expected) > 1
     assert_close(found, expected, "order")
 
 
-def test_a_loop_may_become_another_one():
+def test_loop_can_be_upcycled_to_a_different_loop():
     params = four_layers(True)
     for stack in (params.encoder, params.decoder):
         stack.set(moe_every=0)
@@ -67,7 +67,7 @@ def test_a_loop_may_become_another_one():
     assert_close(found, expected, "order")
 
 
-def test_experts_are_copies_and_the_router_is_new():
+def test_experts_are_copies_and_the_router_is_initialized():
     dense, sparse, theta, moments, state = upcycled(tiny_stacks.dense())
     weights, new_moments = (dict(state[item].flatten_items()) for item in ("theta", "moments"))
     for name in ("w_in", "w_out", "b_in", "b_out"):
@@ -87,12 +87,12 @@ def test_experts_are_copies_and_the_router_is_new():
         np.testing.assert_array_equal(new_moments[path], moments[path])
 
 
-def test_without_moments_all_begin_anew():
+def test_moments_are_reset_if_not_copied():
     state = upcycled(tiny_stacks.dense(), with_moments=False)[-1]
     assert not any(moment.any() for moment in state.moments.flatten())
 
 
-def test_a_stack_that_has_experts_keeps_them():
+def test_stack_with_experts_keeps_them():
     params = tiny_stacks.sparse()
     params.encoder = tiny_stacks.dense().encoder
     expected, found = both_logits(params)
@@ -122,7 +122,7 @@ def too_few_layers():
         ),
     ],
 )
-def test_what_cannot_be_converted_is_named(params, experts, every, words):
+def test_unsupported_upcycling_is_rejected(params, experts, every, words):
     with pytest.raises(ValueError, match=words):
         upcycling.upcycled_task(params, experts, every)
 
@@ -150,12 +150,12 @@ def with_shared_expert(task):
         (with_shared_expert, "encoder would compute .* encoder.moe.shared_hidden_dim"),
     ],
 )
-def test_another_function_is_refused(change, words):
+def test_settings_that_change_the_function_are_rejected(change, words):
     with pytest.raises(ValueError, match=words):
         both_logits(tiny_stacks.dense(), change=change)
 
 
-def test_weights_of_another_shape_are_refused():
+def test_weights_of_another_shape_are_rejected():
     def wider(task):
         task.encoder.moe.hidden_dim = 21
 
@@ -163,7 +163,7 @@ def test_weights_of_another_shape_are_refused():
         upcycled(tiny_stacks.dense(), change=wider)
 
 
-def test_the_first_dense_layers_stay_as_they_are():
+def test_first_dense_layers_are_unchanged():
     params = LanguageModelTask.params().set(vocabulary_size=9, model_dim=4)
     params.decoder.set(num_layers=5, num_heads=1, hidden_dim=4, moe_every=0, dense_first=1)
     sparse = upcycling.upcycled_task(params, num_experts=2).instantiate()

@@ -62,7 +62,7 @@ def activations() -> int:
     return B * L * M * FLOAT
 
 
-def test_a_dense_layer_alone():
+def test_dense_layer_on_one_device():
     found = cost("feed_forward", "data=1", "replicated")
     assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H)
     assert found.weights == found.gradients == weights_of_feed_forwards()
@@ -70,14 +70,14 @@ def test_a_dense_layer_alone():
     assert found.calls == []
 
 
-def test_a_dense_layer_as_data():
+def test_data_parallel_dense_layer():
     found = cost("feed_forward", "data=8", "data")
     assert found.bytes_by_kind() == {"all-reduce": weights_of_feed_forwards()}
     assert found.weights == weights_of_feed_forwards()
     assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H) // 8
 
 
-def test_a_dense_layer_split_by_hidden_units():
+def test_tensor_parallel_dense_layer():
     found = cost("feed_forward", "model=8", "tensor")
     assert found.bytes_by_kind() == {"all-reduce": 2 * LAYERS * 2 * activations()}
     biases = 2 * LAYERS * M * FLOAT
@@ -85,7 +85,7 @@ def test_a_dense_layer_split_by_hidden_units():
     assert found.flops == 2 * LAYERS * 3 * 2 * (2 * B * L * M * H) // 8
 
 
-def test_a_dense_layer_with_its_weights_split():
+def test_fsdp_dense_layer():
     """In a loop weights are gathered for each pass, and gradients are summed where they stay."""
     found = cost("feed_forward", "data=8", "fsdp")
     matrices = 2 * LAYERS * 2 * M * H * FLOAT
@@ -95,14 +95,14 @@ def test_a_dense_layer_with_its_weights_split():
     assert by_kind["all-reduce"] == 2 * LAYERS * H * FLOAT
 
 
-def test_a_dense_layer_with_its_moments_split():
+def test_zero1_dense_layer():
     found = cost("feed_forward", "data=8", "zero1")
     summed = weights_of_feed_forwards()
     handed_on = summed - 2 * LAYERS * H * FLOAT
     assert found.bytes_by_kind() == {"all-reduce": summed, "all-gather": handed_on}
 
 
-def test_rematerialization_computes_again_what_is_not_kept():
+def test_rematerialization_recomputes_unsaved_tensors():
     none, full, products = (
         cost("feed_forward", "model=8", "tensor", policy) for policy in ("none", "full", "products")
     )
@@ -115,7 +115,7 @@ def test_rematerialization_computes_again_what_is_not_kept():
 
 
 @pytest.mark.parametrize("mesh", ["model=1", "model=8", "model=4"])
-def test_attention(mesh):
+def test_attention_cost(mesh):
     parts = int(mesh.partition("=")[2])
     found = cost("attention", mesh, "tensor")
     inner = N * D
@@ -128,7 +128,7 @@ def test_attention(mesh):
     assert found.bytes_by_kind() == expected
 
 
-def test_experts():
+def test_expert_parallel_cost():
     """Two all-to-alls each way; the paper's capacity 2 S / E; experts' gradients stay."""
     found = cost("experts", "data=8", "expert")
     slots = B * L * 2
@@ -141,7 +141,7 @@ def test_experts():
     assert found.weights == 2 * LAYERS * (E * 2 * M * H // 8 + M * E) * FLOAT
 
 
-def test_lookups_and_softmax_split_by_vocabulary():
+def test_vocabulary_parallel_lookups_and_softmax():
     found = cost("vocabulary", "model=8", "tensor")
     # Two lookups forward, the softmax's input gradient backward.
     assert found.bytes_by_kind() == {"all-reduce": 3 * activations()}
@@ -153,7 +153,7 @@ def operand(layout: str, sizes: dict[str, int], **where: str) -> ShardedTensor:
     return ShardedTensor(Tensor(layout, shape, "float32"), {a: x for a, x in where.items() if x})
 
 
-def test_padding_is_computed():
+def test_padding_counts_as_computation():
     mesh, sizes = Mesh.parse("data=8"), {"B": 9, "M": 4, "H": 4}
     found = shard_einsum(
         (operand("BM", sizes, data="B"), operand("MH", sizes)),
@@ -164,7 +164,7 @@ def test_padding_is_computed():
     assert found.flops == 2 * 2 * 4 * 4 and found.calls == ()
 
 
-def test_partial_sums_are_scattered_where_the_result_is_split():
+def test_partial_sums_into_a_sharded_result_are_reduce_scattered():
     mesh, sizes = Mesh.parse("data=8"), {"B": 64, "M": 16, "H": 32}
     gradient = shard_einsum(
         (operand("BM", sizes, data="B"), operand("BH", sizes, data="B")),
@@ -175,7 +175,7 @@ def test_partial_sums_are_scattered_where_the_result_is_split():
     assert gradient.calls == ((RESULT, Collective("reduce-scatter", ("data",), 4 * 16 * 32)),)
 
 
-def test_one_hot_products_go_to_experts():
+def test_one_hot_dispatch_needs_one_all_to_all():
     """The paper's dispatch: computed by groups, then one all-to-all of the result."""
     mesh, sizes = Mesh.parse("data=8"), dict(G=8, S=16, E=8, C=4, M=32)
     found = shard_einsum(
@@ -197,13 +197,13 @@ def test_one_hot_products_go_to_experts():
         ({"data": "E"}, {"data": "N"}, "all-gather", 4 * 8 * 64),
     ],
 )
-def test_changes_of_layout(before, after, kind, bytes):
+def test_resharding_collectives(before, after, kind, bytes):
     tensor = Tensor("GEC", (8, 8, 8), "float32")
     calls = resharding(tensor, before, after, Mesh.parse("data=8"))
     assert calls == ([Collective(kind, ("data",), bytes)] if kind else [])
 
 
-def test_ancestry_is_of_the_last_to_add():
+def test_upstream_of_a_sum_is_its_latest_tensor():
     with tf.Graph().as_default():
         a, b = tf.ones([2, 3]), tf.ones([2, 3])
         total = a + b

@@ -52,14 +52,14 @@ def test_einsums_and_annotations_are_recorded_in_order():
     assert len(recorded.events) == 3
 
 
-def test_a_loop_is_its_layers_one_after_another():
+def test_loop_is_traced_like_separate_layers():
     loop, unrolled = traced(True), traced(False)
     assert equations(loop) == equations(unrolled)
     assert {p.times for p in loop.products if ".body[" in p.path} == {2}
     assert len(loop.products) < len(unrolled.products)
 
 
-def test_products_compute_what_the_sizes_say():
+def test_traced_flops_match_the_model_size():
     """Without experts nothing is padded or dispatched: three times the forward products."""
     found = traced(True, moe_every=0)
     flops = 0
@@ -73,11 +73,11 @@ def test_products_compute_what_the_sizes_say():
     assert flops == FORWARD_AND_BACKWARD * model(False, 0).task.flops(shape)
 
 
-def test_giants_are_traced_without_their_memory():
+def test_tracing_large_models_allocates_no_weights():
     assert traced(True, 0, rows=2**20).products[0].result.shape[0] == 2**20
 
 
-def test_products_know_their_weights():
+def test_einsums_record_their_weights():
     found = traced(False)
     used = {path for product in found.products for path in product.weights}
     matrices = {spec.path for spec in found.weights if len(spec.shape) > 1}
@@ -91,7 +91,7 @@ def test_products_know_their_weights():
     assert gate == "E"
 
 
-def test_lookups_are_products_of_tables():
+def test_lookups_are_recorded_as_one_hot_einsums():
     lookups = [p for p in traced(False).products if p.is_lookup]
     assert [(p.operands[0].layout, p.operands[1].layout) for p in lookups] == [("BLV", "VM")] * 2
     assert [p.is_tied for p in lookups] == [False, True]
@@ -109,7 +109,7 @@ def test_tokens_flow_to_experts_and_back():
                      ("GSM", "BLM")]  # fmt: skip
 
 
-def test_a_loop_is_given_what_was_before_it_and_hands_on_what_it_returns():
+def test_flows_connect_loops_with_their_neighbors():
     flows = {
         (f.source_path, f.target_path, f.times)
         for f in traced(True).flows
@@ -123,7 +123,7 @@ def test_a_loop_is_given_what_was_before_it_and_hands_on_what_it_returns():
     assert not any(source == "positions" for source, _, _ in flows)
 
 
-def test_layers_are_grouped_by_what_their_weights_are():
+def test_layers_are_grouped_by_weight_letters():
     for repeat in (True, False):
         grouped = group(traced(repeat))
         assert [g.name for g in grouped.groups] == [
@@ -133,7 +133,7 @@ def test_layers_are_grouped_by_what_their_weights_are():
         assert sum(len(g.products) for g in grouped.groups) == len(traced(repeat).products)
 
 
-def test_what_is_kept_between_the_passes_is_counted_once():
+def test_saved_tensors_are_counted_once():
     """Of a feed-forward layer: its normalized input, its hidden units, and the sum it adds to."""
     found = traced(False)
     saved = [
