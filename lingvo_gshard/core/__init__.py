@@ -1,1 +1,1 @@
-"""What a layer is: Params, NestedMap, Layer, Context and the registry of experiments."""
+"""Foundations of layers: Params, NestedMap, Layer, Context and the registry of experiments."""

@@ -12,9 +12,9 @@ from lingvo_gshard.core import random_numbers
 
 @dataclasses.dataclass(frozen=True)
 class Repetition:
-    """A loop over layers: a body of layers runs several times, with other weights each time.
+    """A loop over layers. Each iteration runs the same body of layers with different weights.
 
-    Layer `encoder.layers.body[1]` of a body of two layers stands for the layers
+    With a body of two layers, `encoder.layers.body[1]` represents the layers
     `encoder.layers[1]`, `encoder.layers[3]` and so on. Initial weights, random numbers and metrics
     use these names, so that they are the same as without the loop.
 
@@ -29,10 +29,10 @@ class Repetition:
     times: int
 
     def paths(self, path: str) -> list[str]:
-        """Returns the path of the layer that a layer of the body is in each iteration.
+        """Returns the path that a layer of the body has in each iteration.
 
         Args:
-          path: Path below the body. Any other path stands for itself.
+          path: Path of a layer of the body. Other paths are returned unchanged.
         """
         prefix = f"{self.path}.body["
         if not path.startswith(prefix):
@@ -45,7 +45,7 @@ class Repetition:
         """Returns one name for the stacked values of all iterations: "encoder.layers[1::2]".
 
         Args:
-          path: Path below the body. Any other path gets the suffix "[0::1]".
+          path: Path of a layer of the body. Other paths get the suffix "[0::1]".
         """
         prefix = f"{self.path}.body["
         if not path.startswith(prefix):
@@ -58,7 +58,7 @@ _STACKED = re.compile(r"\[(\d+)::(\d+)\]")
 
 
 def unstacked(name: str, times: int) -> list[str]:
-    """Returns the name for each iteration, the reverse of `Repetition.stacked`.
+    """Returns the name for each iteration. This is the inverse of `Repetition.stacked`.
 
     Args:
       name: A name that `Repetition.stacked` returned.
@@ -87,9 +87,9 @@ class Iteration:
     index: tf.Tensor | int
 
     def path(self, path: str) -> str:
-        """Returns the path of the layer that a layer of the body is in this iteration.
+        """Returns the path that a layer of the body has in this iteration.
 
-        In a compiled loop the number is not known, and the path of the body is returned.
+        In a compiled loop the index is not known at trace time. The path is returned unchanged.
         """
         if isinstance(self.index, int):
             return self.repetition.paths(path)[self.index]

@@ -1,7 +1,7 @@
-"""Scope: a value that holds for everything called inside a `with` block.
+"""Scope: a value that is visible to all code called inside a `with` block.
 
-This is the one module that defines ambient state. There are two scopes: the forward pass under way
-(core/context.py) and how its tensors are sharded (sharding/scope.py).
+Only this module defines ambient state. There are two scopes: the context of the current forward
+pass (core/context.py) and its partitioning (sharding/scope.py).
 """
 
 from __future__ import annotations

@@ -67,13 +67,13 @@ class SavedProducts:
         self._restored: Iterator[tf.Tensor] | None = None
 
     def save(self, left: str, right: str, output: str, result: tf.Tensor) -> None:
-        """Saves the result of a product, if the policy says so and products are being saved."""
+        """Saves the result of a product if the policy selects it. Has no effect while restoring."""
         if self._restored is None and self._is_saved(left, right, output):
             self.layouts.append(output)
             self.results.append(result)
 
     def restore(self, left: str, right: str, output: str) -> tf.Tensor | None:
-        """Returns the saved result of the next product, or None if it must be computed."""
+        """Returns the saved result of the next product, or None if the product was not saved."""
         if self._restored is None or not self._is_saved(left, right, output):
             return None
         return next(self._restored)

@@ -94,7 +94,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class _Reader:
-    """Collects settings, and refuses files that include themselves."""
+    """Collects settings from files and rejects recursive includes."""
 
     def __init__(self):
         self.settings: list[Setting] = []

@@ -127,7 +127,7 @@ class Params:
         return result
 
     def freeze(self) -> Params:
-        """Makes this tree refuse further changes, and returns it."""
+        """Makes this tree read-only and returns it."""
         self.__dict__["_frozen"] = True
         for _, value in self.items():
             for node in _params_within(value):

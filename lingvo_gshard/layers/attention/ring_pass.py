@@ -30,7 +30,7 @@ PARTS = 2
 
 
 class KeyBlock(NamedTuple):
-    """The keys that each part holds in one step.
+    """The keys and values of every part in one step of the ring.
 
     Attributes:
       keys: [B,N,L,K,D].
@@ -113,7 +113,7 @@ class RingPass:
         return d_query, *self._rotate(d_keys_values)
 
     def _loop(self, step: Callable, start: tuple) -> tuple:
-        """Runs all steps but the last one, after which no keys have to be passed on."""
+        """Runs all steps except the last one, after which keys are not passed on."""
         count = self.parts - 1
         if not count:
             return start
@@ -240,7 +240,7 @@ class RingPass:
         return annotate_segments(bias, "BLsK")[:, None]
 
     def _rotate(self, tensors: Iterable[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Passes what every part holds on to the next part."""
+        """Passes the keys of every part to the next part."""
         if self.parts == 1:
             return tuple(tensors)
         return tuple(self._rotate_one(x) for x in tensors)
@@ -256,7 +256,7 @@ class RingPass:
 
 
 def annotate_segments(x: tf.Tensor, layout: str) -> tf.Tensor:
-    """Annotates a tensor without heads to be sharded like the tensors with heads it meets."""
+    """Annotates a tensor without heads like the tensors with heads that it is combined with."""
     return annotate(x, layout, reserved="N")
 
 

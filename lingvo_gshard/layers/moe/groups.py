@@ -20,14 +20,14 @@ from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """How the tokens [B,L] of a batch are split into groups. The last group is padded.
+    """Split of the tokens [B,L] of a batch into groups. The last group is padded.
 
     Attributes:
       rows: size of B.
       length: size of L.
       size: size of S.
-      pieces: each row is first split into this many pieces. The groups of all first pieces come
-        first.
+      pieces: number of pieces of each row. Groups are numbered piece by piece: the groups of all
+        first pieces come first.
     """
 
     rows: int
@@ -72,7 +72,7 @@ class Groups:
         return annotate(self._annotate(y, ("B", "L")), "BLM")
 
     def _annotate(self, x: tf.Tensor, letters: tuple[str, ...]) -> tf.Tensor:
-        """Returns x annotated: B split as rows are, L as pieces are; x itself if L is not split.
+        """Annotates x with B split like rows and L like pieces. Has no effect if L is not split.
 
         Args:
           x: a tensor with at least as many dimensions as there are letters.
@@ -97,7 +97,7 @@ class Groups:
         return context.override(group_order=self._numbers() if self.pieces > 1 else None)
 
     def _numbers(self) -> np.ndarray:
-        """Returns [G]: the number that each group would have with a single piece."""
+        """Returns the number [G] that each group would have with a single piece per row."""
         by_row = np.arange(self.count).reshape(self.rows, self.pieces, -1)
         return by_row.transpose(1, 0, 2).reshape(-1)
 
@@ -115,7 +115,11 @@ def uniform(shape: tf.TensorShape, key: tf.Tensor) -> tf.Tensor:
 
 
 def _count_pieces(rows: int, length: int, size: int) -> int:
-    """Returns one piece for each part of L if parts are whole groups and G is split as B and L."""
+    """Returns the number of pieces of each row.
+
+    Each shard of L is one piece if it divides into groups and G is split like B and L together.
+    Otherwise a row is a single piece.
+    """
     current = current_partitioning()
     if current is None or tf.executing_eagerly():
         return 1

@@ -39,11 +39,11 @@ class _MicroBatchInputs(NamedTuple):
 class Pipeline(Execution):
     """Runs layers in stages (letter P). A batch passes the stages in micro-batches.
 
-    The result for a micro-batch is that of the layers run one after another on this micro-batch
-    alone. Experts are routed within a micro-batch, losses and metrics are means over micro-batches,
+    The result for a micro-batch equals that of the layers applied in sequence to this micro-batch.
+    Experts are routed within a micro-batch, losses and metrics are means over micro-batches,
     and every micro-batch draws its own random numbers, as with `trainer.micro_batches`.
 
-    A weight is a stack over P and over R, the iterations of the body in a stage. Each layer has the
+    Weights are stacked over P and over R, the iterations of the body in a stage. Each layer has the
     initial weights, random numbers and metric names that it would have without stages. With c
     circulations, the layers are cut into c P chunks, and stage s runs chunks s, P + s, 2 P + s, ...
     """
@@ -296,9 +296,15 @@ def _pad_rows(tensor: tf.Tensor, missing: int) -> tf.Tensor:
 
 
 def _split(tensor: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the micro-batches [m,B,...]. Each has every `count`-th row, from all devices alike.
+    """Splits a batch into micro-batches [m,B,...].
 
-    All stages need all micro-batches, so rows that are also split over the stages are gathered.
+    Micro-batch i consists of rows i, i + m, i + 2 m and so on, so that each device contributes
+    equally to every micro-batch. All stages need all micro-batches, so rows that are also split
+    over the stages are gathered.
+
+    Args:
+      tensor: [rows,...] with rows divisible by m.
+      count: number m of micro-batches.
     """
     partitioning = current_partitioning()
     with use_partitioning(partitioning and partitioning.within_stack(STAGES)):

@@ -7,11 +7,12 @@ et al. 2021, arXiv 2105.04663, section 3.3).
     state [P,B,L,M]      input of each stage in the current tick
     store [m,P,B,L,M]    one entry for each micro-batch; only those of the first stage are used
 
-At the first stage, the store holds the micro-batches that wait to enter the pipeline, or to enter
-it again, and finally the outputs. After each tick the results rotate by one stage. The first stage
-stores the result of the last one, and takes its next input from the store.
+At the first stage, the store holds the micro-batches that wait to enter the pipeline, including
+those that start another circulation, and finally the outputs. After each tick the results rotate
+by one stage. The first stage stores the result of the last stage, and reads its next input from
+the store.
 
-An idle stage computes a result, too. Nobody reads it, and its gradient is zero.
+An idle stage also computes a result, which is never read. Its gradient is zero.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _STATE, _STORE = "PBLM", "mPBLM"
 
 @dataclasses.dataclass(frozen=True)
 class _TracedBody:
-    """One run of the body by one stage, traced.
+    """The traced graph of one run of the body by one stage.
 
     Attributes:
-      reports: names of what the body reported.
+      reports: names of the values that the body reported.
       values: specs of the values of the reports.
       saved: specs of the products that the policy saves.
       saved_layouts: letters of these products.
@@ -67,7 +68,7 @@ class PipelineLoop:
     rows of one micro-batch and the weights of one iteration.
 
     Attributes:
-      body: the body, and the policy of what its backward pass recomputes.
+      body: the body and its remat policy.
       schedule: the schedule of the pipeline.
       repetition: names of the layers in each iteration of the body.
       weight_specs: specs of the weights of one iteration.
@@ -80,7 +81,7 @@ class PipelineLoop:
 
     @property
     def per_tick(self) -> int:
-        """Number of times that a stage runs the body in a tick."""
+        """Number of body runs per stage and tick."""
         return self.repetition.times // (self.schedule.stages * self.schedule.circulations)
 
     def run(
@@ -97,7 +98,7 @@ class PipelineLoop:
           weights: weights, each [P,R,...].
 
         Returns:
-          The output [m,B,L,M], the names of what the body reported, and the values of the reports,
+          The output [m,B,L,M], the names of the reported values, and the reported values,
           each [R,P]. R counts the runs of the body by a stage, idle ones included.
         """
         tensors = [x, *inputs, *weights]
@@ -322,7 +323,7 @@ class _Passes:
         return array.unstack(annotate(stored, _STORE))
 
     def _at_first_stage(self, store: tf.TensorArray) -> tf.Tensor:
-        """Returns what the store [m,B,L,M] holds at the first stage."""
+        """Returns the entries of the store at the first stage, [m,B,L,M]."""
         return annotate(store.stack(), _STORE)[:, 0]
 
     def _stack_of(self, spec: tf.TensorSpec) -> tf.TensorArray:

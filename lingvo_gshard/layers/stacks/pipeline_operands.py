@@ -2,7 +2,7 @@
 
 An operand is read for all stages at once, as a stack [P,...]. Every operand has these methods:
 
-    read(t, r)              what each stage reads in tick t, the r-th time that it runs its body
+    read(t, r)              the values [P,...] that stages read in tick t, in run r of the body
     zero_sums()             initial sums of gradients
     add(sums, t, r, d)      the sums with the gradients d [P,...] of that read added
     gradient(sums)          the gradient of the operand, from the sums over all reads
@@ -26,8 +26,8 @@ LOCAL_LETTERS = {"m": "micro-batches"}
 class MicroBatchOperand:
     """A tensor of all micro-batches. A stage reads the part of its current micro-batch.
 
-    In tick t all stages add their gradients at index t modulo the number of micro-batches, whatever
-    micro-batch they have. An index that differs between stages would need communication.
+    In tick t all stages add their gradients at index t modulo the number of micro-batches,
+    regardless of their micro-batch. An index that differs between stages would need communication.
     `gradient` puts the sums in order.
 
     Attributes:
@@ -69,8 +69,8 @@ class MicroBatchOperand:
 class WeightOperand:
     """A stack of weights. A stage reads the weight of the layer that it runs next.
 
-    The circulations of two stages differ by at most one. So in every tick two indices along R are
-    read and written for all stages alike, and each stage selects one of them. An index that differs
+    The circulations of two stages differ by at most one. In every tick, all stages therefore read
+    and write the same two indices along R, and each stage selects one. An index that differs
     between stages would make XLA communicate weights.
 
     Attributes:
@@ -87,9 +87,9 @@ class WeightOperand:
 
     def read(self, t: tf.Tensor, r: tf.Tensor) -> tf.Tensor:
         """Returns the weight that each stage uses, [P,...]."""
-        (index, _), *others = self._candidates(t, r)
+        (index, _), *alternatives = self._candidates(t, r)
         selected = self._at(index)
-        for index, is_selected in others:
+        for index, is_selected in alternatives:
             selected = tf.where(is_selected, self._at(index), selected)
         return annotate_like(selected, self._spec_with("P"))
 

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: which stage computes which micro-batch in which tick."""
+"""Schedule of a pipeline: the micro-batch that each stage computes in each tick."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """P stages that all compute in every tick, each one tick later than the stage before it.
+    """Schedule in which all P stages compute in every tick, each one tick after the previous stage.
 
     With one circulation this is the forward half of GPipe (Huang et al. 2018, arXiv 1811.06965,
     section 2.3): stage s computes micro-batch i in tick i + s. With several circulations a stage
-    has several chunks of layers, and a micro-batch that leaves the last stage enters the first one
-    again (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    has several chunks of layers, and a micro-batch that leaves the last stage returns to the first
+    one (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
     Attributes:
       stages: number P of stages.
@@ -46,7 +46,7 @@ class Schedule:
         return self._clip_circulation(self._ticks_since_entry(tick))
 
     def newest_circulation(self, tick: tf.Tensor) -> tf.Tensor:
-        """Returns the circulation of the first stage. Other stages have it or the one before."""
+        """Returns the circulation of the first stage; other stages have it or the previous one."""
         return self._clip_circulation(tick)
 
     def _clip_circulation(self, ticks_since_entry: tf.Tensor) -> tf.Tensor:

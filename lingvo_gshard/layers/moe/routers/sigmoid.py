@@ -16,7 +16,7 @@ from lingvo_gshard.layers.moe.routers import balance_loss, group_limited, select
 from lingvo_gshard.layers.moe.routers.linear import LinearTokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
-# Keeps gates finite where all scores are 0 in float32.
+# Keeps gates finite if all scores underflow to 0 in float32.
 _TINY = 1e-20
 
 
@@ -28,8 +28,8 @@ class SigmoidRouter(LinearTokenChoiceRouter):
     increases for those with less (Wang et al. 2024, arXiv 2408.15664, Algorithm 1). It has no
     gradient, and no optimizer updates it.
 
-    The auxiliary loss is the complementary loss of DeepSeek-V3 (equations 17 to 20), over a group
-    of tokens where the paper has a sequence.
+    The auxiliary loss is the complementary loss of DeepSeek-V3 (equations 17 to 20). It is computed
+    per group of tokens; the paper computes it per sequence.
     """
 
     experts_per_token_option = "k"
@@ -93,7 +93,7 @@ class SigmoidRouter(LinearTokenChoiceRouter):
 
     @layer_method
     def _report_load(self, theta: NestedMap, counted_GSE: tf.Tensor) -> None:
-        """Reports the loads for the update of the bias: E * (load - mean load), integers.
+        """Reports E * (load - mean load), an integer per expert, to the update rule of the bias.
 
         Args:
           theta: the router's weights.
@@ -108,7 +108,10 @@ class SigmoidRouter(LinearTokenChoiceRouter):
     def _auxiliary_loss(
         self, scores_GSE: tf.Tensor, shares_GSE: tf.Tensor, mask_GS: tf.Tensor
     ) -> dict[str, WeightedLoss]:
-        """Returns {"auxiliary_loss": loss}, 1 for even loads; or nothing if its weight is 0."""
+        """Returns {"auxiliary_loss": loss}, or an empty dict if its weight is 0.
+
+        The loss is 1 for balanced loads.
+        """
         p = self.p
         if not p.auxiliary_loss_weight:
             return {}

@@ -1,4 +1,4 @@
-"""The base class of routers in which tokens choose experts: it applies capacity."""
+"""Base class of routers in which tokens choose experts. It applies the capacity of experts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lingvo_gshard.layers.moe.capacity import PRIORITIES, Choice, assign, expert
 from lingvo_gshard.layers.moe.routers.router import Router
 from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
-# Used if no capacity factor is set: room for an even load.
+# Used if no capacity factor is set: capacity for a balanced load.
 _DEFAULT_CAPACITY_FACTOR = 1.0
 
 
 class TokenChoiceRouter(Router):
-    """A router in which each token chooses experts, which keep tokens until their slots are full.
+    """A router in which each token chooses experts. Experts drop tokens when their slots are full.
 
-    An even load is S * k / E tokens of a group, for k experts per token. The paper's capacity 2S/E
+    A balanced load is S * k / E tokens per group with k experts each. The paper's capacity 2S/E
     (arXiv 2006.16668, section 2.2) is a capacity factor of 1.
 
     `output_masking_rate` is Expert Output Masking (NLLB team 2022, arXiv 2207.04672, section
-    6.2.2): in training that share of the experts' outputs is masked and the rest is scaled up.
+    6.2.2): in training this fraction of the experts' outputs is masked and the rest is scaled up.
     """
 
     has_capacity_factor = True
@@ -64,7 +64,7 @@ class TokenChoiceRouter(Router):
         self._has_capacity = True
 
     def disable_capacity(self) -> None:
-        """Makes experts keep every token sent to them; a dropless dispatch calls it.
+        """Disables capacity, so that no token is dropped. Dropless dispatches call it.
 
         Raises:
           ValueError: a capacity factor is set.
@@ -92,7 +92,7 @@ class TokenChoiceRouter(Router):
 
         Args:
           tokens: size of S, the tokens of a group.
-          multiple: C is rounded up to a multiple of it.
+          multiple: C is rounded up to a multiple of this number.
         """
         p = self.p
         if not self._has_capacity:
@@ -110,7 +110,7 @@ class TokenChoiceRouter(Router):
         losses: dict[str, WeightedLoss] | None = None,
         metrics: dict[str, tf.Tensor] | None = None,
     ) -> TokenChoiceRouting:
-        """Returns the routing of tokens that made these choices.
+        """Returns the routing of tokens with these choices.
 
         Args:
           choices: the first choice of every token, then the second, and so on.
@@ -123,7 +123,7 @@ class TokenChoiceRouter(Router):
         return TokenChoiceRouting(assignments, p.num_experts, capacity, losses or {}, metrics or {})
 
     def _mask_outputs(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Returns the choices with a random share of the gates set to 0, in training."""
+        """Returns the choices; in training, a random fraction of the gates is set to 0."""
         rate = self.p.output_masking_rate
         if not (rate and context.current().training):
             return list(choices)
