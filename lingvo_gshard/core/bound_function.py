@@ -33,7 +33,7 @@ class BoundFunction(Protocol):
 
 
 class WeightsHolder(Protocol):
-    """A holder of weights that compiles functions of them."""
+    """Protocol of objects that hold weights and compile functions of them."""
 
     def bind_weights(self, function: WeightsFunction) -> BoundFunction:
         """Returns `function` with the current weights as its first argument."""

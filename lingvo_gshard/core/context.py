@@ -109,7 +109,7 @@ _scope: Scope[Context | None] = Scope("context", None)
 
 
 def current() -> Context:
-    """Returns the context of the pass under way, or an evaluation context outside of any pass."""
+    """Returns the context of the current pass, or an evaluation context outside of any pass."""
     return _scope.get() or Context()
 
 

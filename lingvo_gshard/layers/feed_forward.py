@@ -69,7 +69,7 @@ class FeedForward(Layer):
         Args:
           theta: weights of this layer.
           x_BLM: input.
-          mask_BL: 0 in padding. Not read: padding is computed like any token.
+          mask_BL: 0 in padding. It is ignored: padding is computed like any token.
         """
         del mask_BL
         cast = theta.transform(lambda w: tf.cast(w, x_BLM.dtype))

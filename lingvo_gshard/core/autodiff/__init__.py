@@ -1,1 +1,1 @@
-"""Gradients: what the backward pass saves, recomputes and computes by hand."""
+"""Gradients: saved tensors, rematerialization and custom gradients."""

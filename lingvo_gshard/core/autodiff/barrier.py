@@ -17,7 +17,7 @@ except ImportError as error:
 
 
 def optimization_barrier(*groups: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Returns groups of tensors unchanged, behind one optimization barrier.
+    """Passes groups of tensors through one optimization barrier.
 
     XLA does not merge computations after the barrier with equal ones before it. It starts nothing
     that reads a result of the barrier until all tensors of all groups are computed. Semantics:

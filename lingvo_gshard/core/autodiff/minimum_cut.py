@@ -1,9 +1,9 @@
 """Chooses which tensors the forward pass saves for the backward pass, by a minimum cut.
 
 The backward pass needs some tensors of the forward pass. Each is either saved or recomputed from
-other saved tensors. The choice of least total cost is a minimum cut of the graph, read as a flow
+other saved tensors. The choice with the least total cost is a minimum cut of the graph as a flow
 network (https://en.wikipedia.org/wiki/Max-flow_min-cut_theorem). PyTorch's partitioner of joint
-graphs does the same.
+graphs uses the same method.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cost model for rematerialization: saving a tensor for the backward pass against recomputing it.
 
 Costs are in nanoseconds of one CPU core. Accelerators are faster at both in about the same ratio,
-so that the choices hold there, too.
+so that the same choices are good there.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from lingvo_gshard.core.config.params import Configurable, Params
 
 
 class Experiment(Configurable):
-    """A task, the input it learns from, and the trainer that drives it."""
+    """A task, its input, and its trainer."""
 
     @classmethod
     def params(cls) -> Params:

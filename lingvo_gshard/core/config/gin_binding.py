@@ -102,7 +102,7 @@ class _Namespace:
         return matches[0], self._nodes[matches[0]]
 
     def _check_macro(self, setting: Setting) -> None:
-        """Refuses an unused macro on the command line and warns of one in a file.
+        """Rejects an unused macro on the command line and warns of one in a file.
 
         A name without a dot is a macro unless the root has a hyperparameter of that name.
         """

@@ -58,7 +58,7 @@ class Setting:
 def read(files: Sequence[str], bindings: Sequence[str]) -> list[Setting]:
     """Returns the settings of files, then of bindings, in the order written.
 
-    Macros are replaced by their values. As in gin, the last definition of a macro counts.
+    Macros are replaced by their values. As in gin, the last definition of a macro wins.
 
     Args:
       files: Paths of gin files.

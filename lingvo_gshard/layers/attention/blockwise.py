@@ -1,6 +1,6 @@
 """BlockwiseKernel: attention over blocks of keys, without a tensor of queries by keys.
 
-Rabe and Staats 2021, arXiv 2112.05682. running_softmax.py has the sums over the blocks so far.
+Rabe and Staats 2021, arXiv 2112.05682. running_softmax.py accumulates the sums over blocks.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def bucket_of(distances: tf.Tensor, buckets: int, max_distance: int, is_causal: 
     Args:
       distances: int32 positions of keys minus positions of queries.
       buckets: number of buckets.
-      max_distance: smallest distance of which all larger ones share a bucket.
+      max_distance: all distances from this one on share the last bucket.
       is_causal: whether queries attend only to earlier keys.
     """
     side = buckets if is_causal else buckets // 2

@@ -35,7 +35,7 @@ class RunningSums(NamedTuple):
         return tf.cast(self.mixed / self.total, dtype)
 
     def statistics(self, d_mixed: tf.Tensor, mixed: tf.Tensor) -> SoftmaxStatistics:
-        """Returns what the gradient needs of these sums.
+        """Returns the statistics that the gradient needs.
 
         Args:
           d_mixed: gradient of the result.

@@ -55,10 +55,10 @@ def single(x: tf.Tensor, direction: Direction) -> tf.Tensor:
 
 
 def hierarchical(option: str) -> AllToAll:
-    """Returns the all-to-all in steps of one mesh axis each; `single` on one device.
+    """Returns an all-to-all with one step per mesh axis; `single` on one device.
 
     Args:
-      option: the Params path of the option that asked for it.
+      option: the Params path of the option that selects it, for the message.
 
     Raises:
       ValueError: G and E share fewer than two axes. The message names the option and --mesh.

@@ -44,7 +44,7 @@ def expert_capacity(
         most once.
       num_experts: size of E.
       factor: the average number of slots per token.
-      multiple: C is rounded up to a multiple of it.
+      multiple: C is rounded up to a multiple of this number.
       at_least: lower bound of C, before rounding up.
     """
     slots = min(max(int(tokens * factor / num_experts), at_least), tokens)

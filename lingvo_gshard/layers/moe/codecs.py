@@ -1,4 +1,4 @@
-"""Codecs: the formats in which the exchange sends rows, smaller than the activations' own.
+"""Codecs: compressed formats of the rows that the exchange sends between devices.
 
 An element changes by at most half a unit in the last place of bfloat16 (2^-9 of itself). With int8
 it changes by at most max|x| / 254 of its row, whose values are multiples of max|x| / 127.

@@ -1,4 +1,4 @@
-"""Metrics of a routing: how evenly it loads the experts and how many tokens it drops."""
+"""Metrics of a routing: the balance of expert loads and the share of dropped tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Callable[[], tf.Tensor]]:
-    """Returns float32 tensors that a layer shows to observers, as functions that compute them.
+    """Returns functions that compute the float32 tensors that a layer passes to observers.
 
     load      [E]: tokens that each expert keeps
     gate      [E]: sum of the gates of these tokens

@@ -1,4 +1,4 @@
-"""Routing: what every router returns and every dispatch understands."""
+"""Routings: the assignments of tokens to experts, which routers return and dispatches apply."""
 
 from __future__ import annotations
 

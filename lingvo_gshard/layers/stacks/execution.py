@@ -24,7 +24,7 @@ class Execution(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define("body", (), "Params of the layers of the body. Set by the stack.")
-        p.define("times", 0, "How often the body is run. Set by the stack.")
+        p.define("times", 0, "Number of iterations of the body. Set by the stack.")
         p.define(
             "rematerialize",
             remat_policy.NONE,

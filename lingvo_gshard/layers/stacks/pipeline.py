@@ -56,7 +56,7 @@ class Pipeline(Execution):
         p.define(
             "circulations",
             1,
-            "Number of chunks of layers in a stage: each micro-batch passes all stages that often.",
+            "Chunks of layers in a stage: how many times a micro-batch passes all stages.",
         )
         return p
 

@@ -242,7 +242,7 @@ class _Passes:
     def _gradient_of_moves(
         self, t: tf.Tensor, d_state: tf.Tensor, d_store: tf.TensorArray
     ) -> tuple[tf.Tensor, tf.TensorArray]:
-        """Returns the gradients of the results of tick t, and of the store before they moved."""
+        """Returns the gradients of the results of tick t and of the store before the rotation."""
         entering, (leaving, has_left) = self._entering(t), self._leaving(t)
         zero = tf.zeros([], d_state.dtype)
         d_entered = tf.where(self._is_first, d_state, zero)

@@ -156,7 +156,7 @@ class TransformerStack(Layer):
           theta: weights of the stack.
           shape: rows B and positions L to decode.
           dtype: type of the cached keys and values.
-          memory: the memory that a decoder attends to, with one segment a row.
+          memory: the memory that a decoder attends to, with one segment per row.
         """
         cache = NestedMap(
             layers=[

@@ -1,4 +1,4 @@
-"""Dispatches: how tokens reach their experts and how the experts' outputs come back."""
+"""Dispatches: send tokens to their experts and combine the experts' outputs."""
 
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.dropless import DroplessDispatch

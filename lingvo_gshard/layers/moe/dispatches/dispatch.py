@@ -14,8 +14,8 @@ from lingvo_gshard.layers.moe.routing import Routing
 class Dispatch(Configurable):
     """Sends each token to the experts of its routing and combines their outputs.
 
-    A new dispatch is a subclass in a file of its own. It defines `run` and overrides the following
-    where the default does not hold. It has no weights.
+    A new dispatch is a subclass in its own file. It defines `run` and overrides the following
+    if the default does not apply. It has no weights.
 
     Attributes:
       is_dropless: whether experts compute every token sent to them, so that they have no capacity.
@@ -49,7 +49,7 @@ class Dispatch(Configurable):
         """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
         Args:
-          routing: which experts compute each token, with what weight.
+          routing: the experts of each token and their gates.
           x_GSM: the tokens.
           experts: the experts.
           theta: the experts' weights.

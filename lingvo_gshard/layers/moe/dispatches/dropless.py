@@ -1,7 +1,7 @@
 """Dropless dispatch: experts compute every token sent to them, without capacity or padding.
 
-After MegaBlocks (Gale et al. 2022, arXiv 2211.15841). The rows of all groups are sorted by expert,
-and each expert computes as many rows as it has, in blocks; see expert_blocks.py.
+It follows MegaBlocks (Gale et al. 2022, arXiv 2211.15841). The rows of all groups are sorted by
+expert, and each expert computes exactly its rows in blocks; see expert_blocks.py.
 
 On a mesh this is a manual region. Each device sorts the rows of its groups by the device of their
 expert and sends them there in one all-to-all. It computes the rows that arrive as a single device
@@ -28,7 +28,7 @@ LOCAL_LETTERS = {"k": "choices of a token"}
 
 
 class DroplessDispatch(Dispatch):
-    """Sorts rows by expert; each expert computes exactly the rows it gets."""
+    """Sorts rows by expert. Each expert computes exactly the rows sent to it."""
 
     is_dropless = True
     is_vectorizable = False
@@ -40,7 +40,7 @@ class DroplessDispatch(Dispatch):
             "bound",
             0.0,
             "On a mesh, the rows that a device can send to another device, as a multiple of the "
-            "number under even loads. Rows beyond it are dropped. 0: no bound, nothing is dropped.",
+            "number under balanced loads. Rows above it are dropped. 0: no bound, no dropped rows.",
         )
         return p
 
@@ -50,7 +50,7 @@ class DroplessDispatch(Dispatch):
             raise ValueError(f"{path}.bound: {self.p.bound:g}; 0 or more was expected")
 
     def check_exchange(self, exchange: Params, path: str) -> None:
-        """Raises ValueError if any option of the exchange is set: all of them are for buffers."""
+        """Raises ValueError if any option of the exchange is set; all options are for buffers."""
         for name, value in exchange.items():
             if value != exchange.default(name):
                 raise ValueError(

@@ -22,7 +22,7 @@ class EinsumDispatch(BufferDispatch):
 
 
 class _OneHotBuffers(Buffers):
-    """Buffers reached through one tensor [G,S,E,C] for dispatch and one for combine."""
+    """Buffers that are filled and read by one-hot tensors [G,S,E,C]."""
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """Returns the experts' inputs [G,E,C,M]; empty slots are zero."""
@@ -68,7 +68,7 @@ class _TokenChoiceBuffers(_OneHotBuffers):
 
 
 class _ExpertChoiceBuffers(_OneHotBuffers):
-    """Zhou et al. 2022 (arXiv 2202.09368, section 3.2)."""
+    """Buffers for expert choice: Zhou et al. 2022 (arXiv 2202.09368, section 3.2)."""
 
     def __init__(self, routing: ExpertChoiceRouting, dtype: tf.DType):
         self._routing, self._dtype = routing, dtype

@@ -1,8 +1,8 @@
 """Runs experts on rows sorted by expert, block by block, in loops.
 
 As in MegaBlocks (Gale et al. 2022, arXiv 2211.15841, section 4), each expert computes exactly the
-rows it has, in blocks of a fixed size. XLA has no shapes that depend on data. Only two things here
-do: the number of iterations, and which of a few sizes an expert's last block has.
+rows it has, in blocks of a fixed size. XLA has no data-dependent shapes. Only two things depend on
+data: the number of iterations, and the size of an expert's last block, out of a few sizes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from lingvo_gshard.sharding.partitioning import use_partitioning
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
 
 _POLICY = "products"
-# Layouts of the operands and results of the experts' products, for the rematerialization policy.
+# Layouts of the operands and results of the experts' products, for the remat policy.
 _HIDDEN, _OUTPUT = ("CM", "EMH", "CH"), ("CH", "EHM", "CM")
 
-# Most rows of a block.
+# Maximum number of rows of a block.
 LARGEST_BLOCK = 512
 # An expert's last block has one of STEPS sizes: multiples of a step of at least SMALLEST_STEP rows.
 SMALLEST_STEP = 8
@@ -51,10 +51,10 @@ class BlockSizes:
 
     @classmethod
     def for_rows(cls, rows: int, num_experts: int) -> BlockSizes:
-        """Returns sizes such that an even load is one block if that is small enough.
+        """Returns sizes for which a balanced load is a single block if it is small enough.
 
         Args:
-          rows: the rows of all experts together.
+          rows: the total number of rows of all experts.
           num_experts: size of E.
         """
         even_load = min(-(-rows // num_experts), LARGEST_BLOCK)
@@ -64,12 +64,12 @@ class BlockSizes:
 
 @dataclasses.dataclass(frozen=True)
 class ExpertRows:
-    """Which of the sorted rows belong to each expert. All tensors are int32.
+    """The range of sorted rows of each expert. All tensors are int32.
 
     Attributes:
       starts: [E], the first row of each expert.
       loads: [E], the number of rows of each expert.
-      order: [E+1], the experts that have rows come first.
+      order: [E+1], the experts, those with rows first.
       active: scalar, the number of experts that have rows.
     """
 
@@ -84,7 +84,7 @@ class ExpertRows:
         has_rows = load_E > 0
         count = tf.cast(has_rows, tf.int32)
         num_experts = load_E.shape[0]
-        # A sort would do, but TensorFlow cannot lower its slice with a dynamic start to StableHLO.
+        # Not tf.sort: TensorFlow cannot lower its slice with a dynamic start to StableHLO.
         position = tf.where(has_rows, tf.cumsum(count, exclusive=True), num_experts)
         order = tf.scatter_nd(position[:, tf.newaxis], tf.range(num_experts), [num_experts + 1])
         return cls(tf.cumsum(load_E, exclusive=True), load_E, order, tf.reduce_sum(count))
@@ -117,7 +117,7 @@ class ExpertBlocks:
       network: (one expert's weights, [C,M]) -> [C,M]. It computes each row independently. After its
         last product it may only add to the result.
       theta: the weights of all experts; their first dimension is E.
-      rows: which rows belong to each expert.
+      rows: the rows of each expert.
       sizes: the sizes of the blocks.
       context: the context of the pass.
     """
@@ -154,10 +154,10 @@ class ExpertBlocks:
         return compute(rows_rM, *leaves)
 
     def _trace(self, rows: tf.Tensor, leaves: Tensors) -> list[tf.TensorSpec]:
-        """Returns the specs of the tensors that the backward pass needs of one full block."""
+        """Returns the specs of the tensors that one full block saves for the backward pass."""
         specs: list[tf.TensorSpec] = []
 
-        # Marked as recomputing so that nothing is recorded twice.
+        # Marked as recomputation so that nothing is reported twice.
         blocks = dataclasses.replace(self, context=Context(is_recomputing=True))
 
         def once(rows: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:

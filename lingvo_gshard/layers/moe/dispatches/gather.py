@@ -46,9 +46,9 @@ class _TokenChoiceBuffers(Buffers):
 
 
 class _ExpertChoiceBuffers(Buffers):
-    """Each slot names its token; a token may fill any number of slots.
+    """Each slot stores the index of its token. A token may fill any number of slots.
 
-    Combine adds up a token's outputs. It is also the gradient of dispatch, and the reverse.
+    Combine sums a token's outputs. Dispatch and combine are each other's gradient.
     """
 
     def __init__(self, routing: ExpertChoiceRouting):

@@ -1,7 +1,7 @@
-"""Permutation: rows moved to slots and back by index, in the forward and the backward pass.
+"""Permutation: moves rows to slots and back by index, in the forward and the backward pass.
 
 A slot holds at most one token, and a token fills at most one slot for each of its K assignments.
-So the gradient of a gather is again a gather, and no activations are scattered.
+The gradient of a gather is therefore also a gather, and no activations are scattered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Permutation:
 
         Args:
           slots_of_tokens: for each of the K assignments, the slot of each token, int32 [S] or
-            [G,S]; `num_slots` where the token has none.
+            [G,S]; `num_slots` if the token has no slot.
           num_slots: the number of slots (in each group).
         """
         self._slots = list(slots_of_tokens)
@@ -37,7 +37,7 @@ class Permutation:
         if groups:
             index = [tf.broadcast_to(tf.range(groups[0])[:, tf.newaxis], flat.shape), flat]
         empty = tf.fill([*groups, num_slots + 1], self._entries)
-        # An entry numbers a (assignment, token) pair; an empty slot has the one after the last.
+        # An entry is the index of an (assignment, token) pair; the number of pairs marks empty slots.
         self._entry_of_slot = tf.tensor_scatter_nd_update(empty, tf.stack(index, -1), entry)[
             ..., :num_slots
         ]
@@ -100,5 +100,5 @@ class Permutation:
 
 
 def append_zero_row(x: tf.Tensor) -> tf.Tensor:
-    """Returns rows [...,S,M] with a row of zeros after the last, which empty slots point at."""
+    """Returns rows [...,S,M] with a final row of zeros, to which empty slots refer."""
     return tf.pad(x, [*[[0, 0]] * (x.shape.rank - 2), [0, 1], [0, 0]])

@@ -1,7 +1,7 @@
-"""Sorted rows on a mesh: a manual region in which devices send each other the experts' rows.
+"""Sorted rows on a mesh: a manual region in which devices exchange the rows of experts.
 
-A device holds its share of the groups and some whole experts. Weights that the strategy splits
-otherwise are gathered on the way in; their gradients are scattered on the way out.
+A device holds a part of the groups and of the experts. Weights that the strategy splits along
+other letters are gathered before the region, and their gradients are scattered after it.
 """
 
 from __future__ import annotations
@@ -160,15 +160,15 @@ class SortedExchange:
         return y_TM, tf.cast(over_bound, tf.float32)
 
     def _to_experts(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns what all devices sent to this one, concatenated along the second dimension."""
+        """Returns the rows received from all devices, concatenated along the second dimension."""
         return collectives.all_to_all(x, self.expert_axes, 0, 1)
 
     def _rows_per_device(self, rows: int, devices: int) -> int:
-        """Returns how many of its `rows` a device can send to each device."""
+        """Returns the number of its `rows` that a device can send to each device."""
         return min(math.ceil(self.bound * rows / devices), rows) if self.bound else rows
 
     def _seed(self, outer: Context) -> tf.Tensor:
-        """Returns the int32 [2] key of this layer's dropout; zeros if nothing is drawn."""
+        """Returns the int32 [2] key of this layer's dropout, or zeros without dropout."""
         if not (outer.training and self.experts.p.dropout_rate):
             return tf.zeros([2], tf.int32)
         return outer.random_seed(f"{context.layer_path()}/{_PURPOSE}")

@@ -46,12 +46,12 @@ class SortedRows:
           x_TM: the tokens.
           gate_kT: float32, the gate of each choice.
           experts: the experts.
-          theta: the experts' weights, of as many experts as `load_E` has.
+          theta: the weights of the experts of `load_E`.
         """
         num_experts = self.load_E.shape[0]
         rows = self._expert_kT.shape.num_elements()
         sizes = BlockSizes.for_rows(rows, num_experts)
-        # The blocks read a whole block past the last row.
+        # The last block may read up to one block past the last row.
         slots = rows + sizes.full
         slot_kT = tf.where(self._expert_kT < num_experts, self.position_kT, slots)
         permutation = Permutation(tf.unstack(slot_kT), slots)

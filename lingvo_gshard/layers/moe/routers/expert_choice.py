@@ -15,7 +15,7 @@ from lingvo_gshard.layers.moe.routers.linear import LinearRouter
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting
 from lingvo_gshard.sharding import annotate
 
-# Score of padding, below any gate.
+# Score of padding, smaller than any gate.
 _PADDING = -1.0
 
 
@@ -23,8 +23,8 @@ class ExpertChoiceRouter(LinearRouter):
     """Gives each expert its C = S * capacity_factor / E best tokens of a group.
 
     Zhou et al. 2022 (arXiv 2202.09368, section 3.2). Gates are each token's softmax over experts.
-    A token may have any number of experts, from none to all. Loads are even by construction, with
-    no auxiliary loss. Whether an expert takes a token also depends on later tokens.
+    A token may have any number of experts, from none to all. Loads are balanced by construction,
+    without an auxiliary loss. Whether an expert chooses a token also depends on later tokens.
     """
 
     experts_per_token_option = "capacity_factor"
@@ -60,7 +60,7 @@ class ExpertChoiceRouter(LinearRouter):
         mask_GS: tf.Tensor,
         ids_GS: tf.Tensor | None = None,
     ) -> ExpertChoiceRouting:
-        """Returns the routing of x; tokens whose float32 mask is 0 are taken by no expert."""
+        """Returns the routing of x. Experts do not choose tokens whose float32 mask is 0."""
         logits_GSE = self.logits(theta, x_GSM)
         gates_GSE = annotate(tf.nn.softmax(logits_GSE), "GSE")
         scores_GSE = tf.where(mask_GS[..., None] > 0, gates_GSE, _PADDING)
@@ -82,7 +82,7 @@ class ExpertChoiceRouter(LinearRouter):
         )
 
     def capacity(self, tokens: int) -> int:
-        """Returns C, how many of a group's `tokens` an expert takes in the current pass."""
+        """Returns C, how many of a group's `tokens` an expert chooses in the current pass."""
         p = self.p
         factor = p.capacity_factor
         if not context.current().training and p.evaluation_capacity_factor:
@@ -91,7 +91,7 @@ class ExpertChoiceRouter(LinearRouter):
 
 
 def tokens_by_score(scores_GES: tf.Tensor) -> tf.Tensor:
-    """Returns the tokens int32 [G,E,S], largest score first; of equal scores the earlier token.
+    """Returns the tokens int32 [G,E,S] in descending order of score. Ties keep the order of tokens.
 
     No strategy splits S, so the sort is local.
     """

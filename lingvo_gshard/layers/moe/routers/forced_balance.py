@@ -17,8 +17,8 @@ class ForcedBalanceRouter(LinearTokenChoiceRouter):
     """Sends the real tokens of a group to the experts round-robin.
 
     Token s goes to experts (s k + i) mod E for i < k. Gates are the learned softmax at these
-    experts, so that the router costs what a learned one does, without the top-k selection. `skew`
-    sends that share of the tokens, evenly spaced, to expert 0 and k - 1 others, round-robin.
+    experts, so that the router has the cost of a learned one without the top-k selection. `skew`
+    is the fraction of tokens, evenly spaced, sent to expert 0 and to k - 1 other experts in turn.
     """
 
     experts_per_token_option = "k"

@@ -76,7 +76,7 @@ def check(router: Router, k: int, k_name: str = "k") -> None:
 
 
 def limit_by_params(p: Params, scores_GSE: tf.Tensor) -> tf.Tensor:
-    """Returns `limit` with the options of a router; the scores themselves if there is no limit."""
+    """Applies `limit` with the options of a router; returns the scores if there is no limit."""
     if not p.expert_groups:
         return scores_GSE
     return limit(scores_GSE, p.expert_groups, p.groups_per_token, p.scores_per_group)
@@ -106,7 +106,7 @@ def limit(
 
 
 def _sum_of_largest(scores: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the sum of the `count` largest along the last dimension, without sorting."""
+    """Returns the sum of the `count` largest values of the last dimension, without sorting."""
     total = tf.zeros(())
     for index in range(count):
         total += tf.reduce_max(scores, -1)

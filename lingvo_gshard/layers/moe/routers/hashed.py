@@ -1,4 +1,4 @@
-"""Hash: a token's experts depend on its id alone (Roller et al. 2021, arXiv 2106.04426)."""
+"""Hash: a token's experts depend only on its id (Roller et al. 2021, arXiv 2106.04426)."""
 
 import tensorflow as tf
 

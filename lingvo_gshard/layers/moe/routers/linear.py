@@ -55,7 +55,7 @@ class LinearRouter(Router):
         return einsum("GSM,ME->GSE", x_float, tf.cast(theta.w_gate, tf.float32))
 
     def z_loss(self, logits_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, WeightedLoss]:
-        """Returns {"z_loss": loss}, or nothing if its weight is 0."""
+        """Returns {"z_loss": loss}, or an empty dict if its weight is 0."""
         if not self.p.z_loss_weight:
             return {}
         squared_GS = tf.square(tf.reduce_logsumexp(logits_GSE, -1))

@@ -16,12 +16,12 @@ from lingvo_gshard.layers.moe.routing import Routing
 class Router(Layer):
     """Decides which experts compute each token, and with what weight.
 
-    A new router is a subclass in a file of its own. It must define
+    A new router is a subclass in its own file. It must define
 
       fprop                 the routing of a batch
       experts_per_token     unless it sets `experts_per_token_option`
 
-    and it overrides the following where the default does not hold:
+    and it overrides the following if the default does not apply:
 
       flops                 if it has matrix products
       disable_capacity      if it can route every token, as dropless dispatch asks
@@ -33,8 +33,8 @@ class Router(Layer):
     Attributes:
       experts_per_token_option: the hyperparameter that says how many experts compute a token; empty
         if the number is fixed.
-      is_learned: whether the routing depends on learned weights, which say what experts are good
-        at. Experts of other routers cannot be pruned.
+      is_learned: whether the routing depends on learned weights. Experts of other routers cannot be
+        pruned by their load.
       needs_token_ids: whether `fprop` needs the ids of the tokens.
       sees_later_tokens: whether a token's routing depends on the tokens after it. A causal decoder
         would then be trained with information that it does not have when it generates text. The
@@ -96,16 +96,16 @@ class Router(Layer):
         Args:
           theta: the router's weights.
           x_GSM: the tokens, in G groups of S that are routed independently.
-          mask_GS: float32, 0 at padding. Padding is sent to no expert and counts nowhere.
+          mask_GS: float32, 0 at padding. Padding is not routed and is excluded from all statistics.
           ids_GS: int32, the tokens' ids; None unless `needs_token_ids`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
 
     def disable_capacity(self) -> None:
-        """Makes experts keep every token sent to them; a dropless dispatch calls it.
+        """Disables capacity, so that no token is dropped. Dropless dispatches call it.
 
         Raises:
-          ValueError: the router, or one of its options, limits what experts keep.
+          ValueError: the router, or one of its options, limits the load of experts.
         """
         raise ValueError(
             f"{self.path}: {type(self).__name__} limits how many tokens an expert computes, and a "
@@ -123,7 +123,7 @@ class Router(Layer):
             )
 
     def check_choice(self, name: str, valid: Sequence[str]) -> None:
-        """Raises ValueError, with the nearest valid value, if a hyperparameter has another one."""
+        """Raises ValueError, which suggests the nearest value, if a hyperparameter is invalid."""
         value = self.p.get(name)
         if value not in valid:
             raise ValueError(f"{self.path}.{name}: {value!r}. {names.nearest(value, valid)}")

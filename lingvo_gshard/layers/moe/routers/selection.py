@@ -6,14 +6,14 @@ import tensorflow as tf
 
 from lingvo_gshard.sharding import annotate
 
-# Below any score.
+# Smaller than any score.
 _EXCLUDED = -float("inf")
 
 
 def top_1(
     scores_GSE: tf.Tensor, excluded_GSE: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the expert with the largest score; of equal scores the first.
+    """Returns the expert with the largest score. Ties go to the first expert.
 
     Args:
       scores_GSE: the score of each expert for each token.

@@ -17,16 +17,16 @@ _SECOND_EXPERT_POLICIES = ("random", "threshold", "all")
 
 
 class Top2Router(SoftmaxRouter):
-    """Sends each token to its two best experts until their buffers are full.
+    """Sends each token to its two best experts. Experts drop tokens when their slots are full.
 
     All first choices get slots before any second choice. In training the second expert is used with
     probability min(1, 2 * gate). In evaluation it is always used, which is deterministic. The two
-    modes are the paper and Google's code, which differ:
+    modes are those of the paper and of Google's code, which differ:
 
                             paper                          lingvo
     gates                   divided by their sum           divided by sum + 1e-9
-    rejected second choice  takes a slot nevertheless      takes none
-    auxiliary loss          mean over E of c_e / S * m_e   E^2 times that: 1 for even loads
+    rejected second choice  uses a slot                    uses no slot
+    auxiliary loss          mean over E of c_e / S * m_e   E^2 times that: 1 if balanced
     capacity                int(S * 2 factor / E)          rounded up to a multiple of 4
     """
 

@@ -12,12 +12,12 @@ from lingvo_gshard.layers.moe.routing import TokenChoiceRouting, WeightedLoss
 
 
 class TopKRouter(SoftmaxRouter):
-    """Sends each token to its k best experts; all first choices get slots before any second one.
+    """Sends each token to its k best experts. First choices get slots before second choices.
 
     The gate is the expert's probability in a softmax over all experts (Dai et al. 2024, arXiv
     2401.06066, section 2). With `normalize` the softmax is over the k selected experts only
     (Shazeer et al. 2017, arXiv 1701.06538, section 2.1; Mixtral, arXiv 2401.04088, section 2.1).
-    In the auxiliary loss each choice counts for 1/k of a token, so that even loads give 1.
+    In the auxiliary loss each choice counts for 1/k of a token, so that balanced loads give 1.
 
     For a second choice that depends on its gate use Top2Router's `second_expert`.
     """
