@@ -88,8 +88,8 @@ def test_theta_depends_only_on_seed_and_path():
         np.testing.assert_array_equal(one, same)
         assert not np.allclose(one, different)
     assert not np.allclose(theta.layers[0].w, theta.layers[1].w)
-    alone = Dense(Dense.params(), path="head").init(1)
-    np.testing.assert_array_equal(alone.w, theta.head.w)
+    separate = Dense(Dense.params(), path="head").init(1)
+    np.testing.assert_array_equal(separate.w, theta.head.w)
 
 
 def test_theta_is_the_same_when_compiled():

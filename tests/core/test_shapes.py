@@ -12,6 +12,6 @@ def test_known_sizes():
 
 
 @pytest.mark.parametrize("shape", [[2, None], None])
-def test_unknown_sizes_are_refused(shape):
+def test_rejects_unknown_sizes(shape):
     with pytest.raises(ValueError, match="unknown"):
         known_sizes(tf.TensorShape(shape))

@@ -114,16 +114,16 @@ def probabilities(logits, sampling):
     """Returns the probability of each token after temperature, top-k and top-p."""
     scaled = np.float64(logits) / sampling.temperature
     order = np.argsort(-scaled)
-    whole = np.exp(scaled - scaled.max())
-    whole /= whole.sum()
+    probability = np.exp(scaled - scaled.max())
+    probability /= probability.sum()
     kept, total = [], 0.0
     for rank, token in enumerate(order):
         if sampling.top_k and rank >= sampling.top_k or total >= sampling.top_p:
             break
         kept.append(token)
-        total += whole[token]
+        total += probability[token]
     found = np.zeros(len(scaled))
-    found[kept] = whole[kept] / whole[kept].sum()
+    found[kept] = probability[kept] / probability[kept].sum()
     return found
 
 

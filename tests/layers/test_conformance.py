@@ -165,12 +165,12 @@ def test_packing_does_not_change_a_sentence(name):
     case, (theta, inputs) = BY_NAME[name], subject(name)
     output = run(name, False, "eager").output.numpy()
     sentences = _sentences(inputs.target_segments.numpy())
-    alone = _unpack(conformance.make_inputs(), sentences)
+    unpacked = _unpack(conformance.make_inputs(), sentences)
     with context.scope(training=False):
-        output_alone = case.call(case.build(), theta, alone.transform(tf.constant)).numpy()
+        unpacked_output = case.call(case.build(), theta, unpacked.transform(tf.constant)).numpy()
     for row, (packed_row, segment) in enumerate(sentences):
         packed = output[packed_row, inputs.target_segments.numpy()[packed_row] == segment]
-        assert_close(output_alone[row, : len(packed)], packed, "order")
+        assert_close(unpacked_output[row, : len(packed)], packed, "order")
 
 
 @pytest.mark.parametrize("option", ["dtype", "fprop_dtype"])
@@ -217,15 +217,15 @@ def _sentences(segments_BL: np.ndarray) -> list[tuple[int, int]]:
 def _unpack(inputs: NestedMap, sentences: list[tuple[int, int]]) -> NestedMap:
     """Returns the same sentences, each at the beginning of a row of its own."""
     rng = np.random.default_rng(17)
-    alone = NestedMap()
+    unpacked = NestedMap()
     for name, value in inputs.items():
         side = "source" if value.shape[1] == conformance.K else "target"
         shape = (len(sentences), *value.shape[1:])
         is_float = value.dtype == np.float32
-        alone[name] = (
+        unpacked[name] = (
             rng.normal(size=shape).astype(np.float32) if is_float else np.zeros(shape, "i4")
         )
         for row, (packed_row, segment) in enumerate(sentences):
             chosen = value[packed_row, inputs[f"{side}_segments"][packed_row] == segment]
-            alone[name][row, : len(chosen)] = 1 if name.endswith("_segments") else chosen
-    return alone
+            unpacked[name][row, : len(chosen)] = 1 if name.endswith("_segments") else chosen
+    return unpacked

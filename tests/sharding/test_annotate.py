@@ -59,8 +59,8 @@ def test_the_sharding_equals_the_layout(layout, kind, stated):
 def test_dimensions_split_over_two_axes_and_unsplit_letters():
     both = Partitioning.make("data=2,model=2", "B,M->data,model")
     assert shardings(lambda x: annotate(x, "BL"), both, (4, 4)) == ["devices=[4,1]0,1,2,3"]
-    whole = shardings(lambda x: annotate(x, "BL", unsplit="BM"), both, (4, 4))
-    assert whole == ["replicated"]
+    unsplit_shardings = shardings(lambda x: annotate(x, "BL", unsplit="BM"), both, (4, 4))
+    assert unsplit_shardings == ["replicated"]
     mine = Partitioning.make("data=2,model=2", "moments: M->model,data")
     (stated,) = shardings(lambda x: annotate(x, "M", "moments"), mine, (4,))
     assert stated == "devices=[4]0,2,1,3"

@@ -73,8 +73,8 @@ def test_replicate_copies_the_tensor_to_every_device():
     x = _numbers(8, 2)
     held = _device_shards(lambda x: replicate(split(x, 0, 8)), x)
     assert len(held) == 8
-    for whole in held.values():
-        np.testing.assert_array_equal(whole, x)
+    for full_copy in held.values():
+        np.testing.assert_array_equal(full_copy, x)
 
 
 def test_mesh_split_follows_its_dims_mapping():

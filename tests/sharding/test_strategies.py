@@ -84,8 +84,8 @@ def test_fsdp_does_not_require_data():
 
 
 def test_context_splits_positions_and_groups_over_its_own_axis():
-    alone = strategies.get("context", CONTEXT)
-    assert tables(alone) == ({"L": ("context",), "G": ("context",)}, {}, {})
+    context_only = strategies.get("context", CONTEXT)
+    assert tables(context_only) == ({"L": ("context",), "G": ("context",)}, {}, {})
     several = strategies.get("sequence_context_data", CONTEXT).activations
     assert several == {"B": ("data",), "G": ("context", "data"), "L": ("context", "model")}
     with pytest.raises(ValueError, match="--strategy=data_context needs axis 'context', which"):

@@ -115,13 +115,13 @@ BESIDE = {
         lambda D: [(2 * D, 2 * D)],
         AA,
     ),
-    "layout from split to whole": (
+    "layout from split to replicated": (
         lambda x: tf.cumsum(replicate(tf.sin(_on(x, 0)))),
         lambda x: np.sin(x).cumsum(0),
         lambda D: [(2 * D, 3)],
         AG,
     ),
-    "layout from whole to split": (
+    "layout from replicated to split": (
         lambda x: _on(tf.sin(replicate(x)), 0),
         np.sin,
         lambda D: [(2 * D, 3)],

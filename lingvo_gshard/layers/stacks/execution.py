@@ -14,9 +14,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class Execution(Layer):
-    """Runs layers one after another: `body`, `times` times, each time with weights of its own.
+    """Runs the layers of `body` in sequence, `times` times, with different weights each time.
 
-    A subclass decides how this is compiled. All subclasses compute the same function, and a layer
+    A subclass defines how this is compiled. All subclasses compute the same function, and a layer
     has the same initial weights under all of them.
     """
 

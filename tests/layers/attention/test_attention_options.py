@@ -65,8 +65,8 @@ def test_sentences_are_independent(name):
     packed = run(layer, theta, x).numpy()
     for b, segment in ((0, 1), (0, 2), (1, 1), (1, 2)):
         chosen = SEGMENTS[b] == segment
-        alone = x[b : b + 1, chosen]
-        found = run(layer, theta, alone, np.ones((1, chosen.sum()), np.int32))
+        sentence = x[b : b + 1, chosen]
+        found = run(layer, theta, sentence, np.ones((1, chosen.sum()), np.int32))
         assert_close(found[0], packed[b, chosen], "order")
 
 

@@ -57,7 +57,7 @@ def pass_of(layer, training: bool = False):
     return run
 
 
-def alone(layer, training: bool = False) -> NestedMap:
+def on_one_device(layer, training: bool = False) -> NestedMap:
     theta = NestedMap(layer.init(1)).transform(tf.convert_to_tensor)
     return pass_of(layer, training)(theta, tf.constant(X), tf.constant(D_Y))
 
@@ -108,8 +108,8 @@ def test_int8_quantizes_rows_and_gradients_in_both_directions():
 @pytest.mark.parametrize("dispatch", ["gather", "einsum"])
 @pytest.mark.parametrize("precision", ERRORS)
 def test_quantization_errors_are_within_the_documented_bounds(precision, dispatch):
-    exact = alone(make(dispatch=dispatch))
-    found = errors(alone(make(dispatch=dispatch, precision=precision)), exact)
+    exact = on_one_device(make(dispatch=dispatch))
+    found = errors(on_one_device(make(dispatch=dispatch, precision=precision)), exact)
     assert all(0 < error < ERRORS[precision] for error in found.values()), found
 
 
@@ -141,9 +141,9 @@ def test_chunks_have_equal_sizes_and_none_is_empty(chunks, sizes):
 @pytest.mark.parametrize("precision", ["", "int8"])
 @pytest.mark.parametrize("chunks", [2, 3, 100])
 def test_chunks_do_not_change_results(chunks, precision):
-    whole = alone(make(precision=precision))
-    cut = alone(make(precision=precision, chunks=chunks))
-    assert_all_close(cut, whole, "float32")
+    unchunked = on_one_device(make(precision=precision))
+    chunked = on_one_device(make(precision=precision, chunks=chunks))
+    assert_all_close(chunked, unchunked, "float32")
 
 
 def test_chunks_draw_independent_dropout_masks():
@@ -156,11 +156,11 @@ def test_chunks_draw_independent_dropout_masks():
             tf.transpose(rows, (1, 0, 2, 3)), lambda x: layer.experts.fprop(theta.experts, x)
         )
     assert not np.array_equal(y[:, :, :2], y[:, :, 2:])
-    assert_all_close(alone(make(dropout=0.5, chunks=2)), alone(make()), "float32")
+    assert_all_close(on_one_device(make(dropout=0.5, chunks=2)), on_one_device(make()), "float32")
 
 
 def test_hierarchical_has_no_effect_on_one_device():
-    assert_equal(alone(make(hierarchical=True)), alone(make()))
+    assert_equal(on_one_device(make(hierarchical=True)), on_one_device(make()))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_all_options_on_many_devices_equal_one_device():
     options = {"precision": "int8", "chunks": 2}
     found = split(hierarchical=True, **options)
     step = 1 / 127
-    assert max(errors(found, alone(make(**options))).values()) < 2 * step
+    assert max(errors(found, on_one_device(make(**options))).values()) < 2 * step
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_all_options_on_many_devices_equal_one_device():
     ],
 )
 def test_hierarchical_on_other_meshes(mesh, strategy):
-    assert_all_close(split(mesh, strategy, hierarchical=True), alone(make()), "order")
+    assert_all_close(split(mesh, strategy, hierarchical=True), on_one_device(make()), "order")
 
 
 @pytest.mark.parametrize(

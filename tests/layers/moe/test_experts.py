@@ -53,8 +53,8 @@ def test_every_expert_uses_its_own_weights(activation, use_bias):
         expected = network(theta, e, X_EGCM[e].astype(np.float64), activation)
         assert_close(y[e], expected, "float32")
         rows = tf.reshape(X_EGCM[e], (G * C, M))
-        alone = layer.compute_one(theta.transform(lambda w, e=e: w[e]), rows)
-        assert_close(tf.reshape(alone, (G, C, M)), y[e], "order")
+        one_expert = layer.compute_one(theta.transform(lambda w, e=e: w[e]), rows)
+        assert_close(tf.reshape(one_expert, (G, C, M)), y[e], "order")
 
 
 def test_dropout_of_hidden_activations_is_applied_in_training_only():

@@ -37,7 +37,7 @@ class Permutation:
         if groups:
             index = [tf.broadcast_to(tf.range(groups[0])[:, tf.newaxis], flat.shape), flat]
         empty = tf.fill([*groups, num_slots + 1], self._entries)
-        # An entry is the index of an (assignment, token) pair; the number of pairs marks empty slots.
+        # An entry is the index of an (assignment, token) pair. Empty slots get the number of pairs.
         self._entry_of_slot = tf.tensor_scatter_nd_update(empty, tf.stack(index, -1), entry)[
             ..., :num_slots
         ]

@@ -127,7 +127,7 @@ def test_equals_a_loop_over_tokens(data, choices, groups, size):
     layer = Experts.params().set(model_dim=M, hidden_dim=H, num_experts=E).instantiate(path="e")
     theta = layer.init(1)
     x_GSM = RNG.normal(size=(groups, size, M)).astype(np.float32)
-    y_GSM = run_alone(layer, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS)
+    y_GSM = run_experts(layer, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS)
     w_in, w_out = theta.w_in.numpy(), theta.w_out.numpy()
     wanted = np.zeros(x_GSM.shape)
     for k, g, s in np.ndindex(shape):
@@ -137,7 +137,7 @@ def test_equals_a_loop_over_tokens(data, choices, groups, size):
     assert_close(y_GSM, wanted, "float32")
 
 
-def run_alone(experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
+def run_experts(experts, theta, x_GSM, expert_KGS, gate_KGS, kept_KGS) -> tf.Tensor:
     positions = tf.zeros(x_GSM.shape[:2], tf.int32)
     assignments = tuple(
         Assignment(
@@ -312,7 +312,7 @@ def test_rows_above_the_bound_are_dropped_and_counted(bound, share):
     theta = weights_of(layer)
     x = np.ones((8, TOKENS, M), np.float32)
     output, metrics = on_devices(layer, "data=8", "expert", with_gradient=False)(theta, x)
-    alone = both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)).output
+    one_device = both_ways(layer, theta, x, tf.ones(x.shape[:2], tf.int32)).output
     if share is None:
         assert "moe/over_bound_share" not in metrics
     else:
@@ -322,7 +322,7 @@ def test_rows_above_the_bound_are_dropped_and_counted(bound, share):
     if share:
         assert 0 < taken.mean() < 0.5
     else:
-        assert_close(output, alone, "order")
+        assert_close(output, one_device, "order")
 
 
 @pytest.mark.parametrize("policy", ["products", pytest.param("full", marks=pytest.mark.slow)])

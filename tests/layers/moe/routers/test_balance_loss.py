@@ -40,20 +40,20 @@ def flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(G * S, *values.shape[2:])
 
 
-def found(level: str, gates=GATES, *recent) -> tf.Tensor:
+def computed_loss(level: str, gates=GATES, *recent) -> tf.Tensor:
     gates, counted, mask = (tf.cast(v, tf.float32) for v in (gates, COUNTED, REAL))
     return balance_loss.auxiliary_loss(gates, counted, mask, level, *recent)
 
 
 def test_level_group_averages_the_losses_of_groups():
     expected = np.mean([loss_of(GATES[g], COUNTED[g], REAL[g]) for g in range(G)])
-    assert_close(found("group"), expected, "float32")
+    assert_close(computed_loss("group"), expected, "float32")
 
 
 def test_level_batch_equals_the_loss_of_one_large_group():
     expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL))
-    assert_close(found("batch"), expected, "float32")
-    assert abs(float(found("group")) - expected) > 1e-2
+    assert_close(computed_loss("batch"), expected, "float32")
+    assert abs(float(computed_loss("group")) - expected) > 1e-2
 
 
 def recent_load(share=None, **values) -> tuple[balance_loss.RecentLoad, NestedMap]:
@@ -65,7 +65,7 @@ def recent_load(share=None, **values) -> tuple[balance_loss.RecentLoad, NestedMa
 
 def test_level_global_starts_from_the_first_batch():
     """The running mean starts at zero, which is not counted as a batch."""
-    assert_close(found("global", GATES, *recent_load()), found("batch"), "float32")
+    assert_close(computed_loss("global", GATES, *recent_load()), computed_loss("batch"), "float32")
 
 
 def test_level_global_averages_shares_over_batches():
@@ -73,10 +73,12 @@ def test_level_global_averages_shares_over_batches():
     share = flat(COUNTED).sum(0) / REAL.sum()
     mean = 0.75 * before + 0.25 * share
     expected = loss_of(flat(GATES), flat(COUNTED), flat(REAL), mean)
-    assert_close(found("global", GATES, *recent_load(before, decay=0.75)), expected, "float32")
+    assert_close(
+        computed_loss("global", GATES, *recent_load(before, decay=0.75)), expected, "float32"
+    )
     # Without running shares the loss is that of the batch.
-    alone = found("global", GATES, *recent_load(before, decay=0.0))
-    assert_close(alone, found("batch"), "float32")
+    without_running_shares = computed_loss("global", GATES, *recent_load(before, decay=0.0))
+    assert_close(without_running_shares, computed_loss("batch"), "float32")
 
 
 def test_balanced_loads_give_one():
@@ -94,7 +96,7 @@ def test_the_gradient_flows_through_the_mean_gates(level):
     recent = recent_load(before) if level == "global" else ()
     with tf.GradientTape() as tape:
         tape.watch(gates)
-        loss = found(level, gates, *recent)
+        loss = computed_loss(level, gates, *recent)
     expected = np.zeros(GATES.shape)
     share = flat(COUNTED).sum(0) / REAL.sum()
     for g in range(G):

@@ -12,14 +12,14 @@ from tests.tolerances import assert_close
 
 def experts_by_loop(tokens: int, k: int, experts: int, skew: float) -> list[list[int]]:
     """Deals experts in turn. A token is skewed whenever the share of skewed tokens is too small."""
-    dealt, beside, skewed, found = 0, 0, 0, []
+    dealt, num_others, skewed, found = 0, 0, 0, []
     for s in range(tokens):
         if skewed + 1 <= (s + 1) * skew:
             skewed += 1
             others = []
             for _ in range(k - 1):
-                others.append(1 + beside % (experts - 1))
-                beside += 1
+                others.append(1 + num_others % (experts - 1))
+                num_others += 1
             found.append([0, *others])
         else:
             found.append([(dealt + i) % experts for i in range(k)])

@@ -91,8 +91,8 @@ def test_a_layer_in_a_loop_routes_like_a_separate_layer():
         iteration = Iteration(Repetition("layers", body=2, times=3), index)
         with context.use(context.Context(iteration=iteration)):
             routing = inside.fprop(NestedMap(), x, tf.ones((1, 50)), ids)
-        alone = experts_of(make(f"layers[{2 * index + 1}].router"), ids)
-        np.testing.assert_array_equal(routing.assignments[0].expert_GS[..., None], alone)
+        separate = experts_of(make(f"layers[{2 * index + 1}].router"), ids)
+        np.testing.assert_array_equal(routing.assignments[0].expert_GS[..., None], separate)
 
 
 def test_compiled_results_equal_eager_ones():

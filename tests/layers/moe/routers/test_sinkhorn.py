@@ -84,12 +84,12 @@ def test_a_low_temperature_gives_the_optimal_assignment():
 def test_padding_does_not_affect_prices():
     logits = one_sided(tokens=10)
     layer, theta = loops.make(SinkhornRouter, 4, capacity_factor=4.0)
-    alone = loops.route(layer, theta, logits, training=True).assignments[0]
+    unpadded = loops.route(layer, theta, logits, training=True).assignments[0]
     padded = np.concatenate([np.full((1, 6, 4), 7.0, np.float32), logits], axis=1)
     real = np.arange(16)[None] >= 6
-    among = loops.route(layer, theta, padded, real, training=True).assignments[0]
-    np.testing.assert_array_equal(among.expert_GS[:, 6:], alone.expert_GS)
-    assert not tf.reduce_any(among.kept_GS[:, :6])
+    padded_choices = loops.route(layer, theta, padded, real, training=True).assignments[0]
+    np.testing.assert_array_equal(padded_choices.expert_GS[:, 6:], unpadded.expert_GS)
+    assert not tf.reduce_any(padded_choices.kept_GS[:, :6])
     nothing = loops.route(layer, theta, padded, np.zeros((1, 16)), training=True)
     assert not tf.reduce_any(nothing.assignments[0].kept_GS)
 

@@ -140,13 +140,13 @@ def test_padding_takes_no_capacity_slot(mode):
     padded = np.concatenate([np.full((1, 5, 3), 9.0, np.float32), real_logits], axis=1)
     real = np.array([[False] * 5 + [True] * 5])
     layer_alone, _ = make(3, mode=mode, capacity_factor=1.0)
-    alone = route(layer_alone, theta, real_logits)
+    unpadded = route(layer_alone, theta, real_logits)
     routing = route(layer, theta, padded, real)
-    for choice, expected in zip(routing.assignments, alone.assignments, strict=True):
+    for choice, expected in zip(routing.assignments, unpadded.assignments, strict=True):
         np.testing.assert_array_equal(choice.position_GS[:, 5:], expected.position_GS)
         np.testing.assert_allclose(choice.gate_GS[:, 5:], expected.gate_GS, rtol=1e-6)
         assert not tf.reduce_any(choice.kept_GS[:, :5])
-    assert_close(auxiliary_loss(routing), auxiliary_loss(alone), "order")
+    assert_close(auxiliary_loss(routing), auxiliary_loss(unpadded), "order")
 
 
 @each_mode
