@@ -18,6 +18,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.shapes import known_sizes
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 DTYPES = (FLOAT32, BFLOAT16, INT8)
@@ -33,7 +34,7 @@ def key(path: str, step: tf.Tensor) -> tf.Tensor:
 def to_bfloat16(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Rounds float32 `x` stochastically to bfloat16."""
     below = tf.constant(0xFFFF, tf.uint32)
-    chance = tf.bitwise.bitwise_and(random_numbers.hashed_words(x.shape.as_list(), key), below)
+    chance = tf.bitwise.bitwise_and(random_numbers.hashed_words(known_sizes(x.shape), key), below)
     bits = tf.bitcast(x, tf.uint32) + chance
     upper = tf.bitwise.bitwise_and(bits, tf.bitwise.invert(below))
     return tf.cast(tf.bitcast(upper, tf.float32), tf.bfloat16)
@@ -71,5 +72,5 @@ def _levels(x: tf.Tensor, most: int, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     lower = tf.floor(level)
     # (lower + 1)^2 - lower^2 = 2 lower + 1.
     upward = (level * level - lower * lower) / (2.0 * lower + 1.0)
-    chance = random_numbers.hashed_uniform(x.shape.as_list(), key)
+    chance = random_numbers.hashed_uniform(known_sizes(x.shape), key)
     return lower + tf.cast(chance < upward, tf.float32), scale
