@@ -29,7 +29,7 @@ class FeedForward(Layer):
 
     @classmethod
     def for_stack(cls, params: Params, is_causal: bool, has_token_ids: bool) -> Params:
-        """Returns the Params with what a layer must know of its stack. The default changes nothing.
+        """Returns Params adapted to a stack. The default returns them unchanged.
 
         Args:
           params: Params of this class.

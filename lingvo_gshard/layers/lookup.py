@@ -7,7 +7,7 @@ from lingvo_gshard.sharding.partitioning import parts_of
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns float32 rows of a table; their shape is that of the ids and then that of a row.
+    """Returns float32 rows of a table, with the dimensions of the ids followed by those of a row.
 
     The gradient of a row is the sum over all its occurrences. It is computed in float32 even if the
     table has a narrower type, in which TensorFlow's own gradient would sum.

@@ -23,7 +23,7 @@ except ImportError as error:
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
     """Decorates a function like tf.custom_gradient, and names its gradient after the layer.
 
-    TensorFlow computes such a gradient when the tape is asked for it, outside of all layers. This
+    TensorFlow computes custom gradients when the tape evaluates them, outside of all layers. This
     decorator gives the gradient the layer path of the call. The operations of the gradient are
     named `gradient_tape/<name scope of the call>/...`, as TensorFlow names those of its own ops.
 
@@ -48,7 +48,7 @@ def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
 
 @contextlib.contextmanager
 def forgetting_gradients() -> Iterator[None]:
-    """Forgets, at the end of a `with` block, the custom gradients of functions traced inside.
+    """Releases the custom gradients of functions traced inside a `with` block when it ends.
 
     Use it for graphs that are never differentiated afterwards. TensorFlow keeps the gradient of
     every tf.custom_gradient call in a graph, and with it the graph, as long as the process lives.

@@ -25,7 +25,7 @@ Gradients = list[tf.Tensor | None]
 class JointGraph:
     """A traced function and its gradient.
 
-    All tensors but the outer ones of `captured` belong to the traced graph.
+    All tensors except the outer ones of `captured` belong to the traced graph.
 
     Attributes:
       forward_inputs: Inputs that are available in the forward pass only, such as activations.
@@ -34,7 +34,7 @@ class JointGraph:
       output_gradients: Placeholders for the gradients of the outputs.
       gradients: Gradients of the forward inputs, then of the shared inputs. None for an input that
         no output depends on.
-      captured: (outer, inner) pairs of the tensors that the function takes from around it.
+      captured: (outer, inner) pairs of the tensors that the function captures.
       saved: Tensors that the forward pass saves for the backward pass.
     """
 

@@ -124,7 +124,7 @@ def _save_cost(tensor: tf.Tensor) -> float:
 
 
 def _repeats_annotation(operation: tf.Operation) -> bool:
-    """Whether an elementwise chain leads from an equal sharding annotation to this one.
+    """Returns whether an elementwise chain leads from an equal sharding annotation to this one.
 
     XLA need not move data for such an annotation.
     """

@@ -21,7 +21,7 @@ NONE = "none"
 
 
 def _has_weight_operand(left: str, right: str, output: str) -> bool:
-    """Whether one operand is a weight: the product is not batched, except over experts."""
+    """Returns whether one operand is a weight: the product is not batched, except over experts."""
     return not (set(left) & set(right) & set(output)) - set(letters.WEIGHT_BATCH)
 
 

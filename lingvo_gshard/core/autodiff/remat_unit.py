@@ -85,7 +85,7 @@ class RematUnit:
           iteration: Position in a compiled loop over layers, if the unit is its body.
 
         Returns:
-          The output, what layers reported, and the products that the policy saves.
+          The output, the reports of layers, and the products that the policy saves.
         """
         saved = SavedProducts(self.policy)
         with context.use(self._context.part(iteration)) as part, saved.saving():

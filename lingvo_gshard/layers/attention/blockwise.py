@@ -22,9 +22,9 @@ from lingvo_gshard.sharding import annotate, einsum
 
 
 class BlockwiseKernel(AttentionKernel):
-    """Attends to one block of keys after another, in the forward and in the backward pass.
+    """Attends to one block of keys at a time, in the forward and in the backward pass.
 
-    The backward pass computes the attention weights a second time. Blocks in which a causal query
+    The backward pass recomputes the attention weights. Blocks in which a causal query
     sees no key are computed, too.
     """
 

@@ -32,7 +32,7 @@ class AttentionKernel(Configurable):
         self.path = path
 
     def prepare(self, mask: AttentionMask) -> AttentionMask:
-        """Returns the mask with everything computed that layers sharing it have in common."""
+        """Precomputes the parts of a mask that the layers sharing it have in common."""
         return mask
 
     def attend(

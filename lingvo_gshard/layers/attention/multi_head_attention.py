@@ -1,4 +1,4 @@
-"""MultiHeadAttention: what self-attention and cross-attention have in common."""
+"""MultiHeadAttention: the base class of self-attention and cross-attention."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MultiHeadAttention(Layer):
         if p.logit_cap < 0:
             raise ValueError(f"{path}.logit_cap: {p.logit_cap} is negative")
         self.kernel: AttentionKernel = p.kernel.instantiate(path=f"{path}.kernel")
-        # Decoding attends with one query at a time, for which no other kernel is worth its cost.
+        # Decoding attends with one query at a time, for which the dense kernel suffices.
         self._decoding_kernel = DenseKernel(DenseKernel.params(), path)
         if p.dropout_rate and not self.kernel.supports_dropout:
             self._refuse_with_kernel("dropout_rate")
@@ -92,7 +92,7 @@ class MultiHeadAttention(Layer):
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
         """Returns projections [B,L,N,D] of x, one for each weight of the same shape.
 
-        They are one product: several small ones leave the cores of a CPU idle.
+        They are computed as one product: several small ones leave the cores of a CPU idle.
         """
         w_MND = tf.concat([tf.cast(theta[name], x_BLM.dtype) for name in weights], axis=-1)
         projected = tf.split(einsum("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)

@@ -19,13 +19,13 @@ LOCAL_LETTERS = {"s": "positions of queries within a part of a row"}
 
 
 class RingKernel(AttentionKernel):
-    """Attends to one part of the keys after another while devices pass the parts on.
+    """Attends to one part of the keys at a time while devices pass the parts around a ring.
 
     Rows are cut into as many parts as the current partitioning splits L into. Without a
     partitioning, or if it does not split L, there is one part, and nothing rotates.
 
     There is no manual region. The parts are a dimension that is sharded over the mesh, so that the
-    partitioner finds local products and one collective-permute a step.
+    partitioner generates local products and one collective-permute per step.
     """
 
     keys_layout = "BNLD"

@@ -1,9 +1,9 @@
-"""Softmax over keys that arrive in blocks, and its product with the values.
+"""Softmax over keys that are processed in blocks, and its product with the values.
 
 Rabe and Staats 2021, arXiv 2112.05682. The running sums, and the gradient from each query's largest
 logit and sum, are those of Dao et al. 2022, arXiv 2205.14135, sections 3.1 and B.4.
 
-The functions work for any layout in which logits have the letters of the queries and then that of
+The functions support any layout in which logits have the letters of the queries followed by that of
 the keys.
 """
 

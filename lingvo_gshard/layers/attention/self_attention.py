@@ -18,7 +18,7 @@ LOCAL_LETTERS = {"b": "buckets of distances"}
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of a row to itself, bidirectional or causal, over packed rows or step by step."""
+    """Self-attention, bidirectional or causal, over packed rows or one decoding step at a time."""
 
     @classmethod
     def params(cls) -> Params:

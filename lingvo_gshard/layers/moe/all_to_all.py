@@ -22,7 +22,7 @@ from lingvo_gshard.sharding.strategies import Split
 
 @dataclasses.dataclass(frozen=True)
 class Direction:
-    """To the experts or back to the groups: an exchange of the first two dimensions of a layout.
+    """A direction of the exchange: from groups to experts, or back.
 
     Attributes:
       source: the first two letters at the start, "GE" or "EG".
@@ -35,7 +35,7 @@ class Direction:
         return Direction(self.source[::-1])
 
     def layouts(self, rank: int) -> tuple[str, str]:
-        """Returns the layouts at the start and at the end.
+        """Returns the layouts before and after the exchange.
 
         Args:
           rank: 4 for rows, which have M; 3 for one number per row.
@@ -106,7 +106,7 @@ def _run_in_steps(
 
 
 def _splits(axes: Sequence[str], held: Set[str]) -> Split:
-    """Returns the splits of one dimension's parts: those whose axis is held are split over it."""
+    """Returns the split of each part of a dimension: over its axis if the axis is held."""
     return (*((axis,) if axis in held else () for axis in axes), ())
 
 
@@ -126,7 +126,7 @@ def _split_by_axis(
 
 
 def _swap(x: tf.Tensor, first: int, second: int) -> tf.Tensor:
-    """Returns x with its first `first` dimensions and the next `second` ones exchanged."""
+    """Returns x with its first `first` dimensions moved after the next `second` dimensions."""
     order = list(range(x.shape.rank))
     both = first + second
     return tf.transpose(x, order[first:both] + order[:first] + order[both:])

@@ -1,4 +1,4 @@
-"""Capacity: which of the tokens that choose an expert get one of its slots, and which one."""
+"""Capacity: assigns the slots of experts to the tokens that choose them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.layers.moe.routing import Assignment
 from lingvo_gshard.sharding import annotate
 
-# Which tokens get the slots of a full expert: earlier ones, or those with a larger first gate.
+# Tokens that get the slots of a full expert: earlier ones, or those with a larger first gate.
 PRIORITIES = ("position", "gate")
 
 
@@ -21,8 +21,8 @@ class Choice:
     Attributes:
       expert_GS: int32, the expert.
       gate_GS: float32, the weight of the expert's output.
-      wanted_GS: 1.0 where the expert is to compute the token, 0.0 elsewhere.
-      counted_GS: 1.0 where the token takes a capacity slot, wanted or not; 0.0 elsewhere.
+      wanted_GS: 1.0 where the token requests the expert, 0.0 elsewhere.
+      counted_GS: 1.0 where the token uses a capacity slot, even if not wanted; 0.0 elsewhere.
     """
 
     expert_GS: tf.Tensor
@@ -40,7 +40,7 @@ def expert_capacity(
     rounds up to multiples of 4.
 
     Args:
-      tokens: size of S, the tokens of a group. C is never larger, since an expert takes a token at
+      tokens: size of S, the tokens of a group. It limits C, since an expert computes a token at
         most once.
       num_experts: size of E.
       factor: the average number of slots per token.
@@ -54,7 +54,7 @@ def expert_capacity(
 def assign(
     choices: Sequence[Choice], num_experts: int, capacity: int, priority: str = "position"
 ) -> tuple[Assignment, ...]:
-    """Assigns capacity slots to the choices: all first choices first, then all second ones.
+    """Assigns capacity slots to all first choices, then to all second choices, and so on.
 
     Counts are integers below 2^24, which float32 holds exactly.
 
@@ -62,8 +62,8 @@ def assign(
       choices: the first choice of every token, then the second, and so on.
       num_experts: size of E.
       capacity: size of C.
-      priority: who goes first within a choice. 'position': earlier tokens. 'gate': tokens with a
-        larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
+      priority: which tokens come first in a choice. 'position': earlier tokens. 'gate': those with
+        a larger first gate, in each group (Riquelme et al. 2021, arXiv 2106.05974, section 4).
 
     Returns:
       One assignment for each choice.

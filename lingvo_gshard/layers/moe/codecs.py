@@ -14,10 +14,10 @@ _LARGEST = 127.0
 
 
 class Codec:
-    """Sends rows in their own type.
+    """Sends rows without compression.
 
     Attributes:
-      dtype: the type that is sent; None: that of the rows.
+      dtype: the type that is sent; None uses that of the rows.
     """
 
     dtype: tf.DType | None = None
@@ -67,7 +67,7 @@ class Int8(Codec):
         return tf.cast(tf.cast(steps, tf.float32) * scale[..., None], dtype)
 
 
-# By the value of Exchange's `precision`.
+# Codecs by the value of Exchange's `precision`.
 CODECS: dict[str, Codec] = {"": Codec(), "bfloat16": Bfloat16(), "int8": Int8()}
 
 

@@ -1,7 +1,7 @@
 """Exchange: moves buffers from the devices of the groups to those of the experts, and back.
 
-With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts, and the change from
-one to the other is the all-to-all. codecs.py has the formats in which rows are sent, all_to_all.py
+With G and E on one mesh axis, `GECM` is split by groups and `EGCM` by experts. The change between
+these layouts is the all-to-all. codecs.py defines the formats in which rows are sent, all_to_all.py
 the layout changes.
 """
 
@@ -92,7 +92,7 @@ class Exchange(Configurable):
             return self._send(y_EGCM, all_to_all.TO_GROUPS, transport)
 
     def _send(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
-        """Returns the rows at the other end; their gradient is sent back with the same codec."""
+        """Returns the rows after the exchange. Their gradient is sent back with the same codec."""
         codec = codecs.CODECS[self.p.precision]
         if codec.dtype in (None, x.dtype):
             return transport(x, direction)
@@ -122,7 +122,7 @@ def _split(x_GECM: tf.Tensor, chunks: int) -> list[tf.Tensor]:
 
 
 def _chunk_context(index: int) -> contextlib.AbstractContextManager:
-    """Uses the current context, with a key of its own for every chunk but the first."""
+    """Sets the current context with a separate key for every chunk except the first."""
     current = context.current()
     if index == 0 or current.seed is None:
         return context.use(current)

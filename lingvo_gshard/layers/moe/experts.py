@@ -60,7 +60,7 @@ class Experts(Layer):
 
     @layer_method
     def compute_one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
-        """Returns [C,M]: one expert's output for rows of its own.
+        """Returns one expert's outputs [C,M] for its rows.
 
         Args:
           theta: the weights of that expert, without the dimension E.
@@ -88,7 +88,7 @@ class Experts(Layer):
 
 
 def _broadcast(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns the bias reshaped so that adding it adds it to every row of its expert."""
+    """Returns the bias reshaped to broadcast over the rows of its expert."""
     shape = bias.shape.as_list()
     between = [1] * (rows.shape.rank - bias.shape.rank)
     return tf.reshape(bias, [*shape[:-1], *between, shape[-1]])

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: a feed-forward layer whose weights are chosen token by token."""
+"""The mixture-of-experts layer: a feed-forward layer that selects weights for each token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MixtureOfExperts(Layer):
     """E feed-forward experts and a router (arXiv 2006.16668, section 2.2 and Algorithm 2).
 
     Tokens are split into groups of S, which are routed independently, each with its own capacity.
-    If the tokens of a batch do not fill the last group it is padded; padding is sent to no expert.
+    The last group of a batch is padded if necessary. Padding is not sent to experts.
 
     `shared_hidden_dim` adds a shared expert that computes every token (Dai et al. 2024, arXiv
     2401.06066, section 3.2). Its output is added or, with residual MoE (Rajbhandari et al. 2022,
@@ -100,7 +100,7 @@ class MixtureOfExperts(Layer):
         return params.router.cls.has_capacity_factor and not params.dispatch.cls.is_dropless
 
     def _params_of(self, name: str) -> Params:
-        """Returns the Params of one part of the layer; ValueError if they are something else."""
+        """Returns the Params of one part of the layer; ValueError if the value is not Params."""
         value = self.p.get(name)
         if not isinstance(value, Params):
             raise ValueError(
@@ -196,7 +196,7 @@ class MixtureOfExperts(Layer):
         return self.router.flops(shape) + shared + round(used * self.experts.flops(shape))
 
     def active_parameters(self) -> int:
-        """Returns the number of weights that compute one token: of the experts, those it uses."""
+        """Returns the number of weights that compute one token, with only the experts it uses."""
         used = self.router.experts_per_token(self.router.p) / self.p.num_experts
         experts = self.experts.active_parameters()
         return super().active_parameters() - experts + round(used * experts)

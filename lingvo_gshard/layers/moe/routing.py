@@ -41,7 +41,7 @@ class Assignment:
 
 
 class Routing:
-    """Which experts compute each token, and with what weight: the interface of both kinds.
+    """The experts of each token and their weights: the base class of both kinds of routing.
 
     Attributes:
       num_experts: size of E.

@@ -43,11 +43,11 @@ class LoopResult:
 
 @dataclasses.dataclass(frozen=True)
 class _TracedBody:
-    """One iteration of the body, traced.
+    """The traced graph of one iteration of the body.
 
     Attributes:
       joint: graph of the iteration and its gradient.
-      reports: names of what the body reported.
+      reports: names of the losses and metrics that the body reported.
       saved_layouts: letters of each saved tensor; None where they are unknown.
     """
 
@@ -61,7 +61,7 @@ class Loop:
     """Runs a body `repetition.times` times.
 
     Attributes:
-      body: the body, and the policy of what its backward pass recomputes.
+      body: the body and its remat policy.
       repetition: names of the layers in each iteration.
       layout: letters of x.
       weight_specs: specs of the weights of one iteration.
@@ -158,8 +158,8 @@ class Loop:
         """Returns the gradients of the loop's arguments; None if no output depends on one."""
         first_weight = self._first_weight(tensors)
         if self.repetition.times == 1 and self.body.policy != remat_policy.NONE:
-            # XLA inlines a loop of one iteration. It would then find that the recomputed tensors
-            # were computed before, and save them after all.
+            # XLA inlines a loop of one iteration. It would then merge the recomputed tensors with
+            # those of the forward pass, and thus save them.
             tensors, saved, (dx,) = optimization_barrier(tensors, saved, [dx])
 
         def iteration_gradients(r: tf.Tensor, dx: tf.Tensor) -> list[tf.Tensor | None]:

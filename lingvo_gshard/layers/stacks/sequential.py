@@ -15,7 +15,7 @@ from lingvo_gshard.layers.stacks.execution import Execution
 
 
 class Sequential(Execution):
-    """Runs layers that are each a part of the program of their own.
+    """Runs layers that are compiled separately, each as its own part of the program.
 
     It behaves as a list of its layers: layer i is `self[i]`, its path is `<path>[i]`, and its
     weights are `theta[i]`.
