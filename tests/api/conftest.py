@@ -1,4 +1,4 @@
-"""The trained runs of tests/tools."""
+"""Shares the trained runs of tests/tools."""
 
 from tests.tools.conftest import language_model_logdir, trained_logdir
 

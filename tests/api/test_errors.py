@@ -1,4 +1,4 @@
-"""Errors of the public API name arguments."""
+"""Checks that errors of the public API name arguments instead of flags."""
 
 import pytest
 

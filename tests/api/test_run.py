@@ -1,4 +1,4 @@
-"""The Python API on a small translation model and a small language model."""
+"""Tests the Python API on a small translation model and a small language model."""
 
 import subprocess
 import sys

@@ -22,7 +22,7 @@ B, L, M, H, E, N, S = 8, 32, 64, 128, 8, 8, 32
 
 @functools.cache
 def layer_of(kind: str) -> Layer:
-    """The layer of a kind: feed_forward, attention, or a dispatch of a mixture of experts."""
+    """Returns a layer: feed_forward, attention, or a dispatch of a mixture of experts."""
     if kind == "feed_forward":
         return FeedForward.params().set(model_dim=M, hidden_dim=H).instantiate(path=kind)
     if kind == "attention":
@@ -62,7 +62,7 @@ def compiled(
     topology: str = "cpu:8",
     partitioner: str = "gspmd",
 ) -> jax.stages.Compiled:
-    """The program that computes a layer's output, and on request its gradients."""
+    """Compiles a program that computes a layer's output and optionally its gradients."""
     layer = layer_of(kind)
     specs = layer.variable_specs()
 
@@ -87,7 +87,7 @@ def compiled(
 
 
 def operations(kind: str, mesh: str, *arguments, **options) -> OperationList:
-    """The operations that one device executes."""
+    """Returns the operations that one device executes."""
     program = compiled(kind, mesh, *arguments, **options)
     scopes = [scope_name(path) for path in layer_of(kind).layer_paths()]
     return read_operations(read_module(program), Mesh.parse(mesh), scopes)

@@ -1,4 +1,4 @@
-"""A plan of the paper's MoE(512E, 12L), as JSON and as a Plan; all its numbers agree."""
+"""Makes a consistent plan of the paper's MoE(512E, 12L), as JSON and as a Plan."""
 
 import copy
 import math
@@ -104,7 +104,7 @@ def example_plan(strategy: str = "expert") -> dict:
 
 
 def too_large() -> dict:
-    """Returns a plan that does not fit, with what would."""
+    """Returns a plan that exceeds memory, with suggested changes."""
     plan = example_plan()
     memory = plan["bytes_per_device"]
     memory["activations"] += 14 * 2**30
@@ -120,7 +120,7 @@ def too_large() -> dict:
 
 
 def hostile() -> dict:
-    """Returns a plan with text that a careless page would run."""
+    """Returns a plan whose text a page without escaping would execute."""
     plan = copy.deepcopy(example_plan())
     plan["name"] = plan["topology"] = HOSTILE
     plan["layers"][0]["layer"] = HOSTILE
@@ -148,7 +148,7 @@ def _tensors(rules: dict, mesh: dict) -> list[dict]:
 
 
 def _pair(path: str, layout: str, rules: dict, mesh: dict) -> list[dict]:
-    """A weight and the two moments of a factored Adafactor."""
+    """Returns a weight and its two factored Adafactor moments."""
     return [
         _tensor(path, "weights", layout, rules, mesh),
         _tensor(f"{path}/row", "moments", layout[:-1], rules, mesh),
@@ -218,7 +218,7 @@ def _loop(stack: str, attentions: tuple, phases: tuple) -> list[tuple]:
 
 
 def _layer(layer: str, phase: str, times: int, collectives: list[dict]) -> dict:
-    """The time of one step, of all executions of a layer in it."""
+    """Returns the time of all executions of a layer in one step."""
     last = layer.rpartition("/")[2]
     tokens = TOKENS / 512
     products = {

@@ -15,12 +15,12 @@ pytest.importorskip("libtpu")
 
 MESH = "data=4"
 B, L, M, H, E = 8, 512, 512, 2048, 8
-# LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true sets this for a whole process.
+# LIBTPU_INIT_ARGS=--xla_tpu_enable_async_all_to_all=true sets this for a process.
 ASYNCHRONOUS = {"xla_tpu_enable_async_all_to_all": "true"}
 
 
 def compiled(chunks: int, topology: str) -> hlo.Module:
-    """The scheduled program of a layer's output and gradients, in bfloat16."""
+    """Returns the scheduled bfloat16 program of a layer's output and gradients."""
     params = MixtureOfExperts.params().set(model_dim=M, hidden_dim=H, num_experts=E, group_size=L)
     params.exchange.set(chunks=chunks)
     layer = params.instantiate(path="moe")
@@ -42,7 +42,7 @@ def compiled(chunks: int, topology: str) -> hlo.Module:
 
 
 def overlaps(module: hlo.Module) -> set[tuple[str, str]]:
-    """Pairs of phases: of an all-to-all, and of an experts' product between its start and done."""
+    """Returns (phase of an all-to-all, phase of an expert matmul that overlaps with it) pairs."""
     assert module.is_scheduled
     layers = frozenset({"moe", "moe/router", "moe/experts"})
     operations = hlo.read_operations(module, Mesh.parse(MESH), layers).operations

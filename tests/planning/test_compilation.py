@@ -1,4 +1,4 @@
-"""Compiles programs for other machines, also where the compiler refuses them."""
+"""Compiles programs for other machines, including programs that the compiler rejects."""
 
 import sys
 
@@ -137,7 +137,7 @@ def test_compiler_output_is_hidden(capfd):
 
 
 def feed_forward(x, w_in, w_out):
-    """A step of gradient descent."""
+    """Runs a step of gradient descent."""
     with tf.GradientTape() as tape:
         tape.watch((w_in, w_out))
         loss = tf.reduce_sum(tf.nn.relu(x @ w_in) @ w_out)
@@ -163,7 +163,7 @@ def test_plan_of_a_step_on_a_tpu():
     assert plan.fits and plan.compiler == "tpu" and plan.devices == 8
     assert plan.bytes_per_device.weights == 2 * 4 * 4096 * 2**14
     assert plan.bytes_per_device.capacity == int(15.48 * GIB)
-    # The loss is not an output, so its product is not computed.
+    # The loss is not an output, so its matmul is not computed.
     assert plan.flops.executed == 4 * 2 * 8 * 4096 * 2**14
     assert plan.notes == []
 

@@ -18,7 +18,7 @@ CLASSES = (memory.INPUTS, memory.WEIGHTS, memory.MOMENTS)
 
 
 def compiled(topology: str, donate=()):
-    """A step of gradient descent with momentum on one weight."""
+    """Compiles a step of gradient descent with momentum on one weight."""
     machine = topologies.get(topology)
 
     def step(x_BM, w_MH, moment_MH):

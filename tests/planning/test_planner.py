@@ -23,7 +23,7 @@ from tests.planning import example_plan
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, layer_of
 from tests.runtime import tiny_translation
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_planner")
 
 D, C, DEVICES, FLOAT = M // N, 2 * S // E, 8, 4
@@ -37,8 +37,8 @@ PRODUCTS = {
 DISPATCH = 2 * B * L * E * C * M
 
 
-class Alone(Layer):
-    """A layer as the body of a loop, which it is called in by (theta, x)."""
+class LoopBody(Layer):
+    """Wraps a layer with the call signature of a loop body, (theta, x)."""
 
     @classmethod
     def params(cls) -> Params:
@@ -61,8 +61,8 @@ class Alone(Layer):
 def plan_of(
     kind: str, mesh: str, strategy: str, loop: bool, policy: str = "none", partitioner="gspmd"
 ) -> Plan:
-    """The plan of a layer's gradients, of one or of a loop of three."""
-    params = Alone.params().set(layer=layer_of(kind).p)
+    """Plans the gradients of one layer or of a loop of three."""
+    params = LoopBody.params().set(layer=layer_of(kind).p)
     if loop:
         params = Repeat.params().set(body=(params,), times=TIMES, rematerialize=policy)
     layer = params.instantiate(path="stack")
@@ -96,7 +96,7 @@ def plan_of(
 
 
 def moved(plan: Plan) -> dict[tuple, int]:
-    """Bytes times calls of each kind over an axis."""
+    """Returns bytes times calls by kind and axis."""
     found: dict[tuple, int] = {}
     for row in plan.collectives:
         key = row.kind, row.axis
@@ -132,7 +132,7 @@ def test_recomputed_flops_are_listed_separately(kind):
     plan = plan_of(kind, "data=8", "data", True, "full")
     forward = 2 * PRODUCTS[kind] * TIMES // DEVICES
     last = 2 * B * L * M * (H if kind == "feed_forward" else N * D) * TIMES // DEVICES
-    # Of what is computed again, the last product is not needed for any gradient.
+    # No gradient needs the last matmul, so it is not recomputed.
     assert plan.flops.rematerialized in (forward, forward - last)
     assert plan.flops.useful == 3 * forward
     assert plan.flops.executed == 3 * forward + plan.flops.rematerialized
@@ -156,7 +156,7 @@ def test_plan_collectives_match_closed_forms(loop):
     plan = plan_of("gather", "data=8", "expert", loop)
     places = FLOAT * (B * L // S) * E * C * M // DEVICES
     assert moved(plan)["all-to-all", "data"] == 4 * times * places
-    # Of a loop, also how many tokens are real: a number that metrics need, and no result here.
+    # A loop also counts the real tokens, which only metrics need.
     counted = moved(plan)["all-reduce", "data"] - times * FLOAT * M * E
     assert counted in ((0, FLOAT) if loop else (0,))
     rows = [row for row in plan.collectives if row.kind == "all-to-all"]
@@ -245,7 +245,10 @@ def step_plan(mesh: str, strategy: str, partitioner: str = "gspmd") -> Plan:
 
 
 def state_bytes(kind: str, parts: dict[str, int]) -> int:
-    """Bytes of a device's share of weights or moments, a letter of `parts` cut in so many."""
+    """Returns the bytes of one device's shard of weights or moments.
+
+    parts: number of shards of each letter.
+    """
     specs = getattr(tiny_translation.trainer().state_specs(), kind).flatten()
     total = 0
     for spec in specs:
@@ -278,7 +281,7 @@ def test_weights_and_moments_count_one_devices_shard(mesh, strategy, parts):
         assert sum(row.bytes_per_device for row in rows) == getattr(plan.bytes_per_device, name)
     rows, length = tiny_translation.ROWS, tiny_translation.LENGTH
     batch = 7 * 4 * rows * length // plan.devices * (2 if "model" in mesh else 1)
-    # With the step's number and its stop mark, and all of them aligned.
+    # Includes the step counter, the stop flag and alignment.
     assert batch <= plan.bytes_per_device.inputs <= batch + 64 * 200
 
 

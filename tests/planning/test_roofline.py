@@ -53,7 +53,7 @@ def test_collective_time_is_bound_by_links():
     bound = interconnect.seconds_bound(CALL, TOPOLOGY, MESH)
     assert found.communication_seconds == pytest.approx(4 * bound)
     assert found.seconds_bound == found.communication_seconds
-    # The time of the paper's microbenchmark of this very collective, and six hops.
+    # The time of the paper's microbenchmark of this collective plus six hops.
     assert found.seconds == pytest.approx(4 * (296e-6 + 6e-6))
 
 

@@ -15,7 +15,10 @@ EXPERIMENT = "translation.quickstart"
 
 
 def tried(params, fitting=None, most=20, strategy=None, topology="cpu:8"):
-    """Rows, what was planned (strategy and Params), and what was said; `fitting`: which is fine."""
+    """Returns the rows, the planned (strategy, Params) pairs and the progress messages.
+
+    fitting: index of the plan that fits.
+    """
     options = PlanOptions(strategy=strategy)
     seen, said = [], []
 

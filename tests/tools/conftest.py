@@ -1,4 +1,4 @@
-"""Trained runs on synthetic text, for the commands that read them."""
+"""Trains small models on synthetic text for tests of commands that read runs."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from tests.tools import tiny_language_model, tiny_translation
 
 @pytest.fixture(scope="session")
 def trained_logdir(tmp_path_factory):
-    """Returns the directory of a small translation model, trained for a moment.
+    """Returns the directory of a small translation model, trained for a few steps.
 
-    Since the training, a line of the dev split has lost a column.
+    After training, a line of the dev split is damaged: it lacks a column.
     """
     directory = tmp_path_factory.mktemp("trained")
     arguments = tiny_translation.write(directory)

@@ -46,7 +46,7 @@ def _stack(**values) -> Params:
 
 
 def tiny_translation() -> Params:
-    """A translation experiment whose step takes no time."""
+    """Returns a translation experiment with a very fast step."""
     task = TranslationTask.params().set(
         model_dim=8, share_embeddings=True, encoder=_stack(), decoder=_stack(is_decoder=True)
     )
@@ -61,7 +61,7 @@ def experiment(monkeypatch):
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
+    """Returns (exit code, standard output, standard error)."""
     code = startup.guarded(bench.NAME, bench.main)([bench.NAME, *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -131,7 +131,7 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
 
 
 def test_ratios_are_medians_over_alternating_runs():
-    """The machine is twice as slow in the second turn; the third is disturbed while dense runs."""
+    """The machine is twice as slow in the second turn; the dense step is disturbed in the third."""
     case = moe.Case(4, "gather", "learned", 1.0)
     sizes = moe.Sizes(8, 8, 16, 8)
     seconds = np.array([[1.1, 1.0, 0.11, 0.55], [2.2, 2.0, 0.22, 1.1], [1.1, 5.0, 0.11, 0.55]])
@@ -183,7 +183,7 @@ def test_dense_experiment_has_one_step_case():
 
 
 def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
-    """The clock gives the first step, then a step and its number of products in turns."""
+    """The clock measures the first step, then alternating steps and matmuls."""
     clock = iter([5.0, 2.0, 0.5, 1.0, 0.125])
     monkeypatch.setattr(step, "seconds_of", lambda function: next(clock))
     monkeypatch.setattr(step, "gemm", lambda size: None)

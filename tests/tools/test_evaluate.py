@@ -1,4 +1,4 @@
-"""gshard-evaluate from the user's side."""
+"""Tests gshard-evaluate through its command line."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""gshard-evaluate of a language model."""
+"""Tests gshard-evaluate on a language model."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from lingvo_gshard.tasks.evaluation import perplexity
 from lingvo_gshard.tools import evaluate, translate
 from lingvo_gshard.tools.console import startup
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
 
 
@@ -47,7 +47,7 @@ def test_evaluation_prints_a_table_and_writes_json(logdir, tmp_path, capsys):
     assert record["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
     assert record["perplexity_per_word"] == pytest.approx(math.exp(nats / record["words"]))
     assert record["perplexity"] == perplexity(record["cross_entropy"])
-    # Training measured the same after its last step.
+    # Training evaluated to the same loss after its last step.
     last = json.loads((logdir / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["cross_entropy"] == pytest.approx(last["dev/cross_entropy"], rel=1e-5)
 

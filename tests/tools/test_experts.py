@@ -1,4 +1,4 @@
-"""gshard-experts as its users meet it: a report, a dense model upcycled, a sparse one pruned."""
+"""Tests gshard-experts through its command line: report, upcycle and prune."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_experts")
 
 DENSE = {
@@ -35,7 +35,7 @@ def run_here(capsys, *flags):
 
 @pytest.fixture(scope="module")
 def dense_logdir(tmp_path_factory):
-    """A model without experts, trained for a moment."""
+    """Returns the directory of a dense model, trained for a few steps."""
     directory = tmp_path_factory.mktemp("dense")
     arguments = tiny_translation.write(directory)
     flags = [*arguments, *DENSE, f"--logdir={directory}/run", f"--steps={STEPS}"]
@@ -45,7 +45,7 @@ def dense_logdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def upcycled_logdir(dense_logdir, tmp_path_factory):
-    """The model made of it, with three experts in the encoder's layer."""
+    """Returns the directory of the upcycled model, with three experts in the encoder's layer."""
     logdir = tmp_path_factory.mktemp("upcycled") / "run"
     small = "--gin_param=task.encoder.moe.group_size = 32"
     names = f"--logdir={dense_logdir}", f"--output={logdir}"
@@ -59,7 +59,7 @@ def metrics_of(logdir):
 
 
 def expectation(logdir):
-    """How well the model expects the test rows, as gshard-evaluate says."""
+    """Returns the scores of the test rows by gshard-evaluate."""
     model = load(logdir).model
     return measure_likelihood(model.runtime, model.input, model.input.rows("test"))
 
@@ -103,7 +103,7 @@ def test_training_continues_from_an_upcycled_model(upcycled_logdir, tmp_path, ca
         for steps in (range(STEPS + 1, STEPS + 4), range(2 * STEPS - 2, 2 * STEPS + 1))
     )
     assert last < first
-    # Experts that were alike have become different.
+    # Experts started as copies and have diverged.
     w_in = arrays_of(upcycled_logdir).theta["encoder.layers[0].feed_forward.experts.w_in"]
     assert all(np.abs(w_in[0] - other).max() > 1e-4 for other in w_in[1:])
 
@@ -141,7 +141,7 @@ def test_report_covers_every_language_and_expert(trained_logdir, tmp_path, capsy
             assert found["dead_experts"] == np.sum(load == 0) and found["dropped_share"] == 0
             assert re.search(rf"{language} +{found['tokens']:,}.*{load.argmax()} \(", out)
         np.testing.assert_array_equal(layer["all"]["load"], total)
-    # Words and the token that ends a sentence: one each at the least, in every row.
+    # Every row has at least one word and an EOS.
     words = sum(len(row.source.split()) + 1 for row in corpora.rows(50))
     assert layers[0]["all"]["tokens"] >= words
     page = html_path.read_text()
@@ -175,13 +175,13 @@ def test_pruned_model_can_be_evaluated(trained_logdir, tmp_path, capsys):
     assert (code, err) == (0, "")
     kept = re.findall(r"layers\[0\].feed_forward: 4 of 8 experts, .*: ([\d, ]+)", out)
     assert len(kept) == 2
-    whole, left = arrays_of(trained_logdir), arrays_of(output)
+    original, pruned = arrays_of(trained_logdir), arrays_of(output)
     for side, text in zip(("encoder", "decoder"), kept, strict=True):
         chosen = [int(number) for number in text.split(",")]
         path = f"{side}.layers[0].feed_forward"
         for name, axis in (("experts.w_in", 0), ("router.w_gate", 1)):
-            expected = whole.theta[f"{path}.{name}"].take(chosen, axis)
-            np.testing.assert_array_equal(left.theta[f"{path}.{name}"], expected)
+            expected = original.theta[f"{path}.{name}"].take(chosen, axis)
+            np.testing.assert_array_equal(pruned.theta[f"{path}.{name}"], expected)
     scores = tmp_path / "scores.json"
     flags = "--languages=de", "--max_rows_per_language=4", "--noshuffled", "--beam_size=1"
     evaluate.main(["gshard-evaluate", f"--logdir={output}", *flags, f"--json={scores}"])
@@ -192,8 +192,8 @@ def test_keeping_all_experts_changes_nothing(trained_logdir, tmp_path, capsys):
     output = tmp_path / "pruned"
     flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--keep=1"
     assert run_here(capsys, "prune", *flags)[0] == 0
-    whole, left = arrays_of(trained_logdir), arrays_of(output)
-    for mine, theirs in ((left.theta, whole.theta), (left.moments, whole.moments)):
+    original, pruned = arrays_of(trained_logdir), arrays_of(output)
+    for mine, theirs in ((pruned.theta, original.theta), (pruned.moments, original.moments)):
         assert mine.keys() == theirs.keys()
         for path in theirs:
             np.testing.assert_array_equal(mine[path], theirs[path])

@@ -1,4 +1,4 @@
-"""gshard-generate from the user's side, on a tiny language model."""
+"""Tests gshard-generate through its command line on a tiny language model."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def trained(language_model_logdir):
 
 @pytest.fixture
 def run_here(language_model_logdir, trained, monkeypatch, capsys):
-    """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
+    """Returns a function from (input, flags) to (exit code, standard output, standard error)."""
     monkeypatch.setattr(Run, "model", trained)
 
     def run(content, *flags):
@@ -61,11 +61,11 @@ def test_each_prompt_is_continued(run_here):
 
 
 def test_temperature_0_generates_the_likeliest_tokens(trained):
-    """At temperature 0 the model finds each token that it wrote the likeliest."""
+    """At temperature 0 every generated token has the highest probability."""
     (text,) = writer_of(trained, sampling=Sampling(0), most_tokens=5).write(["the"])
     vocabulary = trained.input.vocabulary
-    (whole,) = writer_of(trained, sampling=Sampling(0)).write(["the"])
-    assert whole.samples[0].startswith(text.samples[0]) and text.cut == 0
+    (generated,) = writer_of(trained, sampling=Sampling(0)).write(["the"])
+    assert generated.samples[0].startswith(text.samples[0]) and text.cut == 0
     written = vocabulary.encode(text.samples[0])[len(vocabulary.encode("the")) :]
     assert 0 < len(written) <= 5
 

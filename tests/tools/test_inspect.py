@@ -42,7 +42,7 @@ def tiny_params():
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The directory with step.json, train_step.zip and init_state.zip of the expert strategy."""
+    """Returns the directory with step.json, train_step.zip and init_state.zip, expert strategy."""
     directory = tmp_path_factory.mktemp("compiled")
     flags = [inspect.NAME, *TINY, "--mesh=data=8", "--strategy=expert"]
     step = [f"--json={directory}/step.json", f"--program={directory}/train_step.zip"]

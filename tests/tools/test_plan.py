@@ -17,7 +17,7 @@ from lingvo_gshard.tools.console import startup
 from tests.planning import example_plan
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_plan")
 
 REQUIRED = {
@@ -41,7 +41,7 @@ def run_here(capsys, *flags):
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    """Two plans of one experiment, expert.json with expert.html and fsdp.json."""
+    """Writes two plans of one experiment: expert.json with expert.html, and fsdp.json."""
     folder = tmp_path_factory.mktemp("planned")
     flags = [plan.NAME, *TINY, "--topology=cpu:8", "--tokens=1e9"]
     expert = [f"--json={folder}/expert.json", f"--html={folder}/expert.html"]
@@ -89,7 +89,7 @@ def test_report_and_progress_are_printed(capsys):
 
 @pytest.mark.slow
 def test_terminal_shows_a_spinner():
-    """Standard error alone is one: what is done stands there, also while the compiler works."""
+    """Standard error is a terminal and shows each stage, even while the compiler runs."""
     shown, terminal = pty.openpty()
     command = [sys.executable, "-m", "lingvo_gshard", "plan", *TINY, "--topology=cpu:2"]
     run = subprocess.Popen(
@@ -149,7 +149,7 @@ def test_topologies_are_listed(capsys):
 
 @pytest.fixture
 def small_chips(monkeypatch):
-    """Machines whose devices have just less memory than the step takes; returns what sets it."""
+    """Returns a function that sets the memory of all devices, to make a step exceed it."""
     get = topologies.get
 
     def with_memory(size):
@@ -182,7 +182,7 @@ def test_suggestions_are_planned_if_the_step_does_not_fit(planned, small_chips, 
 
 @pytest.mark.slow
 def test_sharded_weights_fit_on_a_tpu(capsys, tmp_path):
-    """A billion weights with two moments each: 16.3 GiB on a core, half of it if they are split."""
+    """A billion weights with two moments each: 16.3 GiB on a core, half of that if sharded."""
     pytest.importorskip("libtpu")
     large = {
         "task.model_dim": 1024,

@@ -1,4 +1,4 @@
-"""gshard-train from the user's side: output, mistakes, signals and crashes."""
+"""Tests gshard-train through its command line: output, user errors, signals and crashes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run_here(capsys, *flags):
 
 
 def start(logdir, *flags):
-    """Starts a run as a process of its own."""
+    """Starts a run in a subprocess."""
     command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny"]
     return subprocess.Popen(
         [*command, f"--logdir={logdir}", *flags],
@@ -99,7 +99,7 @@ def test_changed_schedule_length_is_a_warning(tmp_path, capsys):
 
 
 def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     process = start(killed, "--steps=2000")
     wait_for_step(killed, 21)
     process.send_signal(signal.SIGKILL)
@@ -111,12 +111,14 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
         capsys, "--experiment=test.tiny", f"--logdir={killed}", f"--steps={steps}"
     )
     assert code == 0 and "Resuming from the checkpoint of step" in out
-    code, _, _ = run_here(capsys, "--experiment=test.tiny", f"--logdir={whole}", f"--steps={steps}")
+    code, _, _ = run_here(
+        capsys, "--experiment=test.tiny", f"--logdir={uninterrupted}", f"--steps={steps}"
+    )
     assert code == 0
     assert steps_of(killed) == list(range(1, steps + 1))
-    losses = [[row["loss"] for row in rows_of(logdir)] for logdir in (killed, whole)]
+    losses = [[row["loss"] for row in rows_of(logdir)] for logdir in (killed, uninterrupted)]
     assert losses[0] == losses[1]
-    (step, mine), (_, theirs) = arrays_of(killed), arrays_of(whole)
+    (step, mine), (_, theirs) = arrays_of(killed), arrays_of(uninterrupted)
     assert step == steps
     for path in theirs:
         np.testing.assert_array_equal(mine[path], theirs[path])

@@ -1,4 +1,4 @@
-"""gshard-train in two processes of four devices trains like one process of eight."""
+"""Checks that gshard-train in two processes of four devices equals one process of eight."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""gshard-train with repeated, rematerialized layers trains like layers one by one."""
+"""Checks that gshard-train with rematerialized loops equals separate layers."""
 
 import json
 
@@ -16,7 +16,7 @@ LOOP = {
 
 
 def metrics_of_run(directory, **execution):
-    """The lines of metrics.jsonl of a short run of two layers on each side."""
+    """Returns the lines of metrics.jsonl of a short run with two layers on each side."""
     directory.mkdir()
     stacks = {f"task__{stack}__num_layers": 2 for stack in ("encoder", "decoder")}
     flags = tiny_translation.write(directory, **stacks)

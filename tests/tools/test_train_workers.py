@@ -1,4 +1,4 @@
-"""gshard-train with local updates: refused options, several processes, resuming."""
+"""Tests gshard-train with local updates: rejected options, several processes, resuming."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""gshard-translate from the user's side: a line in, a line out."""
+"""Tests gshard-translate through its command line."""
 
 import io
 import os
@@ -30,13 +30,13 @@ class Stdin(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def trained(trained_logdir):
-    """The model, restored and compiled once for all tests."""
+    """Returns the model, restored and compiled once for all tests."""
     return load(trained_logdir).model
 
 
 @pytest.fixture
 def run_here(trained_logdir, trained, monkeypatch, capsys):
-    """Returns a function: (input, flags) to (exit code, standard output, standard error)."""
+    """Returns a function from (input, flags) to (exit code, standard output, standard error)."""
     monkeypatch.setattr(Run, "model", trained)
     monkeypatch.setattr(translate, "_Translators", lambda run, options: SharedTranslator(run.model))
 
@@ -52,7 +52,7 @@ def run_here(trained_logdir, trained, monkeypatch, capsys):
 
 
 class SharedTranslator:
-    """One translator for few lines and many, kept over all tests."""
+    """Uses one translator for any number of lines, shared by all tests."""
 
     kept = None
 
@@ -77,10 +77,10 @@ def test_each_line_is_translated_to_one_line(run_here):
 
 def test_many_lines_keep_their_order(run_here, monkeypatch):
     lines = [f"der Hund sieht {'rot ' * (n % 5)}" for n in range(20)]
-    whole = run_here("\n".join(lines).encode())[1]
+    output = run_here("\n".join(lines).encode())[1]
     monkeypatch.setattr(line_input, "_BATCH_LINES", 3)
-    assert run_here("\n".join(lines).encode())[1] == whole
-    assert whole.count("\n") == 20
+    assert run_here("\n".join(lines).encode())[1] == output
+    assert output.count("\n") == 20
 
 
 def test_long_line_is_truncated_with_a_warning(run_here):
@@ -162,13 +162,13 @@ def test_help_shows_examples_and_all_flags(capsys):
 
 def test_averaged_weights_are_used_for_decoding(trained_logdir, tmp_path):
     run = Run(trained_logdir)
-    whole, params = SourceRun.read(run), run.params.copy()
+    source, params = SourceRun.read(run), run.params.copy()
     params.trainer.average_decay = 0.9
-    moments = unflatten(whole.trainer.state_specs().moments, whole.checkpoint.moments, "moments")
-    doubled = whole.theta.transform(lambda weight: 2 * weight)
-    state = NestedMap(theta=whole.theta, moments=moments, averages=doubled)
-    whole.write(f"{tmp_path}/run", params, state, whole.checkpoint.step)
+    moments = unflatten(source.trainer.state_specs().moments, source.checkpoint.moments, "moments")
+    doubled = source.theta.transform(lambda weight: 2 * weight)
+    state = NestedMap(theta=source.theta, moments=moments, averages=doubled)
+    source.write(f"{tmp_path}/run", params, state, source.checkpoint.step)
     restored = load(tmp_path / "run").model
     table = restored.runtime.bind_weights(lambda theta, ids: theta.target_embedding.table)
     found = table(np.zeros((1, 1), np.int32))
-    np.testing.assert_array_equal(found, 2 * whole.theta.target_embedding.table)
+    np.testing.assert_array_equal(found, 2 * source.theta.target_embedding.table)

@@ -43,11 +43,11 @@ class Candidate:
         Args:
           rematerialize_params: paths of the Params that take a policy, see `policy_params`.
         """
-        given = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
+        flags = [f"--mesh={self.mesh}", f"--strategy={self.strategy}"]
         if self.overrides:
-            given.append(f"--gin_param=sharding.overrides = {dict(self.overrides)!r}")
-        given += [f'--gin_param={path} = "{self.rematerialize}"' for path in rematerialize_params]
-        return given
+            flags.append(f"--gin_param=sharding.overrides = {dict(self.overrides)!r}")
+        flags += [f'--gin_param={path} = "{self.rematerialize}"' for path in rematerialize_params]
+        return flags
 
 
 def policy_params(leaves: Iterable[tuple[str, object]]) -> list[str]:
@@ -101,12 +101,12 @@ def patterns(paths: Iterable[str], others: Iterable[str]) -> list[str]:
     inside = set(paths)
     outside = [path for path in others if not any(_is_below(path, p) for p in inside)]
     tops = [p for p in sorted(inside) if not any(p != q and _is_below(p, q) for q in inside)]
-    found: dict[str, None] = {}
+    general: dict[str, None] = {}
     for path in tops:
         pattern = re.sub(r"\[\d+\]", "[*]", path)
         is_general = not any(_matches(pattern, other) for other in outside)
-        found.setdefault(pattern if is_general else path)
-    return list(found)
+        general.setdefault(pattern if is_general else path)
+    return list(general)
 
 
 def _is_below(path: str, layer: str) -> bool:
@@ -116,8 +116,8 @@ def _is_below(path: str, layer: str) -> bool:
 def _matches(pattern: str, path: str) -> bool:
     steps = path.split(".")
     escaped = pattern.replace("[", "[[]")
-    around = (".".join(steps[:end]) for end in range(1, len(steps) + 1))
-    return any(fnmatch.fnmatchcase(name, escaped) for name in around)
+    ancestors = (".".join(steps[:end]) for end in range(1, len(steps) + 1))
+    return any(fnmatch.fnmatchcase(name, escaped) for name in ancestors)
 
 
 def _axis_names(mesh: Mesh, chosen: Sequence[ShardingOption]) -> dict[str, str]:
@@ -185,11 +185,11 @@ def _text(tables: Tables, rules: Callable[[Table], str]) -> str:
 
 
 def _rules(table: Table) -> str:
-    letters: dict[tuple[str, ...], list[str]] = {}
+    by_axes: dict[tuple[str, ...], list[str]] = {}
     for letter, axes in table.items():
-        letters.setdefault(axes, []).append(letter)
+        by_axes.setdefault(axes, []).append(letter)
     return "; ".join(
-        f"{','.join(of_axes)}->{','.join(axes) or NO_AXES}" for axes, of_axes in letters.items()
+        f"{','.join(letters)}->{','.join(axes) or NO_AXES}" for axes, letters in by_axes.items()
     )
 
 

@@ -19,7 +19,7 @@ class LayerGroup:
 
     Attributes:
       name: the kind.
-      products: einsums and lookups of the layers.
+      einsums: einsums and lookups of the layers.
       flows: tensors that the layers pass to each other.
       weights: weights of the layers.
       moments: optimizer moments of each weight.
@@ -27,7 +27,7 @@ class LayerGroup:
     """
 
     name: str
-    products: tuple[Einsum, ...]
+    einsums: tuple[Einsum, ...]
     flows: tuple[Flow, ...]
     weights: tuple[VariableSpec, ...]
     moments: tuple[tuple[VariableSpec, ...], ...]
@@ -36,9 +36,9 @@ class LayerGroup:
     @property
     def letters(self) -> frozenset[str]:
         """Returns the letters of all tensors of the group."""
-        found = {x for spec in self.weights for x in spec.layout}
-        found.update(x for p in self.products for t in (*p.operands, p.result) for x in t.layout)
-        return frozenset(found)
+        weights = {x for spec in self.weights for x in spec.layout}
+        tensors = (t for e in self.einsums for t in (*e.operands, e.result))
+        return frozenset(weights.union(*(t.layout for t in tensors)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,26 +61,27 @@ def group(step: TracedStep) -> LayerGroups:
     """
     kinds = _kinds(step)
     names = sorted(set(kinds.values()) - {_OTHER}, key=_rank) or [_OTHER]
-    work = dict.fromkeys(names, 0)
-    for product in step.products:
-        if product.path in kinds:
-            work[kinds[product.path]] = work.get(kinds[product.path], 0) + _work(product)
-    main = max(names, key=work.__getitem__)
-    of = {path: main if kind == _OTHER else kind for path, kind in kinds.items()}
+    multiply_adds = dict.fromkeys(names, 0)
+    for einsum in step.einsums:
+        if einsum.path in kinds:
+            kind = kinds[einsum.path]
+            multiply_adds[kind] = multiply_adds.get(kind, 0) + _multiply_adds(einsum)
+    main = max(names, key=multiply_adds.__getitem__)
+    kind_of = {path: main if kind == _OTHER else kind for path, kind in kinds.items()}
     between: dict[tuple[int, int], tuple[Flow, ...]] = {}
     for flow in step.flows:
-        source, target = _pair(flow, of, main)
+        source, target = _pair(flow, kind_of, main)
         if source != target:
             pair = names.index(source), names.index(target)
             between[pair] = (*between.get(pair, ()), flow)
     groups = []
     for name in names:
-        weights = tuple(s for s in step.weights if of[_layer(s)] == name)
+        weights = tuple(s for s in step.weights if kind_of[_layer(s)] == name)
         groups.append(
             LayerGroup(
                 name=name,
-                products=tuple(p for p in step.products if of.get(p.path, main) == name),
-                flows=tuple(f for f in step.flows if _pair(f, of, main) == (name, name)),
+                einsums=tuple(e for e in step.einsums if kind_of.get(e.path, main) == name),
+                flows=tuple(f for f in step.flows if _pair(f, kind_of, main) == (name, name)),
                 weights=weights,
                 moments=tuple(step.moments.get(spec.path, ()) for spec in weights),
                 paths=tuple(sorted(path for path, kind in kinds.items() if kind == name)),
@@ -102,8 +103,8 @@ def _layer(spec: VariableSpec) -> str:
     return spec.path.rpartition(".")[0]
 
 
-def _pair(flow: Flow, of: dict[str, str], main: str) -> tuple[str, str]:
-    return of.get(flow.source_path, main), of.get(flow.target_path, main)
+def _pair(flow: Flow, kind_of: dict[str, str], main: str) -> tuple[str, str]:
+    return kind_of.get(flow.source_path, main), kind_of.get(flow.target_path, main)
 
 
 def _rank(name: str) -> int:
@@ -111,5 +112,5 @@ def _rank(name: str) -> int:
     return names.index(name) if name in names else len(names)
 
 
-def _work(product: Einsum) -> int:
-    return 0 if product.is_lookup else product.times * math.prod(product.sizes.values())
+def _multiply_adds(einsum: Einsum) -> int:
+    return 0 if einsum.is_lookup else einsum.times * math.prod(einsum.sizes.values())

@@ -71,12 +71,12 @@ def solve(
     return program.solve()
 
 
-def _is_as_good(one: OptionCost, other: OptionCost) -> bool:
+def _is_as_good(option: OptionCost, other: OptionCost) -> bool:
     return (
-        one.boundary == other.boundary
-        and one.seconds <= other.seconds
-        and one.workspace <= other.workspace
-        and all(a <= b for a, b in zip(one.resident, other.resident, strict=True))
+        option.boundary == other.boundary
+        and option.seconds <= other.seconds
+        and option.workspace <= other.workspace
+        and all(a <= b for a, b in zip(option.resident, other.resident, strict=True))
     )
 
 
@@ -126,16 +126,16 @@ class _Program:
         matrix = sparse.csr_array((values, (rows, columns)), shape=(len(self._rows), count))
         upper = np.full(count, np.inf)
         upper[: self._size] = 1
-        found = optimize.milp(
+        solution = optimize.milp(
             self._costs,
             integrality=np.arange(count) < self._size,
             bounds=optimize.Bounds(0, upper),
             constraints=optimize.LinearConstraint(matrix, self._lower, self._upper),
             options={"mip_rel_gap": 1e-9},
         )
-        if found.x is None:
+        if solution.x is None:
             return None
-        parts = [found.x[self._first[g] : self._first[g + 1]] for g in range(len(self._groups))]
+        parts = [solution.x[self._first[g] : self._first[g + 1]] for g in range(len(self._groups))]
         return tuple(int(np.argmax(part)) for part in parts)
 
     def _of_boundary(self, group: int, boundary: Hashable) -> list[int]:

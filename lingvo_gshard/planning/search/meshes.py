@@ -21,13 +21,13 @@ def shapes(devices: int, torus: tuple[int, ...] = (), most_axes: int = 3) -> lis
       torus: shape of the interconnect. Axes then align with its dimensions.
       most_axes: maximum number of axes.
     """
-    found: list[tuple[int, ...]] = []
+    mesh_shapes: list[tuple[int, ...]] = []
     for axes in range(1, most_axes + 1):
         for sizes in _factorizations(devices, axes):
             is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
             if is_ordered and _follows(sizes, torus):
-                found.append(sizes)
-    return found
+                mesh_shapes.append(sizes)
+    return mesh_shapes
 
 
 def unnamed(sizes: tuple[int, ...]) -> Mesh:

@@ -93,6 +93,6 @@ def resharding(tensor: Tensor, before: Sharding, after: Sharding, mesh: Mesh) ->
     ]
     if gathered:
         parts = math.prod(mesh.axis_size(axis) for axis in gathered)
-        whole = local_bytes(tensor, before, mesh) * parts
-        calls.append(Collective("all-gather", tuple(gathered), whole))
+        gathered_bytes = local_bytes(tensor, before, mesh) * parts
+        calls.append(Collective("all-gather", tuple(gathered), gathered_bytes))
     return calls

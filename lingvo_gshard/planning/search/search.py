@@ -65,9 +65,9 @@ def search(
       most_axes: maximum number of mesh axes.
       log: called with each event of the search.
     """
-    grouped = group(step)
+    layer_groups = group(step)
     mesh_searches = [
-        _MeshSearch(step, grouped, meshes.unnamed(sizes), rates)
+        _MeshSearch(step, layer_groups, meshes.unnamed(sizes), rates)
         for sizes in meshes.shapes(devices, torus, most_axes) or [(devices,)]
     ]
     rows: dict[Candidate, RatedCandidate] = {}
@@ -83,24 +83,24 @@ def search(
     capacity = rates.capacity
     if compile_candidate is not None:
         ordered = _compile(ordered, compile_candidate, compile_best, capacity, log)
-    counting = [row for row in ordered if row.compiled] if compile_candidate else ordered
-    fitting = [row for row in counting if _fits(row, capacity)]
+    considered = [row for row in ordered if row.compiled] if compile_candidate else ordered
+    fitting = [row for row in considered if _fits(row, capacity)]
     if compile_candidate is not None:
         fitting.sort(key=lambda row: row.seconds)
     best = fitting[0] if fitting else None
-    baselines = tuple(_baselines(step, grouped, devices, rates))
-    return SearchResult(best, front(counting), tuple(ordered), baselines, capacity)
+    baselines = tuple(_baselines(step, layer_groups, devices, rates))
+    return SearchResult(best, front(considered), tuple(ordered), baselines, capacity)
 
 
 class _MeshSearch:
     """The search on one mesh: the options of each group and their costs."""
 
-    def __init__(self, step: TracedStep, grouped: LayerGroups, mesh: Mesh, rates: Rates):
-        self._grouped, self._mesh = grouped, mesh
+    def __init__(self, step: TracedStep, layer_groups: LayerGroups, mesh: Mesh, rates: Rates):
+        self._layer_groups, self._mesh = layer_groups, mesh
         self._paths = [spec.path.rpartition(".")[0] for spec in step.weights]
         self._capacity = rates.capacity - step.inputs // mesh.size
         self._model = CostModel(mesh, rates)
-        self._options = [sharding_options.options(mesh, g.letters) for g in grouped.groups]
+        self._options = [sharding_options.options(mesh, g.letters) for g in layer_groups.groups]
         self._strategies = [[o.strategy(mesh) for o in options] for options in self._options]
         self._boundaries = [[o.rows(mesh) for o in options] for options in self._options]
 
@@ -111,28 +111,28 @@ class _MeshSearch:
 
     def rows(self, policies: Iterable[str]) -> list[RatedCandidate]:
         """Returns the fastest candidate for each policy and each share of the memory."""
-        found = []
+        candidates = []
         for policy in policies:
             model = self._model.under(policy)
             for chosen in self._chosen(self._costs(model), self._pairs(model)):
-                found.append(self._row(chosen, model))
-        return found
+                candidates.append(self._row(chosen, model))
+        return candidates
 
     def smallest(self, policies: Iterable[str]) -> list[RatedCandidate]:
         """Returns the candidate with the least memory for each policy."""
-        found = []
+        candidates = []
         for policy in policies:
             model = self._model.under(policy)
             sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
-            found.append(
+            candidates.append(
                 self._row(tuple(of_group.index(min(of_group)) for of_group in sizes), model)
             )
-        return found
+        return candidates
 
     def _costs(self, model: CostModel) -> list[list[Cost]]:
         return [
             [model.group_cost(g, strategy) for strategy in of_group]
-            for g, of_group in zip(self._grouped.groups, self._strategies, strict=True)
+            for g, of_group in zip(self._layer_groups.groups, self._strategies, strict=True)
         ]
 
     def _chosen(self, costs: list[list[Cost]], pairs: PairCosts) -> list[tuple[int, ...]]:
@@ -144,16 +144,16 @@ class _MeshSearch:
             for of_group, boundaries in zip(costs, self._boundaries, strict=True)
         ]
         kept = [pareto_optimal(of_group) for of_group in choices]
-        few = [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
-        found: dict[tuple[int, ...], None] = {}
+        reduced = [[of_group[i] for i in k] for of_group, k in zip(choices, kept, strict=True)]
+        distinct: dict[tuple[int, ...], None] = {}
         for share in _SHARES:
-            numbers = solve(few, pairs, self._capacity * share)
+            numbers = solve(reduced, pairs, self._capacity * share)
             if numbers is None:
                 break
-            found[tuple(k[n] for k, n in zip(kept, numbers, strict=True))] = None
-        return [chosen for chosen in found if not self._is_of_fewer_axes(chosen)]
+            distinct[tuple(k[n] for k, n in zip(kept, numbers, strict=True))] = None
+        return [chosen for chosen in distinct if not self._has_mergeable_axes(chosen)]
 
-    def _is_of_fewer_axes(self, chosen: tuple[int, ...]) -> bool:
+    def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
         """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
         roles_of_axes = list(
             zip(
@@ -166,7 +166,7 @@ class _MeshSearch:
     def _pairs(self, model: CostModel) -> PairCosts:
         """Returns the time to reshard the batch between groups."""
         pairs: dict = {}
-        for (source, target), flows in self._grouped.between.items():
+        for (source, target), flows in self._layer_groups.between.items():
             boundaries = {
                 boundary: _batch_strategy(boundary, self._mesh)
                 for boundary in self._boundaries[source]
@@ -185,8 +185,10 @@ class _MeshSearch:
     def _row(self, chosen: tuple[int, ...], model: CostModel) -> RatedCandidate:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
-        found = candidate(self._grouped, options, self._mesh, model.policy, self._paths)
-        return RatedCandidate(found, model.cost(self._grouped, tables))
+        chosen_candidate = candidate(
+            self._layer_groups, options, self._mesh, model.policy, self._paths
+        )
+        return RatedCandidate(chosen_candidate, model.cost(self._layer_groups, tables))
 
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
@@ -211,8 +213,8 @@ def _simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
 
 def _complexity(row: RatedCandidate) -> tuple:
     c = row.candidate
-    axes, again = c.mesh.count("="), c.rematerialize != remat_policy.NONE
-    return len(c.overrides), axes, again, len(c.strategy), row.cost.peak
+    axes, is_recomputed = c.mesh.count("="), c.rematerialize != remat_policy.NONE
+    return len(c.overrides), axes, is_recomputed, len(c.strategy), row.cost.peak
 
 
 def _fits(row: RatedCandidate, capacity: int) -> bool:
@@ -231,8 +233,10 @@ def _compile(
     # Largest ratio so far of compiled to estimated memory.
     excess = 1.0
     for _ in range(most):
-        tried = [row for row in rows if row.compiled or row.problem]
-        open_rows = [i for i, row in enumerate(rows) if not any(_is_alike(row, t) for t in tried)]
+        compiled_rows = [row for row in rows if row.compiled or row.problem]
+        open_rows = [
+            i for i, row in enumerate(rows) if not any(_is_alike(row, t) for t in compiled_rows)
+        ]
         fitting = [i for i in open_rows if rows[i].cost.peak * excess <= capacity]
         if not open_rows:
             break
@@ -257,7 +261,7 @@ def _is_alike(one: RatedCandidate, other: RatedCandidate) -> bool:
 
 
 def _baselines(
-    step: TracedStep, grouped: LayerGroups, devices: int, rates: Rates
+    step: TracedStep, layer_groups: LayerGroups, devices: int, rates: Rates
 ) -> Iterable[RatedCandidate]:
     """Yields the named strategies that the cost model can rate, each over all devices."""
     for name in strategies.base_names():
@@ -266,5 +270,5 @@ def _baselines(
         axis = "model" if name == "tensor" else "data"
         mesh = Mesh(((axis, devices),))
         strategy = strategies.get(name, mesh)
-        cost = CostModel(mesh, rates).cost(grouped, [strategy] * len(grouped.groups))
+        cost = CostModel(mesh, rates).cost(layer_groups, [strategy] * len(layer_groups.groups))
         yield RatedCandidate(Candidate(str(mesh), name), cost, name)

@@ -59,11 +59,11 @@ class ShardedEinsum:
 
     def seconds(self, rates: Rates, mesh: Mesh, dtype: str) -> float:
         """Returns the time of one execution without overlap of collectives and einsum."""
-        moved = sum(
+        communication = sum(
             rates.collective_seconds(call.kind, call.bytes, call.axes, mesh)
             for _, call in self.calls
         )
-        return moved + rates.matmul_seconds(self.flops, self.bytes, dtype)
+        return communication + rates.matmul_seconds(self.flops, self.bytes, dtype)
 
 
 def shard_einsum(
@@ -78,25 +78,25 @@ def shard_einsum(
       rates: speed of the devices.
     """
     choices = [_letters(axis, operands, result) for axis in mesh.names]
-    found = [
+    sharded = [
         _sharded(dict(zip(mesh.names, letters, strict=True)), operands, result, mesh)
         for letters in itertools.product(*choices)
     ]
-    return min(found, key=lambda e: e.seconds(rates, mesh, result.tensor.dtype))
+    return min(sharded, key=lambda e: e.seconds(rates, mesh, result.tensor.dtype))
 
 
 def _letters(axis: str, operands: tuple[ShardedTensor, ...], result: ShardedTensor) -> list[str]:
     """Returns the letters that an axis may shard; "" replicates the computation over it."""
     wanted = result.where.get(axis, "")
-    given = {operand.where.get(axis, "") for operand in operands} - {""}
+    current = {operand.where.get(axis, "") for operand in operands} - {""}
     contracted = [
         letter
-        for letter in sorted(given - set(result.tensor.layout))
+        for letter in sorted(current - set(result.tensor.layout))
         if all(_can_contract(operand, letter, axis) for operand in operands)
     ]
     if any(_is_contracted_by_all(letter, axis, operands) for letter in contracted):
         return contracted
-    output_letters = sorted(given & set(result.tensor.layout) | {wanted})
+    output_letters = sorted(current & set(result.tensor.layout) | {wanted})
     return [*contracted, *output_letters]
 
 
@@ -114,13 +114,13 @@ def _sharded(
 ) -> ShardedEinsum:
     used = {axis: letter for axis, letter in letters.items() if letter}
     calls: list[tuple[int, Collective]] = []
-    moved = 0
+    traffic = 0
     for number, operand in enumerate(operands):
-        there = {a: x for a, x in used.items() if x in operand.tensor.layout}
+        needed = {a: x for a, x in used.items() if x in operand.tensor.layout}
         if operand.is_free:
             continue
-        calls += [(number, c) for c in resharding(operand.tensor, operand.where, there, mesh)]
-        moved += local_bytes(operand.tensor, there, mesh)
+        calls += [(number, c) for c in resharding(operand.tensor, operand.where, needed, mesh)]
+        traffic += local_bytes(operand.tensor, needed, mesh)
     layout = result.tensor.layout
     partial = [axis for axis, letter in used.items() if letter not in layout]
     computed = {axis: letter for axis, letter in used.items() if letter in layout}
@@ -139,8 +139,8 @@ def _sharded(
     output = local_bytes(result.tensor, computed, mesh)
     weights = tuple(i for i, operand in enumerate(operands) if operand.tensor.is_weight)
     if is_lookup:
-        return ShardedEinsum(0, 2 * min(output, moved), tuple(calls), weights)
-    return ShardedEinsum(flops, moved + output, tuple(calls), weights)
+        return ShardedEinsum(0, 2 * min(output, traffic), tuple(calls), weights)
+    return ShardedEinsum(flops, traffic + output, tuple(calls), weights)
 
 
 def _sums(
@@ -149,11 +149,11 @@ def _sums(
     """Returns the reductions of partial sums: reduce-scatters where the result is sharded."""
     bytes = local_bytes(result.tensor, computed, mesh)
     scattered = tuple(axis for axis in partial if axis in result.where)
-    whole = tuple(axis for axis in partial if axis not in result.where)
+    reduced = tuple(axis for axis in partial if axis not in result.where)
     calls = []
     if scattered:
         calls.append(Collective("reduce-scatter", scattered, bytes))
         bytes //= math.prod(mesh.axis_size(axis) for axis in scattered)
-    if whole:
-        calls.append(Collective("all-reduce", whole, bytes))
+    if reduced:
+        calls.append(Collective("all-reduce", reduced, bytes))
     return calls

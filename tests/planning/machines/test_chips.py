@@ -29,7 +29,7 @@ def test_per_device_figures_divide_the_chip_by_its_partitions():
 
 
 def test_pod_rates_match_published_figures():
-    """The documentation also gives rates of whole pods."""
+    """The documentation also gives rates of complete pods."""
     v5e = chips.get("v5e")
     assert 2 * 16 * v5e.link_bandwidth == pytest.approx(1.6e12)
     assert 256 * v5e.links * v5e.link_bandwidth == pytest.approx(51.2e12)

@@ -1,4 +1,4 @@
-"""Checks efficiencies against the measurements that they come from."""
+"""Checks efficiencies against the measurements behind them."""
 
 import pytest
 

@@ -16,16 +16,16 @@ def call(kind, axes, size, count=MIB):
     return Collective(kind, axes, size, "float32", count)
 
 
-def whole(kind, topology, count=MIB):
-    """The bound on a collective over all devices of a topology."""
+def bound_over_all(kind, topology, count=MIB):
+    """Returns the bound on a collective over all devices of a topology."""
     mesh = Mesh((("all", topology.devices),))
     return interconnect.seconds_bound(call(kind, ("all",), mesh.size, count), topology, mesh)
 
 
 def routed(topology, bytes_of_pair):
-    """The bytes on the busiest link if each pair of chips routes dimension by dimension.
+    """Returns the bytes on the busiest link under dimension-order routing between all chips.
 
-    Where both directions around a ring are equally long, each takes half of the bytes.
+    If both directions around a ring are equally long, each carries half of the bytes.
     """
     load = {}
 
@@ -57,28 +57,34 @@ def routed(topology, bytes_of_pair):
 def test_all_to_all_is_bound_by_the_busiest_link(name):
     topology = topologies.get(name)
     most = routed(topology, MIB / topology.devices)
-    assert whole("all-to-all", topology) == pytest.approx(most / topology.chip.link_bandwidth)
+    assert bound_over_all("all-to-all", topology) == pytest.approx(
+        most / topology.chip.link_bandwidth
+    )
 
 
 def test_two_cores_of_a_chip_share_its_links():
     topology = topologies.get("v3:4x4")
     # Each of a chip's two cores sends to both cores of each other chip.
     most = routed(topology, 4 * MIB / topology.devices)
-    assert whole("all-to-all", topology) == pytest.approx(most / topology.chip.link_bandwidth)
+    assert bound_over_all("all-to-all", topology) == pytest.approx(
+        most / topology.chip.link_bandwidth
+    )
 
 
 def test_all_to_all_on_a_2d_torus_scales_with_square_root_of_chips():
-    pod = whole("all-to-all", topologies.get("v2:16x16"))
+    pod = bound_over_all("all-to-all", topologies.get("v2:16x16"))
     v2 = topologies.get("v2:16x16").chip.link_bandwidth
     v3 = topologies.get("v3:32x32").chip.link_bandwidth
-    assert whole("all-to-all", topologies.get("v3:32x32")) * v3 == pytest.approx(2 * pod * v2)
+    assert bound_over_all("all-to-all", topologies.get("v3:32x32")) * v3 == pytest.approx(
+        2 * pod * v2
+    )
 
 
 def test_bisection_of_a_16x16_torus_is_32_links():
     topology = topologies.get("v5e:16x16")
     # Each of 128 chips sends half of its buffer to the other half of the torus.
     expected = 128 * MIB / 2 / (32 * topology.chip.link_bandwidth)
-    assert whole("all-to-all", topology) == pytest.approx(expected)
+    assert bound_over_all("all-to-all", topology) == pytest.approx(expected)
 
 
 def test_ring_all_reduce_along_one_ring_of_a_torus():
@@ -96,11 +102,11 @@ def test_ring_all_reduce_along_one_ring_of_a_torus():
         assert half == pytest.approx(expected / 2)
 
 
-def test_all_reduce_over_a_whole_torus_uses_all_links():
+def test_all_reduce_over_a_full_torus_uses_all_links():
     topology = topologies.get("v5e:16x16")
     expected = 2 * 255 / 256 * MIB / (4 * topology.chip.link_bandwidth)
-    assert whole("all-reduce", topology) == pytest.approx(expected)
-    assert whole("all-gather", topology) == pytest.approx(expected / 2)
+    assert bound_over_all("all-reduce", topology) == pytest.approx(expected)
+    assert bound_over_all("all-gather", topology) == pytest.approx(expected / 2)
 
 
 def test_line_without_wraparound_is_bound_by_its_end():
@@ -146,16 +152,16 @@ def test_gpu_collectives_within_and_across_hosts():
     between = interconnect.seconds_bound(call("all-gather", ("hosts",), 4), topology, mesh)
     assert between == pytest.approx(3 / 4 * MIB / 50e9)
     # Three quarters of the buffer of each GPU leave the host.
-    exchange = whole("all-to-all", topology)
+    exchange = bound_over_all("all-to-all", topology)
     assert exchange == pytest.approx(3 / 4 * MIB / 50e9)
     # Only the sum over a host's GPUs leaves the host and goes around the ring of hosts.
-    assert whole("all-reduce", topology) == pytest.approx(2 * 3 / 4 * MIB / 400e9)
+    assert bound_over_all("all-reduce", topology) == pytest.approx(2 * 3 / 4 * MIB / 400e9)
 
 
 def test_cpu_collectives_are_bound_by_memory_bandwidth():
     topology = topologies.get("cpu:8")
     expected = 2 * MIB / topology.chip.memory_bandwidth
-    assert whole("all-reduce", topology) == pytest.approx(expected)
+    assert bound_over_all("all-reduce", topology) == pytest.approx(expected)
 
 
 def test_bound_of_groups_along_mesh_axes():
@@ -164,7 +170,7 @@ def test_bound_of_groups_along_mesh_axes():
         interconnect.groups(mesh, ("a", "c"), 4), [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     )
     np.testing.assert_array_equal(interconnect.groups(mesh, ("c",), 2)[:2], [[0, 1], [2, 3]])
-    # Of groups that follow no axes only the size is known.
+    # Only the size of groups that follow no axes is known.
     assert interconnect.groups(mesh, (), 4).tolist()[1] == [4, 5, 6, 7]
     assert interconnect.groups(mesh, (), 5).shape == (12, 1)
 

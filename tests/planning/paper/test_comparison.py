@@ -1,4 +1,4 @@
-"""Checks published figures against each other, and which numbers of plans are compared."""
+"""Checks that published figures are consistent and are compared with the right numbers of plans."""
 
 from types import SimpleNamespace
 
@@ -29,13 +29,13 @@ def namespaces(rows):
 
 
 def compared(name, **fields):
-    """Returns the row of a comparison of which each plan has these fields."""
+    """Returns a comparison's row, given plans with these fields."""
     found = comparison(name)
     return paper.compare(found, dict.fromkeys(found.cases, SimpleNamespace(**fields)))
 
 
 def plan_of(model, steps_per_second):
-    """Fields of a plan of a model of the paper that trains at that speed."""
+    """Returns the fields of a plan of one of the paper's models at this speed."""
     row = figures.TABLE[model]
     return {"devices": row.cores, "tokens_per_second": steps_per_second * row.batch}
 

@@ -19,7 +19,7 @@ _SECONDS = 60
 
 
 def missing() -> str:
-    """Returns what is missing for a browser to be driven, or nothing."""
+    """Returns which program is missing to drive a browser; empty if none is."""
     if not any(map(shutil.which, BROWSERS)):
         return "no Chromium on PATH (Debian: apt-get install chromium chromium-driver)"
     if not shutil.which(DRIVER):
@@ -30,7 +30,7 @@ def missing() -> str:
 class Browser:
     """One window; a context manager that ends the browser and its driver.
 
-    Raises RuntimeError with the driver's words where a command fails.
+    Raises RuntimeError with the driver's message if a command fails.
     """
 
     def __init__(self, width: int = 1280, height: int = 900, dark: bool = False):
@@ -52,7 +52,7 @@ class Browser:
         self.close()
 
     def close(self) -> None:
-        """Ends the browser and its driver."""
+        """Closes the browser and its driver."""
         try:
             if self._session:
                 self._call("DELETE", "")
@@ -66,7 +66,7 @@ class Browser:
         self._call("POST", "/url", {"url": url})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Returns what a script in the page returns; `arguments` are its arguments."""
+        """Runs a script in the page with these arguments and returns its result."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def click(self, selector: str) -> None:
@@ -89,7 +89,7 @@ class Browser:
         self._call("POST", "/actions", {"actions": [pointer]})
 
     def screenshot(self) -> bytes:
-        """Returns what the window shows, as PNG."""
+        """Returns a screenshot of the window as PNG."""
         return base64.b64decode(self._call("GET", "/screenshot"))
 
     def texts(self, selector: str) -> list[str]:
@@ -98,7 +98,7 @@ class Browser:
         return self.run(script, selector)
 
     def console(self) -> list[str]:
-        """Returns what was logged, errors of scripts and of loading among it, since last asked."""
+        """Returns new console messages since the last call, including script and loading errors."""
         entries = self._call("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
 
@@ -110,13 +110,13 @@ class Browser:
 
     def _start(self, width: int, height: int, dark: bool) -> dict[str, Any]:
         flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage"]
-        # Of a browser's own errands none is wanted here.
+        # Disable the browser's own background traffic.
         flags += ["--disable-background-networking", "--disable-component-update"]
         flags.append(f"--window-size={width},{height}")
         if dark:
             flags.append("--blink-settings=preferredColorScheme=0")
         if os.geteuid() == 0:
-            # Chromium's sandbox does not run as root, as which containers often run tests.
+            # Chromium's sandbox does not run as root, and containers often run tests as root.
             flags.append("--no-sandbox")
         binary = next(path for path in map(shutil.which, BROWSERS) if path)
         wanted = {
@@ -136,7 +136,7 @@ class Browser:
             self._root + self._session + path, data, {"Content-Type": "application/json"}
         )
         request.get_method = lambda: method
-        # No proxy stands between this machine and itself.
+        # Local connections must not use a proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=_SECONDS) as answer:

@@ -18,7 +18,7 @@ from tests.planning import example_plan
 
 
 class Elements(html.parser.HTMLParser):
-    """Every element with its attributes, and what stands in scripts and styles."""
+    """Collects every element with its attributes and the content of scripts and styles."""
 
     def __init__(self, page):
         super().__init__()
@@ -42,7 +42,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def embedded(page):
-    """What the page's own script reads."""
+    """Returns the data that the page's own script reads."""
     ((_, text),) = [one for one in Elements(page).all("script") if one[0].get("id") == "plan"]
     return json.loads(text)
 

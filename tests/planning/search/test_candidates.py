@@ -26,7 +26,7 @@ def traced():
 
 
 @functools.cache
-def grouped():
+def layer_groups():
     return group(traced())
 
 
@@ -36,7 +36,7 @@ def paths() -> tuple[str, ...]:
 
 
 def parts(mesh: Mesh, split) -> tuple:
-    """How a tensor is cut, whatever the axes' names: their sizes, by their places in the mesh."""
+    """Returns a split as indices of mesh axes, so that axis names do not matter."""
     return tuple(tuple(mesh.names.index(axis) for axis in axes) for axes in split)
 
 
@@ -45,19 +45,19 @@ def test_flags_shard_every_layer_as_chosen(sizes, data):
     mesh = meshes.unnamed(sizes)
     chosen = [
         data.draw(st.sampled_from(sharding_options.options(mesh, g.letters)))
-        for g in grouped().groups
+        for g in layer_groups().groups
     ]
-    found = candidate(grouped(), chosen, mesh, "none", paths())
+    found = candidate(layer_groups(), chosen, mesh, "none", paths())
     partitioning = Partitioning.make(found.mesh, found.strategy, dict(found.overrides))
     partitioning.check_overrides(traced().layer_paths)
-    for own, option in zip(grouped().groups, chosen, strict=True):
+    for own, option in zip(layer_groups().groups, chosen, strict=True):
         expected = Partitioning(mesh, option.strategy(mesh))
-        for product in own.products:
-            if product.path not in own.paths:
+        for einsum in own.einsums:
+            if einsum.path not in own.paths:
                 continue
-            for tensor in (*product.operands, product.result):
+            for tensor in (*einsum.operands, einsum.result):
                 kind = "weights" if tensor.is_weight else "activations"
-                arguments = tensor.layout, kind, product.path, tensor.unsplit
+                arguments = tensor.layout, kind, einsum.path, tensor.unsplit
                 assert parts(partitioning.mesh, partitioning.split(*arguments)) == parts(
                     mesh, expected.split(*arguments)
                 ), (found, arguments)

@@ -37,7 +37,7 @@ def model() -> Trainer:
 
 
 @functools.cache
-def grouped() -> LayerGroups:
+def layer_groups() -> LayerGroups:
     return group(trace(model(), batch(8, 12)))
 
 
@@ -62,8 +62,8 @@ def test_collective_bytes_and_peak_memory_match_the_compiler(mesh, strategy):
     for collective in hlo.collective_calls(operations.operations):
         moved[collective.kind] += collective.bytes
 
-    tables = [strategies.get(strategy, parsed)] * len(grouped().groups)
-    cost = CostModel(parsed, ring_rates()).cost(grouped(), tables)
+    tables = [strategies.get(strategy, parsed)] * len(layer_groups().groups)
+    cost = CostModel(parsed, ring_rates()).cost(layer_groups(), tables)
     expected = collections.Counter(cost.bytes_by_kind())
     expected["all-reduce"] += expected.pop("reduce-scatter", 0)
     assert set(moved) == set(+expected)

@@ -31,7 +31,7 @@ def strategy(result: SearchResult) -> tuple[Mesh, Strategy]:
     [(12, "none"), (36, "products_but_hidden")],
 )
 def test_search_shards_the_papers_moe_as_the_paper_did(layers, policy):
-    """512 experts on 512 TPU v3 cores: groups and experts over one axis, all else replicated."""
+    """On 512 TPU v3 cores, one axis shards groups and 512 experts; the rest is replicated."""
     experiment = registry.get(f"gshard_paper.moe_512e_{layers}l")
     experiment.task.set(source_vocabulary_size=64000, target_vocabulary_size=32000)
     task = experiment.task.instantiate()
@@ -51,7 +51,7 @@ def test_search_shards_the_papers_moe_as_the_paper_did(layers, policy):
     [("v4:2x2x2", 4, 8), pytest.param("v4:2x2x4", 8, 16, marks=pytest.mark.slow)],
 )
 def test_wide_model_on_few_chips_is_sharded_like_megatron(name, layers, rows):
-    """Model 16,384, hidden 65,536, 8 and 16 chips, a row each: heads, hidden units, vocabulary."""
+    """On 8 and 16 chips with one row each, heads, hidden units and vocabulary are sharded."""
     topology = topologies.get(name)
     traced = trace(dense(16384, 65536, layers, 128, "bfloat16"), batch(rows, 512))
     result = search(traced, topology.devices, rates_of(topology), most_axes=2)
@@ -65,7 +65,7 @@ def test_wide_model_on_few_chips_is_sharded_like_megatron(name, layers, rows):
     ("name", "model_dim", "dtype"), [("v4:8x8x4", 4096, "bfloat16"), ("v3:16x16", 2048, "float32")]
 )
 def test_deep_model_on_many_chips_is_sharded_like_zero(name, model_dim, dtype):
-    """96 layers, a million tokens or two: weights lie in parts and are gathered when used."""
+    """With 96 layers and 1 to 2 million tokens, weights are sharded and gathered on use."""
     topology = topologies.get(name)
     trainer = dense(model_dim, 4 * model_dim, 96, model_dim // 128, dtype)
     traced = trace(trainer, batch(4096, 512))
@@ -77,8 +77,8 @@ def test_deep_model_on_many_chips_is_sharded_like_zero(name, model_dim, dtype):
     assert mesh.axis_size(tables.weights["M"][0]) >= 64
     split = {pattern for pattern, _ in result.best.candidate.overrides}
     assert split <= {"source_embedding", "target_embedding"}
-    whole = next(row for row in result.baselines if row.name == "data")
-    assert whole.cost.peak > result.capacity
+    data_parallel = next(row for row in result.baselines if row.name == "data")
+    assert data_parallel.cost.peak > result.capacity
 
 
 CAPACITY = 350_000
@@ -90,7 +90,7 @@ def tiny() -> TracedStep:
 
 
 def run(**options) -> SearchResult:
-    """Searches for slow devices, where sharding pays, whose memory not everything fits."""
+    """Searches with slow devices of limited memory, for which sharding is useful."""
     rates = ring_rates(CAPACITY, flops_per_second=1e9)
     return search(tiny(), 8, rates, policies=("none", "full"), most_axes=2, **options)
 

@@ -26,12 +26,12 @@ from lingvo_gshard.tools.console import startup
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROWS, LENGTH, VOCABULARY, MODEL = 4, 20, 8, 6
-WHOLE = ((), ())
+REPLICATED = ((), ())
 STATE = [
     Array("step", (), "int32", ()),
     Array("theta.norm.scale", (MODEL,), "float32", ((),)),
-    Array("theta.table", (VOCABULARY, MODEL), "float32", WHOLE),
-    Array("moments.table.first_moment", (VOCABULARY, MODEL), "float32", WHOLE),
+    Array("theta.table", (VOCABULARY, MODEL), "float32", REPLICATED),
+    Array("moments.table.first_moment", (VOCABULARY, MODEL), "float32", REPLICATED),
 ]
 BATCH = [
     Array(f"batch.{name}", (ROWS, LENGTH), "int32", (("data",), ()))
@@ -39,7 +39,7 @@ BATCH = [
 ]
 WORK = Work(2 * ROWS * LENGTH * MODEL * VOCABULARY, ROWS * LENGTH, (("batch.ids", VOCABULARY),))
 
-# The command, where there is no TensorFlow.
+# Runs the command without TensorFlow.
 ALONE = """
 import sys
 sys.modules["tensorflow"] = None
@@ -50,7 +50,7 @@ launcher.run_script()
 
 
 def train_step(step, scale, table, moment, ids, positions, segments):
-    """Gradient descent on mean squares; the loss is what it says a batch is made of, too."""
+    """Runs gradient descent on mean squares; the loss also encodes the batch's values."""
     x_BLM = tf.gather(table, ids) * scale
     logits_BLV = tf.einsum("BLM,VM->BLV", x_BLM, table)
     loss = tf.reduce_mean(tf.square(logits_BLV)) + tf.reduce_sum(moment)
@@ -78,7 +78,7 @@ def make(function, mesh: str = "data=1", work: Work | None = WORK) -> Program:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> pathlib.Path:
-    """The directory with step.zip for one device, and others beside it."""
+    """Returns the directory of step.zip for one device and of other programs."""
     directory = tmp_path_factory.mktemp("saved")
     step = make(train_step)
     step.save(directory / "step.zip")
@@ -93,7 +93,7 @@ def files(tmp_path_factory) -> pathlib.Path:
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
+    """Returns (exit code, standard output, standard error)."""
     code = startup.guarded(bench.NAME, bench.main)([bench.NAME, "exported", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -123,7 +123,7 @@ def test_exported_step_runs_without_tensorflow(files):
 
 @pytest.mark.parametrize(("file", "initial"), [("step.zip", "init.zip"), ("step2.zip", None)])
 def test_state_and_batch_have_the_documented_values(files, capsys, file, initial):
-    """The loss holds the largest id, position and segment; of weights of 1 it is known."""
+    """The loss encodes the largest id, position and segment, and is known for weights of 1."""
     flags = [f"--init_state={files / initial}"] if initial else []
     small = ["--repeats=1", "--gemm_size=8", "--json"]
     code, out, err = run(capsys, str(files / file), *flags, *small)
@@ -145,7 +145,7 @@ def test_jax_rejects_files_lowered_for_another_platform(files):
 
 
 def test_results_are_medians_of_alternating_runs(files, monkeypatch):
-    """A step and a product alone, then runs of steps and of products in turns."""
+    """The clock measures a step and a matmul first, then alternating runs of steps and matmuls."""
     clock = iter([0.1, 0.05, 0.2, 0.01, 0.3, 0.02, 0.1, 0.03])
     counts = []
 

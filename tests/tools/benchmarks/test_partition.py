@@ -1,4 +1,4 @@
-"""Runs gshard-bench partition at tiny sizes: the same step compiled in three ways."""
+"""Runs gshard-bench partition at tiny sizes."""
 
 import json
 

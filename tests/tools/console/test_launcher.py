@@ -1,4 +1,4 @@
-"""`python -m lingvo_gshard` and the start of every command."""
+"""Tests `python -m lingvo_gshard` and the entry point of every command."""
 
 import pathlib
 import subprocess
@@ -20,7 +20,7 @@ launcher.{entry}()
 
 
 def run(entry: str, *argv: str) -> subprocess.CompletedProcess:
-    """Runs an entry point in a process of its own that has neither TensorFlow nor jax."""
+    """Runs an entry point in a subprocess without TensorFlow and jax."""
     code = WITHOUT_LIBRARIES.format(argv=list(argv), entry=entry)
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 

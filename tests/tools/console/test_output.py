@@ -1,4 +1,4 @@
-"""Where commands write: JSON to files or standard output, tables out of its way."""
+"""Tests where commands write JSON and tables."""
 
 import dataclasses
 import json

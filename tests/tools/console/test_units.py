@@ -1,4 +1,4 @@
-"""Numbers with units."""
+"""Tests the formatting of numbers with units."""
 
 import pytest
 

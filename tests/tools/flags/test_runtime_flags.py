@@ -1,4 +1,4 @@
-"""Flags of a partitioned run: mistakes, and one run from training to translation."""
+"""Tests the flags of partitioned runs: user errors, and one run from training to translation."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def sharded_run(tmp_path_factory):
     flags = tiny_translation.write(directory, **rows, task__decoder__moe_every=0)
     command = [sys.executable, "-m", "lingvo_gshard", "train", *flags]
     command += [f"--logdir={directory}/run", "--steps=4", "--mesh=data=8", "--strategy=expert"]
-    # A user's shell asks for no number of devices.
+    # A user's shell sets no number of devices.
     asked = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in asked}
     run = subprocess.run(

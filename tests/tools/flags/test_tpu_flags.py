@@ -1,4 +1,4 @@
-"""Flags of the tpu_strategy runtime: what they choose, and which contradict each other."""
+"""Tests the flags of the tpu_strategy runtime, including contradictions."""
 
 import pathlib
 import subprocess
@@ -28,7 +28,7 @@ def launch(*flags):
 
 @pytest.fixture
 def connected(monkeypatch):
-    """Makes the CPU a TPU of one core; returns the list of TPUs connected to."""
+    """Replaces the TPU by the CPU as a single core; returns the names of connected TPUs."""
     asked = []
 
     def connect(tpu):

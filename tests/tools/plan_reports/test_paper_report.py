@@ -11,7 +11,7 @@ from tests.planning import example_plan
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Returns a list of (Params, topology) that plans were asked for, all of them made up."""
+    """Replaces planning by synthetic plans; returns the list of requested (Params, topology)."""
     calls = []
 
     def plan_experiment(params, topology, options, progress):
@@ -39,13 +39,13 @@ def test_only_plans_of_selected_rows_are_made(planned, tmp_path, capsys):
     ]
     assert [params.input.batch_rows for params, _ in planned] == [2048, 8192, 8192]
     record = json.loads(path.read_text())
-    made_up = example_plan.example_plan()["bytes_per_device"]
+    synthetic = example_plan.example_plan()["bytes_per_device"]
     row = next(row for row in record["rows"] if row["name"] == "weights.moe_512e_12l")
     assert row["published"] == 2.04
-    assert row["ours"] == pytest.approx(made_up["weights"] / 1e9)
-    assert row["ratio"] == pytest.approx(made_up["weights"] / 2.04e9)
+    assert row["ours"] == pytest.approx(synthetic["weights"] / 1e9)
+    assert row["ratio"] == pytest.approx(synthetic["weights"] / 2.04e9)
     assert set(record["plans"]) == {"moe_128e_12l_2048_tokens", "moe_128e_12l", "moe_512e_12l"}
-    assert record["plans"]["moe_512e_12l"]["bytes_per_device"] == made_up
+    assert record["plans"]["moe_512e_12l"]["bytes_per_device"] == synthetic
     printed = capsys.readouterr().out
     assert "Plan 1 of 3: moe_128e_12l_2048_tokens on v3:8x8" in printed
     assert "MoE(512E, 12L): weights of a core, GB (figure 7, read off)" in printed

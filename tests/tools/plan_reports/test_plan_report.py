@@ -21,7 +21,7 @@ def printed(record):
 
 
 def table_lines(lines):
-    """Lines of tables: those between a rule and the next empty line."""
+    """Returns the lines of tables: those between a rule and the next empty line."""
     inside = False
     for line in lines:
         inside = line.startswith("───") or (inside and bool(line.strip()))

@@ -72,7 +72,7 @@ class Cost:
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Returns the bytes of all calls in a step, by kind of collective."""
-        found: collections.Counter[str] = collections.Counter()
+        total: collections.Counter[str] = collections.Counter()
         for call, _, times in self.calls:
-            found[call.kind] += call.bytes * times
-        return dict(found)
+            total[call.kind] += call.bytes * times
+        return dict(total)

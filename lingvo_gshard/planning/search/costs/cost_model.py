@@ -34,8 +34,8 @@ class CostModel:
     def __init__(self, mesh: Mesh, rates: Rates, policy: str = remat_policy.NONE):
         remat_policy.check(policy, "rematerialize")
         self.mesh, self.rates, self.policy = mesh, rates, policy
-        self._known: dict[tuple, TermCost] = {}
-        self._executions: dict[tuple, ShardedEinsum] = {}
+        self._term_costs: dict[tuple, TermCost] = {}
+        self._sharded_einsums: dict[tuple, ShardedEinsum] = {}
 
     def under(self, policy: str) -> CostModel:
         """Returns a model with another policy that shares this one's cache."""
@@ -44,12 +44,12 @@ class CostModel:
         other.policy = policy
         return other
 
-    def cost(self, grouped: LayerGroups, strategies: list[Strategy]) -> Cost:
+    def cost(self, layer_groups: LayerGroups, strategies: list[Strategy]) -> Cost:
         """Returns the cost of a step that shards each group by its strategy."""
         total = Cost()
-        for group, strategy in zip(grouped.groups, strategies, strict=True):
+        for group, strategy in zip(layer_groups.groups, strategies, strict=True):
             total.add(self.group_cost(group, strategy))
-        for (source, target), flows in grouped.between.items():
+        for (source, target), flows in layer_groups.between.items():
             for flow in flows:
                 total.add(self.flow_cost(flow, strategies[source], strategies[target]))
         return total
@@ -60,12 +60,12 @@ class CostModel:
         # The recomputed tensors of one unit are alive together, those of different units are not.
         recomputed: dict[int, int] = {}
         for term in cost_terms(group):
-            found = self._term_cost(term, strategy)
-            total.add(found.cost)
-            for key, bytes in found.summed.items():
+            part = self._term_cost(term, strategy)
+            total.add(part.cost)
+            for key, bytes in part.summed.items():
                 summed[key] += bytes
             recomputed[term.unit] = (
-                recomputed.get(term.unit, 0) + term.per_unit * found.cost.recomputed
+                recomputed.get(term.unit, 0) + term.per_unit * part.cost.recomputed
             )
         total.recomputed = max(recomputed.values(), default=0)
         self._add_summed(total, summed, strategy)
@@ -84,9 +84,9 @@ class CostModel:
         tables = {kind: strategy.table(kind) for kind in KINDS}
         policy = "" if isinstance(term.what, Weight) else self.policy
         key = term, policy, *[tables[kind].get(x, ()) for kind, x in term.letters]
-        if key not in self._known:
-            self._known[key] = term_cost(term, self._placement(strategy), self.policy)
-        return self._known[key]
+        if key not in self._term_costs:
+            self._term_costs[key] = term_cost(term, self._placement(strategy), self.policy)
+        return self._term_costs[key]
 
     def _placement(self, strategy: Strategy) -> Placement:
-        return Placement(self.mesh, self.rates, strategy, self._executions)
+        return Placement(self.mesh, self.rates, strategy, self._sharded_einsums)

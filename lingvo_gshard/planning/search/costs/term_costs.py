@@ -58,23 +58,23 @@ class Placement:
       mesh: the mesh.
       rates: speed of the devices.
       strategy: sharding tables.
-      known: cache of sharded einsums.
+      cache: cache of sharded einsums.
     """
 
     def __init__(
-        self, mesh: Mesh, rates: Rates, strategy: Strategy, known: dict[tuple, ShardedEinsum]
+        self, mesh: Mesh, rates: Rates, strategy: Strategy, cache: dict[tuple, ShardedEinsum]
     ):
         self.mesh, self.rates, self.strategy = mesh, rates, strategy
-        self._partitioning, self._known = Partitioning(mesh, strategy), known
+        self._partitioning, self._cache = Partitioning(mesh, strategy), cache
 
     def shard_einsum(
         self, operands: tuple[ShardedTensor, ShardedTensor], result: ShardedTensor
     ) -> ShardedEinsum:
         """Returns the fastest way to compute an einsum."""
         key = tuple((x.tensor, tuple(x.where.items()), x.is_free) for x in (*operands, result))
-        if key not in self._known:
-            self._known[key] = shard_einsum(operands, result, self.mesh, self.rates)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = shard_einsum(operands, result, self.mesh, self.rates)
+        return self._cache[key]
 
     def where(self, tensor: Tensor, kind: str = "") -> Sharding:
         """Returns a tensor's sharding by the table of its own kind, or of another kind."""
@@ -108,14 +108,14 @@ class Placement:
 
 def term_cost(term: CostTerm, placement: Placement, policy: str) -> TermCost:
     """Returns a term's cost under a rematerialization policy."""
-    found = TermCost()
+    total = TermCost()
     if isinstance(term.what, Einsum):
-        _EinsumCost(term.what, term.count, placement, policy, found).add()
+        _EinsumCost(term.what, term.count, placement, policy, total).add()
     elif isinstance(term.what, Weight):
-        _add_weight(found, term.what, term.count, placement)
+        _add_weight(total, term.what, term.count, placement)
     else:
-        found.cost = flow_cost(term.what, term.count, placement, placement, policy)
-    return found
+        total.cost = flow_cost(term.what, term.count, placement, placement, policy)
+    return total
 
 
 def flow_cost(flow: Flow, count: int, source: Placement, target: Placement, policy: str) -> Cost:
@@ -130,12 +130,12 @@ def flow_cost(flow: Flow, count: int, source: Placement, target: Placement, poli
     return cost
 
 
-def _add_weight(found: TermCost, weight: Weight, count: int, placement: Placement) -> None:
+def _add_weight(total: TermCost, weight: Weight, count: int, placement: Placement) -> None:
     """Adds memory and update of equal weights.
 
     The gradient of a weight that is no operand of an einsum is also reduced over the batch.
     """
-    cost, tensor, mesh = found.cost, weight.tensor, placement.mesh
+    cost, tensor, mesh = total.cost, weight.tensor, placement.mesh
     where, update = placement.where(tensor, "weights"), placement.where(tensor, "moments")
     moments = sum(placement.stored_bytes(moment, "moments") for moment in weight.moments)
     gradient = local_bytes(tensor, where, mesh)
@@ -145,35 +145,35 @@ def _add_weight(found: TermCost, weight: Weight, count: int, placement: Placemen
     if weight.times > 1:
         cost.stacked_gradients += count * gradient
     # The update reads weight and gradient, writes the weight, and reads and writes the moments.
-    passed = 3 * local_bytes(tensor, update, mesh) + 2 * moments
-    cost.compute_seconds += count * placement.rates.memory_seconds(passed)
+    traffic = 3 * local_bytes(tensor, update, mesh) + 2 * moments
+    cost.compute_seconds += count * placement.rates.memory_seconds(traffic)
     for call in resharding(tensor, update, where, mesh):
-        found.summed[call.kind, call.axes, 1, OPTIMIZER] += count * call.bytes
+        total.summed[call.kind, call.axes, 1, OPTIMIZER] += count * call.bytes
     rows = placement.strategy.activations.get("B", ())
     rows = tuple(axis for axis in mesh.names if axis in rows)
     if rows and not weight.is_computed_with:
         kind = "reduce-scatter" if any(axis in where for axis in rows) else "all-reduce"
         key = kind, rows, weight.times, BACKWARD
-        found.summed[key] += count * tensor.bytes // weight.times
+        total.summed[key] += count * tensor.bytes // weight.times
 
 
 class _EinsumCost:
     """Adds up the cost of `count` equal einsums and of their gradients."""
 
     def __init__(
-        self, product: Einsum, count: int, placement: Placement, policy: str, found: TermCost
+        self, einsum: Einsum, count: int, placement: Placement, policy: str, total: TermCost
     ):
-        self._product, self._count, self._placement = product, count, placement
-        self._cost, self._summed = found.cost, found.summed
-        self._times = product.times * count
-        self._is_recomputed = policy != remat_policy.NONE and bool(product.unit)
-        layouts = [operand.layout for operand in product.operands]
-        self._is_saved = remat_policy.POLICIES[policy](*layouts, product.result.layout)
+        self._einsum, self._count, self._placement = einsum, count, placement
+        self._cost, self._summed = total.cost, total.summed
+        self._times = einsum.times * count
+        self._is_recomputed = policy != remat_policy.NONE and bool(einsum.unit)
+        layouts = [operand.layout for operand in einsum.operands]
+        self._is_saved = remat_policy.POLICIES[policy](*layouts, einsum.result.layout)
 
     def add(self) -> None:
         """Adds the forward einsum, its recomputation and its gradients."""
         operands = self._operands()
-        result = self._at(self._product.result)
+        result = self._at(self._einsum.result)
         forward = self._placement.shard_einsum(operands, result)
         self._add_execution(forward, FORWARD)
         self._cost.workspace = 2 * forward.bytes
@@ -187,20 +187,20 @@ class _EinsumCost:
 
     def _add_saved(self) -> None:
         """Adds the tensors saved for the backward pass, and those recomputed in it."""
-        saved = [self._placement.bytes(tensor) for tensor in self._product.saved]
+        saved = [self._placement.bytes(tensor) for tensor in self._einsum.saved]
         if not self._is_recomputed:
             self._cost.saved += sum(saved) * self._times
             return
         self._cost.recomputed = sum(saved)
-        if self._product.begins_unit and saved:
+        if self._einsum.begins_unit and saved:
             self._cost.saved += saved[0] * self._times
         if self._is_saved:
-            self._cost.saved += self._placement.bytes(self._product.result) * self._times
+            self._cost.saved += self._placement.bytes(self._einsum.result) * self._times
 
     def _operands(self) -> tuple[ShardedTensor, ShardedTensor]:
         """Returns the operands; a lookup first reshards its table."""
-        left, right = self._product.operands
-        if not self._product.is_lookup:
+        left, right = self._einsum.operands
+        if not self._einsum.is_lookup:
             return self._at(left), self._at(right)
         table = self._placement.where(right, "activations")
         gathers = resharding(right, self._placement.where(right), table, self._placement.mesh)
@@ -216,15 +216,15 @@ class _EinsumCost:
         In loops and with recomputation they run in both passes; elsewhere their result is saved.
         """
         self._placement.add_calls(self._cost, calls, FORWARD, self._times)
-        if self._is_recomputed or self._product.times > 1:
+        if self._is_recomputed or self._einsum.times > 1:
             self._placement.add_calls(self._cost, calls, BACKWARD, self._times)
         else:
             self._cost.saved += self._times * sum(call.bytes for call in calls)
 
-    def _add_execution(self, found: ShardedEinsum, phase: str) -> None:
+    def _add_execution(self, einsum: ShardedEinsum, phase: str) -> None:
         """Adds a forward einsum without the all-gathers of its weights."""
-        self._add_computing(found)
-        moved = [call for number, call in found.calls if number not in found.gathers]
+        self._add_computing(einsum)
+        moved = [call for number, call in einsum.calls if number not in einsum.gathers]
         self._placement.add_calls(self._cost, moved, phase, self._times)
 
     def _add_gradient(
@@ -234,19 +234,19 @@ class _EinsumCost:
         is_weight = target.tensor.is_weight
         if is_weight:
             target = self._at(target.tensor)
-        found = self._placement.shard_einsum((result, other), target)
-        self._add_computing(found)
-        for number, call in found.calls:
-            if number in found.gathers:
+        gradient = self._placement.shard_einsum((result, other), target)
+        self._add_computing(gradient)
+        for number, call in gradient.calls:
+            if number in gradient.gathers:
                 continue
             if number != RESULT or not is_weight:
                 self._placement.add_calls(self._cost, [call], BACKWARD, self._times)
-            elif not self._product.is_tied:
-                key = call.kind, call.axes, self._product.times, BACKWARD
+            elif not self._einsum.is_tied:
+                key = call.kind, call.axes, self._einsum.times, BACKWARD
                 self._summed[key] += call.bytes * self._count
 
-    def _add_computing(self, found: ShardedEinsum) -> None:
-        dtype = self._product.result.dtype
-        self._cost.flops += found.flops * self._times
-        seconds = self._placement.rates.matmul_seconds(found.flops, found.bytes, dtype)
+    def _add_computing(self, einsum: ShardedEinsum) -> None:
+        dtype = self._einsum.result.dtype
+        self._cost.flops += einsum.flops * self._times
+        seconds = self._placement.rates.matmul_seconds(einsum.flops, einsum.bytes, dtype)
         self._cost.compute_seconds += seconds * self._times

@@ -51,25 +51,25 @@ class CostTerm:
 @functools.cache
 def cost_terms(group: LayerGroup) -> tuple[CostTerm, ...]:
     """Returns the terms of a group's cost."""
-    found = []
-    for number, (products, count) in enumerate(_units(group)):
-        for product, per_unit in collections.Counter(products).items():
-            letters = _letters(product)
-            found.append(CostTerm(product, count * per_unit, letters, number, per_unit))
+    terms = []
+    for number, (einsums, count) in enumerate(_units(group)):
+        for einsum, per_unit in collections.Counter(einsums).items():
+            letters = _letters(einsum)
+            terms.append(CostTerm(einsum, count * per_unit, letters, number, per_unit))
     for flow, count in _flows(group):
         letters = _pairs("activations", flow.source.layout + flow.target.layout)
-        found.append(CostTerm(flow, count, letters))
+        terms.append(CostTerm(flow, count, letters))
     for weight, count in _weights(group):
         letters = _pairs("weights", weight.tensor.layout) + _pairs("moments", weight.tensor.layout)
-        found.append(CostTerm(weight, count, (*letters, ("activations", "B"))))
-    return tuple(found)
+        terms.append(CostTerm(weight, count, (*letters, ("activations", "B"))))
+    return tuple(terms)
 
 
-def _letters(product: Einsum) -> tuple[tuple[str, str], ...]:
+def _letters(einsum: Einsum) -> tuple[tuple[str, str], ...]:
     letters: dict[str, str] = {"activations": "", "weights": ""}
-    for tensor in (*product.operands, product.result):
+    for tensor in (*einsum.operands, einsum.result):
         letters["weights" if tensor.is_weight else "activations"] += tensor.layout
-    if product.is_lookup:
+    if einsum.is_lookup:
         letters["activations"] += letters["weights"]
     return tuple(pair for kind, text in letters.items() for pair in _pairs(kind, text))
 
@@ -80,9 +80,9 @@ def _pairs(kind: str, letters: str) -> tuple[tuple[str, str], ...]:
 
 def _units(group: LayerGroup) -> list[tuple[tuple[Einsum, ...], int]]:
     by_unit: dict[str, list[Einsum]] = {}
-    for product in group.products:
-        plain = dataclasses.replace(product, path="", weights=(), unit=_alike(product.unit))
-        by_unit.setdefault(product.unit, []).append(plain)
+    for einsum in group.einsums:
+        plain = dataclasses.replace(einsum, path="", weights=(), unit=_alike(einsum.unit))
+        by_unit.setdefault(einsum.unit, []).append(plain)
     return list(collections.Counter(map(tuple, by_unit.values())).items())
 
 
@@ -95,8 +95,8 @@ def _flows(group: LayerGroup) -> list[tuple[Flow, int]]:
 
 
 def _weights(group: LayerGroup) -> list[tuple[Weight, int]]:
-    computed = {path for product in group.products for path in product.weights}
-    found = [
+    computed = {path for einsum in group.einsums for path in einsum.weights}
+    weights = [
         Weight(
             tensor=_tensor(spec),
             moments=tuple(map(_tensor, moments)),
@@ -105,7 +105,7 @@ def _weights(group: LayerGroup) -> list[tuple[Weight, int]]:
         )
         for spec, moments in zip(group.weights, group.moments, strict=True)
     ]
-    return list(collections.Counter(found).items())
+    return list(collections.Counter(weights).items())
 
 
 def _alike(unit: str) -> str:

@@ -107,7 +107,7 @@ class TracedStep:
     """A training step for the cost model.
 
     Attributes:
-      products: einsums and lookups, in the order of computation.
+      einsums: einsums and lookups, in the order of computation.
       flows: tensors that layers pass to each other.
       weights: all weights.
       moments: optimizer moments of each weight, by the weight's path.
@@ -115,7 +115,7 @@ class TracedStep:
       inputs: bytes of a batch.
     """
 
-    products: tuple[Einsum, ...]
+    einsums: tuple[Einsum, ...]
     flows: tuple[Flow, ...]
     weights: tuple[VariableSpec, ...]
     moments: dict[str, tuple[VariableSpec, ...]]

@@ -46,14 +46,14 @@ def trace(trainer: Trainer, batch: dict[str, tf.TensorSpec]) -> TracedStep:
     with recording.record() as recorded, use_partitioning(None):
         concrete = tf.function(loss, autograph=False).get_concrete_function(*signature)
         reader = _Reader(_forward_events(recorded.events), recorded.loops, weights)
-        products, flows = reader.products(), reader.flows()
+        einsums, flows = reader.einsums(), reader.flows()
     del concrete
     moments = collections.defaultdict(tuple)
     for moment in trainer.optimizer.moment_specs(specs).flatten():
         moments[moment.path.rpartition("/")[0]] += (moment,)
     inputs = sum(math.prod(s.shape.as_list()) * s.dtype.size for s in batch.values())
     layers = tuple(trainer.task.layer_paths())
-    return TracedStep(tuple(products), tuple(flows), tuple(weights), dict(moments), layers, inputs)
+    return TracedStep(tuple(einsums), tuple(flows), tuple(weights), dict(moments), layers, inputs)
 
 
 def _forward_events(events: list[Event]) -> list[Event]:
@@ -111,42 +111,43 @@ class _Reader:
         self._seen: set[int] = set()
         self._units: set[str] = set()
 
-    def products(self) -> list[Einsum]:
+    def einsums(self) -> list[Einsum]:
         """Returns einsums and lookups, in the order of computation."""
         read_by_einsums = self._read_by_einsums()
-        found = []
+        einsums = []
         for number, event in enumerate(self._events):
             if number in self._lookups:
-                found.append(self._lookup(event, self._events[self._lookups[number]], number))
+                einsums.append(self._lookup(event, self._events[self._lookups[number]], number))
             elif not event.is_annotation and len(event.operands) == 2:
-                found.append(self._product(event, is_saved=number not in read_by_einsums))
-        used = {path for p in found if not p.is_lookup for path in p.weights}
+                einsums.append(self._einsum(event, is_saved=number not in read_by_einsums))
+        used = {path for e in einsums if not e.is_lookup for path in e.weights}
         return [
-            dataclasses.replace(p, is_tied=p.is_lookup and bool(used & {*p.weights})) for p in found
+            dataclasses.replace(e, is_tied=e.is_lookup and bool(used & {*e.weights}))
+            for e in einsums
         ]
 
     def flows(self) -> list[Flow]:
         """Returns the flows between annotated activations."""
-        found = []
+        flows = []
         for number, event in enumerate(self._events):
             layouts = event.equation.partition("->")[0].split(",")
             for layout, operand in zip(layouts, event.operands, strict=True):
                 target = _tensor(layout, operand)
                 if target.is_weight or number in self._lookups:
                     continue
-                near = (
+                find = (
                     self._annotated_upstream.before
                     if event.is_annotation
                     else self._annotated_upstream.nearest
                 )
                 source = (
-                    self._before_loop(number) if number in self._without_source else near(operand)
+                    self._before_loop(number) if number in self._without_source else find(operand)
                 )
                 if source is not None and not self._result(source[0]).is_weight:
-                    found.append(self._flow(self._events[source[0]], target, event))
-        return found
+                    flows.append(self._flow(self._events[source[0]], target, event))
+        return flows
 
-    def _sources(self, ancestry: UpstreamFinder) -> set[int]:
+    def _sources(self, finder: UpstreamFinder) -> set[int]:
         """Returns the indices of annotated activations that come from no recorded tensor.
 
         In a loop's body these are the arguments of the loop, elsewhere constants.
@@ -156,7 +157,7 @@ class _Reader:
             for number, event in enumerate(self._events)
             if event.is_annotation
             and not self._result(number).is_weight
-            and ancestry.before(event.operands[0]) is None
+            and finder.before(event.operands[0]) is None
         }
 
     def _before_loop(self, number: int) -> tuple[int, bool] | None:
@@ -176,11 +177,11 @@ class _Reader:
         return None
 
     def _flow(self, source: Event, target: Tensor, event: Event) -> Flow:
-        marked = _tensor(source.equation.partition("->")[2], source.result)
+        produced = _tensor(*_annotated(source))
         times = min(source.times, event.times)
-        return Flow(marked, target, source.path, event.path, times, _unit(event.path))
+        return Flow(produced, target, source.path, event.path, times, _unit(event.path))
 
-    def _product(self, event: Event, is_saved: bool) -> Einsum:
+    def _einsum(self, event: Event, is_saved: bool) -> Einsum:
         layouts = event.equation.partition("->")[0].split(",")
         operands, saved, names = [], [], ()
         for layout, operand in zip(layouts, event.operands, strict=True):
@@ -215,21 +216,18 @@ class _Reader:
         return is_new
 
     def _lookup(self, event: Event, table: Event, number: int) -> Einsum:
-        result, found = (
-            self._result(number),
-            _tensor(table.equation.partition("->")[2], table.result),
-        )
-        rows = [x for x in found.layout if x not in result.layout]
-        sizes = dict(zip(found.layout, found.shape, strict=True))
-        ids = "".join(x for x in result.layout if x not in found.layout)
+        result, weight = self._result(number), _tensor(*_annotated(table))
+        rows = [x for x in weight.layout if x not in result.layout]
+        sizes = dict(zip(weight.layout, weight.shape, strict=True))
+        ids = "".join(x for x in result.layout if x not in weight.layout)
         shape = tuple(n for x, n in zip(result.layout, result.shape, strict=True) if x in ids)
         one_hot = Tensor(ids + "".join(rows), (*shape, *(sizes[x] for x in rows)), result.dtype)
         return Einsum(
-            operands=(one_hot, found),
+            operands=(one_hot, weight),
             result=result,
             path=event.path,
             times=event.times,
-            weights=tuple(s.path for s in self._specs(table.path, found.layout)),
+            weights=tuple(s.path for s in self._specs(table.path, weight.layout)),
             saved=(result,),
             is_lookup=True,
         )

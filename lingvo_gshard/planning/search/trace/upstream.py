@@ -23,7 +23,7 @@ class UpstreamFinder:
 
     def __init__(self, recorded: Mapping[int, int], last_of: Mapping[str, int] | None = None):
         self._recorded, self._last_of = recorded, last_of or {}
-        self._known: dict[int, tuple[int, bool] | None] = {}
+        self._nearest: dict[int, tuple[int, bool] | None] = {}
 
     def nearest(self, tensor: tf.Tensor) -> tuple[int, bool] | None:
         """Returns the nearest recorded tensor, which may be `tensor` itself; None if there is none.
@@ -44,34 +44,34 @@ class UpstreamFinder:
         pending = [tensor]
         while pending:
             top = pending[-1]
-            if id(top) in self._known:
+            if id(top) in self._nearest:
                 pending.pop()
                 continue
             inputs = _inputs(top)
             missing = [
-                x for x in inputs if id(x) not in self._recorded and id(x) not in self._known
+                x for x in inputs if id(x) not in self._recorded and id(x) not in self._nearest
             ]
             if missing:
                 pending.extend(missing)
                 continue
-            self._known[id(top)] = self._last(top, inputs)
+            self._nearest[id(top)] = self._last(top, inputs)
             pending.pop()
-        return self._known[id(tensor)]
+        return self._nearest[id(tensor)]
 
     def _last(self, tensor: tf.Tensor, inputs: list[tf.Tensor]) -> tuple[int, bool] | None:
-        found = [
-            (self._recorded[id(x)], True) if id(x) in self._recorded else self._known[id(x)]
+        sources = [
+            (self._recorded[id(x)], True) if id(x) in self._recorded else self._nearest[id(x)]
             for x in inputs
         ]
-        found = [f for f in found if f is not None]
+        sources = [source for source in sources if source is not None]
         if tensor.op.type in _LOOPS:
             last = self._last_of.get(tensor.op.get_attr("body").name)
             if last is not None:
                 return last, False
-        if not found:
+        if not sources:
             return None
-        last = max(number for number, _ in found)
-        is_direct = all(direct for number, direct in found if number == last)
+        last = max(number for number, _ in sources)
+        is_direct = all(direct for number, direct in sources if number == last)
         return last, is_direct and tensor.op.type not in _SUMS
 
 

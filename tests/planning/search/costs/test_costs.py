@@ -27,7 +27,7 @@ RATES = ring_rates()
 
 
 @functools.cache
-def grouped(experts: bool = False):
+def layer_groups(experts: bool = False):
     task = TranslationTask.params().set(
         source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M
     )
@@ -39,9 +39,9 @@ def grouped(experts: bool = False):
 
 
 def cost(name: str, mesh: str, strategy: str, policy: str = "none") -> Cost:
-    """Of the layers of one kind in a step, without the norms that go with them."""
+    """Returns the cost of all layers of one kind in a step, without their norms."""
     experts = name == "experts"
-    (found,) = (g for g in grouped(experts).groups if g.name == name)
+    (found,) = (g for g in layer_groups(experts).groups if g.name == name)
     pairs = [
         pair
         for pair in zip(found.weights, found.moments, strict=True)
@@ -86,7 +86,7 @@ def test_tensor_parallel_dense_layer():
 
 
 def test_fsdp_dense_layer():
-    """In a loop weights are gathered for each pass, and gradients are summed where they stay."""
+    """A loop gathers weights in each pass and reduce-scatters their gradients."""
     found = cost("feed_forward", "data=8", "fsdp")
     matrices = 2 * LAYERS * 2 * M * H * FLOAT
     by_kind = found.bytes_by_kind()
@@ -109,7 +109,7 @@ def test_rematerialization_recomputes_unsaved_tensors():
     assert full.flops == none.flops * 4 // 3
     assert full.bytes_by_kind()["all-reduce"] == none.bytes_by_kind()["all-reduce"] * 3 // 2
     assert products.flops == none.flops
-    # In front of a feed-forward layer stands an attention, which begins the unit.
+    # The unit begins with the attention before the feed-forward layer.
     assert full.saved == 0 and full.recomputed > 0
     assert products.saved == 2 * LAYERS * (B * L * M + B * L * H // 8) * FLOAT
 
@@ -120,16 +120,16 @@ def test_attention_cost(mesh):
     found = cost("attention", mesh, "tensor")
     inner = N * D
     attentions = LAYERS + 2 * LAYERS
-    products = 4 * 2 * B * L * M * inner + 2 * 2 * B * L * L * inner
-    assert found.flops == attentions * 3 * products // parts
-    # Its output forward, its inputs' gradient backward: a memory's beside the queries'.
+    flops = 4 * 2 * B * L * M * inner + 2 * 2 * B * L * L * inner
+    assert found.flops == attentions * 3 * flops // parts
+    # Forward reduces the output. Backward reduces the gradients of queries and encoder output.
     sums = attentions * 2 + LAYERS
     expected = {} if parts == 1 else {"all-reduce": sums * activations()}
     assert found.bytes_by_kind() == expected
 
 
 def test_expert_parallel_cost():
-    """Two all-to-alls each way; the paper's capacity 2 S / E; experts' gradients stay."""
+    """Two all-to-alls each way, capacity 2 S / E as in the paper. Expert gradients stay local."""
     found = cost("experts", "data=8", "expert")
     slots = B * L * 2
     router = 2 * B * L * M * E
@@ -176,7 +176,7 @@ def test_partial_sums_into_a_sharded_result_are_reduce_scattered():
 
 
 def test_one_hot_dispatch_needs_one_all_to_all():
-    """The paper's dispatch: computed by groups, then one all-to-all of the result."""
+    """The paper's dispatch computes by groups and then moves the result in one all-to-all."""
     mesh, sizes = Mesh.parse("data=8"), dict(G=8, S=16, E=8, C=4, M=32)
     found = shard_einsum(
         (operand("GSEC", sizes, data="G"), operand("GSM", sizes, data="G")),

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 
 import tensorflow as tf
 
@@ -31,12 +32,12 @@ def traced(repeat: bool, moe_every: int = 2, rows: int = ROWS) -> TracedStep:
     return trace(model(repeat, moe_every), batch(rows, LENGTH))
 
 
-def equations(found: TracedStep) -> collections.Counter:
-    """How often each product runs, by what it is and in which kind of layer."""
+def equations(step: TracedStep) -> collections.Counter:
+    """Counts the executions of each einsum by its tensors and its layer."""
     counted = collections.Counter()
-    for p in found.products:
-        layer = p.path.rpartition(".")[2]
-        counted[p.operands, p.result, layer, p.is_lookup] += p.times
+    for e in step.einsums:
+        layer = e.path.rpartition(".")[2]
+        counted[e.operands, e.result, layer, e.is_lookup] += e.times
     return counted
 
 
@@ -55,44 +56,38 @@ def test_einsums_and_annotations_are_recorded_in_order():
 def test_loop_is_traced_like_separate_layers():
     loop, unrolled = traced(True), traced(False)
     assert equations(loop) == equations(unrolled)
-    assert {p.times for p in loop.products if ".body[" in p.path} == {2}
-    assert len(loop.products) < len(unrolled.products)
+    assert {p.times for p in loop.einsums if ".body[" in p.path} == {2}
+    assert len(loop.einsums) < len(unrolled.einsums)
 
 
 def test_traced_flops_match_the_model_size():
-    """Without experts nothing is padded or dispatched: three times the forward products."""
-    found = traced(True, moe_every=0)
+    """A dense model has no padding or dispatch, so a step takes three times the forward FLOPs."""
+    step = traced(True, moe_every=0)
     flops = 0
-    for product in found.products:
-        if not product.is_lookup:
-            work = 2 * product.times
-            for size in product.sizes.values():
-                work *= size
-            flops += 3 * work
+    for e in step.einsums:
+        if not e.is_lookup:
+            flops += 3 * 2 * e.times * math.prod(e.sizes.values())
     shape = TokenShape(ROWS, LENGTH, memory_length=LENGTH)
     assert flops == FORWARD_AND_BACKWARD * model(False, 0).task.flops(shape)
 
 
 def test_tracing_large_models_allocates_no_weights():
-    assert traced(True, 0, rows=2**20).products[0].result.shape[0] == 2**20
+    assert traced(True, 0, rows=2**20).einsums[0].result.shape[0] == 2**20
 
 
 def test_einsums_record_their_weights():
-    found = traced(False)
-    used = {path for product in found.products for path in product.weights}
-    matrices = {spec.path for spec in found.weights if len(spec.shape) > 1}
+    step = traced(False)
+    used = {path for e in step.einsums for path in e.weights}
+    matrices = {spec.path for spec in step.weights if len(spec.shape) > 1}
     assert used == matrices
     (gate,) = {
-        operand.unsplit
-        for product in found.products
-        for operand in product.operands
-        if operand.layout == "ME"
+        operand.unsplit for e in step.einsums for operand in e.operands if operand.layout == "ME"
     }
     assert gate == "E"
 
 
 def test_lookups_are_recorded_as_one_hot_einsums():
-    lookups = [p for p in traced(False).products if p.is_lookup]
+    lookups = [e for e in traced(False).einsums if e.is_lookup]
     assert [(p.operands[0].layout, p.operands[1].layout) for p in lookups] == [("BLV", "VM")] * 2
     assert [p.is_tied for p in lookups] == [False, True]
 
@@ -125,21 +120,21 @@ def test_flows_connect_loops_with_their_neighbors():
 
 def test_layers_are_grouped_by_weight_letters():
     for repeat in (True, False):
-        grouped = group(traced(repeat))
-        assert [g.name for g in grouped.groups] == [
+        layer_groups = group(traced(repeat))
+        assert [g.name for g in layer_groups.groups] == [
             "experts", "vocabulary", "attention", "feed_forward"
         ]  # fmt: skip
-        assert sum(len(g.weights) for g in grouped.groups) == len(traced(repeat).weights)
-        assert sum(len(g.products) for g in grouped.groups) == len(traced(repeat).products)
+        assert sum(len(g.weights) for g in layer_groups.groups) == len(traced(repeat).weights)
+        assert sum(len(g.einsums) for g in layer_groups.groups) == len(traced(repeat).einsums)
 
 
 def test_saved_tensors_are_counted_once():
-    """Of a feed-forward layer: its normalized input, its hidden units, and the sum it adds to."""
-    found = traced(False)
+    """A feed-forward layer saves its normalized input, its hidden units and the residual stream."""
+    step = traced(False)
     saved = [
         tensor.layout
-        for product in found.products
-        if product.path == "encoder.layers[0].feed_forward"
-        for tensor in product.saved
+        for e in step.einsums
+        if e.path == "encoder.layers[0].feed_forward"
+        for tensor in e.saved
     ]
     assert saved == ["BLM", "BLH", "BLM"]
