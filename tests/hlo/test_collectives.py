@@ -1,4 +1,4 @@
-"""Reads collectives in all forms that compilers write."""
+"""Tests reading collectives in all forms that compilers write."""
 
 import pytest
 
@@ -20,7 +20,7 @@ SUM = """%sum (x: f32[], y: f32[]) -> f32[] {
 
 
 def calls(body, computations=""):
-    """The collectives of a program whose entry computation has this body."""
+    """Returns the collectives of a program whose entry computation has this body."""
     lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
     found = operations_of_text(f"{SUM}{computations}ENTRY %main {{\n{lines}}}\n", MESH)
     return [o.collective for o in found.operations if o.collective]
@@ -178,7 +178,7 @@ calls=%middle
     expected = Collective("all-gather", ("model",), 2, "float32", 256)
     assert [o.collective for o in found.values()] == [expected, None, None]
     assert found["m"].matmul_flops == 2 * 8**3
-    # The product reads one operand and writes its result. Values that are passed on cost nothing.
+    # The matmul reads one operand and writes its result. Pass-through values cost nothing.
     assert found["m"].bytes == 2 * 256
     assert found["e"].bytes == 0
 

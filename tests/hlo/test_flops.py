@@ -1,4 +1,4 @@
-"""Counts FLOPs of products and convolutions, against closed forms and sums computed by jax."""
+"""Compares FLOPs of matmuls and convolutions with closed forms and with sums computed by jax."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -38,7 +38,7 @@ def test_dot_flops(equation, sizes, products):
 
 @st.composite
 def convolutions(draw):
-    """Draws two-dimensional convolutions with negative padding and with dilations, too."""
+    """Draws two-dimensional convolutions, including negative padding and dilations."""
     number = st.integers(1, 4)
     window = {"window_strides": [], "padding": [], "lhs_dilation": [], "rhs_dilation": []}
     base, kernel = [], []

@@ -73,7 +73,7 @@ def test_trip_counts_of_counter_loops(changes, count):
 
 
 def trip_counts(function, *arguments):
-    """The trip counts of a program's loops, without those that the CPU compiler states."""
+    """Returns the computed trip counts of a program's loops; ignores the CPU compiler's own."""
     entry, found = read_module(jax.jit(function).lower(*arguments).compile()).entry, []
 
     def visit(values):

@@ -8,7 +8,7 @@ FEED_FORWARD = "encoder/layers/body_0/feed_forward"
 
 
 def places(body, computations=""):
-    """The (layer, phase) of each operation, by name."""
+    """Returns the (layer, phase) of each operation by name."""
     lines = "".join(f"  {line.strip()}\n" for line in body.strip().splitlines())
     text = f"{computations}ENTRY %main {{\n{lines}}}\n"
     found = operations_of_text(text, Mesh.parse("data=2"), LAYERS)
@@ -16,7 +16,7 @@ def places(body, computations=""):
 
 
 def test_a_product_without_a_name_belongs_to_the_layer_that_uses_it():
-    """In the earliest phase: the forward pass computes what is saved for the backward pass."""
+    """The earliest phase counts: the forward pass computes tensors saved for the backward pass."""
     found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
         %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
         %b = f32[8,8]{{1,0}} negate(%d), metadata={{op_name="gradient_tape/{FEED_FORWARD}/Neg"}}
@@ -35,7 +35,7 @@ metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
 
 
 def test_a_product_without_a_name_is_dispatch_if_its_neighbors_are():
-    """A product between dispatch and combine is an expert's."""
+    """A matmul between dispatch and combine belongs to an expert."""
     product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     text = f"""ENTRY %main {{
   %p = f32[8,8]{{1,0}} parameter(0)

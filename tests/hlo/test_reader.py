@@ -1,4 +1,4 @@
-"""Reads layers compiled for 8 virtual CPU devices, and compares them with closed forms."""
+"""Compares layers compiled for 8 virtual CPU devices with closed forms."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Reads the same layers compiled ahead of time for TPUs, against the same closed forms."""
+"""Compares layers compiled ahead of time for TPUs with the same closed forms."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_attention_in_nested_loops():
 
 
 def test_arrays_in_vector_memory_cause_no_traffic():
-    """On a v5e all arrays of this small layer are there, except for inputs and outputs."""
+    """On a v5e, vector memory holds all arrays of this small layer except inputs and outputs."""
     found = operations("feed_forward", "data=8", "fsdp", gradients=True, topology="v5e:2x4")
     assert flops(found) == 3 * 2 * FEED_FORWARD // DEVICES
     gathered = [o.collective for o in found.operations if o.collective]

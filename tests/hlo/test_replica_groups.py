@@ -1,4 +1,4 @@
-"""Reads groups of devices in all forms that XLA has."""
+"""Tests reading device groups in all of XLA's forms."""
 
 import math
 
@@ -22,7 +22,7 @@ MESH = Mesh.parse("data=4,model=2")
 
 
 def collective(attribute: str, opcode: str = "all-gather") -> hlo_pb2.HloInstructionProto:
-    """A collective with this attribute, which names its devices."""
+    """Returns a collective with this attribute, which lists its device groups."""
     dimensions = ", dimensions={0}" if opcode == "all-gather" else ""
     text = (
         "ENTRY %m (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"

@@ -1,4 +1,4 @@
-"""Layers, phases and dispatch of a training step's operations, with loops and without."""
+"""Tests the layer, phase and dispatch of a training step's operations, with and without loops."""
 
 import functools
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("test_scopes")
 
 MESH = "data=2"
 B, L, M, H, E, V = 4, 8, 8, 24, 2, 32
-# Tokens of a group, and the capacity slots of an expert for them.
+# Tokens of a group, and capacity slots of an expert per group.
 S, C = 8, 8
 
 

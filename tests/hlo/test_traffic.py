@@ -1,4 +1,4 @@
-"""Counts bytes read and written, also by fusions that use a part of their operands."""
+"""Tests bytes read and written, including fusions that read only part of an operand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The training step compiles for a TPU that is not here, as in docs/tpu.md."""
+"""Compiles the training step for a TPU that is not attached, as in docs/tpu.md."""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,4 @@
-"""A process reuses freed buffers without page faults."""
+"""Checks that a process reuses freed buffers without page faults."""
 
 import subprocess
 import sys

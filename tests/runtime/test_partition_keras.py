@@ -1,4 +1,4 @@
-"""A Keras model runs on eight devices with two annotations."""
+"""Runs a Keras model on eight devices with two annotations."""
 
 import keras
 import numpy as np
@@ -116,9 +116,9 @@ def test_layouts_shard_weights(model, ids):
     np.testing.assert_allclose(run(*arguments), model(ids), rtol=1e-4, atol=1e-5)
     executable = run.compile(*arguments)
     assert hlo.count_by_kind(executable.collectives()) == {"all-reduce": 1}
-    whole = sum(v.nbytes for v in arguments[0]) + ids.nbytes
+    total = sum(v.nbytes for v in arguments[0]) + ids.nbytes
     in_parts = 4 * (2 * M * H + H)
-    assert executable.memory()["arguments"] == whole - in_parts + in_parts // 8
+    assert executable.memory()["arguments"] == total - in_parts + in_parts // 8
 
 
 def test_model_passed_directly_is_rejected(model, ids):

@@ -1,4 +1,4 @@
-"""Reports on a run's partitioning, with the partitioner's warnings."""
+"""Tests reports on a run's partitioning and the partitioner's warnings."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The runtime of one device runs the trainer's steps and compiles once per shape."""
+"""Checks that the single-device runtime runs the trainer's steps and compiles once per shape."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from tests import tiny
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_local")
 
 

@@ -1,4 +1,4 @@
-"""The spmd runtime on eight virtual devices equals one device."""
+"""Compares the spmd runtime on eight virtual devices with one device."""
 
 import functools
 
@@ -20,7 +20,7 @@ from tests.data import corpora
 from tests.decoding import tiny_model
 from tests.runtime import tiny_translation
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_spmd")
 
 STEPS = 20

@@ -1,4 +1,4 @@
-"""Standard error is captured and shown, even what C++ writes before a process aborts."""
+"""Checks that standard error is captured, including C++ output before a process aborts."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The tpu_strategy runtime has the local losses, and gives TPUStrategy an annotated step."""
+"""Checks that the tpu_strategy runtime has the local losses and an annotated step."""
 
 import json
 import pathlib

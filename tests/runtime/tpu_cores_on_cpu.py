@@ -1,6 +1,6 @@
-"""The real TPUStrategy without a TPU: its eight cores are CPU devices.
+"""Sets up the real TPUStrategy without a TPU: CPU devices stand in for its eight cores.
 
-On them a step can be traced, though not run. As a program of its own it prints what was traced, as
+A step can be traced on them, but not run. Run as a program, it prints the traced operations as
 JSON.
 """
 

@@ -1,4 +1,4 @@
-"""A task that trains eagerly and whose activations have a dtype of their own."""
+"""Defines a task that trains eagerly with low-precision activations."""
 
 import tensorflow as tf
 

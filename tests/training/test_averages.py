@@ -1,4 +1,4 @@
-"""Averages of the weights: the recurrence, checkpoints and evaluation."""
+"""Tests weight averages: the recurrence, checkpoints and evaluation."""
 
 import numpy as np
 import pytest

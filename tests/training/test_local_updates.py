@@ -1,4 +1,4 @@
-"""The outer step of local updates equals hand-computed numbers."""
+"""Compares the outer step of local updates with numbers computed by hand."""
 
 import numpy as np
 import pytest

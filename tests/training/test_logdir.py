@@ -1,4 +1,4 @@
-"""A log directory refuses another run, and its params.txt restores the Params."""
+"""Checks that a log directory rejects another run and that params.txt restores the Params."""
 
 import hypothesis
 import hypothesis.strategies as st

@@ -1,4 +1,4 @@
-"""Whole runs: resumed runs equal uninterrupted ones, and every ending leaves a usable run."""
+"""Tests complete runs: resuming equals no interruption, and every ending leaves a usable run."""
 
 import io
 import json

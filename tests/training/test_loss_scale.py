@@ -1,4 +1,4 @@
-"""Loss scaling: how the scale changes, which steps are skipped, and what ends a run."""
+"""Tests loss scaling: changes of the scale, skipped steps, and failed runs."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_loss_scaling_prevents_underflow_and_changes_no_other_gradients(micro_ba
     def gradients(precision, scale):
         trainer = mixed_task.trainer(precision=precision, micro_batches=micro_batches)
         theta = NestedMap(trainer.init_state().theta)
-        # A row's gradients of what is hidden are 1e-8 with it, and float16 begins at 6e-8.
+        # Gradients of hidden activations are about 1e-8 per row; float16 underflows below 6e-8.
         theta.w_out = theta.w_out * 1e-4
         scale = tf.constant(scale) if scale else None
         return trainer.gradients(theta, batch, tf.constant([1, 1]), scale=scale)

@@ -1,4 +1,4 @@
-"""A step in micro-batches equals the step of the whole batch and needs less memory."""
+"""Compares micro-batched steps with full-batch steps, and checks that they need less memory."""
 
 import numpy as np
 import pytest

@@ -29,8 +29,8 @@ TYPES = {
 }
 NARROW = (tf.bfloat16, tf.float16)
 
-# Operations that lose what matters in fewer bits: logarithms, exponentials, roots and quotients
-# of softmaxes and norms, sums, and choices between numbers that are close.
+# Operations that need float32 precision: logarithms, exponentials, roots and quotients of
+# softmaxes and norms, sums, and comparisons of close numbers.
 DELICATE = {
     *("Exp", "Log", "Log1p", "Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Rsqrt", "Sqrt"),
     *("Sum", "Mean", "Max", "Prod", "Cumsum", "UnsortedSegmentSum", "SegmentSum"),
@@ -132,7 +132,7 @@ def test_sensitive_operations_are_float32(precision, stack):
     }
     assert {"Einsum", "Relu", "GatherV2"} <= set(narrow.values())
     assert not {name: kind for name, kind in narrow.items() if kind in DELICATE}
-    # Some of each kind are there to be looked at.
+    # The graph has some operations of each kind.
     kinds = {operation.type for operation in found}
     assert {"Exp", "Log", "Rsqrt", "Sum", "Softmax", "Cumsum"} <= kinds
 

@@ -1,4 +1,4 @@
-"""Signals become requests that the loop reads."""
+"""Checks that signals become requests that the loop reads."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The training step: randomness, clipping, and steps that are not finite."""
+"""Tests the training step: randomness, clipping, and non-finite steps."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One process of a cluster, for tests/runtime/cluster/test_cluster.py.
+"""Runs one process of a cluster for tests/runtime/cluster/test_cluster.py.
 
     python -m tests.runtime.cluster.cluster_run LOGDIR STEPS PLAN FLAGS...
 
@@ -34,17 +34,17 @@ ROWS, COLUMNS = 48, 4
 def shardings():
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return split, whole
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return split, replicated
 
 
 def like() -> NestedMap:
-    split, whole = shardings()
+    split, replicated = shardings()
     struct = jax.ShapeDtypeStruct
     return NestedMap(
         theta=NestedMap(
             w=struct((ROWS, COLUMNS), jnp.float32, sharding=split),
-            scale=struct((3,), jnp.bfloat16, sharding=whole),
+            scale=struct((3,), jnp.bfloat16, sharding=replicated),
         ),
         moments=NestedMap(w=NestedMap(row=struct((ROWS,), jnp.float32, sharding=split))),
     )
@@ -60,7 +60,7 @@ def first_state() -> NestedMap:
 
 
 def make_step():
-    """w <- w + mean of row, which needs a collective; row <- row + 1. Their memory is donated."""
+    """Makes a donating step: w <- w + mean(row), which needs a collective; row <- row + 1."""
 
     def step(w, row):
         mean = jnp.mean(row)

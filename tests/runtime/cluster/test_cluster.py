@@ -1,4 +1,4 @@
-"""Clusters of real processes: they save, stop, fail and resume together."""
+"""Checks that clusters of real processes save, stop, fail and resume together."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @dataclasses.dataclass
-class Ended:
-    """How a process ended."""
+class ExitedProcess:
+    """Exit code and output of a process."""
 
     code: int
     out: str
@@ -62,16 +62,18 @@ def start(logdir, steps, plan="", devices=2, **given) -> subprocess.Popen:
     )
 
 
-def finish(*started: subprocess.Popen) -> list[Ended]:
+def finish(*started: subprocess.Popen) -> list[ExitedProcess]:
     try:
         outputs = [process.communicate(timeout=240) for process in started]
     finally:
         for process in started:
             process.kill()
-    return [Ended(p.returncode, *output) for p, output in zip(started, outputs, strict=True)]
+    return [
+        ExitedProcess(p.returncode, *output) for p, output in zip(started, outputs, strict=True)
+    ]
 
 
-def run(count, logdir, steps, plan="", devices=2, **given) -> list[Ended]:
+def run(count, logdir, steps, plan="", devices=2, **given) -> list[ExitedProcess]:
     """Runs a cluster of `count` processes to its end."""
     coordinator = f"localhost:{free_port()}"
     return finish(
@@ -112,7 +114,7 @@ def assert_saved(logdir, steps: int) -> None:
         assert found[path].tobytes() == array.tobytes(), path
 
 
-def assert_good(*ended: Ended) -> None:
+def assert_good(*ended: ExitedProcess) -> None:
     for process in ended:
         assert process.code == 0, process.err
 
@@ -140,7 +142,7 @@ def test_death_of_a_process_ends_the_other_with_a_message(tmp_path):
     assert survivor.code == 1
     assert survivor.last_words in (
         "process 1 of 2 is gone; continue with the same command (last checkpoint: step 5)",
-        # The save of step 5 may have been under way.
+        # The save of step 5 may have been in progress.
         "process 1 of 2 is gone; continue with the same command (no checkpoint yet)",
     )
 

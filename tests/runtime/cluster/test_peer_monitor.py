@@ -1,4 +1,4 @@
-"""PeerMonitor: every kind of departure reaches every other process with its exit code."""
+"""Checks that PeerMonitor reports every kind of process loss to all other processes."""
 
 import queue
 import socket
@@ -9,7 +9,7 @@ from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor
 
 
 class Star:
-    """Monitors of several processes in one; `lost` and `ended` record their callbacks."""
+    """Runs the monitors of several processes in one; `lost` and `ended` record their callbacks."""
 
     def __init__(self, count: int, ends: bool = True):
         pairs = {k: socket.socketpair(socket.AF_UNIX) for k in range(1, count)}

@@ -1,4 +1,4 @@
-"""Rendezvous: all processes meet, or all hear who is missing or what differs."""
+"""Checks that all processes connect, or all learn which one is missing or which option differs."""
 
 import concurrent.futures
 import socket

@@ -1,4 +1,4 @@
-"""Local updates equal data parallelism at H = 1 and a loop in NumPy, and resume exactly."""
+"""Compares local updates with data parallelism at H = 1 and with NumPy; resumes exactly."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from lingvo_gshard.training.optim.momentum import Momentum
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
 
-# What its tests share is compiled once, in one process.
+# One process runs all tests of this file, so that they share compiled programs.
 pytestmark = pytest.mark.xdist_group("test_local_updates")
 
 MESH, COUNT, EVERY, ROWS = "worker=4,data=2", 4, 3, 16

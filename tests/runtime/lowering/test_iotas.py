@@ -1,4 +1,4 @@
-"""Index tensors become iotas however TensorFlow writes them; other tensors do not."""
+"""Checks that index tensors become iotas in every form, and that other tensors do not."""
 
 import hypothesis
 import numpy as np

@@ -1,4 +1,4 @@
-"""Lowering: captured tensors, splits of inputs, and the choice of the partitioner."""
+"""Tests lowering: captured tensors, sharding of inputs, and the choice of the partitioner."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def run(program, *values: np.ndarray) -> np.ndarray:
     return np.asarray(compiled(*(array.put(value, mesh) for array, value in inputs))[0])
 
 
-def whole(*shape: int, dtype: str = "float32") -> Array:
+def replicated(*shape: int, dtype: str = "float32") -> Array:
     return Array("x", shape, dtype, ((),) * len(shape))
 
 
@@ -56,7 +56,7 @@ def whole(*shape: int, dtype: str = "float32") -> Array:
 )
 def test_captured_tensors_become_constants(value):
     outside = tf.constant(value)
-    program = lowered(lambda x: tf.where(x[0] > 0, outside, outside), whole(8))
+    program = lowered(lambda x: tf.where(x[0] > 0, outside, outside), replicated(8))
     assert len(program.inputs) == 1
     assert program.outputs[0].dtype == value.dtype.name
     found = run(program, X + 1)
@@ -71,19 +71,19 @@ def test_multiple_captured_constants_are_bound_correctly():
         inner = tf.function(lambda z: z * values[2] - values[0])
         return x * values[1] + inner(y) / values[3]
 
-    found = run(lowered(function, whole(8), whole(8)), X, 2 * X)
+    found = run(lowered(function, replicated(8), replicated(8)), X, 2 * X)
     np.testing.assert_allclose(found, X * 10 + (2 * X * 100 - 1) / 1000, rtol=1e-6)
 
 
 def test_captured_variables_are_rejected_by_name():
     kernel = tf.Variable(X, name="kernel")
     with pytest.raises(ValueError, match="test uses variables: kernel:0. Make their values arg"):
-        lowered(lambda x: x * kernel, whole(8))
+        lowered(lambda x: x * kernel, replicated(8))
     with pytest.raises(ValueError, match="test uses variables: kernel:0"):
-        lowered(lambda x: kernel.assign(x), whole(8))
+        lowered(lambda x: kernel.assign(x), replicated(8))
     many = [tf.Variable(1.0, name=f"v{n}") for n in range(9)]
     with pytest.raises(ValueError, match="v4:0 and 4 more"):
-        lowered(lambda x: x * tf.add_n(many), whole(8))
+        lowered(lambda x: x * tf.add_n(many), replicated(8))
 
 
 def test_captured_lookup_table_is_rejected():
@@ -91,12 +91,12 @@ def test_captured_lookup_table_is_rejected():
         tf.lookup.KeyValueTensorInitializer(tf.constant([1]), tf.constant([2])), -1
     )
     with pytest.raises(ValueError, match="from outside the function. Make it an argument"):
-        lowered(lambda x: table.lookup(x), whole(8, dtype="int32"))
+        lowered(lambda x: table.lookup(x), replicated(8, dtype="int32"))
 
 
 def test_data_dependent_shape_is_rejected():
     with pytest.raises(ValueError, match=r"test: y has the shape \(None,\)"):
-        lowered(lambda x: tf.boolean_mask(x, x > 0), whole(8))
+        lowered(lambda x: tf.boolean_mask(x, x > 0), replicated(8))
 
 
 def test_inputs_take_the_sharding_of_their_annotation():
@@ -107,7 +107,7 @@ def test_inputs_take_the_sharding_of_their_annotation():
         v = annotate(annotate(v, "HM"), "BM")
         return tf.reduce_sum(x) + tf.reduce_sum(y) + tf.reduce_sum(z * u) + tf.reduce_sum(v)
 
-    # 3 does not divide by 4: between steps z is whole.
+    # 3 does not divide by 4, so z is replicated between steps.
     shapes = ((4, 2), (3, 8), (3, 2), (3, 2), (4, 4))
     inputs = [Array(f"x{i}", shape, "float32", None) for i, shape in enumerate(shapes)]
     program = lowered(function, *inputs)
@@ -132,15 +132,15 @@ def test_lowering_does_not_depend_on_earlier_traces():
     def function(x):
         return tf.while_loop(lambda y: tf.reduce_sum(y) < 9, lambda y: annotate(y + x, "B"), [x])[0]
 
-    first = lowered(function, whole(8))
+    first = lowered(function, replicated(8))
     tf.function(lambda x: x + 1).get_concrete_function(X)
-    assert lowered(function, whole(8)).digest == first.digest
-    assert lowered(lambda x: function(x) + 1, whole(8)).digest != first.digest
+    assert lowered(function, replicated(8)).digest == first.digest
+    assert lowered(lambda x: function(x) + 1, replicated(8)).digest != first.digest
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_lowering_uses_the_chosen_partitioner(partitioner):
-    program = lowered(lambda x: annotate(x * 3, "B"), whole(8), partitioner=partitioner)
+    program = lowered(lambda x: annotate(x * 3, "B"), replicated(8), partitioner=partitioner)
     compiled = executable(program)
     is_gspmd = "GSPMD sharding propagation" in compiled.compiler_output
     assert is_gspmd == (partitioner == "gspmd")
@@ -163,6 +163,8 @@ def test_results_do_not_depend_on_partitioning(partitioner):
 
         if len(set(layout)) < 2:
             continue
-        found = run(lowered(function, whole(6, 5), whole(5, 7), partitioner=partitioner), x, w)
+        found = run(
+            lowered(function, replicated(6, 5), replicated(5, 7), partitioner=partitioner), x, w
+        )
         expected = np.cumsum(x @ w, 0) + (x @ w).sum(1, keepdims=True)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=layout)

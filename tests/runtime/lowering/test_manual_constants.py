@@ -1,4 +1,4 @@
-"""Constants around manual regions move into functions, which XLA does not merge."""
+"""Checks that constants around manual regions move into functions, which XLA does not merge."""
 
 import numpy as np
 import tensorflow as tf
@@ -51,12 +51,18 @@ def test_constants_around_a_region_become_function_calls():
 
 def test_constant_can_be_used_inside_and_outside_a_region():
     """The region and the rest use equal scalars, zeros and tensors."""
-    whole = ((), ())
+    replicated = ((), ())
 
     def function(x):
         outside = tf.reduce_sum(x) * 2.0 + tf.range(6.0)
-        inside = manual(lambda x: tf.reduce_sum(x) * 2.0 + tf.range(6.0) + x, [whole], whole)(x)
-        return tf.square(shard_to_full(tf.square(full_to_shard(x, whole)), whole)), outside, inside
+        inside = manual(
+            lambda x: tf.reduce_sum(x) * 2.0 + tf.range(6.0) + x, [replicated], replicated
+        )(x)
+        return (
+            tf.square(shard_to_full(tf.square(full_to_shard(x, replicated)), replicated)),
+            outside,
+            inside,
+        )
 
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
     squared, outside, inside = partition(function, "data=4")(x)

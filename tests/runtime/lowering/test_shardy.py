@@ -1,4 +1,4 @@
-"""Annotations become Shardy constraints with the same splits."""
+"""Checks that annotations become Shardy constraints with the same sharding."""
 
 import hypothesis
 import numpy as np

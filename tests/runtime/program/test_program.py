@@ -1,4 +1,4 @@
-"""A saved program loads unchanged, runs under jax alone, and refuses a mismatch."""
+"""Checks that saved programs load unchanged, run with jax alone, and reject mismatches."""
 
 import dataclasses
 import json
@@ -233,7 +233,7 @@ def test_damaged_file_is_rejected(program, saved, tmp_path_factory, data):
     except ValueError as error:
         assert str(path) in str(error)
     else:
-        # What zip itself does not read, such as a time.
+        # zip itself ignores some bytes, such as timestamps.
         assert found == program
 
 

@@ -1,4 +1,4 @@
-"""The useful work of a step that a saved program records."""
+"""Tests the useful work that a saved program records."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""Dtypes, bytes and groups of the all-to-alls of a mixture of experts, in compiled HLO."""
+"""Checks dtype, bytes and groups of the all-to-alls of a mixture of experts in compiled HLO."""
 
 import collections
 import functools
@@ -48,7 +48,7 @@ def compiled(
 
 
 def moved(*arguments, **options) -> collections.Counter:
-    """How many all-to-alls there are of each (axis, dtype, bytes, phase); no other moves rows."""
+    """Counts all-to-alls by (axis, dtype, bytes, phase), and checks the other collectives."""
     executable = compiled(*arguments, **options)
     scopes = frozenset({scope_name("moe"), "moe/router", "moe/experts"})
     calls = executable.collectives(scopes)
@@ -88,7 +88,7 @@ def test_chunked_exchange_has_one_smaller_all_to_all_per_chunk(partitioner):
 
 @each_partitioner
 def test_hierarchical_exchange_has_one_all_to_all_per_axis(partitioner):
-    """Each moves as much as the direct one, whose groups are of all devices."""
+    """Each moves as many bytes as the direct exchange over all devices."""
     size = ROWS * M * 4
     found = moved(HOSTS, partitioner, hierarchical=True)
     assert found == both_ways({("data", "float32", size): 2, ("host", "float32", size): 2})

@@ -1,7 +1,7 @@
-"""The collectives of single layers in compiled HLO, by kind and count, forward and backward.
+"""Checks the collectives of single layers in compiled HLO, forward and backward.
 
-Gradients are those of a layer's weights and input, given that of its output; no loss and no
-optimizer adds collectives of its own.
+The tests compute gradients of weights and input from a given output gradient, so neither loss nor
+optimizer adds collectives.
 """
 
 import functools
@@ -25,7 +25,7 @@ from tests.layers.moe.dispatch_names import dispatch_params
 
 B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128
 
-# How much of a layer is compiled.
+# Parts of a layer to compile.
 FORWARD, GRADIENTS, BOTH = "forward", "gradients", "both"
 
 each_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS)
@@ -114,7 +114,7 @@ def counts(*arguments, **options) -> dict[str, int]:
 @each_partitioner
 @each_dispatch
 def test_expert_parallelism_needs_two_all_to_alls_each_way(dispatch, partitioner):
-    """Tokens to experts and back, their gradients likewise; and the gradient of the router."""
+    """Dispatch and combine in each direction. The router's gradient adds an all-reduce."""
     forward, both = (
         compiled(moe(dispatch), "data=8", "expert", part, partitioner) for part in (FORWARD, BOTH)
     )
@@ -123,7 +123,7 @@ def test_expert_parallelism_needs_two_all_to_alls_each_way(dispatch, partitioner
     assert hlo.count_by_kind(found) == {"all-to-all": 4, "all-reduce": 1}
     (summed,) = (c for c in found if c.kind == "all-reduce")
     assert (summed.bytes, summed.op_name) == (4 * M * E, "gradient_tape/moe/router/MatMul")
-    # Every device's share of [E,G,C,M], 2 slots for each token.
+    # One device's shard of [E,G,C,M], with 2 slots for each token.
     assert {c.bytes for c in found if c.kind == "all-to-all"} == {4 * B * 2 * L * M // 8}
 
 
@@ -143,7 +143,7 @@ def test_large_moe_needs_two_all_to_alls_each_way():
 @each_partitioner
 @pytest.mark.parametrize("rows", [B, 2**16])
 def test_expert_choice_needs_two_all_to_alls_each_way(partitioner, rows):
-    """Sorting, gathering and summing happen where the groups are."""
+    """Sorting, gathering and summing are local to the groups' devices."""
     layout = "data=8", "expert"
     found = counts(expert_choice(), *layout, BOTH, partitioner, rows)
     assert found == {"all-to-all": 4, "all-reduce": 1}
@@ -229,7 +229,7 @@ def test_fsdp_all_gathers_weights_and_reduces_gradients(make, partitioner):
             *(TokenEmbedding, "data=2,context=4", "data_context", {}, {"all-reduce": 2}),
             marks=pytest.mark.slow,
         ),
-        # Ids are gathered, and what was looked up is summed and cut.
+        # Ids are gathered; the looked-up vectors are summed and sliced.
         pytest.param(
             *(TokenEmbedding, "model=8", "sequence_tensor"),
             *({"all-gather": 1, "all-reduce": 1}, {"all-gather": 2}),

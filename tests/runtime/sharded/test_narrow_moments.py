@@ -1,4 +1,4 @@
-"""Narrow moments, sharded and through a checkpoint."""
+"""Tests low-precision moments, sharded and in checkpoints."""
 
 import numpy as np
 import pytest

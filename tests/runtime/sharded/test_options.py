@@ -1,4 +1,4 @@
-"""Each strategy with all training options trains on eight devices as on one."""
+"""Checks that every strategy and training option trains on eight devices as on one."""
 
 import functools
 
@@ -30,7 +30,7 @@ OPTIONS = {
     "repeat": {"stack_values": {"execution": loop(), "num_layers": 4}},
     "bfloat16": {"precision": "bfloat16"},
 }
-# Devices round their parts of a sum to the 8 bits of bfloat16.
+# Devices round their partial sums to the 8 bits of bfloat16.
 TOLERANCES = {name: 2e-2 if name == "bfloat16" else 1e-4 for name in OPTIONS}
 
 

@@ -1,4 +1,4 @@
-"""Pipelines over a mesh axis: results, cost and communication."""
+"""Tests the results, cost and communication of pipelines over a mesh axis."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.tolerances import assert_close
 
-# What its tests share is compiled once, in one process.
+# One process runs all tests of this file, so that they share compiled programs.
 pytestmark = pytest.mark.xdist_group("test_pipeline_collectives")
 
 B, L, M = 16, 8, 16
@@ -36,7 +36,7 @@ class Ran:
     flops: dict[str, int]
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Of every layer's weights, by their names without loops or stages."""
+        """Returns the weight gradients of every layer by their names without loops or stages."""
         found = {}
         specs = self.layer.variable_specs().flatten()
         for spec, gradient in zip(specs, self.results[2:], strict=True):
@@ -47,7 +47,7 @@ class Ran:
 
 @functools.cache
 def ran(mesh: str, strategy: str, stack: tuple, stages: tuple) -> Ran:
-    """A pass through the layers of a stack and back, over a mesh.
+    """Runs a stack forward and backward on a mesh.
 
     stack: options of the stack. stages: those of a pipeline; () for a loop.
     """

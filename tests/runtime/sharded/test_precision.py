@@ -1,4 +1,4 @@
-"""Each precision trains experts on eight devices as on one."""
+"""Checks that each precision trains experts on eight devices as on one."""
 
 import numpy as np
 import pytest

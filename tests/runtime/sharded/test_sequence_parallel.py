@@ -1,4 +1,4 @@
-"""Layers split over positions equal those of one device; and their collectives."""
+"""Compares layers sharded over positions with one device, and checks their collectives."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.tolerances import assert_close
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_sequence_parallel")
 
 B, L, M, H, E = 4, 16, 8, 16, 4
@@ -67,7 +67,7 @@ def inputs() -> NestedMap:
 
 
 def passes_of(layer: Layer):
-    """(theta, inputs) -> the output and the gradients of the input and of all weights."""
+    """Returns a function from (theta, inputs) to the output and all gradients."""
     specs = layer.variable_specs()
     attention = layer if isinstance(layer, SelfAttention) else layer.self_attention
 
@@ -95,17 +95,17 @@ class Ran:
         self._arguments = theta, inputs()
         self.found = self._compiled(*self._arguments)
 
-    def check(self, whole: Params) -> None:
+    def check(self, unsharded: Params) -> None:
         """Checks that one device computes the same."""
         theta, given = self._arguments
-        expected = passes_of(whole.instantiate(path="layer"))(
+        expected = passes_of(unsharded.instantiate(path="layer"))(
             theta.transform(tf.constant), given.transform(tf.constant)
         )
         for (path, one), other in zip(self.found.flatten_items(), expected.flatten(), strict=True):
             assert_close(one, other, "float32" if path == "y" else "order")
 
     def collectives(self, least_bytes: int = 0) -> list[hlo.CollectiveCall]:
-        """Those of a result of so many bytes or more, and no tensor was made whole to move it."""
+        """Returns collectives of at least this many bytes, and checks for full replications."""
         executable = self._compiled.compile(*self._arguments)
         assert executable.full_replications() == []
         return [c for c in executable.collectives() if c.bytes >= least_bytes]
@@ -121,7 +121,7 @@ def test_ring_attention_equals_full_attention():
 
 
 def test_ring_attention_permutes_keys_and_values_without_gathers():
-    """Forward keys, values and segments; backward these and gradients, which then come home."""
+    """Forward permutes keys, values and segments; backward also permutes their gradients home."""
     found = ring().collectives()
     assert hlo.count_by_kind(found) == {"collective-permute": 10, "all-reduce": 2}
     of_segments, of_keys = 4 * (B // 2) * (L // 4), 4 * (B // 2) * 4 * (L // 4) * 4
@@ -139,7 +139,7 @@ def test_ring_attention_with_all_options_and_sharded_heads():
     found = ran.collectives(least_bytes=4 * B * L + 1)
     kinds = hlo.count_by_kind(found)
     assert kinds["collective-permute"] == 8 and kinds.keys() == {"collective-permute", "all-reduce"}
-    # One of two heads of keys, 4 positions that blocks of 3 make 6.
+    # One of two key heads; blocks of 3 pad 4 positions to 6.
     sizes = {c.bytes for c in found if c.kind == "collective-permute"}
     assert sizes == {4 * B * 1 * 6 * 4}
 
@@ -195,9 +195,9 @@ def test_uneven_sequence_shards_are_rejected():
 
 
 def test_sequence_parallelism_replaces_all_reduces():
-    """Four sums of whole activations become four gathers and four sums whose results are parts.
+    """Four all-gathers and four reduce-scatters replace four all-reduces of activations.
 
-    XLA on CPU makes all-reduces of the sums, where others have reduce-scatters.
+    XLA on CPU uses an all-reduce instead of a reduce-scatter.
     """
     ran = Ran(layer_params(), "data=2,model=4", "data_sequence_tensor")
     ran.check(layer_params())
@@ -211,9 +211,9 @@ def test_sequence_parallelism_replaces_all_reduces():
 
 
 def test_groups_within_one_device_need_no_resharding():
-    """A part of a row is a whole group: the all-to-alls of experts, and nothing else.
+    """If each shard of a row is one group, only the experts' all-to-alls communicate.
 
-    In training: what is drawn for a group does not depend on its place.
+    Random numbers of a group do not depend on its device, so training matches too.
     """
     ran = Ran(layer_params(4), "data=2,context=4", "expert_context")
     ran.check(layer_params(4))

@@ -1,4 +1,4 @@
-"""Training steps split over positions equal those of one device and need less memory."""
+"""Checks that steps sharded over positions equal one device and need less memory."""
 
 import functools
 
@@ -24,7 +24,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 
-# What its tests share is made once, in one process.
+# One process runs all tests of this file, so that they share their fixtures.
 pytestmark = [pytest.mark.xdist_group("test_sequence_parallel_steps"), pytest.mark.slow]
 
 STEPS = 2
@@ -151,7 +151,7 @@ def test_ring_attention_needs_less_memory_than_gathered_keys():
 def test_sequence_parallelism_needs_less_memory_than_tensor_parallelism():
     strategies = ("tensor", "sequence_tensor")
     both = [temporaries(4, s, "model", BlockwiseKernel, 128) for s in strategies]
-    # Of one layer, most of which is its attention's, and that is split either way.
+    # Most of one layer's memory is attention, which both strategies shard.
     assert both[1] < 0.97 * both[0]
 
 

@@ -50,7 +50,7 @@ launcher.run_script()
 
 
 def train_step(step, scale, table, moment, ids, positions, segments):
-    """Runs gradient descent on mean squares; the loss also encodes the batch's values."""
+    """Shrinks the table and returns a loss that encodes the batch's values."""
     x_BLM = tf.gather(table, ids) * scale
     logits_BLV = tf.einsum("BLM,VM->BLV", x_BLM, table)
     loss = tf.reduce_mean(tf.square(logits_BLV)) + tf.reduce_sum(moment)

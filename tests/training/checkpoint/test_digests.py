@@ -1,4 +1,4 @@
-"""Digests do not depend on sharding, and change with every change of an array."""
+"""Checks that digests do not depend on sharding and change whenever an array changes."""
 
 import jax
 import ml_dtypes

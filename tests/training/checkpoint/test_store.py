@@ -1,4 +1,4 @@
-"""Checkpoints restore the same bits, and survive damage and a full disk."""
+"""Checks that checkpoints restore the same bits and survive damage and a full disk."""
 
 import errno
 import json
@@ -125,7 +125,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(store, said, tmp_path
     assert said[0].startswith("Warning: the checkpoint of step 8 is damaged")
     assert store.steps == [4]
     assert (tmp_path / "damaged-8").is_dir()
-    # The way is free to reach step 8 again.
+    # Step 8 can be saved again.
     save(store, 8)
     assert_holds(store.restore(), 8)
 

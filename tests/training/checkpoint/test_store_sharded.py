@@ -1,4 +1,4 @@
-"""Checkpoints of sharded arrays restore the same bits on any mesh and on one device."""
+"""Checks that sharded checkpoints restore the same bits on any mesh and on one device."""
 
 import json
 import pathlib

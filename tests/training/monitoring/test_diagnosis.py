@@ -1,4 +1,4 @@
-"""A diagnosis names the layer at which a step became non-finite."""
+"""Checks that a diagnosis names the layer at which a step became non-finite."""
 
 import numpy as np
 import tensorflow as tf

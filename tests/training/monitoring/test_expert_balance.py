@@ -1,4 +1,4 @@
-"""What a run says of its experts: a few words, and a warning where some have no tokens."""
+"""Tests a run's report on its experts: a digest, and a warning if some get no tokens."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 
 
 def row(*dead, dropped=0.0):
-    """The metrics of a step in which the layers have so many dead experts."""
+    """Returns the metrics of a step, given the number of dead experts of each layer."""
     found = {"loss": 1.0}
     for layer, count in zip(LAYERS, dead, strict=True):
         found[f"{layer}/load_max_over_mean"] = 1.0 + count
@@ -22,7 +22,7 @@ def row(*dead, dropped=0.0):
 
 
 def warnings_of(*intervals):
-    """The lines after each interval, whose steps are pairs of dead experts."""
+    """Returns the warnings after each interval, given the dead experts of each step."""
     balance, step, said = ExpertBalance(), 0, []
     for interval in intervals:
         for dead in interval:
@@ -55,7 +55,7 @@ def test_warning_names_the_first_step_with_dead_experts():
         f"Warning: {LAYERS[1]}: 1 expert or more has had no token in any step since step 5",
         HELP,
     ]
-    # The fewest there have been; the help is given once.
+    # The warning gives the minimum; advice is printed once.
     shown = f"{LAYERS[0]}: 2 experts or more have had no token in any step since step 3"
     assert said[2] == [f"Warning: {shown}"]
     assert said[3] == said[4] == []
@@ -95,7 +95,7 @@ def test_run_without_experts_reports_nothing(metrics):
 
 
 class Routed(tiny.TinyTask):
-    """The tiny task, with the metrics of a layer of whose experts two never get a token."""
+    """The tiny task with the metrics of a layer in which two experts never get a token."""
 
     @layer_method
     def loss(self, theta, batch):

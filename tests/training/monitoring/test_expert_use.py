@@ -1,4 +1,4 @@
-"""What experts do with given batches, against counts made by hand and layers of a loop."""
+"""Compares measured expert use with counts by hand, with and without loops."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def observed(layer, x, mask):
 
 
 def count(layer, x, mask, capacity):
-    """Load and gates by expert, token by token: first choices of a group before second ones."""
+    """Counts load and gates by expert, token by token, in order of choice within a group."""
     w_gate = layer.init(1).router.w_gate.numpy().astype(np.float64)
     load, gates = np.zeros(3), np.zeros(3)
     tokens = np.pad(x.reshape(-1, 4), [[0, 3], [0, 0]]).reshape(3, 5, 4)

@@ -1,4 +1,4 @@
-"""The vector of metrics names repeated layers as separate layers are named."""
+"""Checks that the metric vector names stacked layers like separate layers."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""metrics.jsonl has one row for each step, even after damage or a full disk."""
+"""Checks that metrics.jsonl has one row per step, even after damage or a full disk."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Progress is a bar on a terminal and plain lines elsewhere."""
+"""Checks that progress is a bar on a terminal and plain lines elsewhere."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Adafactor equals the recurrence of its paper, and factors the right dimensions."""
+"""Compares Adafactor with its paper's recurrence, and checks the factored dimensions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Adam equals the recurrence of its paper."""
+"""Compares Adam with the recurrence of its paper."""
 
 import numpy as np
 import pytest

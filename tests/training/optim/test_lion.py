@@ -1,4 +1,4 @@
-"""Lion equals the recurrence of its paper."""
+"""Compares Lion with the recurrence of its paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Moment dtypes and weight decay, which the optimizers with moments share."""
+"""Tests moment dtypes and weight decay, which all optimizers with moments share."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_adam_with_narrow_moments_follows_the_recurrence(dtype):
         np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
         for name, value in (("first_moment", m), ("second_moment", v)):
             largest = np.abs(value).max(-1, keepdims=True)
-            # Neighbouring levels are at most two (of a fourth power four) shares of 127 apart.
+            # Neighboring levels differ by at most 2/127, or 4/127 for a fourth power.
             share = {"bfloat16": 2.0**-7, "int8": 2.0 / 127}[dtype]
             assert (np.abs(read(moments, name) - value) <= share * largest * 1.01).all()
 

@@ -1,4 +1,4 @@
-"""Gradient descent with momentum equals recurrences in NumPy."""
+"""Compares gradient descent with momentum with recurrences in NumPy."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def heavy_ball(w, gradients, rates, beta, decay):
 def looking_ahead(w, gradients, rate, beta):
     """Sutskever et al. 2013, equations 3 and 4: v the velocity, y the point ahead of theta.
 
-    The gradients are those at y, which is what this trains; with one learning rate for all steps.
+    The trained weight is y, and gradients are taken at y. The learning rate is constant.
     """
     theta = w.astype(np.float64)
     v = np.zeros_like(theta)

@@ -1,4 +1,4 @@
-"""Narrow moments are rounded to neighboring levels, and without bias."""
+"""Checks that low-precision moments are rounded to neighboring levels without bias."""
 
 import ml_dtypes
 import numpy as np

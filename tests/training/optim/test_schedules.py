@@ -1,4 +1,4 @@
-"""Schedules against their closed forms."""
+"""Compares schedules with their closed forms."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_inverse_square_root():
 
 
 def test_inverse_square_root_after_warmup():
-    """Equation 3 of arXiv 1706.03762, which counts steps from 1; from its peak on a step later."""
+    """Follows equation 3 of arXiv 1706.03762, whose steps count from 1."""
     p = schedules.InverseSquareRoot.params()
     p.set(learning_rate=512**-0.5, warmup_steps=20, decay_start=20)
     counted = [step + 1 if step < 20 else step for step in STEPS]

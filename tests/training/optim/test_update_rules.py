@@ -1,4 +1,4 @@
-"""Weights with an update rule of their own follow what their layers report."""
+"""Checks that weights with an update rule follow the values that their layers report."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Learning-rate factors by path, frozen weights, and patterns that match nothing."""
+"""Tests learning-rate factors by path, frozen weights, and patterns that match nothing."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ def test_factor_of_zero_freezes_weights(cls):
     for path, change in moved.items():
         assert change.any() != path.startswith("hidden"), path
     assert trainer.state_specs().moments.hidden.w == {}
-    # Nor does its gradient count towards the norm.
+    # Its gradient does not count towards the norm either.
     state = trainer.init_state()
     _, _, gradients = trainer.gradients(state.theta, tiny.make_batch(1, 0), tf.constant([1, 1]))
     norm = np.sqrt(sum(np.sum(g.numpy() ** 2) for g in gradients.output.flatten()))

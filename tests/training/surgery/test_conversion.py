@@ -1,4 +1,4 @@
-"""Weights by the names that they have without loops."""
+"""Tests the conversion of weights between loops, pipeline stages and separate layers."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from lingvo_gshard.training.surgery import conversion
 from tests.layers.stacks import executions
 from tests.training.surgery import tiny_stacks
 
-# Four layers as one loop, and in stages of a pipeline that have two chunks of one layer each.
+# Four layers as one loop, and as pipeline stages with two chunks of one layer each.
 LOOP = {"execution": executions.loop()}
 STAGES = {"execution": executions.pipeline(2, circulations=2)}
 
 
 def trainer(**values):
-    """A trainer of four layers, or of loops of them."""
+    """Returns a trainer of four layers, separate or in loops."""
     params = tiny_stacks.dense()
     for stack in (params.encoder, params.decoder):
         stack.set(num_layers=4, **values)
@@ -22,7 +22,7 @@ def trainer(**values):
 
 
 def trainers():
-    """A trainer of four layers one by one, and one of the same in loops."""
+    """Returns a trainer of four separate layers, and one of the same layers in loops."""
     return [trainer(), trainer(**LOOP)]
 
 

@@ -1,4 +1,4 @@
-"""Fewer experts: which are kept, and that what they compute is what it was."""
+"""Tests which experts pruning keeps, and that their outputs do not change."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LAYER = "encoder.layers[1].feed_forward"
 
 
 def pruned(keep, **stack):
-    """Returns both trainers, the whole model's weights, the state that is left, and the experts."""
+    """Returns both trainers, the original weights, the pruned state, and the kept experts."""
     params = tiny_stacks.sparse()
     for each in (params.encoder, params.decoder):
         each.set(**stack)

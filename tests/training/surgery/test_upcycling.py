@@ -1,4 +1,4 @@
-"""A dense model as one with experts: the same function, and what is copied and what is new."""
+"""Checks that upcycling keeps the function, copies experts and initializes routers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Translation models of two layers on each side, dense or with experts, and batches for them."""
+"""Makes two-layer translation models, dense or with experts, and batches for them."""
 
 import numpy as np
 import tensorflow as tf
