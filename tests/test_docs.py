@@ -23,6 +23,12 @@ _SMALL_MODEL = [
     "--gin_param=task.decoder.num_layers = 1",
 ]
 
+# The languages that pages name, and a vocabulary that is trained quickly.
+_LITTLE_TEXT = [
+    "--gin_param=input.languages = ('de', 'es', 'gl', 'nl', 'pt')",
+    "--gin_param=input.vocabulary.size = 1000",
+]
+
 _SMALL_LANGUAGE_MODEL = [
     "--gin_param=task.model_dim = 16",
     "--gin_param=task.decoder.num_layers = 1",
@@ -31,8 +37,8 @@ _SMALL_LANGUAGE_MODEL = [
 
 # Flags that make slow commands fast.
 TINY = {
-    "gshard-train --experiment=translation.quickstart": _SMALL_MODEL,
-    "gshard-train --experiment=translation.quickstart_dense": _SMALL_MODEL,
+    "gshard-train --experiment=translation.quickstart": [*_SMALL_MODEL, *_LITTLE_TEXT],
+    "gshard-train --experiment=translation.quickstart_dense": [*_SMALL_MODEL, *_LITTLE_TEXT],
     "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
     "gshard-train --experiment=language_model.quickstart": _SMALL_LANGUAGE_MODEL,
     "gshard-train --experiment=language_model.from_files": _SMALL_LANGUAGE_MODEL,
@@ -46,7 +52,7 @@ TINY = {
         "--group_size=8",
         "--gemm_size=16",
     ],
-    "gshard-evaluate --logdir=runs/quickstart": ["--languages=es", "--beam_size=1"],
+    "gshard-evaluate --logdir=runs/quickstart": ["--languages=gl", "--beam_size=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
     "gshard-plan --experiment=translation.quickstart": [
         *_SMALL_MODEL,

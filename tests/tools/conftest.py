@@ -1,9 +1,29 @@
 """Trains small models on synthetic text for tests of commands that read runs."""
 
+import fcntl
+import os
+import pathlib
+from collections.abc import Callable
+
 import pytest
 
 from lingvo_gshard.tools import train
 from tests.tools import tiny_language_model, tiny_translation
+
+
+def _make_once(tmp_path_factory, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Returns a directory that the first worker process to need it fills for all of them."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    directory, is_complete = root / name, root / f"{name}.complete"
+    with open(root / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_complete.exists():
+            directory.mkdir()
+            make(directory)
+            is_complete.touch()
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -12,18 +32,21 @@ def trained_logdir(tmp_path_factory):
 
     After training, a line of the dev split is damaged: it lacks a column.
     """
-    directory = tmp_path_factory.mktemp("trained")
-    arguments = tiny_translation.write(directory)
-    logdir = directory / "run"
-    train.main(["gshard-train", *arguments, f"--logdir={logdir}", "--steps=20"])
-    (directory / "dev.tsv").write_text("de\tHund\n", encoding="utf-8")
-    return logdir
+
+    def make(directory: pathlib.Path) -> None:
+        arguments = tiny_translation.write(directory)
+        train.main(["gshard-train", *arguments, f"--logdir={directory}/run", "--steps=20"])
+        (directory / "dev.tsv").write_text("de\tHund\n", encoding="utf-8")
+
+    return _make_once(tmp_path_factory, "trained", make) / "run"
 
 
 @pytest.fixture(scope="session")
 def language_model_logdir(tmp_path_factory):
     """Returns the directory of a tiny language model, trained for some steps."""
-    directory = tmp_path_factory.mktemp("language_model")
-    flags = tiny_language_model.write(directory)
-    train.main(["gshard-train", *flags, f"--logdir={directory}/run", "--steps=30"])
-    return directory / "run"
+
+    def make(directory: pathlib.Path) -> None:
+        flags = tiny_language_model.write(directory)
+        train.main(["gshard-train", *flags, f"--logdir={directory}/run", "--steps=30"])
+
+    return _make_once(tmp_path_factory, "language_model", make) / "run"
