@@ -28,7 +28,7 @@ class Examples:
     Attributes:
       packer: packs examples into batches.
       kept: numbers of the examples that fit a row.
-      report: what cleaning did to the rows.
+      report: rows that cleaning kept and dropped.
       members: language -> numbers of its examples.
     """
 
@@ -45,7 +45,7 @@ class Examples:
           packer: packs examples into batches.
           kept: numbers of the examples that fit a row.
           languages: the language of each example in `kept`.
-          report: what cleaning did to the rows.
+          report: rows that cleaning kept and dropped.
         """
         self.packer, self.kept, self.report = packer, kept, report
         members = collections.defaultdict(list)
@@ -105,7 +105,7 @@ class CorpusInput(Input):
 
     @property
     def report(self) -> CleaningReport:
-        """What cleaning and packing did to the training rows."""
+        """Rows that cleaning and packing of the training split kept and dropped."""
         return self._examples.report
 
     def check_split(self, split: str) -> None:

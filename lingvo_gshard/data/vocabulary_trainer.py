@@ -89,7 +89,7 @@ class VocabularyTrainer(Configurable):
         )
 
     def train_on(self, sentences: Mapping[str, Sequence[str]], temperature: float) -> Vocabulary:
-        """Returns a vocabulary trained on language -> sentences; raises as `train`."""
+        """Returns a vocabulary trained on sentences by language. Raises the errors of `train`."""
         return self._train_or_load("vocabulary.size", sentences, self.p.size, temperature)
 
     def _train_or_load(

@@ -47,10 +47,10 @@ def suggest(
     progress: Progress = ignore_progress,
     plan: PlanExperiment = plan_experiment,
 ) -> list[Remedy]:
-    """Returns the changes tried, in order, each with what its plan says.
+    """Returns the changes tried, in order, each with the result of its plan.
 
-    Each change is made in addition to all changes before it. The search ends at the first plan
-    that fits.
+    Changes accumulate: each is planned together with all changes before it. The search ends at the
+    first plan that fits.
 
     Args:
       experiment: Params of an experiment whose step does not fit; they are not modified.

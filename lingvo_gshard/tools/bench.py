@@ -17,8 +17,8 @@ alternate with products of two square float32 matrices:
 
 flops counts useful operations: matrix products, forward and backward, of active experts only.
 seconds is the best of --repeats steps. gemm_rate, in FLOP/s, is the best of --repeats runs of as
-many products as have a step's operations. compile_seconds is the time of the first step. No data is
-read, and nothing is saved.
+many products as match the FLOPs of a step. compile_seconds is the time of the first step. No data
+is read, and nothing is saved.
 
 `partition` measures training steps of an experiment by the spmd runtime on a mesh of one device,
 where there is nothing to partition. They alternate with steps of the same program compiled by JAX

@@ -85,12 +85,12 @@ class _Translators:
 
 
 def _respond(translators: _Translators, sentences: list[str], before: int) -> None:
-    """Writes the translations of lines.
+    """Translates a batch of input lines and writes the translations.
 
     Args:
-      translators: the model.
+      translators: compiled for batches of few and of many lines.
       sentences: the lines.
-      before: number of lines before them.
+      before: number of input lines before the batch, for warnings.
     """
     translator = translators.for_lines(len(sentences))
     translations = translator.translate(sentences)

@@ -19,7 +19,7 @@ from tests import tiny
 
 
 class Run:
-    """One run of the tiny experiment; `screen` holds what it printed."""
+    """Runs the tiny experiment; `screen` holds its output."""
 
     def __init__(self, path, steps=12, on_batch=None, **trainer):
         self.params = tiny.experiment_params(steps)

@@ -103,7 +103,7 @@ class SentencePairs:
         return pack(rows, sentences, self.sources, self.targets, self.shape)
 
     def tables(self) -> Iterator[np.ndarray]:
-        """Yields ids and offsets of both sides."""
+        """Yields the id and offset arrays of both sides."""
         for tokens in (self.sources, self.targets):
             yield from (tokens.ids, tokens.offsets)
 
@@ -212,7 +212,7 @@ def packed_targets(
 
 
 class Side:
-    """The places of the tokens of one side of a batch.
+    """Positions and segments of the tokens on one side of a batch.
 
     Attributes:
       positions: position of each token in its sentence.
@@ -220,7 +220,7 @@ class Side:
     """
 
     def __init__(self, rows: np.ndarray, lengths: np.ndarray):
-        """Places sentences.
+        """Computes positions and segments.
 
         Args:
           rows: the row of each sentence, ascending.

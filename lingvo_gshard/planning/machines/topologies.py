@@ -71,7 +71,7 @@ class Topology:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for plans, such as a compiler that stands in for the topology's own."""
+        """Notes for plans, such as a substitute for the topology's compiler."""
         if self.kind == "tpu" and self.compiler == "cpu":
             return (f"an estimate: compiled for CPUs in place of TPUs, since {libtpu.MISSING}",)
         if self.kind == "tpu" and libtpu.options():

@@ -45,7 +45,7 @@ def changed_fields(
 ) -> Iterator[Change]:
     """Yields the attributes in `units` that differ between two objects.
 
-    An empty `what` makes each attribute an item of its own.
+    If `what` is empty, each attribute is listed as a separate item.
     """
     for field, unit in units.items():
         old, new = getattr(before, field), getattr(after, field)
@@ -56,7 +56,7 @@ def changed_fields(
 def changed_items(
     section: str, prefix: str, before: Mapping, after: Mapping, unit: str = ""
 ) -> Iterator[Change]:
-    """Yields the keys whose values differ between two mappings, or that only one of them has."""
+    """Yields the keys that only one of two mappings has or whose values differ."""
     for key in dict.fromkeys((*before, *after)):
         if before.get(key) != after.get(key):
             yield Change(section, prefix + key, "", before.get(key), after.get(key), unit)

@@ -38,7 +38,7 @@ def make_console(*paths: str | None) -> rich.console.Console:
 
 
 def say(console: rich.console.Console, text: str) -> None:
-    """Prints text as it is: without markup, colors or line breaks of its own."""
+    """Prints text unchanged: rich adds no markup, colors or line breaks."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -64,7 +64,7 @@ def write_text(path: str | None, text: str, flag: str) -> None:
 
     Args:
       path: the file, or `STANDARD_OUTPUT`.
-      text: the whole content.
+      text: the content.
       flag: name of the flag that gave `path`, for error messages.
 
     Raises:

@@ -58,7 +58,7 @@ def define_partitioning_flags(values: flags.FlagValues) -> None:
 
 
 def define_splitting_flags(values: flags.FlagValues) -> None:
-    """Defines the flags for the mesh and what is split over it."""
+    """Defines the flags for the mesh and the sharding strategy."""
     flags.DEFINE_string(
         "mesh",
         None,

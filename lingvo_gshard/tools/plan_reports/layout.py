@@ -38,7 +38,7 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
 
 
 def say(console: rich.console.Console, text: str, style: str | None = None) -> None:
-    """Prints text as it is: without markup, highlighting or line breaks of its own."""
+    """Prints text unchanged: rich adds no markup, highlighting or line breaks."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

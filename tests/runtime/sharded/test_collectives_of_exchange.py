@@ -76,7 +76,7 @@ def test_int8_exchange_sends_scales(partitioner):
 
 
 def test_bfloat16_exchange_is_one_all_to_all_each_way():
-    """XLA for CPUs, which has no bfloat16 of its own, sends it as float32."""
+    """XLA sends bfloat16 as float32 on CPUs, which have no native bfloat16."""
     assert moved(precision="bfloat16") == both_ways({("data", "float32", ROWS * M * 4): 2})
 
 

@@ -18,7 +18,7 @@ DENSE = "encoder.layers[1].feed_forward"
 
 
 def upcycled(params, every=0, change=None, with_moments=True):
-    """Returns both trainers, and the dense arrays and the state made of them."""
+    """Returns both trainers, the dense arrays and the upcycled state."""
     task = upcycling.upcycled_task(params, E, every)
     if change:
         change(task)

@@ -1,4 +1,4 @@
-"""Terms of a group's cost: equal einsums, flows and weights once, with their number."""
+"""Splits a group's cost into terms: distinct einsums, flows and weights with their counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CostTerm:
 
     Attributes:
       what: an einsum, flow or weight.
-      count: number of equal ones in the group.
+      count: number of equal einsums, flows or weights in the group.
       letters: (kind of table, letter) of each sharding rule that the cost depends on.
       unit: index of the kind of rematerialization unit that an einsum belongs to.
       per_unit: number of equal einsums in one unit.
