@@ -1,7 +1,7 @@
 """One bazel test for each test file of a folder, run by pytest."""
 
 def room_tests(deps = (), data = (), room = None):
-    """Defines `helpers` from the folder's other files, and a test for each test_*.py.
+    """Defines `helpers` from all files of the folder, and a test for each test_*.py.
 
     Every test may import the room of the package that the folder is named for, and what it knows.
 
@@ -14,7 +14,7 @@ def room_tests(deps = (), data = (), room = None):
     tests = native.glob(["**/test_*.py"])
     native.py_library(
         name = "helpers",
-        srcs = native.glob(["**/*.py"], exclude = tests),
+        srcs = native.glob(["**/*.py"]),
         visibility = ["//visibility:public"],
         deps = ["//tests:helpers"] if folder != "tests" else [],
     )

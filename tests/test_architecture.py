@@ -98,6 +98,21 @@ def test_the_dependence_order_has_no_cycle():
         assert set(FOLDERS[folder]) <= set(order[:index]), folder
 
 
+def _bazel_dependencies(folder: str) -> set[str]:
+    """Returns the folders that a folder's BUILD file declares, with what these declare."""
+    build = (ROOT / PACKAGE / folder / "BUILD").read_text(encoding="utf-8")
+    (declared,) = re.findall(r"knows = \[(.*?)\]", build, re.DOTALL) or [""]
+    direct = set(re.findall(r'"(\w+)"', declared))
+    return direct.union(*(_bazel_dependencies(other) for other in direct))
+
+
+def test_build_files_declare_what_is_imported():
+    for folder in FOLDERS:
+        paths = _sources(f"{PACKAGE}/{folder}")
+        imported = set().union(*map(_imported_folders, paths)) - {folder}
+        assert imported <= _bazel_dependencies(folder), folder
+
+
 def _module_of(path: pathlib.Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
