@@ -8,8 +8,8 @@ import rich.console
 
 import lingvo_gshard as gshard
 from lingvo_gshard.api.errors import ArgumentError
-from tests.tools import tiny_train  # noqa: F401
 from tests.tools.tiny_quickstart import SETTINGS
+from tests.tools.train import tiny_train  # noqa: F401
 
 QUIET = rich.console.Console(quiet=True)
 

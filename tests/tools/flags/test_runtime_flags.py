@@ -13,10 +13,8 @@ import pytest
 
 from lingvo_gshard.tools import evaluate, train, translate
 from lingvo_gshard.tools.console import startup
-from tests.tools import (
-    tiny_train,  # noqa: F401
-    tiny_translation,
-)
+from tests.tools import tiny_translation
+from tests.tools.train import tiny_train  # noqa: F401
 
 # One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("test_runtime_flags")

@@ -15,7 +15,7 @@ from lingvo_gshard.tools import train
 from lingvo_gshard.tools.flags.runtime import runtime_options
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests import tiny
-from tests.tools import tiny_train  # noqa: F401
+from tests.tools.train import tiny_train  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -112,7 +112,13 @@ def test_run_equals_that_of_the_local_runtime(connected, tmp_path):
 
 def test_missing_tpu_is_reported(tmp_path):
     flags = ["--runtime=tpu_strategy", "--tpu=local", f"--logdir={tmp_path}/run"]
-    command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tools.train.tiny_train",
+        "--experiment=test.tiny",
+        *flags,
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 1
     (error,) = [line for line in result.stderr.splitlines() if line.startswith("gshard-train: ")]

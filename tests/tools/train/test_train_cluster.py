@@ -3,7 +3,7 @@
 import pytest
 
 from tests.tools import tiny_translation
-from tests.tools.train_processes import finish, losses, start, train_in_two
+from tests.tools.train.train_processes import finish, losses, start, train_in_two
 
 _SETTINGS = {
     "input__batch_rows": 8,

@@ -5,7 +5,7 @@ import pytest
 from lingvo_gshard.tools import train
 from lingvo_gshard.tools.console import startup
 from tests.tools import tiny_translation
-from tests.tools.train_processes import finish, losses, start, train_in_two
+from tests.tools.train.train_processes import finish, losses, start, train_in_two
 
 _EVERY = "--gin_param=trainer.local_updates.every = 2"
 

@@ -14,9 +14,9 @@ import pytest
 from lingvo_gshard.tools import train
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from tests.tools import tiny_train  # noqa: F401
+from tests.tools.train import tiny_train  # noqa: F401
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def run_here(capsys, *flags):
@@ -29,7 +29,7 @@ def run_here(capsys, *flags):
 
 def start(logdir, *flags):
     """Starts a run in a subprocess."""
-    command = [sys.executable, "-m", "tests.tools.tiny_train", "--experiment=test.tiny"]
+    command = [sys.executable, "-m", "tests.tools.train.tiny_train", "--experiment=test.tiny"]
     return subprocess.Popen(
         [*command, f"--logdir={logdir}", *flags],
         cwd=ROOT,
