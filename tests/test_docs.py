@@ -76,6 +76,7 @@ ELSEWHERE = {
 }
 
 SLOW_PAGES = (
+    "README.md",
     "experts.md",
     "language_model.md",
     "local_updates.md",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.resources
+import importlib.util
 import os
 import pathlib
 import pkgutil
@@ -77,9 +77,9 @@ def _keep_flags(argv: list[str]) -> list[str]:
 def _overview() -> str:
     """Returns the version and the first line of each tool's documentation, without importing it."""
     lines = [f"lingvo_gshard {lingvo_gshard.__version__}", "", "Commands:"]
-    folder = importlib.resources.files(tools)
     for tool in tool_names():
-        source = (folder / f"{tool}.py").read_text(encoding="utf-8")
+        spec = importlib.util.find_spec(f"{tools.__name__}.{tool}")
+        source = pathlib.Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
         purpose = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
         lines.append(f"  {_PREFIX + tool:<16}  {purpose}")
     return "\n".join([*lines, "", f"For help on a command: {_PREFIX}train --help"])

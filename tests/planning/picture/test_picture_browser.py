@@ -203,7 +203,7 @@ def test_nearly_empty_plan_is_drawn(page):
     plan = example_plan.example_plan()
     for rows in ("tensors", "largest_temporaries", "collectives", "layers", "notes", "remedies"):
         plan[rows] = []
-    plan.update(budget=None, mfu=None, seconds_per_step=None, steps_per_second=None, mesh="")
+    plan.update(budget=None, mfu=None, seconds_per_step=0.0, steps_per_second=None, mesh="")
     opened = page(plan)
     assert "The step has no collectives." in opened.texts("p")
 
