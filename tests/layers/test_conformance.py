@@ -20,6 +20,13 @@ BY_NAME = {case.name: case for case in conformance_cases.CASES}
 # routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
 STEPS = (1e-2, 3e-3, 1e-3)
 
+# "jit" traces what "function" traces.
+_RUNNERS = [
+    pytest.param(runner, marks=[pytest.mark.slow] if runner == "function" else [])
+    for runner in conformance.RUNNERS
+    if runner != "eager"
+]
+
 each_layer = pytest.mark.parametrize("name", conformance_cases.names(BY_NAME))
 each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 each_runner = pytest.mark.parametrize(
@@ -50,7 +57,7 @@ def same_bits(mine: NestedMap, theirs: NestedMap) -> bool:
 
 @each_layer
 @each_mode
-@pytest.mark.parametrize("runner", [pytest.param("function", marks=pytest.mark.slow), "jit"])
+@pytest.mark.parametrize("runner", _RUNNERS)
 def test_all_runners_agree(name, training, runner):
     expected = run(name, training, "eager")
     actual = run(name, training, runner)
