@@ -20,17 +20,16 @@ BY_NAME = {case.name: case for case in conformance_cases.CASES}
 # routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
 STEPS = (1e-2, 3e-3, 1e-3)
 
-# "jit" traces what "function" traces.
-_RUNNERS = [
-    pytest.param(runner, marks=[pytest.mark.slow] if runner == "function" else [])
-    for runner in conformance.RUNNERS
-    if runner != "eager"
-]
-
 each_layer = pytest.mark.parametrize("name", conformance_cases.names(BY_NAME))
 each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-each_runner = pytest.mark.parametrize(
-    "runner", ["eager", pytest.param("function", marks=pytest.mark.slow), "jit"]
+# "jit" traces what "function" traces.
+RUNNERS = [
+    pytest.param(runner, marks=[pytest.mark.slow] if runner == "function" else [], id=runner)
+    for runner in conformance.RUNNERS
+]
+each_runner = pytest.mark.parametrize("runner", RUNNERS)
+each_compiling_runner = pytest.mark.parametrize(
+    "runner", [runner for runner in RUNNERS if runner.id != "eager"]
 )
 
 
@@ -57,7 +56,7 @@ def same_bits(mine: NestedMap, theirs: NestedMap) -> bool:
 
 @each_layer
 @each_mode
-@pytest.mark.parametrize("runner", _RUNNERS)
+@each_compiling_runner
 def test_all_runners_agree(name, training, runner):
     expected = run(name, training, "eager")
     actual = run(name, training, runner)
