@@ -56,7 +56,8 @@ class Vocabulary:
         return self._processor.id_to_piece(int(index))
 
     def save(self, directory: str, name: str = "vocabulary") -> str:
-        """Writes `directory/name.model` atomically and returns its path."""
+        """Writes `directory/name.model` atomically and returns its path; makes the directory."""
+        os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, f"{name}.model")
         files.write_atomically(path, self.model)
         return path

@@ -136,6 +136,7 @@ def main(argv: list[str]) -> int:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand {given}. {hint}")
+    output.check_writable(values, "json")
     console = rich.console.Console(stderr=values.json == output.STANDARD_OUTPUT)
     if subcommand == EXPORTED:
         device, rows = measure_exported(values, files, console)

@@ -91,8 +91,10 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(values.split, run.input.splits)
         raise ValueError(f"--split={values.split} is unknown. {hint}")
     with run:
-        console = output.make_console(values.json)
+        console = output.make_console(values.json, values.output)
         console.quiet = not run.backend.is_main
+        if run.backend.is_main:
+            output.check_writable(values, "json", "output")
 
         def show_progress(what: str, unit: str, total: int) -> Progress:
             return Progress(console, what, unit, total)

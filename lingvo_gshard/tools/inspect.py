@@ -96,6 +96,9 @@ def main(argv: list[str]) -> int:
     if values.function not in inspection.FUNCTIONS:
         hint = names.nearest(values.function, inspection.FUNCTIONS)
         raise ValueError(f"--function={values.function} is unknown. {hint}")
+    output.check_writable(values, "json", "program")
+    if values.program == output.STANDARD_OUTPUT:
+        raise ValueError("--program=-: a program is written to a file, not to standard output")
     params = experiment_params(values)
     mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
     if mesh is None:

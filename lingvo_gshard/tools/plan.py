@@ -123,7 +123,7 @@ def main(argv: list[str]) -> int:
     compared, argv = _compared(argv)
     startup.parse_flags(values, argv, __doc__)
     console = output.make_console(values.json, values.html)
-    _check_files(values)
+    output.check_writable(values, "json", "html")
     if values.tokens is not None and not 0 < values.tokens < math.inf:
         raise ValueError(f"--tokens={values.tokens}: expected a number of tokens, such as 1e12")
     if compared:
@@ -228,11 +228,3 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
     rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
     output.write_json(values.json, rows)
     return 0
-
-
-def _check_files(values: flags.FlagValues) -> None:
-    """Raises ValueError if an output file cannot be written, before anything long begins."""
-    if values.json == values.html == output.STANDARD_OUTPUT:
-        raise ValueError("--json=- and --html=-: standard output takes one of them")
-    for flag in ("json", "html"):
-        output.check_writable(values[flag].value, flag)

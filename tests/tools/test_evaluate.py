@@ -29,7 +29,7 @@ def run_here(capsys, *flags):
 def evaluation(trained_logdir, tmp_path_factory):
     """Returns the directory of the files that one full evaluation wrote."""
     directory = tmp_path_factory.mktemp("evaluation")
-    files = [f"--json={directory}/scores.json", f"--output={directory}/out/rows.tsv"]
+    files = [f"--json={directory}/scores.json", f"--output={directory}/rows.tsv"]
     evaluate.main(["gshard-evaluate", f"--logdir={trained_logdir}", *files])
     return directory
 

@@ -224,7 +224,7 @@ TOPOLOGY = "--topology=cpu:8"
         ([*TINY, TOPOLOGY, "--tokens=0"], "--tokens=0.0: expected a number of tokens"),
         ([*TINY, TOPOLOGY, "--tokens=inf"], "--tokens=inf: expected a number of tokens"),
         ([*TINY, TOPOLOGY, "--json=/dev/null/x"], "--json=/dev/null/x cannot be written: "),
-        ([*TINY, TOPOLOGY, "--html=/tmp"], "--html=/tmp cannot be written: it is a folder"),
+        ([*TINY, TOPOLOGY, "--html=/tmp"], "--html=/tmp cannot be written: it is a directory"),
         ([*TINY, TOPOLOGY, "--html=-", "--json=-"], "standard output takes one of them"),
         (["diff", "one.json"], "compares two files written by --json; 1 were given"),
         (["diff", "one.json", "two.json"], "one.json: cannot be read: No such file"),

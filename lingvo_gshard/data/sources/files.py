@@ -5,10 +5,19 @@ import tempfile
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Writes a file, and its directory, so that other processes see all of it or none of it."""
-    directory = os.path.dirname(path) or "."
-    os.makedirs(directory, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".partial-")
+    """Writes a file so that other processes see all of it or none of it.
+
+    A file that is not a regular one, such as /dev/stdout or a named pipe, is written to directly.
+
+    Raises:
+      OSError: the file cannot be written, or its directory does not exist.
+    """
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            file.write(content)
+        return
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".partial-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

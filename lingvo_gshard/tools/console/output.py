@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from typing import Any
 
 import msgspec
@@ -81,20 +82,44 @@ def write_text(path: str | None, text: str, flag: str) -> None:
         raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
 
 
-def check_writable(path: str | None, flag: str) -> None:
-    """Raises ValueError if a file cannot be written, so that no long work is done in vain.
+def check_writable(values: flags.FlagValues, *names: str) -> None:
+    """Raises ValueError if an output file cannot be written, so that no long work is done in vain.
+
+    A missing directory is refused and not created, since it is most often a typing error.
 
     Args:
-      path: the file, `STANDARD_OUTPUT` or None.
-      flag: name of the flag that gave `path`, for error messages.
+      values: the command's flags.
+      names: the flags that name files to write, such as "json". Each is a path, `STANDARD_OUTPUT`
+        or None.
     """
-    if not path or path == STANDARD_OUTPUT:
-        return
+    taken: dict[str, str] = {}
+    for name in names:
+        path = values[name].value
+        if not path:
+            continue
+        problem = None if path == STANDARD_OUTPUT else _problem_of(path)
+        if problem:
+            raise ValueError(f"--{name}={path} cannot be written: {problem}")
+        other = taken.setdefault(os.path.realpath(path), name)
+        if other != name:
+            what = "standard output" if path == STANDARD_OUTPUT else "the file"
+            raise ValueError(f"--{other}={path} and --{name}={path}: {what} takes one of them")
+
+
+def _problem_of(path: str) -> str | None:
+    """Returns why a file cannot be written; None if it can."""
     folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        return "it is a directory; a file was expected"
+    if not os.path.isdir(folder):
+        if os.path.exists(folder):
+            return f"{folder} is no directory"
+        return f"there is no directory {folder}; create it first, or name another one"
     try:
-        os.makedirs(folder, exist_ok=True)
+        if os.path.exists(path) and not os.path.isfile(path):
+            return None if os.access(path, os.W_OK) else "permission denied"
+        # Network file systems may refuse what os.access allows.
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
-    if os.path.isdir(path) or not os.access(folder, os.W_OK):
-        reason = "it is a folder" if os.path.isdir(path) else "permission denied"
-        raise ValueError(f"--{flag}={path} cannot be written: {reason}")
+        return (error.strerror or str(error)).lower()
+    return None

@@ -59,6 +59,7 @@ def define_flags() -> flags.FlagValues:
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Runs the subcommand. Raises ValueError for a user's mistake."""
+    output.check_writable(values, "json", "html")
     run = Run(required_logdir(values))
     run.check_decoder(Translator)
     rows = choose_rows_by_flags(values, run)

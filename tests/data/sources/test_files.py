@@ -8,12 +8,12 @@ from lingvo_gshard.data.sources import files
 
 
 def test_writes_and_replaces_a_file(tmp_path):
-    path = str(tmp_path / "a" / "b.bin")
+    path = str(tmp_path / "b.bin")
     files.write_atomically(path, b"one")
     files.write_atomically(path, b"two")
     with open(path, "rb") as file:
         assert file.read() == b"two"
-    assert os.listdir(tmp_path / "a") == ["b.bin"]
+    assert os.listdir(tmp_path) == ["b.bin"]
     assert os.stat(path).st_mode & 0o777 == 0o644
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import stat
 import sys
 
 import pytest
@@ -39,14 +41,68 @@ def test_tables_move_to_standard_error_if_json_takes_standard_output():
     assert output.make_console("plan.json", None).file is sys.stdout
 
 
-def test_missing_parent_folder_is_created(tmp_path):
+def check(**paths):
+    values = flags.FlagValues()
+    for name, path in paths.items():
+        flags.DEFINE_string(name, path and str(path), "A file.", flag_values=values)
+    values(["gshard-test"])
+    output.check_writable(values, *paths)
+
+
+def test_missing_directory_is_named_and_not_created(tmp_path):
     path = tmp_path / "new" / "row.json"
-    output.check_writable(str(path), "json")
-    output.write_json(str(path), [1, 2])
-    assert json.loads(path.read_text()) == [1, 2]
+    message = f"--program={path} cannot be written: there is no directory {path.parent}; create it"
+    with pytest.raises(ValueError, match=message):
+        check(json=tmp_path / "row.json", program=path)
+    with pytest.raises(ValueError, match="--json=.*cannot be written: No such file or directory"):
+        output.write_json(str(path), {})
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("check", [output.check_writable, lambda p, f: output.write_text(p, "", f)])
-def test_unwritable_file_names_the_flag(check):
-    with pytest.raises(ValueError, match="--html=/dev/null/x cannot be written: "):
-        check("/dev/null/x", "html")
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("", "it is a directory; a file was expected"),
+        ("file/row.json", "file is no directory"),
+        ("locked/row.json", "permission denied|read-only"),
+    ],
+)
+def test_unwritable_file_names_the_flag(tmp_path, monkeypatch, path, problem):
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir(0o500)
+    if os.geteuid() == 0 and "locked" in path:  # To root, a directory without w is writable.
+        path, problem = "/proc/row.json", "no such file or directory|permission denied"
+    with pytest.raises(
+        ValueError, match=f"--html={tmp_path / path} cannot be written: .*{problem}"
+    ):
+        check(json="-", html=tmp_path / path)
+
+
+def test_two_flags_may_not_share_a_file(tmp_path):
+    with pytest.raises(ValueError, match="--json=- and --html=-: standard output takes one"):
+        check(json="-", html="-")
+    with pytest.raises(ValueError, match="--json=.*row and --html=.*row: the file takes one of"):
+        check(json=tmp_path / "row", html=f"{tmp_path}/./row")
+
+
+def test_check_leaves_nothing_behind_and_changes_nothing(tmp_path):
+    (tmp_path / "old.json").write_text("old")
+    check(json=tmp_path / "old.json", html=tmp_path / "page.html", output=None)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_device_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    output.write_json(str(pipe), {"rows": 1})
+    assert json.loads(os.read(reader, 100)) == {"rows": 1}
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "row.json")
+    output.write_json(str(tmp_path / "link"), [1])
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "row.json").read_text()) == [1]
