@@ -198,7 +198,12 @@ def _notes(
         f"strategy {partitioning.strategy.name} shards nothing over axis {axis}"
         for axis in partitioning.unused_axes
     ]
-    notes = [*filter(None, [compiled.note]), *topology.notes, *found.notes, *unused, *replicated]
+    notes = [
+        *filter(None, [compiled.note]),
+        *topology.notes,
+        f"capacity: {topology.chip.capacity_reason}",
+    ]
+    notes += [*found.notes, *unused, *replicated]
     peak = compiled.memory["peak"]
     if peak > topology.chip.usable_bytes and _fits(compiled, peak, topology):
         notes.append(

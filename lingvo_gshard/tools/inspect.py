@@ -40,6 +40,7 @@ from absl import flags
 
 from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.core.config import names
+from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags import runtime
@@ -118,13 +119,15 @@ def main(argv: list[str]) -> int:
     }
     record["pipelines"] = pipelines
     if values.compile or values.program:
+        # Lowering and saving start jax, which can add no virtual devices after that.
+        devices = devices_for(mesh.size) if values.compile else []
         program = inspection.lower(
             values.function, params, trainer, partitioning, values.partitioner
         )
         if values.program:
             _save(program, values.program, console)
         if values.compile:
-            compiled = inspection.compile_program(program, trainer.task)
+            compiled = inspection.compile_program(program, trainer.task, devices)
             tables.print_compiled(console, compiled)
             record["compiled"] = msgspec.to_builtins(compiled)
     output.write_json(values.json, record)

@@ -5,8 +5,9 @@
 lowers the real training step (forward, backward, optimizer) and compiles it ahead of time with the
 topology's own compiler. The report says whether the step fits, what fills the memory, which layer
 causes which collective, and how long the step takes: a lower bound from the chip's published
-figures, and an estimate from measured efficiencies of single operations. Nothing is run. Plans for
-TPUs need the package's extra `plan`; other topologies are compiled by XLA for CPUs.
+figures, and an estimate from measured efficiencies of single operations. Nothing is run. The first
+line says whose compiler is used and why: libtpu for TPUs if it is installed (else the line has the
+command that installs it), and XLA's compiler for CPUs otherwise, whose plans are estimates.
 
     gshard-plan --list_topologies
 
@@ -157,7 +158,7 @@ def _plan(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     options = plan_options(values)
-    with Stages() as shown:
+    with Stages(topology.compiler_choice) as shown:
         plan = plan_experiment(params, topology, options, shown.begin)
         if not plan.fits:
             remedies = suggest(params, topology, options, values.remedies, shown.say, shown.begin)
@@ -173,7 +174,7 @@ def _search(
     values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
 ) -> int:
     search_report.check_flags(values)
-    with Stages() as shown:
+    with Stages(topology.compiler_choice) as shown:
         found = search_experiment(
             params,
             topology,

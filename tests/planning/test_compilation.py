@@ -124,7 +124,7 @@ def test_missing_or_mismatched_libtpu_is_reported(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: None)
     plan = lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
     assert plan.compiler == "cpu"
-    assert any("pip install lingvo_gshard[plan]" in note for note in plan.notes)
+    assert any(libtpu.INSTALL in note for note in plan.notes)
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     with pytest.raises(ValueError, match=r"libtpu 0\.0\.1 is installed, .* requires libtpu"):
         lingvo_gshard.plan(lambda x: x + 1, [tf.TensorSpec((8,))], "v3:2x2")
@@ -165,7 +165,7 @@ def test_plan_of_a_step_on_a_tpu():
     assert plan.bytes_per_device.capacity == int(15.48 * GIB)
     # The loss is not an output, so its matmul is not computed.
     assert plan.flops.executed == 4 * 2 * 8 * 4096 * 2**14
-    assert plan.notes == []
+    assert plan.notes == [f"capacity: {topologies.get('v3:2x2').chip.capacity_reason}"]
 
 
 def test_step_that_exceeds_tpu_memory():

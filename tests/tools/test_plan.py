@@ -83,7 +83,8 @@ def test_report_and_progress_are_printed(capsys):
     assert out.splitlines()[0].startswith("It fits: peak ")
     for words in ("mesh data=4,model=2", "of capacity", "all-to-all over data", "useful", "Note: "):
         assert words in out
-    stages = [line.partition("] ")[2] for line in err.splitlines()]
+    compiler, *stages = [line.partition("] ")[2] for line in err.splitlines()]
+    assert compiler == topologies.get("cpu:8").compiler_choice
     assert stages == ["tracing and lowering", "compiling for cpu:8", "reading the compiled program"]
 
 
@@ -243,10 +244,13 @@ def test_missing_or_mismatched_libtpu_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(libtpu, "installed", lambda: "0.0.1")
     code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")
     assert code == 1 and out == ""
-    assert "libtpu 0.0.1 is installed" in err and "pip install lingvo_gshard[plan]" in err
+    assert "libtpu 0.0.1 is installed" in err and libtpu.INSTALL in err
     monkeypatch.setattr(libtpu, "installed", lambda: None)
-    code, out, _ = run_here(capsys, *TINY, "--topology=v3:2x2")
+    code, out, err = run_here(capsys, *TINY, "--topology=v3:2x2")
     assert code == 0 and "libtpu is not installed" in out
+    first = err.splitlines()[0]
+    assert "because libtpu is not installed. To install it: " in first
+    assert first.endswith(libtpu.INSTALL)
     assert "Compiled for CPU devices, not this chip" in out
 
 

@@ -85,6 +85,16 @@ class Chip:
     price: Price | None
     sources: Mapping[str, str]
 
+    @property
+    def capacity_reason(self) -> str:
+        """A phrase that says how much of the memory a program may use, and why."""
+        usable, memory = (size / 2**30 for size in (self.usable_bytes, self.memory_bytes))
+        share = self.usable_bytes / self.memory_bytes
+        return (
+            f"a program may use {usable:.2f} of the {memory:.2f} GiB of a device ({share:.0%}): "
+            f"{self.sources['usable_bytes']}"
+        )
+
     def peak(self, dtype: str, passes: int = 1) -> float:
         """Returns the peak FLOP/s of one partition for matrix products.
 

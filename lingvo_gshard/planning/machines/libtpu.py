@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +24,13 @@ _ENVIRONMENT = {
 # Configurations that combine a chip's two cores to one device, where that is not the default.
 _CHIP_CONFIGURATIONS = {"v4": "megacore"}
 
-MISSING = "libtpu is not installed (pip install lingvo_gshard[plan])"
+# The version that was tested, that of the extra `plan`.
+VERSION = "0.0.42.1"
+
+MISSING = "libtpu is not installed"
+
+# The command that installs libtpu for the Python that runs, from any folder.
+INSTALL = shlex.join([sys.executable or "python3", "-m", "pip", "install", f"libtpu=={VERSION}"])
 
 # The environment variable of compiler options, which libtpu reads here as on a TPU.
 OPTIONS = "LIBTPU_INIT_ARGS"
@@ -52,14 +60,14 @@ def check_version() -> None:
     """
     version = installed()
     if version is None:
-        raise ValueError(f"--topology: {MISSING}")
+        raise ValueError(f"--topology: {MISSING}; install it with {INSTALL}")
     for text in importlib.metadata.requires("jax") or ():
         wanted = Requirement(text)
         if wanted.name == "libtpu" and not wanted.specifier.contains(version, prereleases=True):
             raise ValueError(
                 f"--topology: libtpu {version} is installed, but jax "
                 f"{importlib.metadata.version('jax')} requires libtpu{wanted.specifier}; "
-                "install it with pip install lingvo_gshard[plan]"
+                f"install it with {INSTALL}"
             )
 
 

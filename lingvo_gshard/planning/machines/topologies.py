@@ -70,10 +70,36 @@ class Topology:
         return "tpu" if self.kind == "tpu" and libtpu.installed() else "cpu"
 
     @property
+    def compiler_choice(self) -> str:
+        """A sentence that says whose compiler is used and why."""
+        if self.compiler == "tpu":
+            return (
+                f"libtpu {libtpu.installed()} compiles the step: it is the compiler of "
+                f"{self.chip.name} and needs no TPU."
+            )
+        if self.kind == "tpu":
+            return (
+                "XLA's compiler for CPUs compiles the step, as an estimate, because "
+                f"{libtpu.MISSING}. To install it: {libtpu.INSTALL}"
+            )
+        if self.kind == "gpu":
+            return (
+                "XLA's compiler for CPUs compiles the step, as an estimate: the one for GPUs works "
+                "only on a machine that has them."
+            )
+        return (
+            "XLA's compiler for CPUs compiles the step. Its figures are an estimate: a device is "
+            f"one {self.chip.name} and its share of the memory."
+        )
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for plans, such as a substitute for the topology's compiler."""
         if self.kind == "tpu" and self.compiler == "cpu":
-            return (f"an estimate: compiled for CPUs in place of TPUs, since {libtpu.MISSING}",)
+            return (
+                f"an estimate: compiled for CPUs in place of TPUs, since {libtpu.MISSING}; "
+                f"install it with {libtpu.INSTALL}",
+            )
         if self.kind == "tpu" and libtpu.options():
             return (f"compiled with {libtpu.OPTIONS}={libtpu.options()}",)
         if self.kind == "gpu":
@@ -147,9 +173,11 @@ def listing() -> str:
         [
             *lines,
             "",
-            "Memory and peak are per device; the rate of a link is per direction.",
+            "Memory (what a program may use) and peak are per device; links are per direction.",
             "Other sizes are named the same way: v3:4x4, v4:4x4x8, v5e:2x4, gpu:h100:1x8.",
-            f"libtpu {version} compiles for TPUs." if version else f"{libtpu.MISSING}.",
+            f"libtpu {version} compiles for TPUs."
+            if version
+            else f"{libtpu.MISSING}: {libtpu.INSTALL}",
         ]
     )
 

@@ -53,7 +53,8 @@ class _CollectiveTotals:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.count} calls, {self.bytes} bytes in total, {self.dtype}"
+        calls = "1 call" if self.count == 1 else f"{self.count:,} calls"
+        return f"{calls}, {self.bytes:,} bytes in total, {self.dtype}"
 
 
 def collectives(
@@ -109,7 +110,9 @@ def layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[Ch
         yield Change("layers", what, "seconds", *sums, "seconds")
     orders = [[_layer_name(row) for row in rows] for rows in (before, after)]
     if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
-        yield Change("layers", "order of execution", "", *(", ".join(order) for order in orders))
+        pairs = enumerate(zip(*orders, strict=True), 1)
+        position, first = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        yield Change("layers", f"order of execution, first changed at {position}", "", *first)
 
 
 def temporaries(before: Sequence[TemporaryRow], after: Sequence[TemporaryRow]) -> Iterator[Change]:

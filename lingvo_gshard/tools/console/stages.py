@@ -20,7 +20,13 @@ class Stages:
     Standard error itself is hidden while a compiler works, so the stages go to a duplicate of it.
     """
 
-    def __init__(self):
+    def __init__(self, heading: str = ""):
+        """Prepares the display.
+
+        Args:
+          heading: a line to print before the first stage.
+        """
+        self._heading = heading
         self._stream, self._is_own = _standard_error()
         self._console = rich.console.Console(file=self._stream)
         self._started = time.monotonic()
@@ -54,6 +60,9 @@ class Stages:
 
     def begin(self, stage: str) -> None:
         """Shows that a stage begins."""
+        if self._heading:
+            self.say(self._heading)
+            self._heading = ""
         if self._spinner is not None:
             self._spinner.update(self._task, description=stage)
         else:

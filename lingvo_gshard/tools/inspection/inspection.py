@@ -7,13 +7,13 @@ import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 
+import jax
 import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.layers.stacks import pipeline
-from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
@@ -136,9 +136,10 @@ def lower(
     return make(trainer, partitioning, partitioner, experiments.batch_specs(params))[0]
 
 
-def compile_program(program: Program, task: Layer) -> CompiledFunction:
-    """Compiles a program for as many virtual CPU devices as its mesh has."""
-    devices = devices_for(program.mesh.size)
+def compile_program(
+    program: Program, task: Layer, devices: Sequence[jax.Device]
+) -> CompiledFunction:
+    """Compiles a program for as many devices as its mesh has."""
     started = time.monotonic()
     executable = Executable(program, devices)
     seconds = time.monotonic() - started

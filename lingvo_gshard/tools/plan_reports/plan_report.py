@@ -40,7 +40,7 @@ def _print_verdict(console: rich.console.Console, plan: Plan) -> None:
     say(
         console,
         f"{'It fits' if plan.fits else 'It does not fit'}: peak {units.in_bytes(memory.peak)} of "
-        f"{units.in_bytes(memory.capacity)} per device "
+        f"{units.in_bytes(memory.capacity)} usable per device "
         f"({units.in_share(memory.peak / (memory.capacity or 1))}), {margin}.",
         style="bold green" if plan.fits else "bold red",
     )
@@ -54,6 +54,9 @@ def _print_verdict(console: rich.console.Console, plan: Plan) -> None:
     if plan.compiler == "cpu":
         chip = "" if plan.topology.startswith("cpu:") else ", not this chip"
         say(console, f"Compiled for CPU devices{chip}: memory and communication are an estimate.")
+    else:
+        version = plan.versions.get("libtpu", "of an unknown version")
+        say(console, f"Compiled by libtpu {version}, the compiler of {plan.chip}.")
     say(
         console,
         f"{units.digits(plan.steps_per_second)} steps/s (estimate), at most "

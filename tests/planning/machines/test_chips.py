@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.planning.machines import chips
+from lingvo_gshard.planning.machines import chips, libtpu
 
 
 @pytest.mark.parametrize("key", chips.CHIPS)
@@ -18,6 +18,16 @@ def test_figures_are_consistent_and_have_sources(key):
     assert chip.links == 2 * chip.torus_dimensions or chip.kind != "tpu"
     if chip.price is not None:
         assert chip.price.source and chip.price.date and chip.price.region
+
+
+def test_the_usable_share_of_the_memory_is_explained():
+    assert chips.get("v3").capacity_reason == (
+        "a program may use 15.48 of the 16.00 GiB of a device (97%): the available memory that "
+        f"libtpu {libtpu.VERSION} reports when a program needs more"
+    )
+    h100 = chips.get("h100").capacity_reason
+    assert "a program may use 55.88 of the 74.51 GiB of a device (75%): " in h100
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in h100
 
 
 def test_per_device_figures_divide_the_chip_by_its_partitions():

@@ -1,5 +1,7 @@
 """Checks topologies by name, and libtpu's devices for them."""
 
+import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import pytest
 from lingvo_gshard.planning.machines import chips, interconnect, libtpu, topologies
 from lingvo_gshard.sharding.mesh import Mesh
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 KEYS = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
 
 
@@ -89,11 +92,29 @@ def test_without_libtpu_the_cpu_compiler_is_used(monkeypatch):
     monkeypatch.setattr(libtpu, "installed", lambda: None)
     topology = topologies.get("v3:2x2")
     assert topology.compiler == "cpu"
-    assert "pip install lingvo_gshard[plan]" in topology.notes[0]
-    assert "pip install lingvo_gshard[plan]" in topologies.listing()
+    for text in (topology.notes[0], topology.compiler_choice, topologies.listing()):
+        assert "libtpu is not installed" in text and libtpu.INSTALL in text
     assert [device.platform for device in topology.compile_devices()] == ["cpu"] * 8
     with pytest.raises(ValueError, match="libtpu is not installed"):
         libtpu.check_version()
+
+
+def test_install_command_installs_the_tested_version_for_this_python():
+    python, *_, version = shlex.split(libtpu.INSTALL)
+    assert python == sys.executable
+    assert version in (ROOT / "constraints.txt").read_text().splitlines()
+    assert f'"plan": ["{version}"]' in (ROOT / "setup.py").read_text()
+
+
+def test_the_choice_of_the_compiler_is_explained(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: "1.2.3")
+    expected = {
+        "v5e:2x4": "libtpu 1.2.3 compiles the step: it is the compiler of TPU v5e",
+        "gpu:h100:1x8": "for CPUs compiles the step, as an estimate: the one for GPUs works only",
+        "cpu:8": "Its figures are an estimate: a device is one core of",
+    }
+    for name, words in expected.items():
+        assert words in topologies.get(name).compiler_choice
 
 
 def test_mismatched_libtpu_version_is_reported(monkeypatch):

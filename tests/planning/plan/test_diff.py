@@ -89,8 +89,8 @@ def test_new_removed_and_changed_collectives(plan, other):
         ("all-gather over data in no layer (other)", ""),
         ("all-reduce over data in no layer (other)", ""),
     ]  # fmt: skip
-    assert changed[2][2:] == ("2 calls, 8192 bytes in total, int32", None)
-    assert changed[3][2:] == (None, "2 calls, 8192 bytes in total, int32")
+    assert changed[2][2:] == ("2 calls, 8,192 bytes in total, int32", None)
+    assert changed[3][2:] == (None, "2 calls, 8,192 bytes in total, int32")
 
 
 def test_new_removed_and_resharded_tensors(plan, other):
@@ -132,7 +132,10 @@ def test_layers_with_the_same_name_are_paired_in_order(plan, other):
 
 def test_different_execution_order_is_a_change(plan, other):
     other["layers"].reverse()
-    assert [change.what for change in changes_between(plan, other)] == ["order of execution"]
+    (change,) = changes_between(plan, other)
+    assert change.what == "order of execution, first changed at 1"
+    ends = [f"{row['layer'] or 'no layer'} ({row['phase']})" for row in plan["layers"]]
+    assert (change.before, change.after) == (ends[0], ends[-1])
 
 
 def test_temporaries_are_matched_without_compiler_suffixes(plan, other):

@@ -31,10 +31,12 @@ def table_lines(lines):
 
 def test_report_begins_with_whether_the_step_fits():
     lines = printed(example_plan.example_plan())
-    assert lines[0] == "It fits: peak 4.18 GiB of 16 GiB per device (26%), 11.8 GiB to spare."
+    assert (
+        lines[0] == "It fits: peak 4.18 GiB of 16 GiB usable per device (26%), 11.8 GiB to spare."
+    )
     lines = printed(example_plan.too_large())
     assert lines[0] == (
-        "It does not fit: peak 18.2 GiB of 16 GiB per device (114%), 2.18 GiB too much."
+        "It does not fit: peak 18.2 GiB of 16 GiB usable per device (114%), 2.18 GiB too much."
     )
     assert any(re.search(r"batch_rows=4096' +no +17 GiB +190 ms", line) for line in lines)
 
@@ -95,7 +97,12 @@ def test_report_has_collectives_flops_time_and_budget():
 
 def test_estimate_without_the_chips_compiler_is_labeled():
     plan = example_plan.example_plan() | {"compiler": "cpu"}
-    assert "Compiled for CPU devices" in "\n".join(printed(plan))
+    assert "Compiled for CPU devices, not this chip" in "\n".join(printed(plan))
+
+
+def test_plan_names_the_chips_own_compiler():
+    lines = printed(example_plan.example_plan())
+    assert "Compiled by libtpu 0.0.42.1, the compiler of TPU v3." in lines
 
 
 def test_markup_in_names_is_escaped():
