@@ -6,15 +6,15 @@ Decoding needs only this part of a runtime; `training/runtime_protocol.py` state
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 # Maps (theta, ids) to a tensor.
-WeightsFunction = Callable[[NestedMap, tf.Tensor], tf.Tensor]
+WeightsFunction: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
 
 
 class BoundFunction(Protocol):

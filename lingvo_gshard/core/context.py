@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.core.scopes import Scope
 
 if TYPE_CHECKING:
     from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 
-Metric = tuple[tf.Tensor, tf.Tensor]
-OutputObserver = Callable[[str, tf.Tensor], None]
+Metric: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
+OutputObserver: TypeAlias = "Callable[[str, tf.Tensor], None]"
 
 
 @dataclasses.dataclass

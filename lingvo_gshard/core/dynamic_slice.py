@@ -6,15 +6,7 @@ with everything it depends on. If a router computes the index, that is the model
 
 from __future__ import annotations
 
-import tensorflow as tf
-
-try:
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-except ImportError as error:
-    raise ImportError(
-        f"TensorFlow {tf.__version__} no longer has its private module {error.name}. "
-        "lingvo_gshard/core/dynamic_slice.py needs it."
-    ) from error
+from lingvo_gshard.core.lazy import gen_xla_ops, tf
 
 
 def read(tensor: tf.Tensor, start: tf.Tensor | int, count: int) -> tf.Tensor:

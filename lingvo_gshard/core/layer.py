@@ -8,17 +8,16 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
-
-import tensorflow as tf
+from typing import Any, TypeAlias, TypeVar, cast
 
 from lingvo_gshard.core import context, letters, random_numbers
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
-UpdateRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+UpdateRule: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 Method = TypeVar("Method", bound=Callable)
 
 _IS_LAYER_METHOD = "_is_layer_method"

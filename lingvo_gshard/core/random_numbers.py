@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-_PHILOX = tf.random.Algorithm.PHILOX
+from lingvo_gshard.core.lazy import tf
+
+_PHILOX = "philox"
 
 
 def fold_in(key: tf.Tensor, name: str) -> tf.Tensor:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import tensorflow as tf
-
 from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)

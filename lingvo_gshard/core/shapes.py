@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
+from lingvo_gshard.core.lazy import tf
 
 
 def known_sizes(shape: tf.TensorShape) -> list[int]:

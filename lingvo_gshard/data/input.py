@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.sources.cleaning import CleaningReport
 
 Batch = dict[str, np.ndarray]

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching.windows import Windows
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.sources import document_cleaning, text

@@ -1,14 +1,16 @@
 """TranslationInput: turns sentence pairs into packed batches."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import vocabulary
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens

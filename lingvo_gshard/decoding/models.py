@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import tensorflow as tf
-
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 

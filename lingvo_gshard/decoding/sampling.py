@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import tensorflow as tf
-
 from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.models import LanguageModel
 

@@ -1,7 +1,8 @@
 """Encodes source sentences for decoding, one per row."""
 
-import tensorflow as tf
+from __future__ import annotations
 
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.models import TranslationModel
 from lingvo_gshard.layers.stacks.transformer_layer import Memory

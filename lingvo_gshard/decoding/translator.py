@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.bound_function import WeightsHolder
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.batching.decoding_batches import decoding_batches
 from lingvo_gshard.data.sources.cleaning import Normalizer

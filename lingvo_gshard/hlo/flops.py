@@ -11,7 +11,6 @@ import math
 import re
 
 import numpy as np
-from tensorflow.compiler.xla import xla_data_pb2
 
 from lingvo_gshard.hlo.module import Instruction
 
@@ -22,11 +21,6 @@ _ELEMENTWISE = frozenset(
     round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign
     sine sqrt stochastic-convert subtract tan tanh xor""".split()
 )
-_PASSES = {
-    xla_data_pb2.PrecisionConfig.DEFAULT: 1,
-    xla_data_pb2.PrecisionConfig.HIGH: 3,
-    xla_data_pb2.PrecisionConfig.HIGHEST: 6,
-}
 _ALGORITHM_PASSES = re.compile(r"_X(\d)$")
 # The taps of long windows are counted in tables of at most this many entries.
 _LARGEST_TABLE = 2**22
@@ -62,7 +56,8 @@ def passes(instruction: Instruction) -> int:
         return int(algorithm[1])
     if instruction.operands[0].shape.dtype not in ("f32", "f64"):
         return 1
-    return max((_PASSES.get(each, 1) for each in config.operand_precision), default=1)
+    counts = {config.DEFAULT: 1, config.HIGH: 3, config.HIGHEST: 6}
+    return max((counts.get(each, 1) for each in config.operand_precision), default=1)
 
 
 def other_flops(instruction: Instruction, count: int) -> int:

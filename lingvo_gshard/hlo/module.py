@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import jax
-from tensorflow.compiler.xla.service import hlo_pb2
-
+from lingvo_gshard.core.lazy import hlo_pb2, jax
 from lingvo_gshard.hlo.shapes import Shape, shape_from_proto
 
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, unknown_fields
 from google.protobuf.message import Message
-from tensorflow.compiler.xla import xla_data_pb2
-from tensorflow.compiler.xla.service import hlo_pb2
 
+from lingvo_gshard.core.lazy import hlo_pb2, xla_data_pb2
 from lingvo_gshard.sharding.mesh import Mesh
 
 Groups = tuple[tuple[int, ...], ...]

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 
-from tensorflow.compiler.xla import xla_data_pb2
+from lingvo_gshard.core.lazy import xla_data_pb2
 
 # HLO's short names of element types -> the beginning of NumPy's.
 _NUMPY_NAMES = {

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from tensorflow.compiler.xla import xla_data_pb2
 
+from lingvo_gshard.core.lazy import xla_data_pb2
 from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.hlo.shapes import Shape
 

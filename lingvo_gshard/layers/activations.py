@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.lazy import tf
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
-    "relu": tf.nn.relu,
-    "gelu": tf.nn.gelu,
-    "silu": tf.nn.silu,
-    "tanh": tf.math.tanh,
-    "sigmoid": tf.math.sigmoid,
-    "linear": tf.identity,
+    "relu": lambda h: tf.nn.relu(h),
+    "gelu": lambda h: tf.nn.gelu(h),
+    "silu": lambda h: tf.nn.silu(h),
+    "tanh": lambda h: tf.math.tanh(h),
+    "sigmoid": lambda h: tf.math.sigmoid(h),
+    "linear": lambda h: tf.identity(h),
 }
 
 # Gated activations and the functions of their gates. Shazeer 2020, arXiv 2002.05202.

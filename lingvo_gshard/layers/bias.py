@@ -1,6 +1,8 @@
 """Adding a bias."""
 
-import tensorflow as tf
+from __future__ import annotations
+
+from lingvo_gshard.core.lazy import tf
 
 
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

@@ -1,10 +1,11 @@
 """Dropout with a mask that is a hash of each element's index."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 

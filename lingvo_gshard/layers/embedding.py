@@ -1,14 +1,16 @@
 """Token embeddings, positional embeddings, and the softmax over the vocabulary."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lookup import lookup
 from lingvo_gshard.sharding import annotate, einsum

@@ -1,8 +1,9 @@
 """Table lookup whose gradient is summed in float32."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding.partitioning import parts_of
 
 

@@ -1,10 +1,11 @@
 """Label-smoothed cross-entropy over packed rows, computed in float32."""
 
+from __future__ import annotations
+
 import dataclasses
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)

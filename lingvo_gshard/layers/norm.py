@@ -1,11 +1,12 @@
 """Normalization over the model dimension, computed in float32."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 

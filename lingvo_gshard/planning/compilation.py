@@ -7,9 +7,8 @@ import itertools
 import re
 import time
 
-import jax
-
 from lingvo_gshard import hlo
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.machines import chips, topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.progress import Progress, ignore_progress

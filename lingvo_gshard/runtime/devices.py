@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-import jax
-import tensorflow as tf
+from lingvo_gshard.core.lazy import jax, tf
 
 
 def keep_jax_on_cpu() -> None:

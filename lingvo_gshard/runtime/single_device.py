@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.step_metrics import StepMetrics

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
-import tensorflow as tf
-from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.lazy import jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports

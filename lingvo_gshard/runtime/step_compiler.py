@@ -6,10 +6,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Hashable, Sequence
 
-import jax
 import numpy as np
-import tensorflow as tf
 
+from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable

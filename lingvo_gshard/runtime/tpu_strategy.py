@@ -10,10 +10,8 @@ import math
 import threading
 from collections.abc import Callable
 
-import jax
-import tensorflow as tf
-
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_arrays

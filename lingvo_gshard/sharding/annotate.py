@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
 from absl import logging
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import recording, xla

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.manual import mesh_in_use
 from lingvo_gshard.sharding.mesh import Mesh

@@ -1,11 +1,12 @@
 """einsum whose result is annotated with the letters of the equation."""
 
-import math
+from __future__ import annotations
 
-import tensorflow as tf
+import math
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.sharding import recording

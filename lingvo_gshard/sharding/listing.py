@@ -6,9 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-import tensorflow as tf
-
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.strategies import Split

@@ -25,9 +25,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import scope, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

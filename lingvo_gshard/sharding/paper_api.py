@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import current_partitioning

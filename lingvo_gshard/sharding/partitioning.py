@@ -8,11 +8,10 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.letters import POSITIONS, check_layout
 from lingvo_gshard.sharding import scope, strategies
 from lingvo_gshard.sharding.mesh import Mesh

@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import scope
 
 

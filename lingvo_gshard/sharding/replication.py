@@ -9,9 +9,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-import tensorflow as tf
-
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 

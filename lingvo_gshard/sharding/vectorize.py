@@ -12,20 +12,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
+from lingvo_gshard.core.lazy import control_flow_ops, pfor, tf
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
-
-try:
-    from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
-except ImportError as error:
-    raise ImportError(
-        f"TensorFlow {tf.__version__} no longer has its private module {error.name}. "
-        "lingvo_gshard/sharding/vectorize.py is the one file that needs it."
-    ) from error
 
 _UNKNOWN = "No pfor vectorization defined"
 

@@ -13,19 +13,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf, xla_sharding
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
-
-try:
-    from tensorflow.python.compiler.xla.experimental import xla_sharding
-except ImportError as error:
-    raise ImportError(
-        f"TensorFlow {tf.__version__} no longer has its private module {error.name}. "
-        "lingvo_gshard/sharding/xla.py is the one file that needs it."
-    ) from error
 
 
 def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:

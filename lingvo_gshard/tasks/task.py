@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import tensorflow as tf
+from typing import Any, ClassVar, TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
@@ -24,7 +23,7 @@ from lingvo_gshard.tasks.evaluation.evaluation import (
 from lingvo_gshard.tasks.evaluation.means import MeanMetrics
 
 # Name of an array of a batch -> its shape and dtype.
-BatchSpecs = Mapping[str, tf.TensorSpec]
+BatchSpecs: TypeAlias = "Mapping[str, tf.TensorSpec]"
 
 
 class Task(Layer):

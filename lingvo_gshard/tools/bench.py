@@ -150,8 +150,7 @@ def measure_model(
     values: flags.FlagValues, subcommand: str, console: rich.console.Console
 ) -> tuple[str, list]:
     """Measures programs that TensorFlow traces; returns the kind of device and the rows."""
-    with startup.quiet_tensorflow():
-        from lingvo_gshard.tools.benchmarks import subcommands
+    from lingvo_gshard.tools.benchmarks import subcommands
 
     return subcommands.run(subcommand, values, console)
 

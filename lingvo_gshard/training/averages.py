@@ -14,14 +14,17 @@ which it starts.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec, scope_name
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim.optimizer import SCOPE, Commit
+
+if TYPE_CHECKING:
+    import jax
 
 # The part of a trainer's state that holds the averages.
 PART = "averages"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim.momentum import Momentum
 

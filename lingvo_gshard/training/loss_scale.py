@@ -8,11 +8,10 @@ et al. 2018, arXiv 1710.03740, section 3.2.
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 # The part of a trainer's state that holds the scale.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, annotate_like
 
-TensorBatch = dict[str, tf.Tensor]
-Result = tuple[tf.Tensor, dict[str, context.Metric], NestedMap]
+TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
+Result: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
 # Maps (batch, key) to the loss, the metrics and the gradients of the batch.
-Compute = Callable[[TensorBatch, tf.Tensor], Result]
+Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor], Result]"
 
 # The metric that is summed over parts. All others are averaged.
 _COUNT = "tokens"

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
+
+from lingvo_gshard.core.lazy import jax, multihost_utils
 
 
 def count() -> int:

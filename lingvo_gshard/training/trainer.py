@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training import averages, loss_scale, micro_batches, precision

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import tensorflow as tf
-
-try:
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-except ImportError as error:
-    raise ImportError(
-        f"TensorFlow {tf.__version__} no longer has its private module {error.name}. "
-        "lingvo_gshard/core/autodiff/barrier.py is the one file that needs it."
-    ) from error
+from lingvo_gshard.core.lazy import gen_xla_ops, tf
 
 
 def optimization_barrier(*groups: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:

@@ -7,17 +7,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
-
-try:
-    from tensorflow.python.framework.ops import gradient_registry
-except ImportError as error:
-    raise ImportError(
-        f"TensorFlow {tf.__version__} no longer has the private gradient_registry of {error.name}. "
-        "lingvo_gshard/core/autodiff/custom_gradient.py is the one file that needs it."
-    ) from error
+from lingvo_gshard.core.lazy import ops, tf
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable:
@@ -54,7 +45,7 @@ def forgetting_gradients() -> Iterator[None]:
     every tf.custom_gradient call in a graph, and with it the graph, as long as the process lives.
     For the step of a small Transformer that is 100 MiB.
     """
-    registered = gradient_registry._registry
+    registered = ops.gradient_registry._registry
     before = set(registered)
     try:
         yield

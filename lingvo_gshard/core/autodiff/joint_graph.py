@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff import minimum_cut, subgraph
 from lingvo_gshard.core.autodiff.remat_costs import RematCosts
 from lingvo_gshard.core.layer import RECOMPUTED
+from lingvo_gshard.core.lazy import tf
 
-Tensors = Sequence[tf.Tensor]
-Gradients = list[tf.Tensor | None]
+Tensors: TypeAlias = "Sequence[tf.Tensor]"
+Gradients: TypeAlias = "list[tf.Tensor | None]"
 
 
 @dataclasses.dataclass(frozen=True)

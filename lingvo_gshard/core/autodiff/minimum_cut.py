@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-import tensorflow as tf
-from scipy.sparse import csgraph, csr_array
+
+from lingvo_gshard.core.lazy import csgraph, sparse, tf
 
 # scipy's capacities are int32. Costs are scaled so that the largest finite one is _MAX_COST.
 _MAX_COST, _INFINITE = 2**17, 2**30
@@ -75,7 +75,7 @@ def _source_side(edges: list[tuple[int, int, float]], nodes: int) -> np.ndarray:
     finite = costs[np.isfinite(costs)]
     scale = _MAX_COST / max(finite.max(initial=0.0), 1.0)
     capacities = np.where(np.isfinite(costs), np.ceil(costs * scale), _INFINITE).astype(np.int32)
-    network = csr_array((capacities, (tails, heads)), shape=(nodes, nodes))
+    network = sparse.csr_array((capacities, (tails, heads)), shape=(nodes, nodes))
     network.eliminate_zeros()
     flow = csgraph.maximum_flow(network, _SOURCE, _SINK).flow
     residual = (network - flow) > 0

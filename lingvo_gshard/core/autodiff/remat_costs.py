@@ -10,9 +10,8 @@ import math
 from collections.abc import Collection
 from typing import Protocol
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff import subgraph
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 
 # Writing a byte to a TensorArray and reading it back; computing one element, cheap or expensive.

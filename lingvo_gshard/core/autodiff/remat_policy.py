@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context, letters
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.lazy import tf
 
 # Returns whether to save the product of layouts (left, right, output).
 SavePolicy = Callable[[str, str, str], bool]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import cast
-
-import tensorflow as tf
+from typing import TypeAlias, cast
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
 
-Function = Callable[..., tf.Tensor]
+Function: TypeAlias = "Callable[..., tf.Tensor]"
 
 
 @dataclasses.dataclass

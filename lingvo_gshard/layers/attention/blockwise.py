@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention import running_softmax
 from lingvo_gshard.layers.attention.heads import repeat_heads
 from lingvo_gshard.layers.attention.kernel import AttentionKernel

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.heads import repeat_heads
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask

@@ -5,12 +5,14 @@ minus the position of a query. Within a segment this is the distance within the 
 segments are masked.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.lookup import lookup
 from lingvo_gshard.sharding import annotate
 

@@ -5,10 +5,9 @@ Liu et al. 2023, arXiv 2310.01889, section 3.
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.ring_pass import PARTS, RingPass, annotate_segments

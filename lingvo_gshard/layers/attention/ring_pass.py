@@ -13,8 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import tensorflow as tf
-
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention import running_softmax
 from lingvo_gshard.layers.attention.mask import BLOCK_PADDING, AttentionMask
 from lingvo_gshard.layers.attention.running_softmax import RunningSums, SoftmaxStatistics

@@ -4,9 +4,10 @@ Su et al. 2021, arXiv 2104.09864, section 3.2. The product of a query and a key 
 their distance and not on their positions.
 """
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import tensorflow as tf
-
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.soft_cap import soft_cap_gradient
 from lingvo_gshard.sharding import annotate, einsum
 

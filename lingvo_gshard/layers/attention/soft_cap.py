@@ -1,6 +1,8 @@
 """Soft caps: a tanh that keeps logits within (-c, c). Gemma 2, arXiv 2408.00118, section 2."""
 
-import tensorflow as tf
+from __future__ import annotations
+
+from lingvo_gshard.core.lazy import tf
 
 
 def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence, Set
+from typing import TypeAlias
 
-import tensorflow as tf
-
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.partitioning import Partitioning, axes_of, current_partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -44,7 +44,7 @@ class Direction:
         return self.source + rest, self.source[::-1] + rest
 
 
-AllToAll = Callable[[tf.Tensor, Direction], tf.Tensor]
+AllToAll: TypeAlias = "Callable[[tf.Tensor, Direction], tf.Tensor]"
 
 TO_EXPERTS, TO_GROUPS = Direction("GE"), Direction("EG")
 

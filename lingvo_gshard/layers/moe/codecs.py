@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tensorflow as tf
+from lingvo_gshard.core.lazy import tf
 
 _LARGEST = 127.0
 
@@ -17,10 +17,10 @@ class Codec:
     """Sends rows without compression.
 
     Attributes:
-      dtype: the type that is sent; None uses that of the rows.
+      dtype: name of the type that is sent; None uses that of the rows.
     """
 
-    dtype: tf.DType | None = None
+    dtype: str | None = None
 
     def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors to send, each with the first three dimensions of x.
@@ -38,7 +38,7 @@ class Codec:
 class Bfloat16(Codec):
     """Rounds to bfloat16, with 8 significant bits."""
 
-    dtype = tf.bfloat16
+    dtype = "bfloat16"
 
     def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
         """Returns the rows in bfloat16."""
@@ -52,7 +52,7 @@ class Int8(Codec):
     infinity or a NaN becomes all NaN, so that no overflow is hidden.
     """
 
-    dtype = tf.int8
+    dtype = "int8"
 
     def encode(self, x: tf.Tensor) -> list[tf.Tensor]:
         """Returns the rows in int8 and their scales, which have three dimensions."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe import all_to_all, codecs
 from lingvo_gshard.layers.moe.all_to_all import AllToAll, Direction
 from lingvo_gshard.sharding import annotate
@@ -24,7 +24,7 @@ from lingvo_gshard.sharding import annotate
 # Name scopes, within that of the layer, of the operations that move tokens to experts and back.
 DISPATCH_SCOPE, COMBINE_SCOPE = "dispatch", "combine"
 
-Compute = Callable[[tf.Tensor], tf.Tensor]
+Compute: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 
 
 class Exchange(Configurable):
@@ -94,7 +94,7 @@ class Exchange(Configurable):
     def _send(self, x: tf.Tensor, direction: Direction, transport: AllToAll) -> tf.Tensor:
         """Returns the rows after the exchange. Their gradient is sent back with the same codec."""
         codec = codecs.CODECS[self.p.precision]
-        if codec.dtype in (None, x.dtype):
+        if codec.dtype in (None, x.dtype.name):
             return transport(x, direction)
 
         def send_encoded(x: tf.Tensor, direction: Direction) -> tf.Tensor:

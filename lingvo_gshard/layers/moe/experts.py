@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias

@@ -11,9 +11,9 @@ import contextlib
 import dataclasses
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import context, random_numbers
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.partitioning import axes_of, current_partitioning
 

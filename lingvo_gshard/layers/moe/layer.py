@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tensorflow as tf
 from absl import logging
 
 from lingvo_gshard.core import context, initializers
@@ -12,6 +11,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch

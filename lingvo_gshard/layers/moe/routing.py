@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import tensorflow as tf
+from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
-
-import tensorflow as tf
+from typing import Any, TypeAlias
 
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
@@ -20,10 +18,11 @@ from lingvo_gshard.core.autodiff.remat_costs import MemoryCosts, RematCosts, Tim
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.sharding import annotate, annotate_like, recording
 
-Tensors = Sequence[tf.Tensor]
+Tensors: TypeAlias = "Sequence[tf.Tensor]"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.loop import read, spec_of
 from lingvo_gshard.layers.stacks.pipeline_operands import MicroBatchOperand, WeightOperand
@@ -34,7 +34,7 @@ from lingvo_gshard.sharding.collectives import rotated
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
 from lingvo_gshard.sharding.vectorize import vectorize
 
-Tensors = Sequence[tf.Tensor]
+Tensors: TypeAlias = "Sequence[tf.Tensor]"
 
 LOCAL_LETTERS = {"m": "micro-batches"}
 STAGES = "P"

@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.sharding import annotate_like
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import tensorflow as tf
+
+from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.dropout import Dropout

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
-
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning.paper import comparison as paper
 from lingvo_gshard.planning.paper import rows as paper_rows
 from lingvo_gshard.planning.paper.comparison import Case, Comparison, ComparisonRow

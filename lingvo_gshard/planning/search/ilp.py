@@ -17,7 +17,8 @@ import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
-from scipy import optimize, sparse
+
+from lingvo_gshard.core.lazy import optimize, sparse
 
 
 @dataclasses.dataclass(frozen=True)

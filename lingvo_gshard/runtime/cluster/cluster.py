@@ -15,9 +15,8 @@ import sys
 import threading
 import time
 
-import jax
-
 import lingvo_gshard
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor
 from lingvo_gshard.runtime.cluster.place import (
     DEFAULT_TIMEOUT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from jax._src import clusters
+from lingvo_gshard.core.lazy import clusters
 
 DEFAULT_TIMEOUT = 60
 _FIELDS = ("coordinator", "num_processes", "process_id")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.lazy import jax, jnp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.local_updates.outer_step import outer_moment_arrays, outer_step_program

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

@@ -8,7 +8,8 @@ folds the result into a constant, which can take megabytes.
 from __future__ import annotations
 
 import numpy as np
-from jaxlib.mlir import ir
+
+from lingvo_gshard.core.lazy import ir
 
 # Smaller constants stay as they are.
 _MIN_CONSTANT_SIZE = 64

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-
-import tensorflow as tf
-from jax.interpreters import mlir
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
+from typing import TypeAlias
 
 from lingvo_gshard.core.autodiff import custom_gradient
+from lingvo_gshard.core.lazy import ir, mlir, stablehlo, tf
 from lingvo_gshard.runtime.lowering.iotas import make_iotas
 from lingvo_gshard.runtime.lowering.manual_constants import separate_constants
 from lingvo_gshard.runtime.lowering.shardy import to_shardy
@@ -24,7 +21,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
-Outputs = Sequence[tuple[str, tf.Tensor, Split | None]]
+Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 
 
 def lower(

@@ -6,8 +6,9 @@ partitioned: the process aborts with `Check failed: !IsManualLeaf()`. XLA does n
 of different functions, and inlines functions only right before it partitions.
 """
 
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
+from __future__ import annotations
+
+from lingvo_gshard.core.lazy import func, ir
 
 _CONSTANT = ("stablehlo.constant", "stablehlo.iota")
 # Operations whose bodies hold constants that can become calls. A reduction's body cannot.

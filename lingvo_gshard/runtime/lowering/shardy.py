@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-from jaxlib.mlir import ir
 
+from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+
+from lingvo_gshard.core.lazy import jax, jnp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +26,13 @@ class Array:
     dtype: str
     split: tuple[tuple[str, ...], ...] | None
 
-    def sharding(self, mesh: jax.sharding.Mesh) -> NamedSharding | None:
+    def sharding(self, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding | None:
         """Returns the layout over a mesh of devices; None if it is left to the partitioner."""
         if self.split is None:
             return None
-        return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in self.split)))
+        return jax.sharding.NamedSharding(
+            mesh, jax.sharding.PartitionSpec(*(axes or None for axes in self.split))
+        )
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:

@@ -7,9 +7,8 @@ no inputs but its arguments, so the values of captured tensors become constants.
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
-from jax.interpreters import mlir
-from jaxlib.mlir import ir
+
+from lingvo_gshard.core.lazy import ir, mlir, tf
 
 
 def captured_constants(name: str, function: tf.types.experimental.ConcreteFunction) -> list:

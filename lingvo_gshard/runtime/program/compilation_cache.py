@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-import jax
+from lingvo_gshard.core.lazy import jax
 
 _LEAST_SECONDS = 1.0
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import jax
-
 from lingvo_gshard import hlo
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.compilation_cache import with_earlier_output

@@ -12,14 +12,12 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
-import jax
-import jax.export
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 
 import lingvo_gshard
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.lazy import jax, jax_export, jnp
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program_file import ProgramRecord, Work
@@ -70,7 +68,7 @@ class Program:
         content.update(program_file.encode(self._record()))
         return content.hexdigest()
 
-    def exported(self) -> jax.export.Exported:
+    def exported(self) -> jax_export.Exported:
         """Returns the program as an exported jax function for any platform.
 
         Exports a stub of the same types and replaces its module, which needs no private names of
@@ -80,8 +78,8 @@ class Program:
         stub = jax.jit(
             lambda *_: tuple(jnp.zeros(o.shape, o.dtype) for o in outputs), keep_unused=True
         )
-        any_platform = [jax.export.DisabledSafetyCheck.platform()]
-        export = jax.export.export(stub, platforms=("cpu",), disabled_checks=any_platform)
+        any_platform = [jax_export.DisabledSafetyCheck.platform()]
+        export = jax_export.export(stub, platforms=("cpu",), disabled_checks=any_platform)
         # Without x64 jax silently truncates 64-bit types to 32 bits.
         with jax.enable_x64(True):
             exported = export(*[a.struct for a in self.inputs])
@@ -124,7 +122,7 @@ class Program:
         record, exported = program_file.read(path)
         program = cls(
             name=record.name,
-            module=jax.export.deserialize(bytearray(exported)).mlir_module_serialized,
+            module=jax_export.deserialize(bytearray(exported)).mlir_module_serialized,
             inputs=record.inputs,
             outputs=record.outputs,
             donated=record.donated,

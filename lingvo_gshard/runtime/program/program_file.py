@@ -14,9 +14,9 @@ import os
 import pathlib
 import zipfile
 
-import jax
 import msgspec
 
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.data.sources.files import write_atomically
 from lingvo_gshard.runtime.program.array import Array
 

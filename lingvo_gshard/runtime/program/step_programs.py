@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -19,7 +19,7 @@ from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
 from lingvo_gshard.training.trainer import Trainer
 
-BatchSpecs = dict[str, tf.TensorSpec]
+BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
 _BATCH_LAYOUT = "BL"
 
 # The sharded parts of a state, and the strategy's table that shards each.

@@ -6,9 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-
+from lingvo_gshard.core.lazy import bleu, chrf
 from lingvo_gshard.data.batching import mixing
 
 # Languages with fewer rows are scored, but left out of the average.
@@ -51,7 +49,7 @@ class LanguageScores:
 def signatures() -> dict[str, str]:
     """Returns sacrebleu's signatures, which record all settings of the metrics, by name."""
     found = {}
-    for name, metric in (("chrf", CHRF()), ("bleu", BLEU())):
+    for name, metric in (("chrf", chrf.CHRF()), ("bleu", bleu.BLEU())):
         metric.corpus_score(["a"], [["a"]])
         found[name] = str(metric.get_signature())
     return found
@@ -61,8 +59,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Returns the corpus scores of hypotheses against one reference each."""
     streams = [list(references)]
     return Score(
-        CHRF().corpus_score(list(hypotheses), streams).score,
-        BLEU(force=True).corpus_score(list(hypotheses), streams).score,
+        chrf.CHRF().corpus_score(list(hypotheses), streams).score,
+        bleu.BLEU(force=True).corpus_score(list(hypotheses), streams).score,
     )
 
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-import tensorflow as tf
 
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.step_programs import init_program, train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime

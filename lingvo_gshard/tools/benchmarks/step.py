@@ -7,11 +7,11 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.layers.feed_forward import FeedForward

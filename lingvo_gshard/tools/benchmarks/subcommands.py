@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import rich.console
-import tensorflow as tf
 from absl import flags
 
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step, tables

@@ -1,7 +1,7 @@
 """Starts the commands: each is a module of lingvo_gshard.tools with a function `main(argv) -> int`.
 
-A tool and the libraries it needs are imported only when it runs, and TensorFlow's start-up messages
-are hidden. So --version and the list of commands answer at once.
+A tool is imported only when it runs, and TensorFlow and jax only when it uses them. So --help,
+--list and mistakes in flags are answered at once.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _run(tool: str, argv: list[str]) -> None:
         return
     # Experiments, tasks and layers of the user are found in the current directory.
     sys.path.append(os.getcwd())
-    with startup.quiet_tensorflow():
-        module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
+    startup.prepare_libraries()
+    module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
     app.run(startup.guarded(command, module.main), argv, flags_parser=_keep_flags)
 
 

@@ -1,4 +1,4 @@
-"""Starts a command: hides TensorFlow's messages, parses flags, turns mistakes into one line."""
+"""Starts a command: hides messages of libraries, parses flags, turns mistakes into one line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from absl import flags, logging
 
 import lingvo_gshard
+from lingvo_gshard.core import lazy
+from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
@@ -23,27 +25,30 @@ HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 VERSION = frozenset(("--version", "-version"))
 
 
-@contextlib.contextmanager
-def quiet_tensorflow() -> Iterator[None]:
-    """Hides TensorFlow's start-up messages while the block imports it; shows them if it fails.
+def prepare_libraries() -> None:
+    """Prepares for libraries that are imported when they are first used: hides what they say then.
 
-    Also keeps jax on the CPU once TensorFlow is there, since the two cannot share a GPU's memory.
+    Also keeps jax on the CPU, since TensorFlow and jax cannot share a GPU's memory.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.set_verbosity(logging.WARNING)
     # TensorFlow warns that sparse embedding gradients become dense. Ours are dense anyway: the
     # softmax shares the table.
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices to a dense Tensor")
+    lazy.surround_import("tensorflow", _quiet_tensorflow)
+    lazy.surround_import("jax", _jax_on_cpu)
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """Hides TensorFlow's start-up messages while the block imports it; shows them if it fails."""
     sys.stderr.flush()
     screen = os.dup(2)
     with tempfile.TemporaryFile() as messages:
         os.dup2(messages.fileno(), 2)
         try:
             yield
-            tensorflow = sys.modules.get("tensorflow")
-            if tensorflow is not None:
-                tensorflow.config.list_physical_devices()
-                _keep_jax_on_cpu()
+            lazy.tf.config.list_physical_devices()
         except BaseException:
             messages.seek(0)
             os.write(screen, messages.read())
@@ -53,9 +58,10 @@ def quiet_tensorflow() -> Iterator[None]:
             os.close(screen)
 
 
-def _keep_jax_on_cpu() -> None:
-    from lingvo_gshard.runtime import devices
-
+@contextlib.contextmanager
+def _jax_on_cpu() -> Iterator[None]:
+    """Keeps jax on the CPU, after the block has imported it, until something asks for devices."""
+    yield
     devices.keep_jax_on_cpu()
 
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 import concurrent.futures
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
+from lingvo_gshard.core.lazy import jax, ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest
 
-Array = np.ndarray | jax.Array
+Array: TypeAlias = "np.ndarray | jax.Array"
 # Maps a dotted path to an array.
-Arrays = dict[str, Array]
+Arrays: TypeAlias = "dict[str, Array]"
 
 # The largest piece of an array on disk, in bytes. A process can read its shard of an array that was
 # written unsharded without loading all of it.

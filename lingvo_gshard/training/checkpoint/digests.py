@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import jax
 import numpy as np
+
+from lingvo_gshard.core.lazy import jax
 
 MODULUS = 2**64
 _BLOCK = 2**16  # Words summed at once, few enough to stay in a core's cache.

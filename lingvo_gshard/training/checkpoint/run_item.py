@@ -9,10 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import orbax.checkpoint as ocp
 
 import lingvo_gshard
-from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 
 # Writes further files into the directory it is given.
@@ -76,40 +74,26 @@ class Checkpoint:
         return self.arrays.get("moments", {})
 
 
-class RunHandler(ocp.CheckpointHandler):
-    """Writes the `run` item for Orbax, in the main process."""
+def write_run(
+    directory: pathlib.Path,
+    record: RunRecord,
+    params_text: str,
+    write_extras: WriteExtras | None,
+) -> None:
+    """Writes a `run` item: run.json, params.txt and extras/.
 
-    def save(self, directory: Any, args: RunSave) -> None:
-        """Writes run.json, params.txt and extras/."""
-        if not processes.is_main():
-            return
-        directory = pathlib.Path(directory)
-        record = msgspec.json.format(msgspec.json.encode(args.record), indent=1)
-        (directory / _RECORD).write_bytes(record)
-        (directory / _PARAMS).write_text(args.params_text, encoding="utf-8")
-        (directory / _EXTRAS).mkdir()
-        if args.write_extras is not None:
-            args.write_extras(directory / _EXTRAS)
-
-    def restore(self, directory: Any, args: Any = None) -> None:
-        """Not used: `read_run` reads the item."""
-        raise NotImplementedError("read_run reads this item")
-
-
-@ocp.args.register_with_handler(RunHandler, for_save=True, for_restore=True)
-@dataclasses.dataclass
-class RunSave(ocp.args.CheckpointArgs):
-    """The content of a `run` item that is to be written.
-
-    Attributes:
+    Args:
+      directory: the item's directory.
       record: the content of run.json.
       params_text: the content of params.txt.
       write_extras: writes files into the directory extras/; None leaves it empty.
     """
-
-    record: RunRecord
-    params_text: str
-    write_extras: WriteExtras | None
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    (directory / _RECORD).write_bytes(text)
+    (directory / _PARAMS).write_text(params_text, encoding="utf-8")
+    (directory / _EXTRAS).mkdir()
+    if write_extras is not None:
+        write_extras(directory / _EXTRAS)
 
 
 def read_run(checkpoint: pathlib.Path) -> Checkpoint:

@@ -16,9 +16,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
-
+from lingvo_gshard.core.lazy import checkpoint_managers, ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import arrays as checkpoint_arrays
@@ -29,7 +27,6 @@ from lingvo_gshard.training.checkpoint.parts import IN_RUN_RECORD, PART_NAMES
 from lingvo_gshard.training.checkpoint.run_item import (
     Checkpoint,
     RunRecord,
-    RunSave,
     WriteExtras,
     read_run,
 )
@@ -96,6 +93,9 @@ class CheckpointStore:
           params_text: the run's Params as text.
           write_extras: writes files into an empty directory of the checkpoint.
         """
+        # Imports Orbax, which reading and writing need but the command line's help does not.
+        from lingvo_gshard.training.checkpoint import run_handler
+
         self.finish()
         arrays = {
             part: dict(tree.flatten_items())
@@ -108,7 +108,7 @@ class CheckpointStore:
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
             record = RunRecord(step, position, run_item.versions(), digests)
             items = {part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays}
-            items[run_item.ITEM] = RunSave(record, params_text, write_extras)
+            items[run_item.ITEM] = run_handler.RunSave(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
             processes.together(lambda: self._manager.save(step, args=arguments, force=True))
         except Exception as error:  # Orbax and TensorStore raise many types when a disk is full.

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
-import tensorflow as tf
-
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.repetition import unstacked
 
 # Marks the name of a metric's weight.
 _WEIGHT = " weight"
 
-Named = Iterable[tuple[str, tf.Tensor]]
+Named: TypeAlias = "Iterable[tuple[str, tf.Tensor]]"
 
 
 def metric_vector(metrics: Named) -> tuple[list[str], tf.Tensor]:

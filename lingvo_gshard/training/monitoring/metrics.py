@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Callable
 
 import msgspec
-import tensorflow as tf
+
+from lingvo_gshard.core.lazy import tf
 
 Row = dict[str, float]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
 from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim import narrow_moments, weight_groups
 from lingvo_gshard.training.optim.narrow_moments import BFLOAT16, DTYPES, FLOAT32, INT8

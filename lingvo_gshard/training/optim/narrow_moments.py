@@ -15,9 +15,8 @@ numbers depend on the step and the moment's path.
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core import random_numbers
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.shapes import known_sizes
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import VariableSpec, scope_name
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.optim import narrow_moments, weight_groups
 
@@ -25,9 +25,9 @@ SCOPE = "optimizer"
 _FACTORS = "trainer.optimizer.learning_rate_factors"
 
 # The moments of one weight, by name.
-Moments = dict[str, tf.Tensor]
+Moments: TypeAlias = "dict[str, tf.Tensor]"
 # commit(old, new) returns `new`, or `old` in a step that must not change the state.
-Commit = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Commit: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 
 
 class Optimizer(Configurable):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.lazy import tf
 
 
 class Schedule(Configurable):

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.trainer import Trainer

@@ -8,11 +8,11 @@ dropped, the new model computes the same function as the dense one.
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts

@@ -1,5 +1,6 @@
 """Tests `python -m lingvo_gshard` and the entry point of every command."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -10,13 +11,52 @@ import lingvo_gshard
 from lingvo_gshard.tools.console import launcher
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-WITHOUT_LIBRARIES = """
+HIDE_LIBRARIES = """
 import sys
-sys.modules["tensorflow"] = sys.modules["jax"] = None
-from lingvo_gshard.tools.console import launcher
-sys.argv = {argv}
-launcher.{entry}()
+sys.modules.update(dict.fromkeys(("tensorflow", "jax", "orbax", "scipy")))
 """
+WITHOUT_LIBRARIES = f"""{HIDE_LIBRARIES}
+from lingvo_gshard.tools.console import launcher
+sys.argv = {{argv}}
+launcher.{{entry}}()
+"""
+RUN_EACH = f"""{HIDE_LIBRARIES}
+import contextlib, io, json, shlex
+from lingvo_gshard.tools.console import launcher
+answers = {{{{}}}}
+for command in {{commands}}:
+    sys.argv = shlex.split(command)
+    output, error, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+        try:
+            launcher.run_script()
+        except SystemExit as exit:
+            code = exit.code or 0
+    answers[command] = code, output.getvalue(), error.getvalue()
+print(json.dumps(answers))
+"""
+# Command lines that are answered without TensorFlow -> part of the answer.
+ANSWERS = {
+    **dict.fromkeys(f"gshard-{tool} --help" for tool in launcher.tool_names()),
+    "gshard-train --list": "translation.quickstart\n    Ten related languages to English",
+    "gshard-plan --list_topologies": "v3",
+    "gshard-train": "--experiment is missing",
+    "gshard-train --experimnt=x": "Did you mean: experiment",
+    "gshard-train --steps=ten": "flag --steps=ten",
+    "gshard-train --experiment=translation.quickstrt": "Did you mean 'translation.quickstart'?",
+    "gshard-train --experiment=translation.quickstart": "--logdir is missing",
+    "gshard-train --experiment=translation.quickstart --gin_param=task.model_dimm=1": (
+        "Did you mean 'task.model_dim'?"
+    ),
+    "gshard-inspect --experiment=language_model.quickstrt": "Did you mean",
+    "gshard-inspect --experiment=language_model.quickstart": "--mesh is missing",
+    "gshard-plan --experiment=translation.quickstart --topology=v9:2x2": "unknown kind of chip",
+    "gshard-translate": "--logdir is missing",
+    "gshard-generate --logdir=nowhere": "there is no such directory",
+    "gshard-evaluate --logdir=nowhere": "there is no such directory",
+    "gshard-experts reprt": "Did you mean 'report'?",
+    "gshard-bench stp": "Did you mean 'step'?",
+}
 
 
 def run(entry: str, *argv: str) -> subprocess.CompletedProcess:
@@ -49,3 +89,27 @@ def test_unknown_command_suggests_the_nearest():
     assert result.stderr == (
         "lingvo_gshard: error: unknown command 'trian'. Did you mean 'train'?\n"
     )
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Returns command line -> (exit code, standard output, standard error), without TensorFlow."""
+    code = RUN_EACH.format(commands=list(ANSWERS))
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("tool", launcher.tool_names())
+def test_help_needs_no_tensorflow(tool, answers):
+    code, output, error = answers[f"gshard-{tool} --help"]
+    assert (code, error) == (0, "")
+    assert f"    gshard-{tool} " in output, "the help has no example"
+
+
+@pytest.mark.parametrize("command", [c for c, expected in ANSWERS.items() if expected])
+def test_lists_and_mistakes_need_no_tensorflow(command, answers):
+    code, output, error = answers[command]
+    assert ANSWERS[command] in (error if code else output)
+    assert code == ("--list" not in command)
+    assert not code or error.count("\n") == 1

@@ -10,10 +10,9 @@ would, and sends the outputs back in a second all-to-all.
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.dispatches.dispatch import Dispatch
 from lingvo_gshard.layers.moe.dispatches.sorted_exchange import SortedExchange

@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-
-import tensorflow as tf
+from typing import TypeAlias
 
 from lingvo_gshard.core import context, dynamic_slice, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.context import Context
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import use_partitioning
 
@@ -33,8 +33,8 @@ LARGEST_BLOCK = 512
 SMALLEST_STEP = 8
 STEPS = 4
 
-Tensors = Sequence[tf.Tensor]
-Network = Callable[[NestedMap, tf.Tensor], tf.Tensor]
+Tensors: TypeAlias = "Sequence[tf.Tensor]"
+Network: TypeAlias = "Callable[[NestedMap, tf.Tensor], tf.Tensor]"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.dispatches.buffers import BufferDispatch, Buffers
 from lingvo_gshard.layers.moe.dispatches.permutation import Permutation, append_zero_row
 from lingvo_gshard.layers.moe.routing import ExpertChoiceRouting, Routing, TokenChoiceRouting

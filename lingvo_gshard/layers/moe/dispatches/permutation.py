@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
+from lingvo_gshard.core.lazy import tf
 
 
 class Permutation:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.context import Context
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import exchange as exchanges
 from lingvo_gshard.layers.moe.dispatches.permutation import Permutation

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.capacity import expert_capacity
 from lingvo_gshard.layers.moe.load_metrics import gate_entropy

@@ -8,9 +8,8 @@ its k / groups_per_token largest ones (DeepSeek-V3, arXiv 2412.19437, section 2.
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routers import selection
 from lingvo_gshard.layers.moe.routers.router import Router
 

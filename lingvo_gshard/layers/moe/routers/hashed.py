@@ -1,10 +1,11 @@
 """Hash: a token's experts depend only on its id (Roller et al. 2021, arXiv 2106.04426)."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import selection

@@ -6,13 +6,14 @@ this by an entropy term. The solution is then Sinkhorn's iteration, a few steps 
 computes well.
 """
 
-import math
+from __future__ import annotations
 
-import tensorflow as tf
+import math
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.load_metrics import gate_entropy

@@ -1,9 +1,10 @@
 """Switch: one expert per token (Fedus et al. 2021, arXiv 2101.03961)."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import selection

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.capacity import PRIORITIES, Choice, assign, expert_capacity
 from lingvo_gshard.layers.moe.routers.router import Router

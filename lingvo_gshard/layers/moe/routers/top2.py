@@ -1,10 +1,11 @@
 """The paper's router: group-level top-2 gating (arXiv 2006.16668, Algorithm 1)."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import groups
 from lingvo_gshard.layers.moe.capacity import Choice

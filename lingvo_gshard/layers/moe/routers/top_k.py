@@ -1,9 +1,10 @@
 """Top-k: each token goes to the k experts with the largest gates."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import layer_method
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe.capacity import Choice
 from lingvo_gshard.layers.moe.routers import group_limited, selection

@@ -6,10 +6,9 @@ import dataclasses
 import functools
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,9 @@ import math
 import re
 from collections.abc import Iterable
 
-import tensorflow as tf
-
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.planning.search.trace.graph import Einsum, Flow, Tensor, TracedStep
 from lingvo_gshard.planning.search.trace.upstream import UpstreamFinder
 from lingvo_gshard.sharding import recording

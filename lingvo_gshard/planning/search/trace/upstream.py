@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tensorflow as tf
+from lingvo_gshard.core.lazy import tf
 
 # A norm's mean over the model dimension: its result is another tensor than its input.
 _SUMS = frozenset(("Mean",))

@@ -1,0 +1,124 @@
+"""Libraries that are slow to import, imported when they are first used.
+
+TensorFlow takes seconds to import, and jax one. Names and help of experiments, hyperparameters and
+vocabularies need neither, and saved programs no TensorFlow, but they share files with what does.
+The package therefore imports what takes a tenth of a second or more from this file:
+
+    from lingvo_gshard.core.lazy import tf
+
+While it is imported, a file of the package must not read an attribute of these modules. Type
+aliases are written as strings, and `from __future__ import annotations` keeps annotations
+unevaluated.
+
+This is also the only file that names TensorFlow's private modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+# Packages that were used, and the contexts in which others will be imported.
+_used: set[str] = set()
+_contexts: dict[str, Callable[[], contextlib.AbstractContextManager]] = {}
+_lock = threading.RLock()
+
+
+class LazyModule(types.ModuleType):
+    """Stands for a module, and imports it when one of its attributes is first read."""
+
+    def __getattr__(self, name: str) -> Any:
+        _import_package(self.__name__.partition(".")[0])
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class PrivateModule(LazyModule):
+    """Stands for a module that TensorFlow does not promise to keep."""
+
+    def __getattr__(self, name: str) -> Any:
+        version = tf.__version__
+        try:
+            return super().__getattr__(name)
+        except (ImportError, AttributeError) as error:
+            raise ImportError(
+                f"TensorFlow {version} no longer has its private {self.__name__}.{name}. "
+                "lingvo_gshard/core/lazy.py is the one file that names it."
+            ) from error
+
+
+def surround_import(package: str, context: Callable[[], contextlib.AbstractContextManager]) -> None:
+    """Sets a context manager inside which a package is imported when it is first used.
+
+    The command lines use it to hide start-up messages.
+
+    Args:
+      package: the package, such as "tensorflow".
+      context: makes the context manager.
+    """
+    _contexts[package] = context
+
+
+def _import_package(package: str) -> None:
+    if package in _used:
+        return
+    with _lock:
+        if package not in _used:
+            # The context may use the package.
+            _used.add(package)
+            with _contexts.get(package, contextlib.nullcontext)():
+                importlib.import_module(package)
+
+
+if TYPE_CHECKING:
+    import jax
+    import jax.export as jax_export
+    import jax.numpy as jnp
+    import orbax.checkpoint as ocp
+    import tensorflow as tf
+    from jax._src import clusters
+    from jax.experimental import multihost_utils
+    from jax.interpreters import mlir
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import func, stablehlo
+    from orbax.checkpoint import checkpoint_managers
+    from sacrebleu.metrics import bleu, chrf
+    from scipy import optimize, sparse
+    from scipy.sparse import csgraph
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+    from tensorflow.compiler.xla import xla_data_pb2
+    from tensorflow.compiler.xla.service import hlo_pb2
+    from tensorflow.python.compiler.xla.experimental import xla_sharding
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+else:
+    tf = LazyModule("tensorflow")
+    gen_xla_ops = PrivateModule("tensorflow.compiler.tf2xla.ops.gen_xla_ops")
+    xla_data_pb2 = PrivateModule("tensorflow.compiler.xla.xla_data_pb2")
+    hlo_pb2 = PrivateModule("tensorflow.compiler.xla.service.hlo_pb2")
+    xla_sharding = PrivateModule("tensorflow.python.compiler.xla.experimental.xla_sharding")
+    ops = PrivateModule("tensorflow.python.framework.ops")
+    control_flow_ops = PrivateModule("tensorflow.python.ops.parallel_for.control_flow_ops")
+    pfor = PrivateModule("tensorflow.python.ops.parallel_for.pfor")
+
+    jax = LazyModule("jax")
+    jnp = LazyModule("jax.numpy")
+    jax_export = LazyModule("jax.export")
+    multihost_utils = LazyModule("jax.experimental.multihost_utils")
+    mlir = LazyModule("jax.interpreters.mlir")
+    clusters = LazyModule("jax._src.clusters")
+    ir = LazyModule("jaxlib.mlir.ir")
+    func = LazyModule("jaxlib.mlir.dialects.func")
+    stablehlo = LazyModule("jaxlib.mlir.dialects.stablehlo")
+
+    ocp = LazyModule("orbax.checkpoint")
+    checkpoint_managers = LazyModule("orbax.checkpoint.checkpoint_managers")
+
+    optimize = LazyModule("scipy.optimize")
+    sparse = LazyModule("scipy.sparse")
+    csgraph = LazyModule("scipy.sparse.csgraph")
+    bleu = LazyModule("sacrebleu.metrics.bleu")
+    chrf = LazyModule("sacrebleu.metrics.chrf")

@@ -1,0 +1,67 @@
+"""Tests that libraries that are slow to import are imported when they are first used."""
+
+import contextlib
+import pathlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import lingvo_gshard
+from lingvo_gshard.core import lazy
+
+SLOW = ("jax", "jaxlib", "orbax", "sacrebleu", "scipy", "tensorflow")
+# Modules that run on their own with jax alone, or subclass classes of Orbax.
+NEED_LIBRARIES = (
+    "lingvo_gshard.tools.benchmarks.",
+    "lingvo_gshard.training.checkpoint.run_handler",
+    "lingvo_gshard.__main__",
+)
+IMPORT_WITHOUT = """
+import importlib, sys
+sys.modules.update(dict.fromkeys({slow}))
+for name in {names}:
+    importlib.import_module(name)
+"""
+
+
+def test_modules_import_no_library_that_is_slow_to_import():
+    modules = pkgutil.walk_packages(lingvo_gshard.__path__, "lingvo_gshard.")
+    names = [module.name for module in modules if not module.name.startswith(NEED_LIBRARIES)]
+    assert "lingvo_gshard.tools.train" in names
+    code = IMPORT_WITHOUT.format(slow=SLOW, names=names)
+    root = pathlib.Path(lingvo_gshard.__file__).parents[1]
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_package_is_imported_once_inside_its_context(tmp_path, monkeypatch):
+    (tmp_path / "slow_package").mkdir()
+    (tmp_path / "slow_package" / "__init__.py").write_text("value = 1\n")
+    (tmp_path / "slow_package" / "part.py").write_text("from slow_package import value\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    events = []
+
+    @contextlib.contextmanager
+    def context():
+        events.append("begin")
+        yield
+        events.append(sys.modules["slow_package"].value)
+
+    lazy.surround_import("slow_package", context)
+    part, package = lazy.LazyModule("slow_package.part"), lazy.LazyModule("slow_package")
+    assert "slow_package" not in sys.modules and not events
+    assert (part.value, package.value) == (1, 1)
+    assert events == ["begin", 1]
+
+
+def test_an_unknown_attribute_raises_attribute_error():
+    with pytest.raises(AttributeError, match="math"):
+        lazy.LazyModule("math").cube_root  # noqa: B018
+
+
+def test_a_private_module_that_is_gone_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow.python.gone", None)
+    with pytest.raises(ImportError, match=r"no longer has its private tensorflow.python.gone.Op\."):
+        lazy.PrivateModule("tensorflow.python.gone").Op  # noqa: B018
