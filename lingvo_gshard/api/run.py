@@ -103,7 +103,7 @@ class Run:
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.path.is_dir():
             raise ValueError(f"--logdir={logdir}: there is no such directory. {advice}")
-        if not self.logdir.params.exists():
+        if not self.logdir.params.exists() and not self.logdir.has_checkpoints():
             raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
         self.params: Params = self.logdir.read_params()
         if not self.logdir.has_checkpoints():

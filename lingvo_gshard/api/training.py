@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import rich.console
@@ -35,7 +36,9 @@ def train(
     """Trains an experiment, from the newest checkpoint in `logdir` if there is one.
 
     Ctrl-C and SIGTERM finish the step, save a checkpoint and return. Training the same experiment
-    in the same directory again continues it.
+    in the same directory again continues it. If the run has all its steps already, nothing is done.
+
+    The directory is locked: a second `train` there, in this process or another, is refused.
 
     Args:
       params: the experiment, as `experiment` returns it.
@@ -53,9 +56,9 @@ def train(
       row of metrics.
 
     Raises:
-      ValueError: an argument or hyperparameter is wrong.
+      ValueError: an argument or hyperparameter is wrong, or another run uses `logdir`.
       NonFiniteError: a loss or gradient is not finite; the message names step and layer.
-      OSError: a checkpoint cannot be saved.
+      OSError: a checkpoint cannot be saved, or another run took `logdir` over.
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     console = console or rich.console.Console()
@@ -68,8 +71,8 @@ def train(
             backend.cluster.logdir = directory
             backend.check_workers(params)
             console.quiet = console.quiet or not backend.is_main
-            directory.claim(params)
-            return _train(params, backend, directory, stop, console)
+            with directory.claim(params, functools.partial(_say, console)):
+                return _train(params, backend, directory, stop, console)
     except StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
 
@@ -82,7 +85,8 @@ def _train(
     console: rich.console.Console,
 ) -> Outcome:
     """Builds the input, the task and the trainer, restores them, and trains."""
-    store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints)
+    say = functools.partial(_say, console)
+    store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, say)
     try:
         newest = store.peek()
         input_ = params.input.instantiate()
@@ -91,9 +95,12 @@ def _train(
         trainer = params.trainer.instantiate(with_vocabulary_sizes(params.task, input_))
         runtime = backend.make_runtime(trainer)
         checkpoint = store.restore(runtime.abstract_state())
+        if checkpoint and checkpoint.step >= params.trainer.steps:
+            return Outcome(checkpoint.step, True, None)
         if checkpoint:
-            _say(console, f"Resuming from the checkpoint of step {checkpoint.step:,}")
+            say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
             _warn_of_new_schedule(console, params, checkpoint)
+            logdir.write_params(params)
         summary.print_summary(console, params, input_, trainer, runtime)
         loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
         return loop.run(checkpoint)

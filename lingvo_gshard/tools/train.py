@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
             console, f"Stopped without saving. Continue from the last checkpoint:\n  {command}"
         )
         return 130
-    _print_outcome(console, outcome, Logdir(values.logdir), command)
+    _print_outcome(console, outcome, params, Logdir(values.logdir), command)
     return 0
 
 
@@ -109,10 +109,21 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
 
 
 def _print_outcome(
-    console: rich.console.Console, outcome: Outcome, logdir: Logdir, command: str
+    console: rich.console.Console,
+    outcome: Outcome,
+    params: Params,
+    logdir: Logdir,
+    command: str,
 ) -> None:
     step = f"{outcome.step:,}"
-    if outcome.finished:
+    if outcome.finished and not outcome.metrics:
+        steps = f"{params.trainer.steps:,}"
+        output.say(
+            console,
+            f"Nothing to do: the run in {logdir.path} has {step} steps already, and trainer.steps "
+            f"is {steps}. A larger --steps trains longer.",
+        )
+    elif outcome.finished:
         output.say(console, f"Trained {step} steps; the run is in {logdir.path}")
         output.say(console, "A larger --steps trains longer.")
     elif outcome.metrics:

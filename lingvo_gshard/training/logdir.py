@@ -6,10 +6,14 @@ import contextlib
 import os
 import pathlib
 import secrets
+import sys
 import time
+from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training import processes
+from lingvo_gshard.training.checkpoint.parts import PARAMS_COPY
+from lingvo_gshard.training.lock.run_lock import LockedError, RunLock
 from lingvo_gshard.training.params_text import experiment_from_text
 
 # Params that may change when a run resumes. They set the run's length, its output, its sharding and
@@ -36,6 +40,13 @@ FREE_PATHS = frozenset(
 )
 
 
+Say = Callable[[str], None]
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 class Logdir:
     """The directory of one run.
 
@@ -49,6 +60,7 @@ class Logdir:
         self.path = pathlib.Path(path).absolute()
         self.params = self.path / "params.txt"
         self.checkpoints = self.path / "checkpoints"
+        self._lock: RunLock | None = None
 
     def has_checkpoints(self) -> bool:
         """Returns whether the directory has a complete checkpoint."""
@@ -57,45 +69,75 @@ class Logdir:
     @property
     def last_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none."""
-        if not self.checkpoints.is_dir():
-            return None
-        steps = [int(child.name) for child in self.checkpoints.iterdir() if child.name.isdigit()]
-        return max(steps, default=None)
+        return max(self._steps(), default=None)
 
-    def read_params(self) -> Params:
-        """Returns the Params of the run. Raises ValueError if the directory holds no run."""
-        try:
-            text = self.params.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ValueError(f"{self.path} holds no run: it has no params.txt") from None
-        try:
-            return experiment_from_text(text)
-        except ValueError as error:
-            raise ValueError(f"{self.params}: {error}") from None
+    def read_params(self, say: Say = _warn) -> Params:
+        """Returns the Params of the run, from params.txt or else from a checkpoint's copy.
 
-    def claim(self, params: Params) -> None:
-        """Creates the directory and writes params.txt, in the main process.
+        Args:
+          say: shows a line to the user if params.txt is missing or damaged.
 
         Raises:
-          ValueError: in all processes, if the directory cannot be written, if processes do not see
-            the same directory, or if it belongs to another run (`check`).
+          ValueError: the directory holds no run, or its Params are damaged.
         """
-        self.check(params)
-        problem = self._write(params.to_text()) if processes.is_main() else None
-        problem = processes.from_main(problem) or self._not_shared()
-        if problem:
-            raise ValueError(f"--logdir {self.path} {problem}")
+        try:
+            return _params_in(self.params)
+        except ValueError as error:
+            problem = error
+        for step in sorted(self._steps(), reverse=True):
+            copy = self.checkpoints / str(step) / PARAMS_COPY
+            with contextlib.suppress(ValueError):
+                params = _params_in(copy)
+                say(f"Warning: {problem}; using the copy in the checkpoint of step {step:,}")
+                return params
+        raise problem
 
-    def check(self, params: Params) -> None:
+    @contextlib.contextmanager
+    def claim(self, params: Params, say: Say = _warn) -> Iterator[None]:
+        """Creates the directory and locks it for this run until the context ends.
+
+        The main process locks it for all processes of the run. params.txt is written if the run has
+        no checkpoint yet; a run that resumes writes it when it goes on (`write_params`).
+
+        Args:
+          params: the run's Params.
+          say: shows a line to the user.
+
+        Raises:
+          ValueError: in all processes, if the directory cannot be written, if another run uses it,
+            if processes do not see the same directory, or if it belongs to another run (`check`).
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"--logdir {self.path} is a file; a directory was expected")
+        problem = self._take_lock(say) if processes.is_main() else None
+        try:
+            problem = processes.from_main(problem) or self._not_shared()
+            if problem:
+                raise ValueError(f"--logdir {self.path} {problem}")
+            self.check(params, say)
+            if not self.has_checkpoints():
+                self.write_params(params)
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Gives up the lock, if this process has it."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def check_lock(self) -> None:
+        """Raises LostLockError, in all processes, if another run took the directory over."""
+        processes.together(lambda: self._lock.check() if self._lock else None)
+
+    def check(self, params: Params, say: Say = _warn) -> None:
         """Raises ValueError naming the Params that differ from those of the run saved here.
 
         FREE_PATHS may differ.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"--logdir {self.path} is a file; a directory was expected")
         if not self.has_checkpoints():
             return
-        saved = self.read_params()
+        saved = self.read_params(say)
         different = [row for row in saved.diff(params) if row[0] not in FREE_PATHS]
         if different:
             shown = [f"  {path}: {old} there, {new} here" for path, old, new in different[:10]]
@@ -106,10 +148,37 @@ class Logdir:
                 "other Params. Choose another directory, or the same Params:\n" + "\n".join(shown)
             )
 
+    def write_params(self, params: Params) -> None:
+        """Writes params.txt, in the main process.
+
+        Raises:
+          ValueError: in all processes, if it cannot be written.
+        """
+        problem = self._write(params.to_text()) if processes.is_main() else None
+        problem = processes.from_main(problem)
+        if problem:
+            raise ValueError(f"--logdir {self.path} {problem}")
+
+    def _steps(self) -> list[int]:
+        """Returns the steps of the complete checkpoints."""
+        if not self.checkpoints.is_dir():
+            return []
+        return [int(child.name) for child in self.checkpoints.iterdir() if child.name.isdigit()]
+
+    def _take_lock(self, say: Say) -> str | None:
+        """Locks the directory for this process. Returns the problem if that is impossible."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(self.path / "run.lock", say)
+        except LockedError as error:
+            return f"{error}. Stop that run first, or choose another directory"
+        except OSError as error:
+            return f"cannot be written: {error.strerror}"
+        return None
+
     def _write(self, text: str) -> str | None:
         """Writes params.txt. Returns the problem if that is impossible."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             unfinished = self.params.with_suffix(".txt.new")
             unfinished.write_text(text, encoding="utf-8")
             os.replace(unfinished, self.params)
@@ -134,6 +203,23 @@ class Logdir:
             f"of process {blind[0]} is another directory than that of process 0. All processes "
             "must share one"
         )
+
+
+def _params_in(path: pathlib.Path) -> Params:
+    """Returns the Params in a file; ValueError if it is missing, damaged or cut off."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+        params = experiment_from_text(text)
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} holds no run: it has no {path.name}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    last = params.to_text().splitlines()[-1].partition(" : ")[0]
+    if not text.endswith("\n") or f"\n{last} : " not in text:
+        raise ValueError(f"{path} is cut off: it does not end with {last}")
+    return params
 
 
 def _appears(path: pathlib.Path, seconds: float = 20.0) -> bool:

@@ -111,8 +111,6 @@ class TrainingLoop:
         """
         p = self._trainer.p
         self.step = self._saved_step = checkpoint.step if checkpoint else 0
-        if self.step >= p.steps:
-            return Outcome(self.step, True, None)
         with contextlib.ExitStack() as stack:
             if "dev" in self._input.splits:
                 self._input.check_split("dev")
@@ -206,6 +204,7 @@ class TrainingLoop:
         return row
 
     def _save(self) -> None:
+        self._logdir.check_lock()
         self._store.save(
             self.step,
             self._runtime.state(),

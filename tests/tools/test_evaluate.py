@@ -36,7 +36,7 @@ def evaluation(trained_logdir, tmp_path_factory):
 
 def test_scores_match_the_written_rows(evaluation):
     record = json.loads((evaluation / "scores.json").read_text(encoding="utf-8"))
-    text = (evaluation / "out" / "rows.tsv").read_text(encoding="utf-8")
+    text = (evaluation / "rows.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines()]
     given = sorted(row[:3] for row in corpora.rows(50))
     assert sorted(tuple(row[:3]) for row in rows) == given

@@ -1,5 +1,7 @@
 """Checks that a log directory rejects another run and that params.txt restores the Params."""
 
+import os
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -12,9 +14,15 @@ from lingvo_gshard.training.params_text import experiment_from_text
 from tests import tiny
 
 
+def claim(logdir, params) -> None:
+    """Claims a directory and writes its Params, as a run that goes on does."""
+    with logdir.claim(params):
+        logdir.write_params(params)
+
+
 def claimed(tmp_path, params=None) -> Logdir:
     logdir = Logdir(tmp_path / "run")
-    logdir.claim(params or tiny.experiment_params())
+    claim(logdir, params or tiny.experiment_params())
     return logdir
 
 
@@ -31,7 +39,7 @@ def test_new_directory_gets_params_txt(tmp_path):
 def test_same_params_resume(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
-    logdir.claim(tiny.experiment_params())
+    claim(logdir, tiny.experiment_params())
 
 
 def test_other_params_are_rejected_by_path(tmp_path):
@@ -42,7 +50,7 @@ def test_other_params_are_rejected_by_path(tmp_path):
     other.trainer.seed = 3
     other.trainer.schedule = schedules.Constant.params()
     with pytest.raises(ValueError, match="holds a run of test.tiny with other Params") as caught:
-        logdir.claim(other)
+        claim(logdir, other)
     assert "task.hidden.dropout: 0.1 there, 0.5 here" in str(caught.value)
     assert "trainer.seed: 1 there, 3 here" in str(caught.value)
     assert "trainer.schedule.cls: lingvo_gshard.training.optim.schedules.Linear" in str(
@@ -55,7 +63,7 @@ def test_another_experiment_is_rejected(tmp_path):
     logdir = claimed(tmp_path)
     pretend_checkpoint(logdir)
     with pytest.raises(ValueError, match="name: 'test.tiny' there, 'test.other' here"):
-        logdir.claim(tiny.experiment_params().set(name="test.other"))
+        claim(logdir, tiny.experiment_params().set(name="test.other"))
 
 
 def test_length_and_verbosity_may_differ(tmp_path):
@@ -63,7 +71,7 @@ def test_length_and_verbosity_may_differ(tmp_path):
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()
     other.trainer.set(steps=99, log_every_steps=1, checkpoint_every_steps=2, keep_checkpoints=9)
-    logdir.claim(other)
+    claim(logdir, other)
     assert logdir.read_params().trainer.steps == 99
 
 
@@ -72,22 +80,22 @@ def test_sharding_may_differ(tmp_path):
     pretend_checkpoint(logdir)
     other = tiny.experiment_params()
     other.sharding.set(mesh="data=2", strategy="fsdp", overrides={"encoder": "M->none"})
-    logdir.claim(other)
+    claim(logdir, other)
     assert logdir.read_params().sharding.overrides == {"encoder": "M->none"}
 
 
 def test_run_without_a_checkpoint_may_be_overwritten(tmp_path):
     logdir = claimed(tmp_path)
-    logdir.claim(tiny.experiment_params().set(name="test.other"))
+    claim(logdir, tiny.experiment_params().set(name="test.other"))
     assert logdir.read_params().name == "test.other"
 
 
 def test_unwritable_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file; a directory was expected"):
-        Logdir(tmp_path / "file").claim(tiny.experiment_params())
+        claim(Logdir(tmp_path / "file"), tiny.experiment_params())
     with pytest.raises(ValueError, match="file/run cannot be written: Not a directory"):
-        Logdir(tmp_path / "file" / "run").claim(tiny.experiment_params())
+        claim(Logdir(tmp_path / "file" / "run"), tiny.experiment_params())
 
 
 def test_empty_directory_has_no_run(tmp_path):
@@ -104,6 +112,62 @@ def test_invalid_params_txt_names_its_line(tmp_path):
         logdir.params.write_text("\n".join(lines))
         with pytest.raises(ValueError, match=rf"params\.txt: line {number}: "):
             logdir.read_params()
+
+
+def copy_in_checkpoint(logdir, step, text):
+    path = logdir.checkpoints / str(step) / "run" / "params.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "cut", "cut at a line", "not text"])
+def test_copy_in_a_checkpoint_replaces_damaged_params(tmp_path, damage):
+    logdir = claimed(tmp_path)
+    text = logdir.params.read_text()
+    copy_in_checkpoint(logdir, 4, text)
+    copy_in_checkpoint(logdir, 8, text[: len(text) // 2])
+    if damage == "removed":
+        logdir.params.unlink()
+    else:
+        half = text[: text.index("\n", len(text) // 2) + 1]
+        damaged = {"emptied": "", "cut": text[:-3], "cut at a line": half, "not text": "\0\udcff"}
+        logdir.params.write_bytes(damaged[damage].encode(errors="surrogateescape"))
+    said = []
+    assert not logdir.read_params(said.append).diff(tiny.experiment_params())
+    assert len(said) == 1 and said[0].endswith("; using the copy in the checkpoint of step 4")
+    claim(logdir, tiny.experiment_params())
+    assert logdir.params.read_text() == text
+    said.clear()
+    logdir.read_params(said.append)
+    assert not said
+
+
+def test_damaged_params_without_a_copy_are_an_error(tmp_path):
+    logdir = claimed(tmp_path)
+    logdir.params.write_text("")
+    with pytest.raises(ValueError, match="params.txt is cut off: it does not end with trainer"):
+        logdir.read_params()
+
+
+def test_claimed_directory_is_locked(tmp_path):
+    logdir = Logdir(tmp_path)
+    with logdir.claim(tiny.experiment_params()):
+        with pytest.raises(ValueError, match=f"--logdir {tmp_path} is in use by process .*Stop "):
+            claim(Logdir(tmp_path), tiny.experiment_params())
+        logdir.check_lock()
+    with pytest.raises(ZeroDivisionError), logdir.claim(tiny.experiment_params()):
+        raise ZeroDivisionError
+    assert sorted(os.listdir(tmp_path)) == ["params.txt"]
+
+
+def test_refused_run_leaves_params_and_no_lock(tmp_path):
+    logdir = claimed(tmp_path)
+    pretend_checkpoint(logdir)
+    before = logdir.params.read_text()
+    with pytest.raises(ValueError, match="with other Params"):
+        claim(logdir, tiny.experiment_params().set(name="test.other"))
+    assert logdir.params.read_text() == before
+    assert sorted(os.listdir(logdir.path)) == ["checkpoints", "params.txt"]
 
 
 class Leaf:

@@ -29,7 +29,10 @@ class Run:
         self.on_batch = on_batch
 
     def go(self):
-        self.logdir.claim(self.params)
+        with self.logdir.claim(self.params):
+            return self._go()
+
+    def _go(self):
         console = rich.console.Console(file=self.screen, width=200)
         trainer = self.params.trainer.instantiate(self.params.task)
         self.runtime = SingleDeviceRuntime(trainer)

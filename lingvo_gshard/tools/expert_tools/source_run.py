@@ -96,12 +96,12 @@ class SourceRun:
           OSError: it cannot be written. Nothing is left in `output`.
         """
         logdir = Logdir(output)
-        try:
-            logdir.claim(params)
-            self._save(logdir, params, state, step)
-        except BaseException:
-            shutil.rmtree(logdir.path, ignore_errors=True)
-            raise
+        with logdir.claim(params):
+            try:
+                self._save(logdir, params, state, step)
+            except BaseException:
+                shutil.rmtree(logdir.path, ignore_errors=True)
+                raise
 
     def _save(self, logdir: Logdir, params: Params, state: NestedMap, step: int) -> None:
         said: list[str] = []

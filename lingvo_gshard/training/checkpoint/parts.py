@@ -15,3 +15,5 @@ PART_NAMES = {
 }
 # The parts of a state that `run.json` holds.
 IN_RUN_RECORD = ("step", "stopped")
+# The file in a checkpoint that has the run's Params.
+PARAMS_COPY = "run/params.txt"

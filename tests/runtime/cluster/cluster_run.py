@@ -126,8 +126,8 @@ def main(argv: list[str]) -> int:
             cluster.logdir = logdir
             assert (cluster.size, cluster.index) == (processes.count(), processes.index())
             mine = {int(k): what for process, k, what in steps_of if int(process) == cluster.index}
-            logdir.claim(tiny.experiment_params())
-            train(logdir, steps, mine, stop)
+            with logdir.claim(tiny.experiment_params()):
+                train(logdir, steps, mine, stop)
     except StoppedError:
         return 0
     except ValueError as error:

@@ -86,6 +86,25 @@ def test_run_prints_a_summary_and_resumes(tmp_path, capsys):
     assert steps_of(tmp_path) == list(range(1, 16))
 
 
+def contents_of(logdir):
+    files = (path for path in logdir.rglob("*") if path.is_file())
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_fewer_steps_than_the_run_has_change_nothing(tmp_path, capsys):
+    flags = "--experiment=test.tiny", f"--logdir={tmp_path}"
+    run_here(capsys, *flags, "--steps=4")
+    before = contents_of(tmp_path)
+    for steps in (3, 4):
+        code, out, err = run_here(capsys, *flags, f"--steps={steps}")
+        assert (code, err) == (0, "")
+        assert out == (
+            f"Nothing to do: the run in {tmp_path} has 4 steps already, and trainer.steps is "
+            f"{steps}. A larger --steps trains longer.\n"
+        )
+    assert contents_of(tmp_path) == before
+
+
 def test_changed_schedule_length_is_a_warning(tmp_path, capsys):
     flags = [
         "--experiment=test.tiny",
@@ -111,6 +130,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
         capsys, "--experiment=test.tiny", f"--logdir={killed}", f"--steps={steps}"
     )
     assert code == 0 and "Resuming from the checkpoint of step" in out
+    assert f"of process {process.pid} on " in out and "was stale and is taken over" in out
     code, _, _ = run_here(
         capsys, "--experiment=test.tiny", f"--logdir={uninterrupted}", f"--steps={steps}"
     )
@@ -125,9 +145,11 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_and_prints_how_to_continue(tmp_path, number):
+def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)
+    code, _, refused = run_here(capsys, "--experiment=test.tiny", f"--logdir={tmp_path}")
+    assert code == 1 and f"is in use by process {process.pid} on " in refused
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 0, err
