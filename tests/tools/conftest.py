@@ -11,7 +11,7 @@ from lingvo_gshard.tools import train
 from tests.tools import tiny_language_model, tiny_translation
 
 
-def _make_once(tmp_path_factory, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+def make_once(tmp_path_factory, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Returns a directory that the first worker process to need it fills for all of them."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -38,7 +38,7 @@ def trained_logdir(tmp_path_factory):
         train.main(["gshard-train", *arguments, f"--logdir={directory}/run", "--steps=20"])
         (directory / "dev.tsv").write_text("de\tHund\n", encoding="utf-8")
 
-    return _make_once(tmp_path_factory, "trained", make) / "run"
+    return make_once(tmp_path_factory, "trained", make) / "run"
 
 
 @pytest.fixture(scope="session")
@@ -49,4 +49,4 @@ def language_model_logdir(tmp_path_factory):
         flags = tiny_language_model.write(directory)
         train.main(["gshard-train", *flags, f"--logdir={directory}/run", "--steps=30"])
 
-    return _make_once(tmp_path_factory, "language_model", make) / "run"
+    return make_once(tmp_path_factory, "language_model", make) / "run"

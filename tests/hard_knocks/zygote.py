@@ -1,0 +1,92 @@
+"""Starts commands without waiting for imports: a process that has imported all of them, and forks.
+
+Importing TensorFlow and jax takes four seconds. The zygote does it once, before either has started
+a thread, and forks a child for each command. The child sets up its directory, environment, limits
+and standard streams as a shell would, calls the command's entry point, and ends as any interpreter
+does. Only what happens during imports differs from a new process.
+
+    python -m tests.hard_knocks.zygote FILE_DESCRIPTOR_OF_A_SOCKET
+
+A request is one line of JSON: {"start": fields of launch.Launch} or {"wait": process id}. The
+answer is one line: a process id, or an exit code, which is negative for a signal.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pathlib
+import pkgutil
+import socket
+import sys
+from collections.abc import Callable
+
+import lingvo_gshard
+from lingvo_gshard.tools.console import launcher
+from tests.hard_knocks.launch import Launch
+
+# Found by commands as the experiment test.tiny.
+_EXPERIMENTS = "tests.tools.train.tiny_train"
+
+# Name, mode and error handler of sys.stdin, sys.stdout and sys.stderr, as the interpreter has them.
+_STREAMS = (
+    ("stdin", "r", "strict"),
+    ("stdout", "w", "strict"),
+    ("stderr", "w", "backslashreplace"),
+)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers requests until the connection ends. Returns only in a child, set up as a command."""
+    connection.sendall(b"ready\n")
+    for line in connection.makefile("rb"):
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = os.fork()
+            if not answer:
+                connection.close()
+                _become(Launch(**request["start"]))
+                return
+        connection.sendall(b"%d\n" % answer)
+    os._exit(0)
+
+
+def _become(launch: Launch) -> None:
+    """Turns this process into one that a shell has started."""
+    launch.enter()
+    sys.argv = launch.arguments
+    for number, (name, mode, errors) in enumerate(_STREAMS):
+        is_open = launch.streams[number] is not None
+        stream = open(number, mode, encoding="utf-8", errors=errors) if is_open else None
+        if stream and name == "stderr":
+            stream.reconfigure(line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _import_everything() -> None:
+    modules = pkgutil.walk_packages(lingvo_gshard.__path__, f"{lingvo_gshard.__name__}.")
+    names = [module.name for module in modules if not module.name.endswith("__main__")]
+    for name in (*names, _EXPERIMENTS, "orbax.checkpoint", "tensorboard.summary"):
+        importlib.import_module(name)
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, "a forked process would lack the other threads"
+    gc.collect()
+    gc.freeze()
+
+
+def _entry_point(program: str) -> Callable[[], object]:
+    """Returns what a program calls: a console script, or `python -m lingvo_gshard`."""
+    is_module = pathlib.Path(program).suffix == ".py"
+    return launcher.run_module if is_module else launcher.run_script
+
+
+if __name__ == "__main__":
+    _import_everything()
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.exit(_entry_point(sys.argv[0])())
