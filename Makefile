@@ -27,7 +27,7 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all lint format bazel-test clean
+.PHONY: help quickstart install install-dev test test-all lint format pictures bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-all     lint, then every test"
 	@echo "make lint         ruff (mistakes, formatting) and basedpyright (types)"
 	@echo "make format       let ruff fix what it can"
+	@echo "make pictures     draw the pictures of the documentation that follow from the code"
 	@echo "make bazel-test   the tests of make test, by bazel"
 	@echo "make clean        remove build and test outputs; keep runs/ and $(VENV)"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) LOGDIR=$(LOGDIR) BAZEL=$(BAZEL)"
@@ -73,6 +74,9 @@ lint: $(INSTALLED_TEST)
 format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pictures: $(INSTALLED)
+	$(BIN)/python -m docs.pictures
 
 bazel-test: $(INSTALLED_TEST)
 	PATH="$(abspath $(BIN)):$$PATH" $(BAZEL) test $(BAZEL_FLAGS) //tests/...

@@ -22,6 +22,7 @@ EXPECTED = {
     "lint": ["ruff check .", "ruff format --check ."],
     "test": ["ruff check .", "ruff format --check .", "pytest -n 2 --dist loadgroup"],
     "test-all": ["ruff check .", "pytest -n 2 --dist loadgroup", "-m slow $file"],
+    "pictures": ["bin/python -m docs.pictures"],
     "bazel-test": ["bazel test", "//tests/..."],
 }
 

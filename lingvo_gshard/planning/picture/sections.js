@@ -28,7 +28,7 @@ function headline(given) {
       el("span", { class: "mark", "aria-hidden": "true" }, given.fits ? "✓" : "✕"),
       el("div", {},
         el("p", { class: "answer" }, given.fits ? "It fits" : "It does not fit"),
-        el("p", {}, `Peak ${bytes(memory.peak)} of ${bytes(memory.capacity)} per device (${share(memory.peak / memory.capacity)}); `,
+        el("p", {}, `Peak ${bytes(memory.peak)} of ${bytes(memory.capacity)} usable per device (${share(memory.peak / memory.capacity)}); `,
           room >= 0 ? `${bytes(room)} to spare.` : `${bytes(-room)} too much.`))),
     el("dl", { class: "figures" }, figures(given)));
 }

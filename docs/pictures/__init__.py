@@ -1,0 +1,1 @@
+"""Draws the pictures of README.md and docs/: `python -m docs.pictures --help`."""

@@ -1,0 +1,50 @@
+"""Draws the pictures of README.md and docs/ into docs/pictures/.
+
+    python -m docs.pictures
+
+draws those that follow from the code alone: how a weight is cut, and the all-to-all. A test holds
+that the committed files are equal to what this draws.
+
+    python -m docs.pictures --logdir=runs/quickstart
+
+also draws the curves of that run. Pictures of the planner's page are screenshots of a page that
+`gshard-plan --html` wrote; they need Chromium:
+
+    python -m docs.pictures --plan=plan.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+import lingvo_gshard
+from docs.pictures import all_to_all, curve, planner_page, weight_cut
+
+FOLDER = pathlib.Path(__file__).parent
+# Pictures that follow from the code alone.
+DRAWN = {"weight_cut.svg": weight_cut.draw, "all_to_all.svg": all_to_all.draw}
+
+
+def main() -> None:
+    """Draws the pictures that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.pictures",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--logdir", type=pathlib.Path, help="a run, to draw its curves")
+    parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
+    given = parser.parse_args()
+    for name, draw in DRAWN.items():
+        (FOLDER / name).write_text(draw(), encoding="utf-8")
+    if given.logdir:
+        run = lingvo_gshard.load(given.logdir)
+        text = curve.draw(run.params.name, run.metrics())
+        (FOLDER / "curve.svg").write_text(text, encoding="utf-8")
+    if given.plan:
+        planner_page.take(given.plan, FOLDER)
+
+
+if __name__ == "__main__":
+    main()

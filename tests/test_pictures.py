@@ -1,0 +1,87 @@
+"""Tests the pictures of the documentation: drawn ones are up to date, all are shown and exist."""
+
+import itertools
+import pathlib
+import re
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from docs.pictures import __main__ as pictures
+from docs.pictures import all_to_all, curve, weight_cut
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("name", pictures.DRAWN)
+def test_committed_pictures_are_what_the_code_draws(name):
+    committed = (pictures.FOLDER / name).read_text(encoding="utf-8")
+    assert pictures.DRAWN[name]() == committed, f"{name} is out of date: make pictures"
+
+
+@pytest.mark.parametrize("path", sorted(pictures.FOLDER.glob("*.svg")), ids=lambda path: path.name)
+def test_pictures_are_self_contained_and_say_what_they_show(path):
+    root = xml.etree.ElementTree.parse(path).getroot()
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"<script|href=|@import|url\(", text)
+    assert "prefers-color-scheme: dark" in text
+    assert root.find(f"{SVG}title").text and len(root.find(f"{SVG}desc").text) > 80
+    width, height = int(root.get("width")), int(root.get("height"))
+    for element in root.iter(f"{SVG}text"):
+        assert 0 <= float(element.get("x")) <= width and 0 <= float(element.get("y")) <= height
+
+
+def test_pages_show_every_picture_with_a_text_for_those_who_cannot_see_it():
+    shown = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        names = re.findall(r"!\[([^\]]*)\]\(([\w./]+)\)", text)
+        names += re.findall(r'<img alt="([^"]*)" src="([\w./]+)"', text)
+        names += [("source", name) for name in re.findall(r'srcset="([\w./]+)"', text)]
+        for described, name in names:
+            path = (page.parent / name).resolve()
+            assert described and path.is_file(), f"{page.name}: {name}"
+            shown.add(path)
+    assert shown == {*pictures.FOLDER.glob("*.svg"), *pictures.FOLDER.glob("*.png")}
+
+
+def test_blocks_of_a_weight_are_disjoint_and_cover_it():
+    mesh, shape = Mesh.parse("data=4,model=2"), (8, 6, 4)
+    split = Partitioning.make(str(mesh), "expert_tensor").split("EMH")
+    counts = np.zeros(shape, int)
+    for device in range(mesh.size):
+        counts[np.ix_(*weight_cut.block(shape, split, mesh, device))] += 1
+    assert (counts == 1).all()
+    # The last axis of the mesh varies fastest, as in jax.sharding.Mesh.
+    assert weight_cut.block(shape, split, mesh, 1) == [range(2), range(6), range(2, 4)]
+
+
+def test_slots_hold_the_kept_tokens_of_each_expert():
+    routed = all_to_all.route()
+    capacity = routed.filled_GEC.shape[2]
+    groups, experts = range(all_to_all.GROUPS), range(all_to_all.EXPERTS)
+    for group, expert in itertools.product(groups, experts):
+        chosen = int((routed.expert_GS[group] == expert).sum())
+        assert routed.filled_GEC[group, expert].sum() == min(chosen, capacity)
+    assert 0 < (~routed.kept_GS).sum() < 4, "the picture explains a dropped token"
+
+
+def test_curve_draws_means_of_steps_within_its_panel():
+    rows = [
+        {"step": n + 1, "cross_entropy": 4.0 / (n + 1), "accuracy": n / 100, "tokens": 10.0}
+        | {"learning_rate": 0.002}
+        for n in range(60)
+    ]
+    rows[-1] |= {"dev/cross_entropy": 1.0, "dev/accuracy": 0.5}
+    means = [sum(4.0 / (n + 1) for n in range(i, i + 20)) / 20 for i in (0, 20, 40)]
+    assert curve.points(rows, "cross_entropy") == pytest.approx(
+        list(zip((10.5, 30.5, 50.5), means, strict=True))
+    )
+    text = curve.draw("a.run", rows)
+    assert "The training of a.run" in text and "60 steps" in text and "dev 1.00" in text
+    assert curve.ticks(8.1, 7) == [0, 2, 4, 6, 8] and curve.ticks(0.004, 2) == [0, 0.002, 0.004]
