@@ -3,10 +3,13 @@
 # PYTHON   the interpreter that creates the environment (Python 3.11)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
+# FAULTS   number of faults of `make soak`; SEED is their seed
 
 PYTHON ?= python3
 VENV ?= .venv
 LOGDIR ?= runs/quickstart
+FAULTS ?= 200
+SEED ?= 0
 BAZEL ?= bazel
 
 BIN := $(VENV)/bin
@@ -27,7 +30,7 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all lint format pictures bazel-test clean
+.PHONY: help quickstart install install-dev test test-all soak lint format pictures bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
@@ -35,12 +38,13 @@ help:
 	@echo "make install-dev  the same, with what tests, linting and committing need"
 	@echo "make test         lint, then every test that takes seconds"
 	@echo "make test-all     lint, then every test"
+	@echo "make soak         trains under $(FAULTS) random faults, an hour; compares with a run without"
 	@echo "make lint         ruff (mistakes, formatting) and basedpyright (types)"
 	@echo "make format       let ruff fix what it can"
 	@echo "make pictures     draw the pictures of the documentation that follow from the code"
 	@echo "make bazel-test   the tests of make test, by bazel"
 	@echo "make clean        remove build and test outputs; keep runs/ and $(VENV)"
-	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) LOGDIR=$(LOGDIR) BAZEL=$(BAZEL)"
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) LOGDIR=$(LOGDIR) FAULTS=$(FAULTS) SEED=$(SEED) BAZEL=$(BAZEL)"
 
 quickstart: $(INSTALLED)
 	$(BIN)/gshard-train --experiment=translation.quickstart --logdir=$(LOGDIR)
@@ -65,6 +69,9 @@ test-all: test
 	@for file in $$(grep -rl slow tests --include='test_*.py'); do \
 	  $(PYTEST) -m slow $$file || [ $$? = 5 ] || exit 1; \
 	done
+
+soak: $(INSTALLED_TEST)
+	$(BIN)/python -m tests.soak --seed=$(SEED) --faults=$(FAULTS)
 
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .

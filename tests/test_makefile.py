@@ -23,6 +23,7 @@ EXPECTED = {
     "test": ["ruff check .", "ruff format --check .", "pytest -n 2 --dist loadgroup"],
     "test-all": ["ruff check .", "pytest -n 2 --dist loadgroup", "-m slow $file"],
     "pictures": ["bin/python -m docs.pictures"],
+    "soak": ["bin/python -m tests.soak --seed=0 --faults=200"],
     "bazel-test": ["bazel test", "//tests/..."],
 }
 

@@ -10,6 +10,7 @@ import rich.console
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
+from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
@@ -121,6 +122,7 @@ class TrainingLoop:
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
             self._stop.finishing = True
+            self._evaluate_if_missed()
             self._train()
             self._log.show_summary()
             self._finish_saving()
@@ -136,6 +138,15 @@ class TrainingLoop:
         self._batches.set_state(checkpoint.position)
         # The runtime has its own copy. Two may not fit into memory.
         checkpoint.arrays.clear()
+
+    def _evaluate_if_missed(self) -> None:
+        """Evaluates the step that the run resumes from if a signal cut its evaluation short."""
+        if not self.step or not self._is_due(self._trainer.p.evaluate_every_steps):
+            return
+        if "dev" in self._input.splits and processes.from_main(
+            self._log.lacks_evaluation(self.step)
+        ):
+            self._log.add_evaluation(self.step, self._evaluate(self.step))
 
     def _train(self) -> None:
         p = self._trainer.p
@@ -205,6 +216,8 @@ class TrainingLoop:
 
     def _save(self) -> None:
         self._logdir.check_lock()
+        # A checkpoint whose steps lack rows would leave a gap in the metrics of a resumed run.
+        self._log.flush()
         self._store.save(
             self.step,
             self._runtime.state(),

@@ -1,5 +1,6 @@
 """Tests complete runs: resuming equals no interruption, and every ending leaves a usable run."""
 
+import errno
 import io
 import json
 import os
@@ -211,6 +212,41 @@ def test_dev_loss_is_evaluated_on_schedule_and_changes_nothing(whole, tmp_path):
     mine, theirs = run.arrays(), whole.arrays()
     for path in theirs:
         np.testing.assert_array_equal(mine[path], theirs[path])
+
+
+def test_evaluation_that_a_signal_cut_short_is_made_up_for(whole, tmp_path):
+    Run(
+        tmp_path, evaluate_every_steps=6, on_batch=lambda n: n == 6 and os.kill(os.getpid(), 15)
+    ).go()
+    assert "dev/loss" not in Run(tmp_path).rows()[-1]
+    resumed = Run(tmp_path, evaluate_every_steps=6)
+    resumed.go()
+    undisturbed = Run(tmp_path / "undisturbed", evaluate_every_steps=6)
+    undisturbed.go()
+    assert [row["step"] for row in undisturbed.rows() if "dev/loss" in row] == [6, 12]
+    assert_equal_runs(resumed, undisturbed)
+
+
+def test_rows_that_waited_for_space_are_written_before_a_checkpoint(tmp_path, monkeypatch):
+    write, full, rows_at_save = os.write, [], {}
+
+    def write_if_possible(file, data):
+        # The disk has space again by the second attempt to write the row of step 4.
+        if data.startswith(b'{"step":4') and not full:
+            full.append(data)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    save, run = CheckpointStore.save, Run(tmp_path)
+
+    def save_and_count(store, step, *rest):
+        rows_at_save[step] = len(run.rows())
+        save(store, step, *rest)
+
+    monkeypatch.setattr(os, "write", write_if_possible)
+    monkeypatch.setattr(CheckpointStore, "save", save_and_count)
+    run.go()
+    assert full and rows_at_save == {4: 4, 8: 8, 12: 12}
 
 
 def test_training_on_a_full_disk_continues_and_ends_with_an_error(tmp_path, monkeypatch):

@@ -41,14 +41,31 @@ class MetricsWriter:
         self._say = say
         self._warned = False
         self._unwritten = b""
-        path = logdir / "metrics.jsonl"
-        _drop_rows_after(path, step)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path = logdir / "metrics.jsonl"
+        self._last_line = _drop_rows_after(self._path, step)
+        self._file = _open(self._path)
         self._events = tf.summary.create_file_writer(str(logdir / "events"))
+
+    def resumed_row(self, step: int) -> Row | None:
+        """Returns the row of the step that the run resumes from; None if the file lacks it."""
+        row = msgspec.json.decode(self._last_line) if self._last_line else {}
+        return row if row.pop("step", None) == step else None
+
+    def amend_resumed_row(self, step: int, row: Row) -> None:
+        """Replaces the row of the step that the run resumes from, before any other is written."""
+        content = self._path.read_bytes().removesuffix(self._last_line)
+        self._last_line = _encode(step, row)
+        _replace(self._path, content + self._last_line)
+        os.close(self._file)
+        self._file = _open(self._path)
 
     def write(self, step: int, row: Row) -> None:
         """Appends one row. Values that are not finite become null."""
-        self._unwritten += _ENCODER.encode({"step": step, **row}) + b"\n"
+        self._unwritten += _encode(step, row)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes the rows that wait in memory, if the disk has space for them."""
         try:
             while self._unwritten:
                 written = os.write(self._file, self._unwritten)
@@ -86,7 +103,16 @@ class MetricsWriter:
 class NoWriter:
     """Replaces MetricsWriter in processes that leave writing to the main one."""
 
+    def resumed_row(self, step: int) -> None:
+        """Returns None."""
+
+    def amend_resumed_row(self, step: int, row: Row) -> None:
+        """Writes nothing."""
+
     def write(self, step: int, row: Row) -> None:
+        """Writes nothing."""
+
+    def flush(self) -> None:
         """Writes nothing."""
 
     def curves(self, step: int, row: Row) -> None:
@@ -96,14 +122,32 @@ class NoWriter:
         """Closes nothing."""
 
 
-def _drop_rows_after(path: pathlib.Path, step: int) -> None:
-    """Rewrites the file without the rows of later steps and without damaged rows."""
+def _encode(step: int, row: Row) -> bytes:
+    return _ENCODER.encode({"step": step, **row}) + b"\n"
+
+
+def _open(path: pathlib.Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def _drop_rows_after(path: pathlib.Path, step: int) -> bytes:
+    """Rewrites the file without the rows of later steps and without damaged rows.
+
+    Returns:
+      The last row that is kept; empty if there is none.
+    """
     if not path.exists():
-        return
+        return b""
     kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_kept(line, step)]
-    shorter = path.with_suffix(".jsonl.new")
-    shorter.write_bytes(b"".join(kept))
-    os.replace(shorter, path)
+    _replace(path, b"".join(kept))
+    return kept[-1] if kept else b""
+
+
+def _replace(path: pathlib.Path, content: bytes) -> None:
+    """Replaces a file's content; at any time the file has the old or the new one."""
+    new = path.with_suffix(".jsonl.new")
+    new.write_bytes(content)
+    os.replace(new, path)
 
 
 def _is_kept(line: bytes, step: int) -> bool:

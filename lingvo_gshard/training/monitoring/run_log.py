@@ -93,6 +93,22 @@ class RunLog:
         """Excludes the time until the next step from the throughput."""
         self._progress.pause()
 
+    def lacks_evaluation(self, step: int) -> bool:
+        """Returns whether the step that the run resumes from has a row without dev metrics."""
+        row = self._writer.resumed_row(step)
+        return row is not None and not any(name.startswith("dev/") for name in row)
+
+    def add_evaluation(self, step: int, dev: Row) -> None:
+        """Adds dev metrics to the row of the step that the run resumes from."""
+        row = self._writer.resumed_row(step)
+        if dev and row is not None:
+            self._writer.amend_resumed_row(step, {**row, **dev})
+            self._writer.curves(step, dev)
+
+    def flush(self) -> None:
+        """Writes metrics that waited for space on the disk, if there is some now."""
+        self._writer.flush()
+
     def write(self, step: int, row: Row, is_point: bool) -> None:
         """Writes the metrics of a step.
 
