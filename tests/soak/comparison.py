@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 
 # Metrics that measure time.
 _TIMES = ("tokens_per_second",)
@@ -61,8 +62,7 @@ def compare(one: pathlib.Path, other: pathlib.Path, steps: int, tolerance: Toler
       steps: number of steps of both.
       tolerance: what counts as equal.
     """
-    with startup.quiet_tensorflow():
-        from lingvo_gshard.training.checkpoint.store import CheckpointStore
+    startup.prepare_libraries()
     checkpoints = []
     for logdir in (one, other):
         store = CheckpointStore(logdir / "checkpoints", writable=False)
