@@ -23,7 +23,10 @@ import socket
 import sys
 from collections.abc import Callable
 
+from absl import app
+
 import lingvo_gshard
+from lingvo_gshard.core import lazy
 from lingvo_gshard.tools.console import launcher
 from tests.hard_knocks.launch import Launch
 
@@ -70,10 +73,16 @@ def _become(launch: Launch) -> None:
 
 
 def _import_everything() -> None:
+    """Imports all that commands import, also what they import when they first use it."""
     modules = pkgutil.walk_packages(lingvo_gshard.__path__, f"{lingvo_gshard.__name__}.")
     names = [module.name for module in modules if not module.name.endswith("__main__")]
-    for name in (*names, _EXPERIMENTS, "orbax.checkpoint", "tensorboard.summary"):
+    used_late = [value for value in vars(lazy).values() if isinstance(value, lazy.LazyModule)]
+    for name in (*(module.__name__ for module in used_late), *names, _EXPERIMENTS, "tensorboard"):
         importlib.import_module(name)
+    # Each command prepares for its first use of a library, such as by hiding what it says then,
+    # and a library that is not imported yet has asked absl for nothing.
+    lazy._used.clear()
+    app._init_callbacks.clear()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "a forked process would lack the other threads"
     gc.collect()
