@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from absl import logging
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
@@ -18,6 +18,8 @@ from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.sources import cleaning, tsv
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
 
 TOO_MANY_TOKENS = "more tokens than a batch's row"
 
@@ -146,7 +148,7 @@ class TranslationInput(CorpusInput):
         examples = super()._held_out_examples(split)
         dropped = len(self.rows(split)) - len(examples.kept)
         if is_new and dropped:
-            logging.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
+            _log.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
         return examples
 
     def _tokenize(self, rows: list[Row], report: cleaning.CleaningReport) -> Examples:

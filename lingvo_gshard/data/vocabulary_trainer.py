@@ -3,11 +3,11 @@
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import sentencepiece
-from absl import logging
 
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config import names
@@ -16,6 +16,8 @@ from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
 
 _MODEL_TYPES = ("unigram", "bpe")
 # The number of threads affects the result, since each thread sums its own floats.
@@ -102,7 +104,7 @@ class VocabularyTrainer(Configurable):
         try:
             return Vocabulary.load(directory, key)
         except (OSError, ValueError):
-            logging.info("Training a vocabulary of %d on %d sentences", size, len(chosen))
+            _log.info("Training a vocabulary of %d on %d sentences", size, len(chosen))
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -117,7 +119,7 @@ class VocabularyTrainer(Configurable):
         try:
             vocabulary.save(directory, key)
         except OSError as error:
-            logging.warning("The vocabulary is not cached in %s: %s", directory, error)
+            _log.warning("The vocabulary is not cached in %s: %s", directory, error)
         return vocabulary
 
     def _options(self, size: int) -> dict[str, object]:

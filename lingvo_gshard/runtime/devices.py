@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.runtime import standard_error
 
 
 def keep_jax_on_cpu() -> None:
@@ -39,7 +40,9 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
     _leave_accelerators_to_jax()
     if count is not None:
         _make_virtual(max(count // processes, 1))
-    devices = jax.devices()
+    with standard_error.hide():
+        # libtpu and CUDA complain at length where there is no TPU or GPU.
+        devices = jax.devices()
     if count is None:
         return devices
     if len(devices) < count and processes == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import subprocess
@@ -14,6 +15,9 @@ from collections.abc import Iterator, Sequence
 _COPY = 'file=$1; shift; tee "$file" | grep -v -F "$@" >&2; :'
 _WAIT_SECONDS = 10
 
+# The last messages of libraries that were hidden.
+hidden: collections.deque[str] = collections.deque(maxlen=100)
+
 
 class Captured:
     """Captured output.
@@ -23,6 +27,40 @@ class Captured:
     """
 
     text = ""
+
+
+@contextlib.contextmanager
+def hide() -> Iterator[None]:
+    """Hides what libraries write to standard error inside the context; shows it if that fails.
+
+    It is kept in `hidden`. Nothing is hidden where TF_CPP_MIN_LOG_LEVEL asks for all messages.
+    """
+    if shows_everything():
+        yield
+        return
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as messages:
+        os.dup2(messages.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            messages.seek(0)
+            os.write(screen, messages.read())
+            raise
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
+        messages.seek(0)
+        text = messages.read().decode(errors="replace").strip()
+        if text:
+            hidden.append(text)
+
+
+def shows_everything() -> bool:
+    """Returns whether TF_CPP_MIN_LOG_LEVEL asks for warnings of libraries, by 0 or 1."""
+    return os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1")
 
 
 @contextlib.contextmanager

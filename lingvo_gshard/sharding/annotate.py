@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from absl import logging
+import functools
+import logging
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
@@ -11,6 +12,8 @@ from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.partitioning import current_partitioning
+
+_log = logging.getLogger(__name__)
 
 
 def annotate(
@@ -95,8 +98,13 @@ def _annotate(
     if current is None or current.mesh.size == 1:
         return tensor
     if tf.executing_eagerly():
-        message = "Annotations have no effect in eager mode. Use a tf.function to split tensors."
-        logging.log_first_n(logging.WARNING, message, 1)
+        _warn_of_eager_mode()
         return tensor
     split = current.split(layout, kind, path, unsplit, reserved)
     return xla.tile(tensor, split, current.mesh)
+
+
+@functools.cache
+def _warn_of_eager_mode() -> None:
+    """Warns once."""
+    _log.warning("Annotations have no effect in eager mode. Use a tf.function to split tensors.")

@@ -36,6 +36,7 @@ from lingvo_gshard.tools.console.line_input import (
     answer_lines,
     define_line_flags,
     skips_bad_lines,
+    standard_input,
     warn,
     write_lines,
 )
@@ -97,10 +98,11 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
+    stream = standard_input()
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Writer)
     options = _sampling_options(values)
-    lines = LineReader(sys.stdin.buffer)
+    lines = LineReader(stream)
     typed = sys.stdin.isatty()
     writer = run.writer(options, _ROWS_TYPED if typed else _ROWS_PIPED)
     if typed:

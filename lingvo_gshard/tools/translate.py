@@ -27,6 +27,7 @@ from lingvo_gshard.tools.console.line_input import (
     answer_lines,
     define_line_flags,
     skips_bad_lines,
+    standard_input,
     warn,
     write_lines,
 )
@@ -56,9 +57,10 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     skip_bad = skips_bad_lines(values)
+    stream = standard_input()
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Translator)
-    lines = LineReader(sys.stdin.buffer)
+    lines = LineReader(stream)
     translators = _Translators(run, decoding_options(values))
     if sys.stdin.isatty():
         step = run.model.step

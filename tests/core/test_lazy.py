@@ -33,7 +33,8 @@ def test_modules_import_no_library_that_is_slow_to_import():
     code = IMPORT_WITHOUT.format(slow=SLOW, names=names)
     root = pathlib.Path(lingvo_gshard.__file__).parents[1]
     result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    hint = "Import it from lingvo_gshard.core.lazy."
+    assert result.returncode == 0, f"{hint}\n{result.stderr}"
 
 
 def test_a_package_is_imported_once_inside_its_context(tmp_path, monkeypatch):

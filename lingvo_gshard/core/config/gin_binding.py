@@ -16,16 +16,18 @@ As in gin, leading parts of a path may be left out if the rest is unambiguous.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from absl import logging
 from gin import selector_map
 
 from lingvo_gshard.core.config import gin_reader, gin_values, names
 from lingvo_gshard.core.config.gin_reader import Setting
 from lingvo_gshard.core.config.params import Params
+
+_log = logging.getLogger(__name__)
 
 
 def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> Params:
@@ -114,7 +116,7 @@ class _Namespace:
         )
         if not setting.in_file:
             raise ValueError(message)
-        logging.warning("%s", message)
+        _log.warning("%s", message)
 
     def _hint(self, name: str) -> str:
         """Suggests names with a similar last part, or else the names below the known part."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-
-from absl import logging
 
 from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config import names
@@ -23,6 +22,8 @@ from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
+
+_log = logging.getLogger(__name__)
 
 _COMBINATIONS = ("sum", "learned")
 
@@ -220,13 +221,13 @@ class MixtureOfExperts(Layer):
             return
         parts = current.parts(current.split("G", path=self.path)[0])
         if groups.count % parts:
-            logging.warning(
+            _log.warning(
                 f"{self.path}: {groups.count} token groups do not divide evenly over {parts} "
                 f"devices. Choose a group_size that gives a multiple of {parts} groups to avoid "
                 "padding and extra communication."
             )
         if groups.cross_parts():
-            logging.warning(
+            _log.warning(
                 f"{self.path}.group_size: groups of {groups.size} tokens cross the devices that "
                 f"rows of {groups.length} positions are split over. Choose a group_size that "
                 "divides the part of one device to avoid gathering the rows."

@@ -14,20 +14,20 @@ import pathlib
 import pkgutil
 import sys
 
-from absl import app, flags
-
 import lingvo_gshard
 from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.runtime import standard_error
+from lingvo_gshard.tools.console import libraries
 
 _PREFIX = "gshard-"
+VERSION = frozenset(("--version", "-version"))
 
 
 def run_script() -> None:
     """Entry point of every console script: runs the tool that the script is named after."""
     command = pathlib.Path(sys.argv[0]).stem
-    _run(command.removeprefix(_PREFIX), [command, *sys.argv[1:]])
+    sys.exit(_run(command.removeprefix(_PREFIX), [command, *sys.argv[1:]]))
 
 
 def run_module() -> None:
@@ -37,16 +37,16 @@ def run_module() -> None:
     """
     program, *arguments = sys.argv
     tool = arguments[0] if arguments else "--help"
-    if tool in startup.VERSION:
+    if tool in VERSION:
         print(f"lingvo_gshard {lingvo_gshard.__version__}")
-    elif tool in startup.HELP:
+    elif tool in ("-h", "--help", "help"):
         print(_overview())
     elif tool not in tool_names():
         sys.exit(
             f"lingvo_gshard: error: unknown command {tool!r}. {names.nearest(tool, tool_names())}"
         )
     else:
-        _run(tool, [program, *arguments[1:]])
+        sys.exit(_run(tool, [program, *arguments[1:]]))
 
 
 def tool_names() -> tuple[str, ...]:
@@ -55,23 +55,49 @@ def tool_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in modules if not module.ispkg))
 
 
-def _run(tool: str, argv: list[str]) -> None:
-    """Runs a tool under absl and exits with its exit code."""
+def _run(tool: str, argv: list[str]) -> int:
+    """Runs a tool and returns its exit code."""
     command = _PREFIX + tool
-    if startup.VERSION.intersection(argv[1:]):
+    libraries.open_closed_streams()
+    if sys.stdout is None:
+        return _fail(command, "standard output is closed. Redirect it to a file, or to /dev/null")
+    if VERSION.intersection(argv[1:]):
         print(f"{command} {lingvo_gshard.__version__}")
-        return
+        return 0
     # Experiments, tasks and layers of the user are found in the current directory.
     sys.path.append(os.getcwd())
-    startup.prepare_libraries()
-    module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
-    app.run(startup.guarded(command, module.main), argv, flags_parser=_keep_flags)
+    libraries.prepare()
+    try:
+        return _call(command, tool, argv)
+    except ModuleNotFoundError as error:
+        advice = libraries.advice_for_missing(error)
+        if advice is None:
+            raise
+        return _fail(command, advice)
+    except Exception:
+        # A bug keeps its traceback. What libraries said before may explain it.
+        for message in standard_error.hidden:
+            print(message, file=sys.stderr)
+        raise
 
 
-def _keep_flags(argv: list[str]) -> list[str]:
-    """Leaves all flags to the tool, which has its own FlagValues."""
+def _call(command: str, tool: str, argv: list[str]) -> int:
+    """Imports a tool, calls its main function, and returns its exit code."""
+    # A package that is missing is reported, also one that starting a command needs.
+    from absl import flags
+
+    from lingvo_gshard.tools.console import startup
+
+    # Libraries may read absl's own flags. The tool has its own FlagValues.
     flags.FLAGS(argv[:1])
-    return argv
+    module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
+    return startup.guarded(command, module.main)(argv)
+
+
+def _fail(command: str, message: str) -> int:
+    """Prints a mistake and returns the exit code for it."""
+    print(f"{command}: error: {message}", file=sys.stderr)
+    return 1
 
 
 def _overview() -> str:

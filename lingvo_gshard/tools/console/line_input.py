@@ -79,6 +79,13 @@ class LineReader:
         self._waiting.put(None)
 
 
+def standard_input() -> BinaryIO:
+    """Returns standard input; ValueError if it is closed."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; this command reads a line for each answer")
+    return sys.stdin.buffer
+
+
 def answer_lines(
     lines: LineReader, respond: Callable[[list[str], int], None], skip_bad: bool
 ) -> int:

@@ -1,68 +1,24 @@
-"""Starts a command: hides messages of libraries, parses flags, turns mistakes into one line."""
+"""Starts a command: parses its flags, and turns mistakes into one line."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import pathlib
 import shlex
 import sys
-import tempfile
 import textwrap
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from absl import flags, logging
+from absl import flags
 
 import lingvo_gshard
-from lingvo_gshard.core import lazy
-from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
-VERSION = frozenset(("--version", "-version"))
-
-
-def prepare_libraries() -> None:
-    """Prepares for libraries that are imported when they are first used: hides what they say then.
-
-    Also keeps jax on the CPU, since TensorFlow and jax cannot share a GPU's memory.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    logging.set_verbosity(logging.WARNING)
-    # TensorFlow warns that sparse embedding gradients become dense. Ours are dense anyway: the
-    # softmax shares the table.
-    warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices to a dense Tensor")
-    lazy.surround_import("tensorflow", _quiet_tensorflow)
-    lazy.surround_import("jax", _jax_on_cpu)
-
-
-@contextlib.contextmanager
-def _quiet_tensorflow() -> Iterator[None]:
-    """Hides TensorFlow's start-up messages while the block imports it; shows them if it fails."""
-    sys.stderr.flush()
-    screen = os.dup(2)
-    with tempfile.TemporaryFile() as messages:
-        os.dup2(messages.fileno(), 2)
-        try:
-            yield
-            lazy.tf.config.list_physical_devices()
-        except BaseException:
-            messages.seek(0)
-            os.write(screen, messages.read())
-            raise
-        finally:
-            os.dup2(screen, 2)
-            os.close(screen)
-
-
-@contextlib.contextmanager
-def _jax_on_cpu() -> Iterator[None]:
-    """Keeps jax on the CPU, after the block has imported it, until something asks for devices."""
-    yield
-    devices.keep_jax_on_cpu()
 
 
 def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
@@ -104,12 +60,17 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
 
     def run(argv: list[str]) -> int:
         try:
-            return main(argv)
+            code = _exit_code(main, argv)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            # The reader of standard output is gone, such as head. Python would write at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except (ValueError, OSError) as error:
             if not _is_mistake(error):
                 raise
-            message = getattr(error, "on_command_line", str(error))
-            print(f"{name}: error: {message}", file=sys.stderr)
+            print(f"{name}: error: {_message_of(error)}", file=sys.stderr)
             return 1
 
     return run
@@ -127,6 +88,26 @@ def command_line(name: str, argv: list[str]) -> str:
         ["python", "-m", "lingvo_gshard", name.partition("-")[2]] if typed_as_module else [name]
     )
     return shlex.join(program + argv[1:])
+
+
+def _exit_code(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+def _message_of(error: Exception) -> str:
+    """Returns an error as a sentence. One of writing without a file is of standard output."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return getattr(error, "on_command_line", str(error))
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if error.errno not in _WRITE_ERRORS:
+        return error.strerror
+    # Python would try again to write at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"standard output cannot be written: {error.strerror}"
 
 
 def _is_mistake(error: Exception) -> bool:

@@ -7,12 +7,12 @@ import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 
-import jax
 import msgspec
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, scope_name
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program

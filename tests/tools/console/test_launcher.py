@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -113,3 +114,32 @@ def test_lists_and_mistakes_need_no_tensorflow(command, answers):
     assert ANSWERS[command] in (error if code else output)
     assert code == ("--list" not in command)
     assert not code or error.count("\n") == 1
+
+
+def run_shell(command: str) -> subprocess.CompletedProcess:
+    """Runs `python -m lingvo_gshard` in a shell, with redirections."""
+    line = f"{shlex.quote(sys.executable)} -m lingvo_gshard {command}"
+    return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "command, error",
+    [
+        ("translate --logdir=x <&-", "gshard-translate: error: standard input is closed;"),
+        ("train --list >&-", "gshard-train: error: standard output is closed."),
+        ("train --list >/dev/full", "gshard-train: error: standard output cannot be written: No s"),
+        ("train --list 2>&- | cat; exit ${PIPESTATUS[0]}", None),
+    ],
+)
+def test_closed_and_full_standard_streams_get_a_sentence(command, error):
+    result = run_shell(command)
+    if error is None:
+        assert result.returncode == 0 and "translation.quickstart" in result.stdout
+    else:
+        assert result.returncode == 1
+        assert result.stderr.startswith(error) and result.stderr.count("\n") == 1
+
+
+def test_the_end_of_a_pipe_is_silent():
+    result = run_shell("train --help | true; exit ${PIPESTATUS[0]}")
+    assert result.returncode in (0, 1) and result.stderr == ""

@@ -1,0 +1,183 @@
+"""Libraries on the command line: hides what they log, and says how to install one that is missing.
+
+Warnings of this package, and of modules of the user, are shown as one line each, and once. Messages
+of libraries are shown only if the command fails with a traceback. With TF_CPP_MIN_LOG_LEVEL=0 in
+the environment everything is shown, as the libraries write it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import pathlib
+import re
+import resource
+import shlex
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Iterator
+
+import lingvo_gshard
+from lingvo_gshard.core import lazy
+from lingvo_gshard.runtime import devices, standard_error
+
+_log = logging.getLogger(__name__)
+
+_PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+# TensorFlow, jax and their compilers map 3.5 GiB on two cores before a model is built, and more on
+# more cores. Where the limit is reached, they end with a segmentation fault.
+_LEAST_ADDRESS_SPACE = 4 * 2**30
+
+# Distributions that are not named as the package that they install.
+_DISTRIBUTIONS = {
+    "absl": "absl-py",
+    "gin": "gin-config",
+    "google": "protobuf",
+    "orbax": "orbax-checkpoint",
+}
+
+
+class Messages(logging.Handler):
+    """Shows warnings of this package and of the user's modules; hides those of libraries."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self._shown: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows or hides one message."""
+        kind = "Error" if record.levelno >= logging.ERROR else "Warning"
+        self._show(kind, record.getMessage(), record.pathname)
+
+    def show_warning(
+        self, message: Warning | str, category: type, file: str, *_: object, **__: object
+    ) -> None:
+        """Shows or hides one of Python's warnings; takes the place of `warnings.showwarning`."""
+        self._show("Warning", str(message), file)
+
+    def _show(self, kind: str, text: str, file: str) -> None:
+        if _is_from_library(file):
+            standard_error.hidden.append(f"{file}: {text}")
+        elif text not in self._shown:
+            self._shown.add(text)
+            print(f"{kind}: {text}", file=sys.stderr, flush=True)
+
+
+def open_closed_streams() -> None:
+    """Opens the null device for standard streams that are closed.
+
+    Otherwise the next file that is opened takes their place, and receives what libraries print.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest descriptor that is free is this one.
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def prepare() -> None:
+    """Prepares for libraries, which are imported when they are first used.
+
+    Also keeps jax on the CPU, since TensorFlow and jax cannot share a GPU's memory.
+    """
+    # TensorFlow warns that sparse embedding gradients become dense. Ours are dense anyway: the
+    # softmax shares the table.
+    warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices to a dense Tensor")
+
+    @contextlib.contextmanager
+    def import_tensorflow() -> Iterator[None]:
+        check_address_space()
+        with standard_error.hide():
+            yield
+            lazy.tf.config.list_physical_devices()
+
+    @contextlib.contextmanager
+    def import_jax() -> Iterator[None]:
+        check_address_space()
+        yield
+        devices.keep_jax_on_cpu()
+
+    lazy.surround_import("tensorflow", import_tensorflow)
+    lazy.surround_import("jax", import_jax)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if not standard_error.shows_everything():
+        messages = Messages()
+        logging.getLogger().addHandler(messages)
+        warnings.showwarning = messages.show_warning
+
+
+def check_address_space() -> None:
+    """Raises ValueError if `ulimit -v` leaves too little to start; warns of any other limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    given = f"virtual memory is limited to {limit / 2**30:.1f} GiB (ulimit -v)"
+    if limit < _LEAST_ADDRESS_SPACE:
+        raise ValueError(
+            f"{given}. TensorFlow and jax need at least {_LEAST_ADDRESS_SPACE / 2**30:.0f} GiB, "
+            "most of which they never touch. Remove the limit with: ulimit -v unlimited"
+        )
+    _log.warning(
+        f"{given}. If that is too little, TensorFlow ends with a segmentation fault; then remove "
+        "the limit with: ulimit -v unlimited"
+    )
+
+
+def advice_for_missing(error: ModuleNotFoundError) -> str | None:
+    """Returns which package is missing and how to install it; None if it is a module of ours."""
+    module = (error.name or "").partition(".")[0]
+    if not module or module == _PACKAGE.name:
+        return None
+    distribution = _DISTRIBUTIONS.get(module, module)
+    requirement = _requirements().get(distribution.lower().replace("_", "-"))
+    if requirement is None:
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if "frozen" not in f.filename
+        ]
+        where = f", which {frames[-1].filename}:{frames[-1].lineno} imports" if frames else ""
+        return f"there is no module {error.name!r}{where}"
+    command = shlex.join(
+        [sys.executable or "python3", "-m", "pip", "install", *_source(requirement)]
+    )
+    return f"the package {distribution} is missing. To install it: {command}"
+
+
+def _is_from_library(path: str) -> bool:
+    file = pathlib.Path(path)
+    return not file.is_relative_to(_PACKAGE) and any(map(file.is_relative_to, _LIBRARIES))
+
+
+def _requirements() -> dict[str, str]:
+    """Returns the requirements of this package by distribution, without those of extras."""
+    listed = re.search(r"install_requires=\[(.*?)\]", _setup_text(), re.DOTALL)
+    stated = re.findall(r'"(.+?)"', listed[1]) if listed else None
+    if stated is None:
+        stated = importlib.metadata.requires(_PACKAGE.name) or []
+    found = {}
+    for requirement in stated:
+        name = re.match(r"[\w.-]+", requirement)
+        if name and "extra ==" not in requirement:
+            found[name[0].lower().replace("_", "-")] = requirement
+    return found
+
+
+def _source(requirement: str) -> list[str]:
+    """Returns pip's arguments: a clone with all it needs, in tested versions, or one package."""
+    root = _PACKAGE.parent
+    if _setup_text():
+        return ["-c", str(root / "constraints.txt"), "-e", str(root)]
+    return [requirement]
+
+
+def _setup_text() -> str:
+    setup = _PACKAGE.parent / "setup.py"
+    return setup.read_text(encoding="utf-8") if setup.exists() else ""
