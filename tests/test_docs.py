@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+from lingvo_gshard.tools.expert_tools import report
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
 
@@ -193,6 +195,18 @@ def test_scripts_print_the_output_shown_on_the_page(page, tmp_path, environment)
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split("\x1e") == [printed for _, printed in blocks]
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_a_page_opens_with_what_its_reader_will_be_able_to_do(page):
+    _, opening, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert re.match(r"After reading this page you (can|know)\b", opening)
+
+
+def test_the_columns_of_the_report_on_experts_are_explained():
+    page = (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    for column in (*report.NUMBERS, report.MOST_USED):
+        assert f"| `{column}` |" in page
 
 
 @pytest.mark.parametrize("file", sorted(set(ELSEWHERE.values())))

@@ -42,7 +42,10 @@ from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
-_MOST_USED = 3
+_MOST_SHOWN = 3
+# The columns of the report after the language.
+NUMBERS = ("tokens", "used", "violation", "dropped", "dead", "entropy")
+MOST_USED = "most used"
 
 
 def define_flags() -> flags.FlagValues:
@@ -129,9 +132,9 @@ def _print(console: rich.console.Console, record: dict) -> None:
             caption_justify="left",
         )
         table.add_column("language")
-        for name in ("tokens", "used", "violation", "dropped", "dead", "entropy"):
+        for name in NUMBERS:
             table.add_column(name, justify="right")
-        table.add_column("most used", no_wrap=True)
+        table.add_column(MOST_USED, no_wrap=True)
         for language, found in layer["languages"].items():
             table.add_row(language, *_cells(found))
         if len(layer["languages"]) > 1:
@@ -142,7 +145,7 @@ def _print(console: rich.console.Console, record: dict) -> None:
 
 def _cells(found: dict) -> list[str]:
     load = np.asarray(found["load"])
-    most = np.argsort(-load, kind="stable")[:_MOST_USED]
+    most = np.argsort(-load, kind="stable")[:_MOST_SHOWN]
     shares = load / max(load.sum(), 1.0)
     entropy = found["router_entropy"]
     return [
