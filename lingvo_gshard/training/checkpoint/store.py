@@ -9,6 +9,7 @@ Orbax counts jax devices when it starts. Set JAX_PLATFORMS=cpu where jax must no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import pathlib
@@ -200,7 +201,7 @@ class CheckpointStore:
             self._manager.wait_until_finished()
         except Exception as error:
             self._warn(f"the last checkpoint could not be saved ({reason_of(error)})")
-        self._manager.close()
+        self._close_manager()
 
     def _open(self) -> ocp.CheckpointManager | None:
         if self._writable and processes.is_main():
@@ -222,6 +223,12 @@ class CheckpointStore:
         item_names = (*PART_NAMES, run_item.ITEM)
         return ocp.CheckpointManager(self._directory, options=options, item_names=item_names)
 
+    def _close_manager(self) -> None:
+        # After a failed save, Orbax may raise an error of another of its threads here, such as the
+        # one that writes metadata. The failure is reported by then.
+        with contextlib.suppress(Exception):
+            self._manager.close()
+
     def _path(self, step: int) -> pathlib.Path:
         return self._directory / str(step)
 
@@ -239,7 +246,7 @@ class CheckpointStore:
     def _abandon_save(self, error: Exception) -> None:
         """Reports a failed save and starts Orbax again, which does not recover by itself."""
         step, self._saving = self._saving, None
-        self._manager.close()
+        self._close_manager()
         self._manager = self._open()
         last = f"the last good one is step {self._steps[-1]}" if self._steps else "there is none"
         self._warn(f"the checkpoint of step {step} could not be saved ({reason_of(error)}); {last}")

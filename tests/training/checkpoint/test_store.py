@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -190,6 +191,25 @@ def test_disk_full_during_a_background_save_is_reported_and_training_continues(
     assert_holds(store.restore(), 4)
     save(store, 8)
     assert_holds(store.restore(), 8)
+
+
+def test_error_that_orbax_raises_again_when_it_closes_ends_nothing(store, said, monkeypatch):
+    """Its threads for metadata raise their own errors when they are waited for."""
+    save(store, 4)
+    plain = store._manager.close
+
+    def close():
+        plain()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store._manager, "close", close)
+    monkeypatch.setattr(
+        store._manager, "save", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left"))
+    )
+    store.save(8, make_state(8), {"index": 8}, "")
+    assert len(said) == 1 and "step 8 could not be saved (No space left)" in said[0]
+    save(store, 12)
+    assert_holds(store.restore(), 12)
 
 
 def test_background_failure_is_detected_without_waiting(store, said, monkeypatch):
