@@ -52,8 +52,8 @@ def train(
         made quiet in all processes but the main one.
 
     Returns:
-      How training ended: last step, whether it finished, the signal that stopped it, and the last
-      row of metrics.
+      How training ended: last step, whether it finished, the signal that stopped it, the last row
+      of metrics, and the step since which the loss has diverged, if it has.
 
     Raises:
       ValueError: an argument or hyperparameter is wrong, or another run uses `logdir`.
@@ -62,7 +62,7 @@ def train(
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     console = console or rich.console.Console()
-    params = params.copy()
+    params = params.copy().locate()
     if steps is not None:
         params.trainer.steps = steps
     directory = Logdir(logdir)

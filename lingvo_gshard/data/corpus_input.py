@@ -70,25 +70,20 @@ class CorpusInput(Input):
             vocabulary_trainer.VocabularyTrainer.params(),
             "Params of the vocabularies.",
         )
-        p.define("batch_rows", 16, "B: rows of a batch.")
-        p.define("packing_window", 8192, "Examples drawn and packed at a time.")
-        p.define("prefetch_batches", 4, "Batches made in advance by a background thread.")
+        p.define("batch_rows", 16, "B: rows of a batch.", minimum=1)
+        p.define("packing_window", 8192, "Examples drawn and packed at a time.", minimum=1)
+        p.define(
+            "prefetch_batches", 4, "Batches made in advance by a background thread.", minimum=0
+        )
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        self.check_positive("batch_rows", "packing_window")
         self._reader = self.p.corpus.instantiate()
         self._cleaner = self.p.cleaning.instantiate()
         self._trainer = self.p.vocabulary.instantiate()
         self._held_out: dict[str, Examples] = {}
         self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
-
-    def check_positive(self, *names: str) -> None:
-        """Raises ValueError naming the first of these hyperparameters that is less than 1."""
-        for name in names:
-            if self.p.get(name) < 1:
-                raise ValueError(f"input.{name} must be at least 1, not {self.p.get(name)}")
 
     @property
     def splits(self) -> tuple[str, ...]:

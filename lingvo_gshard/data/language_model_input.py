@@ -50,12 +50,11 @@ class LanguageModelInput(CorpusInput):
             corpus=text.EmbeddedEnglish.params(),
             cleaning=document_cleaning.DocumentCleaner.params(),
         )
-        p.define("length", 256, "L: positions of a row.")
+        p.define("length", 256, "L: positions of a row.", minimum=2)
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        self.check_positive("length")
         vocabulary = self.p.vocabulary
         if not vocabulary.joint:
             raise ValueError("input.vocabulary.joint is False: a language model has one side only")

@@ -35,21 +35,21 @@ class TranslationInput(CorpusInput):
         p = super().params()
         p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaning.Cleaner.params())
         p.define("languages", (), "Source languages to use; empty: all.")
-        p.define("temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).")
-        p.define("source_length", 256, "K: source positions of a row.")
+        p.define(
+            "temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).", minimum=1
+        )
+        p.define("source_length", 256, "K: source positions of a row.", minimum=1)
         p.define(
             "target_length",
             256,
             "L: target positions of a row. Rows fill best if L / K is the corpus's ratio of target "
             "to source tokens.",
+            minimum=2,
         )
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        self.check_positive("source_length", "target_length")
-        if not self.p.temperature >= 1:
-            raise ValueError(f"input.temperature must be at least 1, not {self.p.temperature}")
         given = self.p.languages
         self._languages = (given,) if isinstance(given, str) else tuple(given)
 

@@ -31,16 +31,27 @@ class VocabularyTrainer(Configurable):
     def params(cls) -> Params:
         p = super().params()
         p.define("joint", True, "Whether source and target share one vocabulary.")
-        p.define("size", 8000, "Number of ids of the joint vocabulary, or of the source's.")
-        p.define("target_size", 0, "Number of ids of the target's, unless joint; 0: `size`.")
+        p.define(
+            "size", 8000, "Number of ids of the joint vocabulary, or of the source's.", minimum=1
+        )
+        p.define(
+            "target_size", 0, "Number of ids of the target's, unless joint; 0: `size`.", minimum=0
+        )
         p.define("model_type", "unigram", "'unigram' or 'bpe'.")
-        p.define("character_coverage", 0.9999, "Share of the text's characters with pieces.")
+        p.define(
+            "character_coverage",
+            0.9999,
+            "Share of the text's characters with pieces.",
+            above=0,
+            maximum=1,
+        )
         p.define("byte_fallback", True, "Whether other characters are spelled as UTF-8 bytes.")
         p.define(
             "max_sentences",
             200_000,
             "Largest number of distinct sentences to train on. Of more, languages are sampled with "
             "the input's temperature.",
+            minimum=1,
         )
         p.define(
             "cache_directory",
@@ -59,11 +70,6 @@ class VocabularyTrainer(Configurable):
             )
         if p.joint and p.target_size:
             raise ValueError("input.vocabulary.target_size needs vocabulary.joint = False")
-        if not 0 < p.character_coverage <= 1:
-            raise ValueError(
-                "input.vocabulary.character_coverage must be above 0 and at most 1, not "
-                f"{p.character_coverage}"
-            )
 
     def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]:
         """Returns the vocabularies of source and target; the same object twice if they are joint.

@@ -18,7 +18,7 @@ class Dropout(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("rate", 0.0, "Fraction of the elements that are zeroed.")
+        p.define("rate", 0.0, "Fraction of the elements that are zeroed.", minimum=0, below=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -25,8 +25,8 @@ class TokenEmbedding(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("vocabulary_size", 0, "Size of V.")
-        p.define("model_dim", 0, "Size of M.")
+        p.define("vocabulary_size", 0, "Size of V.", minimum=1)
+        p.define("model_dim", 0, "Size of M.", minimum=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -59,8 +59,8 @@ class Softmax(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("vocabulary_size", 0, "Size of V.")
-        p.define("model_dim", 0, "Size of M.")
+        p.define("vocabulary_size", 0, "Size of V.", minimum=1)
+        p.define("model_dim", 0, "Size of M.", minimum=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -85,8 +85,8 @@ class SinusoidalPositions(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M; even.")
-        p.define("max_length", 1024, "Number of positions.")
+        p.define("model_dim", 0, "Size of M; even.", minimum=1)
+        p.define("max_length", 1024, "Number of positions.", minimum=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -112,8 +112,8 @@ class LearnedPositions(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("max_length", 1024, "Number of positions.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("max_length", 1024, "Number of positions.", minimum=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -22,8 +22,8 @@ class FeedForward(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("hidden_dim", 0, "Size of H.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("hidden_dim", 0, "Size of H.", minimum=1)
         p.define("activation", "relu", "Name of an activation of layers/activations.py.")
         p.define("use_bias", True, "Whether the products add a bias.")
         return p

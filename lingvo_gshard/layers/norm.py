@@ -16,8 +16,8 @@ class LayerNorm(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("epsilon", 1e-6, "Added to the variance.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("epsilon", 1e-6, "Added to the variance.", above=0)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -82,8 +82,8 @@ class RMSNorm(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("epsilon", 1e-6, "Added to the mean square.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("epsilon", 1e-6, "Added to the mean square.", above=0)
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -43,13 +43,18 @@ class LanguageModelTask(TokenTask):
     def params(cls) -> Params:
         p = super().params()
         p.decoder.is_causal = True
-        p.define("vocabulary_size", 0, "Size of V; 0: taken from the input.")
+        p.define("vocabulary_size", 0, "Size of V; 0: taken from the input.", minimum=0)
         p.define(
             "add_positions",
             True,
             "Whether position embeddings are added; False for rotary positions in the attention.",
         )
-        p.define("z_loss_weight", 0.0, "Weight of log^2 Z in the loss, which keeps logits near 0.")
+        p.define(
+            "z_loss_weight",
+            0.0,
+            "Weight of log^2 Z in the loss, which keeps logits near 0.",
+            minimum=0,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):

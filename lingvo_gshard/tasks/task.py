@@ -104,6 +104,13 @@ class Task(Layer):
         """
         return tf.add_n([0.0, *context.current().losses.values()])
 
+    def guessing_loss(self) -> float | None:
+        """Returns the cross-entropy of guessing all answers evenly, in nats; None if unknown.
+
+        Training warns if the loss stays above it.
+        """
+        return None
+
     def token_shape(self, batch: BatchSpecs) -> TokenShape:
         """Returns the positions that one forward pass on a batch computes.
 

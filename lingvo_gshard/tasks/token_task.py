@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from lingvo_gshard.core import context
@@ -33,11 +34,17 @@ class TokenTask(Task):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("decoder", TransformerStack.params(), "Params of the decoder.")
         p.define("positions", SinusoidalPositions.params(), "Params of the position embeddings.")
         p.define("tie_softmax", True, "Whether the softmax's weight is the embedding table.")
-        p.define("label_smoothing", 0.0, "Probability spread evenly over the vocabulary.")
+        p.define(
+            "label_smoothing",
+            0.0,
+            "Probability spread evenly over the vocabulary.",
+            minimum=0,
+            below=1,
+        )
         return p
 
     def create_embedding(self, name: str, vocabulary_size: int) -> None:
@@ -61,6 +68,10 @@ class TokenTask(Task):
             softmax = Softmax.params()
             softmax.set(vocabulary_size=vocabulary_size, model_dim=self.p.model_dim)
             self.create_child("softmax", softmax)
+
+    def guessing_loss(self) -> float:
+        """Returns log V, the cross-entropy of a token that is guessed evenly."""
+        return math.log(self._shared_embedding().p.vocabulary_size)
 
     @property
     def activation_dtype(self) -> tf.DType:

@@ -57,8 +57,12 @@ class TranslationTask(TokenTask):
         p = super().params()
         p.set(label_smoothing=0.1)
         p.decoder.is_decoder = True
-        p.define("source_vocabulary_size", 0, "V of the source; 0: taken from the input.")
-        p.define("target_vocabulary_size", 0, "V of the target; 0: taken from the input.")
+        p.define(
+            "source_vocabulary_size", 0, "V of the source; 0: taken from the input.", minimum=0
+        )
+        p.define(
+            "target_vocabulary_size", 0, "V of the target; 0: taken from the input.", minimum=0
+        )
         p.define("encoder", TransformerStack.params(), "Params of the encoder.")
         p.define("share_embeddings", False, "Whether source and target share one table.")
         return p
@@ -68,8 +72,9 @@ class TranslationTask(TokenTask):
         p = self.p
         if p.share_embeddings and p.source_vocabulary_size != p.target_vocabulary_size:
             raise ValueError(
-                f"task.share_embeddings needs one vocabulary for both sides, but the source has "
-                f"{p.source_vocabulary_size} entries and the target {p.target_vocabulary_size}"
+                "share_embeddings needs one vocabulary for both sides, but source_vocabulary_size "
+                f"is {p.source_vocabulary_size} and target_vocabulary_size "
+                f"{p.target_vocabulary_size}"
             )
         self.create_embedding("target_embedding", p.target_vocabulary_size)
         if not p.share_embeddings:

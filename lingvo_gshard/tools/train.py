@@ -23,7 +23,8 @@ The same model can be partitioned over a mesh of devices, here with its experts 
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/.
 
-Exit code: 0 after the last step and after a signal that ended training early; 1 after an error.
+Exit code: 0 after the last step and after a signal that ended training early; 1 after an error, and
+if the loss has diverged at the end.
 """
 
 from __future__ import annotations
@@ -90,7 +91,12 @@ def main(argv: list[str]) -> int:
         )
         return 130
     _print_outcome(console, outcome, params, Logdir(values.logdir), command)
-    return 0
+    if outcome.diverged_since is None:
+        return 0
+    if processes.is_main():
+        message = f"the loss diverged at step {outcome.diverged_since:,}; see the warning above"
+        print(f"{NAME}: error: {message}", file=sys.stderr)
+    return 1
 
 
 def _params(values: flags.FlagValues) -> Params:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import VariableSpec
@@ -40,22 +39,20 @@ class LocalUpdates(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("every", 0, "Inner steps between two outer steps; 0 disables local updates.")
-        p.define("learning_rate", 1.0, "Learning rate of the outer optimizer.")
-        p.define("momentum", 0.0, "Momentum of the outer optimizer; 0 disables it.")
+        p.define(
+            "every", 0, "Inner steps between two outer steps; 0 disables local updates.", minimum=0
+        )
+        p.define("learning_rate", 1.0, "Learning rate of the outer optimizer.", above=0)
+        p.define(
+            "momentum", 0.0, "Momentum of the outer optimizer; 0 disables it.", minimum=0, below=1
+        )
         p.define("nesterov", False, "Whether the outer optimizer uses Nesterov momentum.")
         return p
 
     def __init__(self, params: Params):
-        """Raises ValueError naming a hyperparameter that is out of range."""
+        """Raises ValueError if the hyperparameters contradict each other."""
         super().__init__(params)
         p = params
-        if p.every < 0:
-            raise ValueError(f"{_PARAM}.every is {p.every}; 0 or more expected")
-        if not 0.0 < p.learning_rate < math.inf:
-            raise ValueError(f"{_PARAM}.learning_rate is {p.learning_rate}; more than 0 expected")
-        if not 0.0 <= p.momentum < 1.0:
-            raise ValueError(f"{_PARAM}.momentum is {p.momentum}; it must be in [0, 1)")
         if p.nesterov and not p.momentum:
             raise ValueError(f"{_PARAM}.nesterov needs {_PARAM}.momentum, which is 0")
         outer = Momentum.params().set(beta=p.momentum, nesterov=p.nesterov)

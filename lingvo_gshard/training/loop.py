@@ -16,6 +16,7 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
+from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.monitoring.run_log import RunLog
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
@@ -32,12 +33,15 @@ class Outcome:
       finished: whether these are all steps of the run.
       signal: the signal that ended the run, "Ctrl-C" or "SIGTERM"; None if there was none.
       metrics: metrics of the last step that this call took; empty if it took none.
+      diverged_since: the step since which the loss has been far above that of an untrained model;
+        None if it has not, or has recovered.
     """
 
     step: int
     finished: bool
     signal: str | None
     metrics: Row = dataclasses.field(default_factory=dict)
+    diverged_since: int | None = None
 
 
 @dataclasses.dataclass
@@ -118,7 +122,8 @@ class TrainingLoop:
             self._batches = self._input.train_batches(p.seed)
             stack.callback(self._batches.close)
             self._load(checkpoint)
-            log = RunLog(self._console, self._logdir, p, self.step)
+            guessing_loss = self._trainer.task.guessing_loss()
+            log = RunLog(self._console, self._logdir, p, self.step, guessing_loss)
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
             self._stop.finishing = True
@@ -126,7 +131,13 @@ class TrainingLoop:
             self._train()
             self._log.show_summary()
             self._finish_saving()
-        return Outcome(self.step, self.step >= p.steps, self._stop.agreed, self._last_row)
+        return Outcome(
+            self.step,
+            self.step >= p.steps,
+            self._stop.agreed,
+            self._last_row,
+            self._log.diverged_since,
+        )
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
         """Restores the state and the input's position, or initializes them."""
@@ -243,5 +254,5 @@ class TrainingLoop:
         last = f"the last good checkpoint is step {steps[-1]:,}" if steps else "none was saved yet"
         return NonFiniteError(
             f"step {pending.step:,}: loss {row['loss']}, gradient norm {row['gradient_norm']}: "
-            f"{where}; {last}"
+            f"{where}; {last}. {advice(self._trainer.p, row)}"
         )

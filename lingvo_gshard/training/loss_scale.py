@@ -29,28 +29,33 @@ class LossScale(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("initial", 2.0**15, "The scale of the first step.")
-        p.define("growth_interval", 2000, "Finite steps in a row before the scale grows.")
-        p.define("growth_factor", 2.0, "The factor by which the scale grows.")
-        p.define("backoff_factor", 0.5, "The factor of the scale after a step that is not finite.")
+        p.define("initial", 2.0**15, "The scale of the first step.", above=0)
         p.define(
-            "minimum", 1.0, "The smallest scale. A step that is not finite with it ends the run."
+            "growth_interval", 2000, "Finite steps in a row before the scale grows.", minimum=1
+        )
+        p.define("growth_factor", 2.0, "The factor by which the scale grows.", minimum=1)
+        p.define(
+            "backoff_factor",
+            0.5,
+            "The factor of the scale after a step that is not finite.",
+            above=0,
+            below=1,
+        )
+        p.define(
+            "minimum",
+            1.0,
+            "The smallest scale. A step that is not finite with it ends the run.",
+            above=0,
         )
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
         p = self.p
-        expected = {
-            "minimum": (p.minimum > 0, "more than 0"),
-            "initial": (p.initial >= p.minimum, f"minimum, {p.minimum}, or more"),
-            "growth_interval": (p.growth_interval >= 1, "1 or more"),
-            "growth_factor": (p.growth_factor >= 1, "1 or more"),
-            "backoff_factor": (0 < p.backoff_factor < 1, "a number between 0 and 1"),
-        }
-        for name, (holds, words) in expected.items():
-            if not holds:
-                raise ValueError(f"trainer.loss_scale.{name} is {p.get(name)}; {words} expected")
+        if p.initial < p.minimum:
+            raise ValueError(
+                f"trainer.loss_scale.initial is {p.initial}; minimum, {p.minimum}, or more expected"
+            )
 
     def specs(self) -> NestedMap:
         """Returns the state's tree of VariableSpec."""

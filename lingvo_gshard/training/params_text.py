@@ -20,7 +20,7 @@ def experiment_from_text(text: str) -> Params:
       ValueError: a line is not `path : value`, or its path, class or value is unknown. Names the
         number of the line.
     """
-    root = Experiment.params()
+    root = Experiment.params().locate()
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
         path, separator, value = line.partition(" : ")
@@ -33,7 +33,7 @@ def experiment_from_text(text: str) -> Params:
             _apply(root, path, value)
         except (ValueError, ImportError, AttributeError) as error:
             raise ValueError(f"line {number}: {path}: {error}") from None
-    return root
+    return root.locate()
 
 
 def _classes_first(line: tuple[str, str, int]) -> tuple:

@@ -45,11 +45,20 @@ class Trainer(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("steps", 1000, "Number of steps to train, those of earlier runs included.")
-        p.define("seed", 1, "Seed of the weights, of dropout and routing, and of the input.")
+        p.define(
+            "steps", 1000, "Number of steps to train, those of earlier runs included.", minimum=1
+        )
+        p.define(
+            "seed", 1, "Seed of the weights, of dropout and routing, and of the input.", minimum=0
+        )
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
-        p.define("micro_batches", 1, "Number of parts of a batch that are computed in sequence.")
+        p.define(
+            "micro_batches",
+            1,
+            "Number of parts of a batch that are computed in sequence.",
+            minimum=1,
+        )
         p.define("local_updates", LocalUpdates.params(), "How workers train alone and synchronize.")
         p.define(
             "precision",
@@ -57,12 +66,29 @@ class Trainer(Configurable):
             f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
         )
         p.define("loss_scale", LossScale.params(), "How the loss is scaled, with float16.")
-        p.define("average_decay", 0.0, "Decay of the averages of the weights; 0 keeps none.")
-        p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.")
-        p.define("log_every_steps", 50, "Steps between log lines and between curve points.")
-        p.define("checkpoint_every_steps", 1000, "Steps between checkpoints; 0: only at the end.")
-        p.define("keep_checkpoints", 3, "Number of checkpoints to keep.")
-        p.define("evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.")
+        p.define(
+            "average_decay",
+            0.0,
+            "Decay of the averages of the weights; 0 keeps none.",
+            minimum=0,
+            below=1,
+        )
+        p.define(
+            "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
+        )
+        p.define(
+            "log_every_steps", 50, "Steps between log lines and between curve points.", minimum=1
+        )
+        p.define(
+            "checkpoint_every_steps",
+            1000,
+            "Steps between checkpoints; 0: only at the end.",
+            minimum=0,
+        )
+        p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
+        p.define(
+            "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
+        )
         return p
 
     def __init__(self, params: Params, task: Task | Params):
@@ -77,7 +103,6 @@ class Trainer(Configurable):
           ValueError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
-        _check(params)
         dtypes = precision.get(params.precision)
         if isinstance(task, Params):
             task = dtypes.typed(task).instantiate()
@@ -296,22 +321,3 @@ def _clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
     if not clip_norm:
         return tf.constant(1.0)
     return clip_norm / tf.maximum(norm, clip_norm)
-
-
-def _check(params: Params) -> None:
-    minimum = {
-        "steps": 1,
-        "micro_batches": 1,
-        "clip_norm": 0,
-        "log_every_steps": 1,
-        "checkpoint_every_steps": 0,
-        "keep_checkpoints": 1,
-        "evaluate_every_steps": 0,
-    }
-    for name, least in minimum.items():
-        if params.get(name) < least:
-            raise ValueError(f"trainer.{name} is {params.get(name)}; {least} or more expected")
-    if not 0 <= params.average_decay < 1:
-        raise ValueError(
-            f"trainer.average_decay is {params.average_decay}; a number in [0, 1) expected"
-        )

@@ -57,15 +57,6 @@ def test_momentum_skips_weights_with_an_update_rule(nesterov, w):
             np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"every": -1}, "trainer.local_updates.every is -1; 0 or more expected"),
-        ({"learning_rate": 0.0}, "trainer.local_updates.learning_rate is 0.0; more than 0"),
-        ({"momentum": 1.0}, "trainer.local_updates.momentum is 1.0; it must be in"),
-        ({"nesterov": True}, "trainer.local_updates.nesterov needs trainer.local_updates.momentum"),
-    ],
-)
-def test_out_of_range_values_are_rejected(values, message):
-    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
-        LocalUpdates.params().set(**values).instantiate()
+def test_nesterov_without_momentum_is_rejected():
+    with pytest.raises(ValueError, match="nesterov needs trainer.local_updates.momentum"):
+        LocalUpdates.params().set(nesterov=True).instantiate()

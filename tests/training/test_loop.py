@@ -200,7 +200,7 @@ def test_non_finite_step_names_step_and_layer(tmp_path):
     message = str(caught.value)
     assert message.startswith("step 10: ")
     assert "the first layer whose output is not finite is hidden;" in message
-    assert message.endswith("the last good checkpoint is step 8")
+    assert "the last good checkpoint is step 8. Likely to help: a lower trainer.schedule" in message
     assert [row["step"] for row in run.rows()] == list(range(1, 10))
     assert all(np.isfinite(value).all() for value in run.arrays().values())
 

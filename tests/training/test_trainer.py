@@ -108,11 +108,3 @@ def test_schedule_without_an_end_ends_with_the_run():
     schedule = schedules.Linear.params().set(learning_rate=1.0)
     trainer = make_trainer(steps=8, schedule=schedule)
     np.testing.assert_allclose(trainer.schedule(tf.constant(4)), 0.5)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("steps", 0), ("clip_norm", -1.0), ("log_every_steps", 0)]
-)
-def test_out_of_range_values_name_their_path(name, value):
-    with pytest.raises(ValueError, match=rf"trainer\.{name} is {value}"):
-        make_trainer(**{name: value})

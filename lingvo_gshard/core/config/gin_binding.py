@@ -25,7 +25,7 @@ from gin import selector_map
 
 from lingvo_gshard.core.config import gin_reader, gin_values, names
 from lingvo_gshard.core.config.gin_reader import Setting
-from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params import Params, ParamsError
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +46,13 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
       ValueError: A name is unknown or ambiguous, a value has another type than the default, or the
         gin syntax is invalid. The message names the gin path and the file and line or the binding.
     """
-    result = params.copy()
+    result = params.copy().locate()
     settings = gin_reader.read(files, bindings)
     references = [s for s in settings if gin_reader.refers(s.value)]
     values = [s for s in settings if not gin_reader.refers(s.value)]
     for setting in sorted(references, key=lambda s: s.name.count(".")):
         _Namespace(result).apply(setting)
+    result.locate()
     namespace = _Namespace(result)
     for setting in values:
         namespace.apply(setting)
@@ -86,7 +87,11 @@ class _Namespace:
             default = node.default(name)
             exemplar = default if getattr(node, name) is None else getattr(node, name)
             nullable = default is None or getattr(node, name) is None
-            setattr(node, name, _convert(setting, gin_path, exemplar, nullable))
+            value = _convert(setting, gin_path, exemplar, nullable)
+            try:
+                setattr(node, name, value)
+            except ParamsError as error:
+                raise ParamsError(f"{setting.where}: {error}") from None
         elif gin_path in self._elements:
             value = _convert(setting, gin_path, self._nodes[gin_path], nullable=False)
             self._root.set_path(self._elements[gin_path], value)

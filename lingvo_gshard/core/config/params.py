@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.constraints import Constraint
 
 _INDEXED = re.compile(r"^(\w+)((?:\[\d+\])*)$")
+
+
+class ParamsError(ValueError):
+    """A wrong hyperparameter. The message begins with its path, or with the path of its node."""
 
 
 @dataclasses.dataclass
@@ -18,36 +23,56 @@ class _Entry:
     value: Any
     default: Any
     help: str
+    constraint: Constraint
 
 
 class Params:
     """Hyperparameters of one configurable class, as a tree.
 
         p = Params(Dense)
-        p.define("output_dim", 0, "Size of the output.")
+        p.define("output_dim", 0, "Size of the output.", minimum=1)
         p.output_dim = 512
         p.get("encoder.layers[0].hidden_dim")
 
-    Reading or setting an undefined name raises a ValueError that suggests the nearest one.
+    Reading or setting an undefined name raises a ValueError that suggests the nearest one. So does
+    setting a value of another type than the default's, or out of the declared range. A default may
+    be out of range: it stands for a value that must be set before the class is instantiated.
     """
 
     def __init__(self, cls: type | None = None):
         self.__dict__["_cls"] = cls
         self.__dict__["_entries"] = {}
         self.__dict__["_frozen"] = False
+        self.__dict__["_path"] = None
 
     @property
     def cls(self) -> type | None:
         """The class these Params configure."""
         return self._cls
 
-    def define(self, name: str, default: Any, help: str) -> None:
+    def define(
+        self,
+        name: str,
+        default: Any,
+        help: str,
+        *,
+        minimum: float | None = None,
+        above: float | None = None,
+        maximum: float | None = None,
+        below: float | None = None,
+    ) -> None:
         """Adds a hyperparameter.
 
         Args:
           name: Name of the hyperparameter, an identifier.
-          default: Its default value.
+          default: Its default value, whose type other values must have. Defaults that are
+            no number, bool or string accept any type. A number must be finite, and a whole number
+            must fit into 32 bits.
           help: What it means, for users.
+          minimum: Smallest number.
+          above: Accepts only larger numbers than this.
+          maximum: Largest number.
+          below: Accepts only smaller numbers than this.
 
         Raises:
           ValueError: The name is taken, reserved or not an identifier.
@@ -57,7 +82,8 @@ class Params:
             raise ValueError(f"{name!r} cannot be the name of a hyperparameter")
         if name in self._entries:
             raise ValueError(f"Hyperparameter {name!r} is already defined")
-        self._entries[name] = _Entry(default, default, help)
+        constraint = Constraint(minimum, above, maximum, below)
+        self._entries[name] = _Entry(default, default, help, constraint)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -66,7 +92,8 @@ class Params:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check_not_frozen(name)
-        self._entry(name).value = value
+        entry = self._entry(name)
+        entry.value = self._checked(name, value, accepts_default=True)
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -84,6 +111,10 @@ class Params:
     def default(self, name: str) -> Any:
         """Returns the default value of one hyperparameter."""
         return self._entry(name).default
+
+    def constraint(self, name: str) -> Constraint:
+        """Returns the values that one hyperparameter accepts."""
+        return self._entry(name).constraint
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yields (name, value) in the order of definition."""
@@ -122,9 +153,22 @@ class Params:
     def copy(self) -> Params:
         """Returns a deep, unfrozen copy; classes and functions are shared."""
         result = Params(self._cls)
+        result.__dict__["_path"] = self._path
         for name, entry in self._entries.items():
-            result._entries[name] = _Entry(_copy_value(entry.value), entry.default, entry.help)
+            result._entries[name] = _Entry(
+                _copy_value(entry.value), entry.default, entry.help, entry.constraint
+            )
         return result
+
+    def locate(self, path: str = "") -> Params:
+        """Remembers the path of each node for error messages, also in copies; returns this tree.
+
+        Args:
+          path: Path of this node; '' is the root.
+        """
+        for below, node in self.nodes(path):
+            node.__dict__["_path"] = below
+        return self
 
     def freeze(self) -> Params:
         """Makes this tree read-only and returns it."""
@@ -162,10 +206,44 @@ class Params:
         ]
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns `cls(params, ...)`."""
+        """Returns `cls(params, ...)`.
+
+        Raises:
+          ParamsError: The class refuses the Params. The message begins with their path if `locate`
+            has set it.
+        """
         if self._cls is None:
             raise ValueError("These Params configure no class, so they cannot be instantiated")
-        return self._cls(self, *args, **kwargs)
+        try:
+            return self._cls(self, *args, **kwargs)
+        except ParamsError:
+            raise
+        except ValueError as error:
+            if not self._path:
+                raise
+            raise ParamsError(f"{self._path}: {error}") from error
+
+    def check(self) -> None:
+        """Checks the values of this node against their declarations, its nodes' values excluded.
+
+        Raises:
+          ParamsError: A value has another type than the default or is out of range, or a default
+            that is out of range was not replaced. Names the path, the value, and what it must be.
+        """
+        for name, value in self.items():
+            self._checked(name, value, accepts_default=False)
+
+    def _checked(self, name: str, value: Any, accepts_default: bool) -> Any:
+        """Returns a value in the type of the default. Raises ParamsError if it is not accepted."""
+        entry = self._entries[name]
+        try:
+            return entry.constraint.converted(value, entry.default)
+        except ValueError as problem:
+            if accepts_default and type(value) is type(entry.default) and value == entry.default:
+                return value
+            owner = self._cls.__name__ if self._cls else "Params"
+            path = f"{owner if self._path is None else self._path}.{name}".lstrip(".")
+            raise ParamsError(f"{path} is {value!r}; {problem}") from None
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -194,6 +272,8 @@ class Configurable:
         return Params(cls)
 
     def __init__(self, params: Params):
+        """Keeps a frozen copy of the Params. Raises ParamsError if one is out of its range."""
+        params.check()
         self.params_ = params.copy().freeze()
 
     @property

@@ -52,7 +52,7 @@ def get(name: str) -> Params:
     params = _function(name)()
     if "name" in params:
         params.name = name
-    return params
+    return params.locate()
 
 
 def names() -> tuple[str, ...]:

@@ -57,13 +57,14 @@ class Cleaner(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("min_characters", 1, "Smallest number of characters of a side.")
-        p.define("max_characters", 1000, "Largest number of characters of a side.")
+        p.define("min_characters", 1, "Smallest number of characters of a side.", minimum=1)
+        p.define("max_characters", 1000, "Largest number of characters of a side.", minimum=1)
         p.define(
             "max_length_ratio",
             10.0,
             "Largest ratio of the sides' lengths in characters. (Chinese is often 4 times shorter "
             "than English.)",
+            minimum=1,
         )
         p.define(
             "drop_duplicates", True, "Whether to drop repetitions of (language, source, target)."
@@ -73,14 +74,10 @@ class Cleaner(Configurable):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        if not 1 <= self.p.min_characters <= self.p.max_characters:
+        if self.p.min_characters > self.p.max_characters:
             raise ValueError(
-                "input.cleaning.min_characters must be at least 1 and at most max_characters, not "
+                "input.cleaning.min_characters must be at most max_characters, not "
                 f"{self.p.min_characters} with max_characters {self.p.max_characters}"
-            )
-        if self.p.max_length_ratio < 1:
-            raise ValueError(
-                f"input.cleaning.max_length_ratio must be at least 1, not {self.p.max_length_ratio}"
             )
 
     def clean(self, rows: Iterable[Row], split: str) -> tuple[list[Row], CleaningReport]:

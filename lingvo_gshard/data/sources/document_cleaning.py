@@ -19,17 +19,22 @@ class DocumentCleaner(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("min_characters", 1, "Smallest number of characters of a document.")
-        p.define("max_characters", 0, "Largest number of characters of a document; 0: no limit.")
+        p.define("min_characters", 1, "Smallest number of characters of a document.", minimum=1)
+        p.define(
+            "max_characters",
+            0,
+            "Largest number of characters of a document; 0: no limit.",
+            minimum=0,
+        )
         p.define("drop_duplicates", True, "Whether to drop repeated documents.")
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
         most = self.p.max_characters
-        if not 1 <= self.p.min_characters <= (most or self.p.min_characters):
+        if self.p.min_characters > (most or self.p.min_characters):
             raise ValueError(
-                "input.cleaning.min_characters must be at least 1 and at most max_characters, not "
+                "input.cleaning.min_characters must be at most max_characters, not "
                 f"{self.p.min_characters} with max_characters {most}"
             )
 

@@ -121,6 +121,8 @@ class FileReader(Reader):
             10,
             "Thousandths of the target sentences of `train` that are held out for dev and as many "
             "for test, if neither is given; see held_out.py.",
+            above=0,
+            below=500,
         )
         return p
 
@@ -130,11 +132,6 @@ class FileReader(Reader):
         super().__init__(params)
         if not _patterns(self.p.train):
             raise ValueError(f"input.corpus.train of the {type(self).__name__} names no file")
-        if not 0 < self.p.held_out_per_mille < 500:
-            raise ValueError(
-                "input.corpus.held_out_per_mille must be above 0 and below 500, not "
-                f"{self.p.held_out_per_mille}"
-            )
         self._whole: held_out.Split | None = None
 
     @property

@@ -30,13 +30,8 @@ class BlockwiseKernel(AttentionKernel):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("block_size", 512, "Keys of a block.")
+        p.define("block_size", 512, "Keys of a block.", minimum=1)
         return p
-
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        if self.p.block_size < 1:
-            raise ValueError(f"{path}.block_size: {self.p.block_size}; 1 or more was expected")
 
     def attend(
         self,

@@ -28,18 +28,27 @@ class MultiHeadAttention(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("num_heads", 0, "Size of N.")
-        p.define("head_dim", 0, "Size of D; 0 for M / N.")
-        p.define("dropout_rate", 0.0, "Fraction of the attention weights dropped in training.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("num_heads", 0, "Size of N.", minimum=1)
+        p.define("head_dim", 0, "Size of D; 0 for M / N.", minimum=0)
+        p.define(
+            "dropout_rate",
+            0.0,
+            "Fraction of the attention weights dropped in training.",
+            minimum=0,
+            below=1,
+        )
         p.define(
             "num_key_value_heads",
             0,
             "Number of heads of keys and values, each shared by consecutive heads of queries "
             "(arXiv 2305.13245, section 2.2); 0 for num_heads.",
+            minimum=0,
         )
         p.define("qk_norm", False, "Whether queries and keys are normalized over D (RMSNorm).")
-        p.define("logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.")
+        p.define(
+            "logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.", minimum=0
+        )
         p.define("kernel", DenseKernel.params(), "Params of the algorithm that attends.")
         return p
 

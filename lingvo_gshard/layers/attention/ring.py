@@ -32,7 +32,12 @@ class RingKernel(AttentionKernel):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("block_size", 0, "Keys of a part that are attended to at a time; 0: all of them.")
+        p.define(
+            "block_size",
+            0,
+            "Keys of a part that are attended to at a time; 0: all of them.",
+            minimum=0,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):

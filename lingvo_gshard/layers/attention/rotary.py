@@ -23,8 +23,6 @@ def check(p: Params, head_dim: int, path: str) -> None:
       ValueError: the rotated fraction of D is not an even number of dimensions, or the base is too
         small.
     """
-    if not 0 <= p.rotary_fraction <= 1:
-        raise ValueError(f"{path}.rotary_fraction: {p.rotary_fraction} is not in [0, 1]")
     if not p.rotary_fraction:
         return
     rotated = p.rotary_fraction * head_dim
@@ -33,8 +31,6 @@ def check(p: Params, head_dim: int, path: str) -> None:
             f"{path}.rotary_fraction: {p.rotary_fraction} of {path}.head_dim {head_dim} is "
             f"{rotated:g} dimensions; an even number was expected"
         )
-    if p.rotary_base <= 1:
-        raise ValueError(f"{path}.rotary_base: {p.rotary_base}; more than 1 was expected")
 
 
 def positions_in_segments(segments_BL: tf.Tensor) -> tf.Tensor:

@@ -23,13 +23,27 @@ class SelfAttention(MultiHeadAttention):
     def params(cls) -> Params:
         p = super().params()
         p.define("is_causal", False, "Whether a position attends to no later one.")
-        p.define("window", 0, "Largest distance between a query and a key; 0: no limit.")
-        p.define("rotary_fraction", 0.0, "Fraction of D rotated by position; 0 disables it.")
-        p.define("rotary_base", 10000.0, "Base of the wavelengths of the rotations.")
+        p.define("window", 0, "Largest distance between a query and a key; 0: no limit.", minimum=0)
         p.define(
-            "relative_buckets", 0, "Number of distance buckets with a learned bias; 0: no bias."
+            "rotary_fraction",
+            0.0,
+            "Fraction of D rotated by position; 0 disables it.",
+            minimum=0,
+            maximum=1,
         )
-        p.define("relative_max_distance", 128, "Distance from which on all share the last bucket.")
+        p.define("rotary_base", 10000.0, "Base of the wavelengths of the rotations.", above=1)
+        p.define(
+            "relative_buckets",
+            0,
+            "Number of distance buckets with a learned bias; 0: no bias.",
+            minimum=0,
+        )
+        p.define(
+            "relative_max_distance",
+            128,
+            "Distance from which on all share the last bucket.",
+            minimum=1,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):

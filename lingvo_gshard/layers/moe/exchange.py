@@ -47,6 +47,7 @@ class Exchange(Configurable):
             1,
             "Parts that the buffers are split into, so that some are sent while others are "
             "computed.",
+            minimum=1,
         )
         p.define("hierarchical", False, "Whether to use one all-to-all for each mesh axis of E.")
         return p
@@ -59,8 +60,6 @@ class Exchange(Configurable):
                 f"{path}.precision: {p.precision!r}. "
                 f"{names.nearest(p.precision, filter(None, codecs.CODECS))}"
             )
-        if p.chunks < 1:
-            raise ValueError(f"{path}.chunks: {p.chunks}; a positive number was expected")
         self._path = path
 
     def run(self, x_GECM: tf.Tensor, compute: Compute) -> tf.Tensor:

@@ -24,12 +24,18 @@ class Experts(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("hidden_dim", 0, "Size of H.")
-        p.define("num_experts", 0, "Size of E.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("hidden_dim", 0, "Size of H.", minimum=1)
+        p.define("num_experts", 0, "Size of E.", minimum=1)
         p.define("activation", "relu", "Name of an activation in layers/activations.py.")
         p.define("use_bias", False, "Whether to add biases to the products.")
-        p.define("dropout_rate", 0.0, "Share of the hidden activations dropped in training.")
+        p.define(
+            "dropout_rate",
+            0.0,
+            "Share of the hidden activations dropped in training.",
+            minimum=0,
+            below=1,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):

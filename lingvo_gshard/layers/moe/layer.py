@@ -42,10 +42,10 @@ class MixtureOfExperts(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("hidden_dim", 0, "Size of H.")
-        p.define("num_experts", 0, "Size of E.")
-        p.define("group_size", 1024, "Size of S: tokens that are routed together.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("hidden_dim", 0, "Size of H.", minimum=1)
+        p.define("num_experts", 0, "Size of E.", minimum=1)
+        p.define("group_size", 1024, "Size of S: tokens that are routed together.", minimum=1)
         p.define("router", Top2Router.params(), "Params of the router.")
         p.define("experts", Experts.params(), "Params of the experts.")
         p.define(
@@ -54,7 +54,12 @@ class MixtureOfExperts(Layer):
             "Params of the dispatch, which sends tokens to experts and combines the outputs.",
         )
         p.define("exchange", Exchange.params(), "Params of the exchange of rows between devices.")
-        p.define("shared_hidden_dim", 0, "Hidden size of the shared expert; 0: no shared expert.")
+        p.define(
+            "shared_hidden_dim",
+            0,
+            "Hidden size of the shared expert; 0: no shared expert.",
+            minimum=0,
+        )
         p.define("shared_combination", "sum", "How its output is combined: 'sum' or 'learned'.")
         p.define("is_causal", False, "Whether a token's routing must not depend on later tokens.")
         p.define("has_token_ids", False, "Whether callers provide token ids by context.tokens.")
@@ -76,8 +81,6 @@ class MixtureOfExperts(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if p.group_size < 1:
-            raise ValueError(f"{path}.group_size: {p.group_size}; a positive size was expected")
         self._dispatch = self._params_of("dispatch").instantiate(path=f"{path}.dispatch")
         self._dispatch.check_exchange(p.exchange, f"{path}.exchange")
         self._exchange = p.exchange.instantiate(path=f"{path}.exchange")

@@ -23,7 +23,7 @@ class Execution(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define("body", (), "Params of the layers of the body. Set by the stack.")
-        p.define("times", 0, "Number of iterations of the body. Set by the stack.")
+        p.define("times", 0, "Number of iterations of the body. Set by the stack.", minimum=1)
         p.define(
             "rematerialize",
             remat_policy.NONE,
@@ -55,8 +55,6 @@ class Execution(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if p.times < 1:
-            raise ValueError(f"{path}.times: {p.times}; 1 or more was expected")
         remat_policy.check(p.rematerialize, f"{path}.rematerialize")
         self.create_children("body", list(p.body))
 

@@ -51,12 +51,18 @@ class Pipeline(Execution):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("stages", 2, "Number of stages, the size of P.")
-        p.define("micro_batches", 0, "Number of micro-batches of a batch; 0: as many as stages.")
+        p.define("stages", 2, "Number of stages, the size of P.", minimum=1)
+        p.define(
+            "micro_batches",
+            0,
+            "Number of micro-batches of a batch; 0: as many as stages.",
+            minimum=0,
+        )
         p.define(
             "circulations",
             1,
             "Chunks of layers in a stage: how many times a micro-batch passes all stages.",
+            minimum=1,
         )
         return p
 
@@ -67,9 +73,6 @@ class Pipeline(Execution):
         Raises:
           ValueError: the options do not fit one another, or a layer cannot run in a pipeline.
         """
-        for name in ("stages", "circulations"):
-            if params.get(name) < 1:
-                raise ValueError(f"{path}.{name}: {params.get(name)}; 1 or more was expected")
         result = super().for_layers(params, layers, period, path)
         result.micro_batches = params.micro_batches or params.stages
         least = params.stages if params.circulations > 1 else 1

@@ -27,14 +27,16 @@ class TransformerStack(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("num_layers", 0, "Number of layers.")
-        p.define("model_dim", 0, "Size of M.")
-        p.define("num_heads", 0, "Size of N.")
-        p.define("hidden_dim", 0, "Size of H, in feed-forward layers and in experts.")
+        p.define("num_layers", 0, "Number of layers.", minimum=1, maximum=10_000)
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("num_heads", 0, "Size of N.", minimum=1)
+        p.define("hidden_dim", 0, "Size of H, in feed-forward layers and in experts.", minimum=1)
         p.define("is_causal", False, "Whether no position attends to a later one.")
         p.define("is_decoder", False, "Whether the stack is causal and attends to a memory.")
-        p.define("dense_first", 0, "Number of layers without experts before all others.")
-        p.define("moe_every", 2, "Period of the layers with experts; 0: no layer has experts.")
+        p.define("dense_first", 0, "Number of layers without experts before all others.", minimum=0)
+        p.define(
+            "moe_every", 2, "Period of the layers with experts; 0: no layer has experts.", minimum=0
+        )
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
         p.define("has_token_ids", False, "Whether callers set `context.tokens`.")
@@ -43,12 +45,26 @@ class TransformerStack(Layer):
             Sequential.params(),
             "Params of how the layers are run: Sequential, Repeat or Pipeline of layers/stacks/.",
         )
-        p.define("input_dropout_rate", 0.0, "Fraction of the stack's input that is dropped.")
         p.define(
-            "residual_dropout_rate", 0.0, "Fraction of each sublayer's output that is dropped."
+            "input_dropout_rate",
+            0.0,
+            "Fraction of the stack's input that is dropped.",
+            minimum=0,
+            below=1,
         )
         p.define(
-            "attention_dropout_rate", 0.0, "Fraction of the attention weights that is dropped."
+            "residual_dropout_rate",
+            0.0,
+            "Fraction of each sublayer's output that is dropped.",
+            minimum=0,
+            below=1,
+        )
+        p.define(
+            "attention_dropout_rate",
+            0.0,
+            "Fraction of the attention weights that is dropped.",
+            minimum=0,
+            below=1,
         )
         return p
 

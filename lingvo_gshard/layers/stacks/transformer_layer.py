@@ -49,14 +49,18 @@ class TransformerLayer(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
+        p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("norm", LayerNorm.params(), "Params of the norms.")
         p.define("self_attention", SelfAttention.params(), "Params of the self-attention.")
         p.define("cross_attention", CrossAttention.params(), "Params of the attention to a memory.")
         p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
         p.define("has_cross_attention", False, "Whether the layer also attends to a memory.")
         p.define(
-            "residual_dropout_rate", 0.0, "Fraction of each sublayer's output that is dropped."
+            "residual_dropout_rate",
+            0.0,
+            "Fraction of each sublayer's output that is dropped.",
+            minimum=0,
+            below=1,
         )
         return p
 

@@ -12,6 +12,11 @@ from lingvo_gshard.core.lazy import tf
 
 Row = dict[str, float]
 
+# Name of the file in the run's directory.
+METRICS_FILE = "metrics.jsonl"
+# The last rows are read from the end of the file, within so many bytes.
+_TAIL = 1 << 18
+
 
 class _Step(msgspec.Struct):
     """The field that every row of metrics.jsonl has."""
@@ -41,7 +46,7 @@ class MetricsWriter:
         self._say = say
         self._warned = False
         self._unwritten = b""
-        self._path = logdir / "metrics.jsonl"
+        self._path = logdir / METRICS_FILE
         self._last_line = _drop_rows_after(self._path, step)
         self._file = _open(self._path)
         self._events = tf.summary.create_file_writer(str(logdir / "events"))
@@ -120,6 +125,26 @@ class NoWriter:
 
     def close(self) -> None:
         """Closes nothing."""
+
+
+def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, Row]]:
+    """Returns the steps and rows of a run's first step and of its last ones.
+
+    Args:
+      path: the file of metrics, which may be missing or damaged.
+      step: the last step to return.
+      count: largest number of last rows.
+    """
+    try:
+        with open(path, "rb") as file:
+            first = file.readline()
+            file.seek(max(file.tell(), path.stat().st_size - _TAIL))
+            rest = file.read().splitlines(keepends=True)
+    except OSError:
+        return []
+    kept = [line for line in rest if _is_kept(line, step)][-count:]
+    rows = [msgspec.json.decode(line) for line in [first, *kept] if _is_kept(line, step)]
+    return [(row.pop("step"), row) for row in rows]
 
 
 def _encode(step: int, row: Row) -> bytes:

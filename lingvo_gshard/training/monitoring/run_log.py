@@ -10,8 +10,15 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.tasks.evaluation import perplexity
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring.divergence import LONG, Divergence
 from lingvo_gshard.training.monitoring.expert_balance import ExpertBalance
-from lingvo_gshard.training.monitoring.metrics import MetricsWriter, NoWriter, Row
+from lingvo_gshard.training.monitoring.metrics import (
+    METRICS_FILE,
+    MetricsWriter,
+    NoWriter,
+    Row,
+    first_and_last,
+)
 from lingvo_gshard.training.monitoring.progress import Progress
 
 _SHOWN_OF_DEV = ("loss", "perplexity", "accuracy")
@@ -23,7 +30,14 @@ class RunLog:
     In a cluster only the main process shows and writes.
     """
 
-    def __init__(self, console: rich.console.Console, logdir: Logdir, params: Params, step: int):
+    def __init__(
+        self,
+        console: rich.console.Console,
+        logdir: Logdir,
+        params: Params,
+        step: int,
+        guessing_loss: float | None = None,
+    ):
         """Makes the log of one run.
 
         Args:
@@ -31,12 +45,14 @@ class RunLog:
           logdir: where metrics are written.
           params: the trainer's Params.
           step: the step that the run resumes from.
+          guessing_loss: as in `Divergence`.
         """
         self._console = console if processes.is_main() else rich.console.Console(quiet=True)
         self._logdir = logdir
         self._params = params
         self._step = step
         self._balance = ExpertBalance()
+        self._divergence = Divergence(params, guessing_loss)
 
     def __enter__(self) -> RunLog:
         self._progress = Progress(
@@ -47,6 +63,9 @@ class RunLog:
             self._balance.digest,
         )
         self._progress.__enter__()
+        if self._step:
+            earlier = first_and_last(self._logdir.path / METRICS_FILE, self._step, LONG)
+            self._divergence.resume(earlier)
         is_main = processes.is_main()
         self._writer = (
             MetricsWriter(self._logdir.path, self._step, self.say) if is_main else NoWriter()
@@ -61,6 +80,11 @@ class RunLog:
     ) -> None:
         self._writer.close()
         self._progress.__exit__(kind, error, traceback)
+
+    @property
+    def diverged_since(self) -> int | None:
+        """The step since which the loss has diverged; None if it has not, or has recovered."""
+        return self._divergence.since
 
     def say(self, text: str) -> None:
         """Shows a line, above the progress bar if there is one."""
@@ -79,6 +103,9 @@ class RunLog:
             row["tokens_per_second"] = self._progress.tokens_per_second
         self._balance.add(step, row)
         self._progress.update(step, row)
+        diverged = self._divergence.add(step, row)
+        if diverged:
+            self.say(diverged)
         if self.is_logged(step):
             self._say_all(self._balance.end_interval())
 
@@ -122,8 +149,8 @@ class RunLog:
             self._writer.curves(step, row)
 
     def show_summary(self) -> None:
-        """Shows the balance of the experts over the run, if the model has experts."""
-        self._say_all(self._balance.summary())
+        """Shows the balance of the experts, if there are any, and whether the loss diverged."""
+        self._say_all(self._balance.summary() + self._divergence.summary())
 
     def _say_all(self, lines: list[str]) -> None:
         for line in lines:

@@ -6,7 +6,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.optim.moments import FIRST, SECOND, MomentOptimizer
-from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
+from lingvo_gshard.training.optim.optimizer import Commit, Moments
 
 
 class Adam(MomentOptimizer):
@@ -23,14 +23,10 @@ class Adam(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta1", 0.9, "Decay of the first moment.")
-        p.define("beta2", 0.98, "Decay of the second moment.")
-        p.define("epsilon", 1e-9, "Added to the root of the second moment.")
+        p.define("beta1", 0.9, "Decay of the first moment.", minimum=0, below=1)
+        p.define("beta2", 0.98, "Decay of the second moment.", minimum=0, below=1)
+        p.define("epsilon", 1e-9, "Added to the root of the second moment.", above=0)
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        check_decays(params, "beta1", "beta2")
 
     def update_weight(
         self,

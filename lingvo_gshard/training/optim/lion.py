@@ -6,7 +6,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
+from lingvo_gshard.training.optim.optimizer import Commit, Moments
 
 
 class Lion(MomentOptimizer):
@@ -24,13 +24,11 @@ class Lion(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta1", 0.9, "Weight of the moment in the direction of the update.")
-        p.define("beta2", 0.99, "Decay of the moment.")
+        p.define(
+            "beta1", 0.9, "Weight of the moment in the direction of the update.", minimum=0, below=1
+        )
+        p.define("beta2", 0.99, "Decay of the moment.", minimum=0, below=1)
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        check_decays(params, "beta1", "beta2")
 
     def update_weight(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
@@ -32,7 +30,12 @@ class MomentOptimizer(Optimizer):
     def params(cls) -> Params:
         p = super().params()
         p.define("moment_dtype", FLOAT32, f"Type of the moments: {', '.join(DTYPES)}.")
-        p.define("weight_decay", 0.0, "Decoupled decay of matrices, a factor of the learning rate.")
+        p.define(
+            "weight_decay",
+            0.0,
+            "Decoupled decay of matrices, a factor of the learning rate.",
+            minimum=0,
+        )
         p.define("weight_decay_exclude", (), "Patterns of paths of weights without decay.")
         return p
 
@@ -42,10 +45,6 @@ class MomentOptimizer(Optimizer):
             raise ValueError(
                 f"trainer.optimizer.moment_dtype is {params.moment_dtype!r}. "
                 f"{names.nearest(params.moment_dtype, DTYPES)}"
-            )
-        if not 0.0 <= params.weight_decay < math.inf:
-            raise ValueError(
-                f"trainer.optimizer.weight_decay is {params.weight_decay}; 0 or more expected"
             )
 
     def check(self, specs: NestedMap) -> None:

@@ -6,7 +6,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training.optim.moments import FIRST, MomentOptimizer
-from lingvo_gshard.training.optim.optimizer import Commit, Moments, check_decays
+from lingvo_gshard.training.optim.optimizer import Commit, Moments
 
 
 class Momentum(MomentOptimizer):
@@ -24,13 +24,12 @@ class Momentum(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta", 0.9, "Decay of the moment.")
+        p.define("beta", 0.9, "Decay of the moment.", minimum=0, below=1)
         p.define("nesterov", False, "Whether to use Nesterov momentum.")
         return p
 
     def __init__(self, params: Params):
         super().__init__(params)
-        check_decays(params, "beta")
         self.moment_names = (FIRST,) if params.beta else ()
 
     def update_weight(

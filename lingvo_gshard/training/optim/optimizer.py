@@ -202,15 +202,6 @@ class Optimizer(Configurable):
         return self.moment_layouts(spec) if self.moves(spec) else {}
 
 
-def check_decays(params: Params, *names: str) -> None:
-    """Raises ValueError naming a hyperparameter of an optimizer that is not in [0, 1)."""
-    for name in names:
-        if not 0.0 <= params.get(name) < 1.0:
-            raise ValueError(
-                f"trainer.optimizer.{name} is {params.get(name)}; it must be in [0, 1)"
-            )
-
-
 def _stored(spec: VariableSpec, updated: tf.Tensor, dtype: tf.DType, step: tf.Tensor) -> tf.Tensor:
     """Returns an updated weight in its own dtype. Values that the dtype holds do not change."""
     if dtype == tf.bfloat16 and updated.dtype == tf.float32:

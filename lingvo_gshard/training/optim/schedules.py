@@ -17,20 +17,9 @@ class Schedule(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("learning_rate", 1e-3, "The peak rate, which the decay multiplies.")
-        p.define("warmup_steps", 0, "Number of steps of linear warm-up.")
+        p.define("learning_rate", 1e-3, "The peak rate, which the decay multiplies.", above=0)
+        p.define("warmup_steps", 0, "Number of steps of linear warm-up.", minimum=0)
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if not params.learning_rate > 0:
-            raise ValueError(
-                f"trainer.schedule.learning_rate is {params.learning_rate}; it must be positive"
-            )
-        if params.warmup_steps < 0:
-            raise ValueError(
-                f"trainer.schedule.warmup_steps is {params.warmup_steps}; 0 or more expected"
-            )
 
     @classmethod
     def for_run(cls, params: Params, steps: int) -> Params:
@@ -76,15 +65,8 @@ class InverseSquareRoot(Schedule):
     def params(cls) -> Params:
         p = super().params()
         p.learning_rate = 1.0
-        p.define("decay_start", 10_000, "The step from which the rate decays.")
+        p.define("decay_start", 10_000, "The step from which the rate decays.", minimum=1)
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if params.decay_start < 1:
-            raise ValueError(
-                f"trainer.schedule.decay_start is {params.decay_start}; 1 or more expected"
-            )
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
         return tf.math.rsqrt(tf.maximum(step, float(self.p.decay_start)))
@@ -96,8 +78,19 @@ class BoundedSchedule(Schedule):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("total_steps", 0, "The step at which the decay ends; 0: at the end of the run.")
-        p.define("final_fraction", 0.0, "The share of the rate that remains at the end.")
+        p.define(
+            "total_steps",
+            0,
+            "The step at which the decay ends; 0: at the end of the run.",
+            minimum=0,
+        )
+        p.define(
+            "final_fraction",
+            0.0,
+            "The share of the rate that remains at the end.",
+            minimum=0,
+            maximum=1,
+        )
         return p
 
     def __init__(self, params: Params):
@@ -153,16 +146,13 @@ class WarmupStableDecay(BoundedSchedule):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "decay_share", 0.2, "The share of total_steps, at their end, in which the rate decays."
+            "decay_share",
+            0.2,
+            "The share of total_steps, at their end, in which the rate decays.",
+            above=0,
+            maximum=1,
         )
         return p
-
-    def __init__(self, params: Params):
-        super().__init__(params)
-        if not 0.0 < params.decay_share <= 1.0:
-            raise ValueError(
-                f"trainer.schedule.decay_share is {params.decay_share}; (0, 1] expected"
-            )
 
     @property
     def decay_steps(self) -> int:

@@ -138,9 +138,9 @@ def test_a_value_set_to_none_keeps_the_type_of_its_default():
     params = _params()
     params.task.moe = None
     assert apply_gin(params, [], ["task.limit = 3"]).task.limit == 3
-    params.task.name = None
-    with pytest.raises(ValueError, match="expected string"):
-        apply_gin(params, [], ["task.name = 3"])
+    params.task.languages = None
+    with pytest.raises(ValueError, match="expected tuple"):
+        apply_gin(params, [], ["task.languages = 3"])
 
 
 def test_a_default_of_none_can_be_restored():

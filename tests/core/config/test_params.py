@@ -181,9 +181,9 @@ _values = strategies.one_of(strategies.integers(), strategies.text(max_size=5), 
 def test_a_changed_leaf_is_the_only_difference(values):
     p = Params()
     for name, value in values.items():
-        p.define(name, value, "")
+        p.define(name, (value,), "")
     q = p.copy()
     assert p == q and not p.diff(q) and p.to_text() == q.to_text()
     for name in values:
-        changed = p.copy().set(**{name: (values[name],)})
+        changed = p.copy().set(**{name: (values[name], 0)})
         assert [path for path, *_ in p.diff(changed)] == [name]

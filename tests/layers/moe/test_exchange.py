@@ -235,7 +235,6 @@ def test_hierarchical_requires_two_axes(mesh, strategy, words):
     [
         ({"precision": "int"}, r"moe.exchange.precision: 'int'. Did you mean 'int8'\?"),
         ({"precision": "q"}, "moe.exchange.precision: 'q'. Valid: bfloat16, int8."),
-        ({"chunks": 0}, "moe.exchange.chunks: 0; a positive number"),
     ],
 )
 def test_rejects_invalid_options(options, message):

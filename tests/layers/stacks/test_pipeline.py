@@ -262,10 +262,6 @@ def test_layers_are_observed_by_their_names_without_stages():
             "decoder.execution.micro_batches: 1; 2 or more",
         ),
         (
-            {**DENSE, "execution": pipeline(2, circulations=0)},
-            "decoder.execution.circulations: 0; 1 or more",
-        ),
-        (
             {"execution": pipeline(2), "num_layers": 5},
             "decoder.execution: Pipeline needs .*moe_every.* 5",
         ),

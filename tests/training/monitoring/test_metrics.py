@@ -7,7 +7,9 @@ import os
 
 import numpy as np
 
-from lingvo_gshard.training.monitoring.metrics import MetricsWriter
+from lingvo_gshard.training.monitoring.metrics import (
+    MetricsWriter,
+)
 
 
 def write_rows(path, step, rows, say=print):
@@ -77,3 +79,13 @@ def test_curves_are_written_for_tensorboard(tmp_path):
     tags = events.Tags()["tensors"]
     assert set(tags) == {"loss", "encoder.layers[1].moe/load_max_over_mean"}
     assert [event.step for event in events.Tensors("loss")] == [10, 20]
+
+
+def test_the_first_and_last_rows_of_a_run_are_read_up_to_a_step(tmp_path):
+    path = tmp_path / METRICS_FILE
+    assert first_and_last(path, 5, 2) == []
+    path.write_text(
+        "".join(f'{{"step": {step}, "loss": {step}.5}}\n' for step in range(1, 9)) + "{"
+    )
+    rows = first_and_last(path, 6, 2)
+    assert rows == [(1, {"loss": 1.5}), (5, {"loss": 5.5}), (6, {"loss": 6.5})]

@@ -65,8 +65,3 @@ def test_low_precision_weights_are_updated_in_float32():
     assert theta.w.dtype == tf.bfloat16
     assert moments.w.second_moment.dtype == tf.float32
     np.testing.assert_allclose(tf.cast(theta.w, tf.float32), 0.75, rtol=1e-2)
-
-
-def test_decay_outside_its_range_is_rejected():
-    with pytest.raises(ValueError, match=r"trainer\.optimizer\.beta1 is 1\.0"):
-        Adam(Adam.params().set(beta1=1.0))

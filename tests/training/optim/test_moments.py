@@ -164,7 +164,6 @@ def test_each_row_has_its_own_scale():
             {"moment_dtype": "int4"},
             r"trainer\.optimizer\.moment_dtype is 'int4'\. Did you mean 'int8'",
         ),
-        ({"weight_decay": -1.0}, r"trainer\.optimizer\.weight_decay is -1\.0"),
     ],
 )
 def test_invalid_values_name_their_path(values, message):

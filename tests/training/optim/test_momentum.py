@@ -48,8 +48,3 @@ def test_nesterov_moves_the_point_ahead():
     weight, _ = one_weight.train(optimizer, one_weight.spec("MH"), start, gradients, [0.05] * 7)
     expected = looking_ahead(start, gradients, 0.05, 0.8)
     np.testing.assert_allclose(weight, expected, rtol=2e-6, atol=1e-6)
-
-
-def test_decay_outside_its_range_is_rejected():
-    with pytest.raises(ValueError, match=r"trainer\.optimizer\.beta is -0\.1"):
-        Momentum(Momentum.params().set(beta=-0.1))

@@ -87,21 +87,3 @@ def test_is_float32_inside_a_graph(cls):
         p.total_steps = 10
     rate = tf.function(p.instantiate(), jit_compile=True)(tf.constant(3))
     assert rate.dtype == tf.float32 and rate.shape == ()
-
-
-@pytest.mark.parametrize(
-    ("cls", "name", "value"),
-    [
-        (schedules.Constant, "learning_rate", 0.0),
-        (schedules.Constant, "warmup_steps", -1),
-        (schedules.InverseSquareRoot, "decay_start", 0),
-        (schedules.Cosine, "total_steps", -3),
-        (schedules.WarmupStableDecay, "decay_share", 1.5),
-    ],
-)
-def test_out_of_range_values_name_their_path(cls, name, value):
-    p = cls.params()
-    if "total_steps" in p:
-        p.total_steps = 10
-    with pytest.raises(ValueError, match=rf"trainer\.schedule\.{name} is {value}"):
-        p.set(**{name: value}).instantiate()

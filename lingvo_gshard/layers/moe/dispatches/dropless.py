@@ -40,13 +40,9 @@ class DroplessDispatch(Dispatch):
             0.0,
             "On a mesh, the rows that a device can send to another device, as a multiple of the "
             "number under balanced loads. Rows above it are dropped. 0: no bound, no dropped rows.",
+            minimum=0,
         )
         return p
-
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        if self.p.bound < 0:
-            raise ValueError(f"{path}.bound: {self.p.bound:g}; 0 or more was expected")
 
     def check_exchange(self, exchange: Params, path: str) -> None:
         """Raises ValueError if any option of the exchange is set; all options are for buffers."""

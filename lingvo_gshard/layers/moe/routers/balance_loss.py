@@ -53,15 +53,13 @@ class RecentLoad(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("num_experts", 0, "Size of E.")
-        p.define("decay", 0.9, "Decay of the moving average.")
+        p.define("num_experts", 0, "Size of E.", minimum=1)
+        p.define("decay", 0.9, "Decay of the moving average.", minimum=0, below=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if not 0 <= p.decay < 1:
-            raise ValueError(f"{path}.decay: {p.decay}; 0 or more and less than 1 was expected")
         rule = functools.partial(_move_average, decay=p.decay)
         sizes = {"E": p.num_experts}
         start = initializers.constant(0.0)

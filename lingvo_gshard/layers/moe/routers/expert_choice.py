@@ -33,23 +33,25 @@ class ExpertChoiceRouter(LinearRouter):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("capacity_factor", 2.0, "Mean number of experts per token.")
+        p.define("capacity_factor", 2.0, "Mean number of experts per token.", above=0)
         p.define(
             "evaluation_capacity_factor",
             0.0,
             "The factor outside of training. With E every expert takes every token; 0 uses the "
             "factor of training.",
+            minimum=0,
         )
-        p.define("minimum_capacity", 1, "Fewest tokens of a group that an expert takes.")
+        p.define("minimum_capacity", 1, "Fewest tokens of a group that an expert takes.", minimum=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         for name in ("capacity_factor", "evaluation_capacity_factor"):
-            self.check_range(name, 0, self.p.num_experts)
-        if not self.p.capacity_factor:
-            raise ValueError(f"{path}.capacity_factor: 0; more than 0 was expected")
-        self.check_range("minimum_capacity", 1)
+            if self.p.get(name) > self.p.num_experts:
+                raise ValueError(
+                    f"{path}.{name}: {self.p.get(name)}; 0 to {self.p.num_experts} was expected, "
+                    "the number of experts"
+                )
 
     @layer_method
     def fprop(

@@ -27,14 +27,11 @@ class ForcedBalanceRouter(LinearTokenChoiceRouter):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 2, "Number of experts per token.")
-        p.define("skew", 0.0, "Share of the tokens that are sent to expert 0.")
+        p.define("k", 2, "Number of experts per token.", minimum=1)
+        p.define(
+            "skew", 0.0, "Share of the tokens that are sent to expert 0.", minimum=0, maximum=1
+        )
         return p
-
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        self.check_range("k", 1)
-        self.check_range("skew", 0, 1)
 
     @layer_method
     def fprop(

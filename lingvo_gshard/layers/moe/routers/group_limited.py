@@ -25,12 +25,15 @@ def define(p: Params, scores_per_group: int = 1) -> None:
       p: the router's Params.
       scores_per_group: default of the option with that name.
     """
-    p.define("expert_groups", 0, "Number of groups of experts; 0 disables the limit.")
-    p.define("groups_per_token", 0, "Number of groups that a token's experts may come from.")
+    p.define("expert_groups", 0, "Number of groups of experts; 0 disables the limit.", minimum=0)
+    p.define(
+        "groups_per_token", 0, "Number of groups that a token's experts may come from.", minimum=0
+    )
     p.define(
         "scores_per_group",
         scores_per_group,
         "The score of a group is the sum of this many of its largest expert scores.",
+        minimum=1,
     )
 
 
@@ -50,7 +53,6 @@ def check(router: Router, k: int, k_name: str = "k") -> None:
                 "set the number of groups"
             )
         return
-    router.check_range("expert_groups", 1)
     if p.num_experts % p.expert_groups:
         raise ValueError(
             f"{path}.expert_groups={p.expert_groups} does not divide "

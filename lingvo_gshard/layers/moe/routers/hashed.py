@@ -30,14 +30,9 @@ class HashRouter(TokenChoiceRouter):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 1, "Number of experts per token.")
-        p.define("seed", 0, "Seed of the hash.")
+        p.define("k", 1, "Number of experts per token.", minimum=1)
+        p.define("seed", 0, "Seed of the hash.", minimum=0)
         return p
-
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        self.check_range("k", 1)
-        self.check_range("seed", 0, 2**31 - 1)
 
     @layer_method
     def fprop(

@@ -30,15 +30,19 @@ class LinearRouter(Router):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("jitter", 0.0, "In training the input is multiplied by 1 - jitter to 1 + jitter.")
-        p.define("z_loss_weight", 0.0, "Factor of the loss that keeps logits small.")
+        p.define(
+            "jitter",
+            0.0,
+            "In training the input is multiplied by 1 - jitter to 1 + jitter.",
+            minimum=0,
+            maximum=1,
+        )
+        p.define("z_loss_weight", 0.0, "Factor of the loss that keeps logits small.", minimum=0)
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self.check_range("jitter", 0, 1)
-        self.check_range("z_loss_weight", 0)
         sizes = {"M": p.model_dim, "E": p.num_experts}
         # The paper replicates the router's weight (section 3.2): every group sees every expert.
         init = initializers.fan_in(p.model_dim)
@@ -76,7 +80,7 @@ class SoftmaxRouter(LinearTokenChoiceRouter):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("auxiliary_loss_weight", 0.01, "Factor k of the load-balancing loss.")
+        p.define("auxiliary_loss_weight", 0.01, "Factor k of the load-balancing loss.", minimum=0)
         p.define(
             "auxiliary_loss_level",
             balance_loss.GROUP,
@@ -88,7 +92,6 @@ class SoftmaxRouter(LinearTokenChoiceRouter):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.check_choice("auxiliary_loss_level", balance_loss.LEVELS)
-        self.check_range("auxiliary_loss_weight", 0)
         if self.p.auxiliary_loss_level == balance_loss.GLOBAL:
             recent = balance_loss.RecentLoad.params().set(num_experts=self.p.num_experts)
             self.create_child("recent_load", recent)

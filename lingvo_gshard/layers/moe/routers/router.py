@@ -51,8 +51,8 @@ class Router(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.")
-        p.define("num_experts", 0, "Size of E.")
+        p.define("model_dim", 0, "Size of M; 0 for a router without weights.", minimum=0)
+        p.define("num_experts", 0, "Size of E.", minimum=1)
         if cls.sees_later_tokens:
             p.define(
                 "allow_causal",
@@ -126,10 +126,3 @@ class Router(Layer):
         value = self.p.get(name)
         if value not in valid:
             raise ValueError(f"{self.path}.{name}: {value!r}. {names.nearest(value, valid)}")
-
-    def check_range(self, name: str, least: float, most: float = float("inf")) -> None:
-        """Raises ValueError if a hyperparameter is out of its range."""
-        value = self.p.get(name)
-        if not least <= value <= most:
-            upper = f" to {most:g}" if most < float("inf") else " or more"
-            raise ValueError(f"{self.path}.{name}: {value}; {least:g}{upper} was expected")

@@ -36,20 +36,21 @@ class SigmoidRouter(LinearTokenChoiceRouter):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 2, "Number of experts per token.")
+        p.define("k", 2, "Number of experts per token.", minimum=1)
         p.define("normalize", True, "Whether to divide a token's scores by their sum.")
-        p.define("scale", 1.0, "Factor of the gates, after normalization.")
-        p.define("bias_update_speed", 1e-3, "Change of the bias in a step; 0 disables it.")
-        p.define("auxiliary_loss_weight", 0.0, "Factor of the loss that balances each group.")
+        p.define("scale", 1.0, "Factor of the gates, after normalization.", minimum=0)
+        p.define(
+            "bias_update_speed", 1e-3, "Change of the bias in a step; 0 disables it.", minimum=0
+        )
+        p.define(
+            "auxiliary_loss_weight", 0.0, "Factor of the loss that balances each group.", minimum=0
+        )
         group_limited.define(p, scores_per_group=2)
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self.check_range("k", 1)
-        for name in ("scale", "bias_update_speed", "auxiliary_loss_weight"):
-            self.check_range(name, 0)
         if p.k == 1 and p.normalize:
             raise ValueError(
                 f"{path}.k=1 with {path}.normalize=True: every gate would be {path}.scale, so the "

@@ -45,20 +45,19 @@ class SinkhornRouter(LinearTokenChoiceRouter):
     def params(cls) -> Params:
         p = super().params()
         p.define("gate", "softmax", "Gate: 'softmax' or 'sigmoid' of the logits.")
-        p.define("iterations", 10, "Number of Sinkhorn iterations.")
+        p.define("iterations", 10, "Number of Sinkhorn iterations.", minimum=1)
         p.define(
             "temperature",
             1.0,
             "Divisor of the logits in the iteration. A smaller one makes loads more even and needs "
             "more iterations.",
+            minimum=1e-3,
         )
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.check_choice("gate", _GATES)
-        self.check_range("iterations", 1)
-        self.check_range("temperature", 1e-3)
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:

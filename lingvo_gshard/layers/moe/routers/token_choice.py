@@ -37,29 +37,35 @@ class TokenChoiceRouter(Router):
             0.0,
             "Capacity slots of an expert as a multiple of the even load of a group. 0: that load, "
             "or no limit with dropless dispatch.",
+            minimum=0,
         )
         p.define(
             "evaluation_capacity_factor",
             0.0,
             "The factor outside of training. E drops no token; 0 uses the factor of training.",
+            minimum=0,
         )
-        p.define("minimum_capacity", 1, "Fewest capacity slots of an expert for a group.")
+        p.define(
+            "minimum_capacity", 1, "Fewest capacity slots of an expert for a group.", minimum=1
+        )
         p.define(
             "priority",
             "position",
             "Which tokens get the slots of a full expert: 'position', the earlier ones, or 'gate', "
             "those with the larger gate.",
         )
-        p.define("output_masking_rate", 0.0, "Share of the experts' outputs masked in training.")
+        p.define(
+            "output_masking_rate",
+            0.0,
+            "Share of the experts' outputs masked in training.",
+            minimum=0,
+            below=1,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.check_choice("priority", PRIORITIES)
-        for name in ("capacity_factor", "evaluation_capacity_factor"):
-            self.check_range(name, 0)
-        self.check_range("minimum_capacity", 1)
-        self.check_range("output_masking_rate", 0, 0.99)
         self._has_capacity = True
 
     def disable_capacity(self) -> None:

@@ -41,14 +41,19 @@ class Top2Router(SoftmaxRouter):
             "When the second expert is used: at 'random' in training, where its gate reaches a "
             "'threshold', or for 'all' tokens.",
         )
-        p.define("second_expert_threshold", 0.2, "Smallest gate for which 'threshold' uses it.")
+        p.define(
+            "second_expert_threshold",
+            0.2,
+            "Smallest gate for which 'threshold' uses it.",
+            minimum=0,
+            maximum=1,
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.check_choice("mode", _MODES)
         self.check_choice("second_expert", _SECOND_EXPERT_POLICIES)
-        self.check_range("second_expert_threshold", 0, 1)
 
     @classmethod
     def experts_per_token(cls, params: Params) -> float:

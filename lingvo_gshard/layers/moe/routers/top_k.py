@@ -28,7 +28,7 @@ class TopKRouter(SoftmaxRouter):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("k", 2, "Number of experts per token.")
+        p.define("k", 2, "Number of experts per token.", minimum=1)
         p.define("normalize", True, "Whether to divide the selected gates by their sum.")
         group_limited.define(p)
         return p
@@ -36,7 +36,6 @@ class TopKRouter(SoftmaxRouter):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self.check_range("k", 1)
         if p.k == 1 and p.normalize:
             raise ValueError(
                 f"{path}.k=1 with {path}.normalize=True: every gate would be 1, so the router "

@@ -233,7 +233,6 @@ def test_results_do_not_depend_on_the_number_of_tokens(tokens):
             {"router__evaluation_capacity_factor": 2.0},
             "moe.router.evaluation_capacity_factor=2 .*dropless",
         ),
-        ({"dispatch__bound": -1.0}, "moe.dispatch.bound: -1; 0 or more"),
         ({"exchange__chunks": 2}, "moe.exchange.chunks=2 .*moe.dispatch .DroplessDispatch."),
         (
             {"exchange__precision": "int8"},

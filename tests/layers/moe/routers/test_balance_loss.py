@@ -109,12 +109,6 @@ def test_the_gradient_flows_through_the_mean_gates(level):
     assert_close(tape.gradient(loss, gates), expected, "float32")
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_rejects_decays_outside_the_open_unit_interval(decay):
-    with pytest.raises(ValueError, match=rf"recent.decay: {decay}; 0 or more and less than 1"):
-        recent_load(decay=decay)
-
-
 class RoutingTask(Task):
     """A task that trains a router by its losses only."""
 

@@ -83,8 +83,6 @@ def test_the_weight_has_a_gradient():
     ("values", "message"),
     [
         ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
-        ({"k": 0}, "router.k: 0; 1 or more was expected"),
-        ({"skew": 1.5}, "router.skew: 1.5; 0 to 1 was expected"),
     ],
 )
 def test_rejects_invalid_options(values, message):

@@ -111,8 +111,6 @@ def test_compiled_results_equal_eager_ones():
     ("values", "message"),
     [
         ({"k": 6}, "router.k: 6 experts per token, but router.num_experts=5"),
-        ({"k": 0}, "router.k: 0; 1 or more was expected"),
-        ({"seed": -1}, "router.seed: -1; 0 to .* was expected"),
     ],
 )
 def test_rejects_invalid_options(values, message):

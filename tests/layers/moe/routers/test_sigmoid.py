@@ -234,11 +234,7 @@ def test_loads_become_balanced_over_steps():
     ("values", "message"),
     [
         ({"k": 5}, "router.k: 5 experts per token, but router.num_experts=4"),
-        ({"k": 0}, "router.k: 0; 1 or more"),
         ({"k": 1}, "router.k=1 with router.normalize=True"),
-        ({"scale": -1.0}, "router.scale: -1.0; 0 or more"),
-        ({"bias_update_speed": -1.0}, "router.bias_update_speed: -1.0; 0 or more"),
-        ({"auxiliary_loss_weight": -1.0}, "router.auxiliary_loss_weight: -1.0; 0 or more"),
         ({"expert_groups": 2, "groups_per_token": 1, "k": 3}, "router.k=3 .*groups_per_token=1"),
         ({"expert_groups": 3}, "router.expert_groups=3 .* router.num_experts=4"),
     ],

@@ -88,8 +88,6 @@ def test_output_masking_depends_on_the_seed_in_training_only():
     ("values", "message"),
     [
         ({"priority": "gates"}, r"router.priority: 'gates'. Did you mean 'gate'\?"),
-        ({"minimum_capacity": 0}, "router.minimum_capacity: 0; 1 or more was expected"),
-        ({"output_masking_rate": 1.0}, "router.output_masking_rate: 1.0; 0 to 0.99 was expected"),
     ],
 )
 def test_rejects_invalid_options(values, message):

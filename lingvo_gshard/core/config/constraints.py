@@ -1,0 +1,98 @@
+"""The values that a hyperparameter accepts: its type and its range."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+# Compiled steps count in 32 bits, and no dimension of a tensor is larger.
+_LARGEST_INT = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraint:
+    """The accepted values of one hyperparameter, besides those of its default's type.
+
+    Attributes:
+      minimum: Smallest number.
+      above: All numbers are larger than this.
+      maximum: Largest number.
+      below: All numbers are smaller than this.
+    """
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+
+    def converted(self, value: Any, default: Any) -> Any:
+        """Returns a value as the type of the default: a float for 1 if the default is 1.0.
+
+        A default that is no number, bool or string leaves the type open.
+
+        Raises:
+          ValueError: The value has another type or is out of range. The message is a clause such
+            as "expected 1 or more".
+        """
+        if isinstance(default, bool):
+            accepted = isinstance(value, (bool, np.bool_))
+        elif isinstance(default, int):
+            accepted = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        elif isinstance(default, float):
+            accepted = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        elif isinstance(default, str):
+            accepted = isinstance(value, str)
+        else:
+            return value
+        if not accepted:
+            raise ValueError(f"expected {self.describe(default)}")
+        if isinstance(default, (bool, int, float)):
+            value = type(default)(value)
+        if not self._holds(value):
+            raise ValueError(f"expected {self.describe(default)}")
+        return value
+
+    def describe(self, default: Any) -> str:
+        """Returns the accepted values in words, such as "a whole number of 1 or more"."""
+        return f"{_noun(default)} {self.range()}".strip()
+
+    def range(self) -> str:
+        """Returns the range in words, such as "of 1 or more"; '' if it has no bound."""
+        low, high = self.minimum, self.maximum
+        if low is not None and high is not None:
+            return f"from {low:,} to {high:,}"
+        words = []
+        if low is not None:
+            words.append(f"of {low:,} or more")
+        if self.above is not None:
+            words.append(f"above {self.above:,}")
+        if high is not None:
+            words.append(f"of {high:,} at most")
+        if self.below is not None:
+            words.append(f"below {self.below:,}")
+        return " and ".join(words)
+
+    def _holds(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return True
+        if not math.isfinite(value) or (isinstance(value, int) and abs(value) > _LARGEST_INT):
+            return False
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+
+def _noun(default: Any) -> str:
+    nouns = {
+        bool: "True or False",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+    }
+    return nouns[type(default)]
