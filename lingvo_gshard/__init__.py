@@ -4,6 +4,7 @@ The public API, in the order of a session:
 
     experiments    names of the experiments that come with the package
     experiment     the Params of one, with settings
+    describe       its hyperparameters with their meaning, as gin
     plan           memory, communication and time of a training step on any machine
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
@@ -24,6 +25,7 @@ _API = {
     "Run": "run",
     "RuntimeOptions": "options",
     "SamplingOptions": "options",
+    "describe": "experiments",
     "experiment": "experiments",
     "experiments": "experiments",
     "load": "run",
@@ -37,6 +39,7 @@ __all__ = [
     "Run",
     "RuntimeOptions",
     "SamplingOptions",
+    "describe",
     "experiment",
     "experiments",
     "load",
@@ -46,7 +49,7 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from lingvo_gshard.api.experiments import experiment, experiments
+    from lingvo_gshard.api.experiments import describe, experiment, experiments
     from lingvo_gshard.api.options import (
         ClusterOptions,
         DecodingOptions,

@@ -8,27 +8,53 @@ from collections.abc import Sequence
 # Registers the experiments that come with the package.
 from lingvo_gshard import params as _experiments  # noqa: F401
 from lingvo_gshard.api.errors import names_arguments
-from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config import gin_binding, gin_text, params_text, registry
 from lingvo_gshard.core.config.params import Params
 
 
 @names_arguments
 def experiment(
-    name: str,
+    name: str = "",
     settings: Sequence[str] = (),
     gin_files: Sequence[str | os.PathLike] = (),
 ) -> Params:
     """Returns the Params of an experiment, with settings applied.
 
     Args:
-      name: a name of `experiments()`, such as "translation.quickstart".
+      name: a name of `experiments()`, such as "translation.quickstart"; may be empty if one of
+        `gin_files` is the params.txt of a run.
       settings: gin statements, such as "trainer.steps = 100"; applied after the files.
-      gin_files: paths of gin files.
+      gin_files: paths of gin files. The params.txt of a run sets every hyperparameter, so it is
+        applied before all gin files.
 
     Raises:
       ValueError: a name, path or value is wrong. The message has the nearest valid name.
     """
-    return apply_settings(registry.get(name), settings, gin_files)
+    saved = [path for path in gin_files if params_text.is_params_text(path)]
+    if not name and not saved:
+        raise ValueError("--experiment is missing; gshard-train --list shows the experiments")
+    params = params_text.read(saved[-1]) if saved else registry.get(name)
+    if name and params.name != name:
+        raise ValueError(
+            f"--gin_file={os.fspath(saved[-1])} is of the experiment {params.name}, not {name}; "
+            "leave out --experiment"
+        )
+    return apply_settings(params, settings, [path for path in gin_files if path not in saved])
+
+
+@names_arguments
+def describe(params: Params, pattern: str = "") -> str:
+    """Returns hyperparameters with their meaning, as gin that `gin_files` can read.
+
+    Args:
+      params: the experiment, as `experiment` returns it.
+      pattern: part of the paths to describe, such as "dropout", or a pattern with wildcards such as
+        "trainer.*"; empty describes all.
+
+    Raises:
+      ValueError: no path matches. The message has the nearest name.
+    """
+    return gin_text.to_gin(params, pattern)
 
 
 def experiments() -> dict[str, str]:

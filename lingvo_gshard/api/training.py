@@ -12,12 +12,12 @@ from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.params_text import experiment_from_text
 from lingvo_gshard.training.signals import StoppedError, StopRequest
 
 

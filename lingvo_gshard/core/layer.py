@@ -176,7 +176,7 @@ class Layer(Configurable):
         self._check_new(name)
         path = self._join(name)
         try:
-            letters.check_layout(layout, None)
+            letters.check_layout(layout, None, may_be_unnamed=False)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         for letter in layout:

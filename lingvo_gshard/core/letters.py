@@ -5,6 +5,9 @@ package, and a strategy may split them over mesh axes. A file that needs more di
 lower-case letters. No strategy ever splits those. The file declares them in a module constant:
 
     LOCAL_LETTERS = {"c": "choices of a token"}
+
+An underscore is a dimension without a name, which no strategy splits either. It may be repeated:
+"B___" are images, whose rows alone have a letter. No product contracts it.
 """
 
 from __future__ import annotations
@@ -62,6 +65,10 @@ LETTERS = {
 }
 
 
+# A dimension without a name.
+UNNAMED = "_"
+
+
 def _select(has_trait: Callable[[Letter], bool]) -> str:
     return "".join(name for name, letter in LETTERS.items() if has_trait(letter))
 
@@ -80,17 +87,20 @@ def is_local(letter: str) -> bool:
     return letter.isascii() and letter.islower()
 
 
-def check_layout(layout: str, rank: int | None) -> None:
+def check_layout(layout: str, rank: int | None, may_be_unnamed: bool = True) -> None:
     """Checks that a layout names every dimension of a tensor once.
 
     Args:
       layout: One letter for each dimension.
       rank: The tensor's rank, or None if it is unknown.
+      may_be_unnamed: Whether dimensions may be "_".
 
     Raises:
       ValueError: A letter is unknown or repeated, or the layout has another rank.
     """
-    for letter in layout:
+    if UNNAMED in layout and not may_be_unnamed:
+        raise ValueError(f"Layout {layout!r}: every dimension needs a letter here, not '_'")
+    for letter in layout.replace(UNNAMED, ""):
         if letter not in LETTERS and not is_local(letter):
             hint = names.nearest(letter, LETTERS)
             raise ValueError(f"Layout {layout!r}: {letter!r} names no dimension. {hint}")

@@ -68,10 +68,13 @@ class Translator:
             it.
 
         Raises:
-          ValueError: `beam_size` is less than 1.
+          ValueError: `beam_size` is less than 1 or more than the tokens to choose from.
         """
-        if beam_size < 1:
-            raise ValueError(f"beam_size is {beam_size}; 1 or more expected")
+        if not 1 <= beam_size <= target_vocabulary.size:
+            raise ValueError(
+                f"--beam_size={beam_size}: 1 to {target_vocabulary.size:,} was expected, the size "
+                "of the vocabulary"
+            )
         self._task = task
         self._source_vocabulary = source_vocabulary
         self._target_vocabulary = target_vocabulary

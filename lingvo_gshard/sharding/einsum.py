@@ -54,7 +54,7 @@ def _check(
         raise ValueError(f"einsum {equation!r} takes {len(layouts)} operands, not {len(operands)}")
     sizes: dict[str, int] = {}
     for layout, operand in zip(layouts, operands, strict=True):
-        check_layout(layout, operand.shape.rank)
+        check_layout(layout, operand.shape.rank, may_be_unnamed=False)
         for letter, size in zip(layout, operand.shape, strict=True):
             if size is not None and sizes.setdefault(letter, size) != size:
                 raise ValueError(

@@ -15,6 +15,7 @@ moments follow the rules of their weights unless the section "moments" has a rul
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable
 
 from lingvo_gshard.core.config import names
@@ -203,6 +204,15 @@ def _parse_rules(rules: str, mesh: Mesh, given: str) -> Table:
     return table
 
 
+def _hint(axis: str, mesh: Mesh, is_named: bool) -> str:
+    """Suggests the mesh that a named strategy needs, or the axis that a table can have."""
+    nearest = difflib.get_close_matches(axis, mesh.names, n=1)
+    if not nearest or not is_named:
+        return names.nearest(axis, mesh.names)
+    renamed = [(axis if name == nearest[0] else name, size) for name, size in mesh.axes]
+    return f"Did you mean --mesh={','.join(f'{name}={size}' for name, size in renamed)}?"
+
+
 def _parse_axes(right: str, mesh: Mesh, given: str) -> tuple[str, ...]:
     axes = tuple(axis.strip() for axis in right.split(","))
     if axes == (NO_AXES,):
@@ -211,7 +221,7 @@ def _parse_axes(right: str, mesh: Mesh, given: str) -> tuple[str, ...]:
     if unknown:
         raise ValueError(
             f"{given} needs axis {' and '.join(map(repr, unknown))}, which --mesh={mesh} "
-            f"lacks. {names.nearest(unknown[0], mesh.names)}"
+            f"lacks. {_hint(unknown[0], mesh, is_named='->' not in given)}"
         )
     if len(set(axes)) < len(axes):
         raise ValueError(f"{given}: {right.strip()!r} names an axis more than once")

@@ -6,7 +6,12 @@
 The same command resumes from the newest checkpoint in --logdir. The result is that of a run that
 was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits.
 
-Every hyperparameter has a dotted path, which --gin_param sets:
+Every hyperparameter has a dotted path. --params prints them as gin, with their meaning, and trains
+nothing; --params=dropout prints those whose path contains "dropout":
+
+    gshard-train --experiment=translation.quickstart --params=dropout
+
+--gin_param sets one, and --gin_file many, from what --params printed or from a run's params.txt:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/small \\
         --steps=500 --gin_param="trainer.schedule.learning_rate = 0.002"
@@ -34,7 +39,7 @@ import sys
 import rich.console
 from absl import flags
 
-from lingvo_gshard.api.experiments import apply_settings, experiments
+from lingvo_gshard.api.experiments import apply_settings, describe, experiments
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime import allocator
@@ -62,6 +67,13 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
     define_runtime_flags(values)
     flags.DEFINE_boolean("list", False, "Lists the experiments and exits.", flag_values=values)
+    flags.DEFINE_string(
+        "params",
+        None,
+        "Prints the hyperparameters as gin, with their meaning, and exits. With a value only those "
+        "whose path contains it, or matches it if it has wildcards, such as 'trainer.*'.",
+        flag_values=values,
+    )
     return values
 
 
@@ -76,6 +88,9 @@ def main(argv: list[str]) -> int:
             output.say(console, f"{name}\n    {purpose}")
         return 0
     params = _params(values)
+    if values.params is not None:
+        print(describe(params, values.params), end="")
+        return 0
     if not values.logdir:
         raise ValueError("--logdir is missing: the directory for checkpoints and metrics")
     command = startup.command_line(NAME, argv)

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.parts import PARAMS_COPY
 from lingvo_gshard.training.lock.run_lock import LockedError, RunLock
-from lingvo_gshard.training.params_text import experiment_from_text
 
 # Params that may change when a run resumes. They set the run's length, its output, its sharding and
 # its types, but not what it computes.

@@ -34,3 +34,11 @@ def test_accepts_valid_layouts(layout, rank):
 def test_rejects_invalid_layouts(layout, rank, message):
     with pytest.raises(ValueError, match=message):
         check_layout(layout, rank)
+
+
+def test_dimensions_without_a_name_may_be_repeated():
+    letters.check_layout("B___", 4)
+    with pytest.raises(ValueError, match="every dimension needs a letter"):
+        letters.check_layout("B_", 2, may_be_unnamed=False)
+    with pytest.raises(ValueError, match="4 letters for a tensor of rank 3"):
+        letters.check_layout("B___", 3)

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.core.initializers import Initializer
 from lingvo_gshard.core.letters import check_layout
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.params_text import experiment_from_text
 from tests.layers import conformance, conformance_cases
 from tests.tolerances import TOLERANCES, assert_close
 

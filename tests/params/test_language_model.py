@@ -8,13 +8,13 @@ import pytest
 
 import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
+from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.optim.adafactor import Adafactor
-from lingvo_gshard.training.params_text import experiment_from_text
 from tests.layers.stacks.executions import loop
 
 BILLION = 10**9

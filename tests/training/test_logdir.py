@@ -8,9 +8,9 @@ import pytest
 
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.optim import schedules
-from lingvo_gshard.training.params_text import experiment_from_text
 from tests import tiny
 
 

@@ -51,6 +51,8 @@ class Constraint:
             raise ValueError(f"expected {self.describe(default)}")
         if isinstance(default, (bool, int, float)):
             value = type(default)(value)
+        if isinstance(value, int) and abs(value) > _LARGEST_INT:
+            raise ValueError(f"expected {self.describe(default)} that fits into 32 bits")
         if not self._holds(value):
             raise ValueError(f"expected {self.describe(default)}")
         return value
@@ -78,7 +80,7 @@ class Constraint:
     def _holds(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return True
-        if not math.isfinite(value) or (isinstance(value, int) and abs(value) > _LARGEST_INT):
+        if not math.isfinite(value):
             return False
         return (
             (self.minimum is None or value >= self.minimum)

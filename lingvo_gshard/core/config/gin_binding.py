@@ -59,6 +59,10 @@ def apply_gin(params: Params, files: Sequence[str], bindings: Sequence[str]) -> 
     return result
 
 
+# Fewer letters than this are part of too many names.
+_SEARCHED = 3
+
+
 class _Namespace:
     """The nodes of one tree of Params by their gin names."""
 
@@ -68,9 +72,9 @@ class _Namespace:
         self._elements: dict[str, str] = {}
         for path, node in root.nodes():
             if path:
-                self._nodes[_gin_name(path)] = node
+                self._nodes[gin_name(path)] = node
             if path.endswith("]"):
-                self._elements[_gin_name(path)] = path
+                self._elements[gin_name(path)] = path
 
     def apply(self, setting: Setting) -> None:
         """Sets one value. Raises ValueError if its name or type is wrong."""
@@ -124,14 +128,21 @@ class _Namespace:
         _log.warning("%s", message)
 
     def _hint(self, name: str) -> str:
-        """Suggests names with a similar last part, or else the names below the known part."""
+        """Suggests names whose last part resembles or contains that of `name`, wherever they are.
+
+        If there are none, suggests the names below the known part.
+        """
         steps = name.split(".")
         everything = list(self._all_names())
         endings = {full.rpartition(".")[2] for full in everything}
         close = difflib.get_close_matches(steps[-1], endings, n=1, cutoff=0.8)
         alike = [full for full in everything if full.rpartition(".")[2] in close]
-        if alike:
+        if difflib.get_close_matches(name, alike, n=1, cutoff=0.8):
             return names.nearest(name, alike)
+        if len(steps[-1]) >= _SEARCHED:
+            alike += [full for full in everything if steps[-1] in full.rpartition(".")[2]]
+        if alike:
+            return names.any_of(alike)
         node, known = self._root, 0
         while known < len(steps) - 1 and ".".join(steps[: known + 1]) in self._nodes:
             known += 1
@@ -152,11 +163,12 @@ def _convert(setting: Setting, gin_path: str, exemplar: Any, nullable: bool) -> 
         raise ValueError(f"{setting.where}: {gin_path}: {error}") from None
 
 
-def _gin_name(path: str) -> str:
+def gin_name(path: str) -> str:
+    """Returns the name in gin of a path: `layers_0` for `layers[0]`."""
     return re.sub(r"\[(\d+)\]", r"_\1", path)
 
 
 def _gin_children(node: Params) -> list[str]:
     """Returns the gin names of a node's values and of the elements of its lists."""
-    below = [_gin_name(path) for path, _ in node.nodes()]
+    below = [gin_name(path) for path, _ in node.nodes()]
     return [name for name, _ in node.items()] + [path for path in below if path and "." not in path]

@@ -79,7 +79,8 @@ def _import(name: str) -> Any:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError) as error:
         raise ValueError(
-            f"@{name} cannot be imported ({error}); expected @package.module.Class"
+            f"@{name} cannot be imported ({error}); expected @package.module.Class, where the "
+            "package is installed, in the current directory or on PYTHONPATH"
         ) from None
     if not hasattr(module, attribute):
         raise ValueError(f"@{name} does not exist. {names.nearest(attribute, dir(module))}")
@@ -89,7 +90,9 @@ def _import(name: str) -> Any:
 def _check_replaceable(target: Any, cls: type | None) -> None:
     """Checks that a class may replace another: they share a base class below Configurable."""
     if not (isinstance(target, type) and issubclass(target, Configurable)):
-        raise ValueError(f"expected a configurable class; got {target!r}")
+        like = f", such as @{cls.__module__}.{cls.__qualname__}" if cls else ""
+        got = getattr(target, "__qualname__", repr(target))
+        raise ValueError(f"expected a configurable class{like}; got {got}, which has no Params")
     if cls is None:
         return
     shared = [base for base in cls.__mro__ if issubclass(target, base)]

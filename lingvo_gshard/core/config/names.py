@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 _LISTED = 40
+_LISTED_PATHS = 8
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -16,3 +17,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return "There are none."
     more = f" and {len(valid) - _LISTED} more" if len(valid) > _LISTED else ""
     return "Valid: " + ", ".join(valid[:_LISTED]) + more + "."
+
+
+def any_of(paths: Iterable[str]) -> str:
+    """Returns a sentence that suggests several paths, those with the fewest parts first."""
+    paths = sorted(set(paths), key=lambda path: (path.count("."), path))
+    if len(paths) == 1:
+        return f"Did you mean {paths[0]!r}?"
+    more = f" and {len(paths) - _LISTED_PATHS} more" if len(paths) > _LISTED_PATHS else ""
+    return "Did you mean one of " + ", ".join(paths[:_LISTED_PATHS]) + more + "?"

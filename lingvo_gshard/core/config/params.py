@@ -248,10 +248,19 @@ class Params:
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
             owner = self._cls.__name__ if self._cls else "Params"
-            raise ValueError(
-                f"{owner} has no hyperparameter {name!r}. {names.nearest(name, self._entries)}"
-            )
+            raise ValueError(f"{owner} has no hyperparameter {name!r}. {self._hint(name)}")
         return self._entries[name]
+
+    def _hint(self, name: str) -> str:
+        """Suggests a name of this node or, if none is near, names of the nodes below it."""
+        hint = names.nearest(name, self._entries)
+        below = [
+            f"{path}.{child}".lstrip(".")
+            for path, node in self.nodes()
+            for child, _ in node.items()
+            if name in child
+        ]
+        return names.any_of(below) if below and "Did you mean" not in hint else hint
 
     def _check_not_frozen(self, name: str) -> None:
         if self._frozen:

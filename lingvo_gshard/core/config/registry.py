@@ -7,6 +7,7 @@ An experiment outside the package is named by its module and its own name, such 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 
@@ -73,8 +74,20 @@ def _function(name: str) -> ExperimentFunction:
     if name not in _experiments:
         _import_module(name.rpartition(".")[0])
     if name not in _experiments:
-        raise ValueError(f"Unknown experiment {name!r}. {names_lib.nearest(name, _experiments)}")
+        raise ValueError(f"Unknown experiment {name!r}. {_hint(name)}")
     return _experiments[name]
+
+
+def _hint(name: str) -> str:
+    """Suggests the nearest experiment, or says where the module of an experiment is searched."""
+    hint = names_lib.nearest(name, _experiments)
+    package, dot, _ = name.partition(".")
+    if "Did you mean" in hint or not dot or importlib.util.find_spec(package):
+        return hint
+    return (
+        f"The module {package} is neither installed nor in the current directory nor on "
+        f"PYTHONPATH. {hint}"
+    )
 
 
 def _import_module(name: str) -> None:

@@ -24,7 +24,7 @@ HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     """Parses a command's flags; for --help prints `about` with all flags and exits with 0.
 
-    --json without a value stands for --json=-, standard output.
+    --json without a value stands for --json=-, standard output, and --params for all of them.
 
     Args:
       values: the command's flags, parsed in place.
@@ -39,6 +39,8 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
         sys.exit(0)
     if "json" in values and not values["json"].boolean:
         argv = [f"--json={STANDARD_OUTPUT}" if a == "--json" else a for a in argv]
+    if "params" in values:
+        argv = ["--params=" if a == "--params" else a for a in argv]
     try:
         rest = values(argv)
     except flags.Error as error:

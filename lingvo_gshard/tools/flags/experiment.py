@@ -19,7 +19,10 @@ def define_experiment_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_multi_string(
-        "gin_file", [], "Gin file with settings; may be repeated.", flag_values=values
+        "gin_file",
+        [],
+        "Gin file with settings, or the params.txt of a run; may be repeated.",
+        flag_values=values,
     )
     flags.DEFINE_multi_string(
         "gin_param",
@@ -31,6 +34,4 @@ def define_experiment_flags(values: flags.FlagValues) -> None:
 
 def experiment_params(values: flags.FlagValues) -> Params:
     """Returns the experiment's Params with all settings; ValueError if a name is wrong."""
-    if not values.experiment:
-        raise ValueError("--experiment is missing; gshard-train --list shows the experiments")
-    return experiment(values.experiment, values.gin_param, values.gin_file)
+    return experiment(values.experiment or "", values.gin_param, values.gin_file)

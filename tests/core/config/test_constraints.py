@@ -39,7 +39,7 @@ class Tree(Configurable):
     "name, value, expected",
     [
         ("model_dim", -1, "a whole number of 1 or more"),
-        ("model_dim", 2**31, "a whole number of 1 or more"),
+        ("model_dim", 2**31, "a whole number of 1 or more that fits into 32 bits"),
         ("model_dim", 3.0, "a whole number of 1 or more"),
         ("model_dim", True, "a whole number of 1 or more"),
         ("model_dim", "3", "a whole number of 1 or more"),

@@ -355,7 +355,7 @@ def test_gins_global_configuration_is_not_changed():
 _leaves = strategies.fixed_dictionaries(
     {},
     optional={
-        "trainer.steps": strategies.integers(),
+        "trainer.steps": strategies.integers(-(2**31) + 1, 2**31 - 1),
         "task.moe.capacity_factor": strategies.floats(allow_nan=False, allow_infinity=False),
         "task.name": strategies.text(strategies.characters(codec="utf-8"), max_size=8),
         "task.use_bias": strategies.booleans(),

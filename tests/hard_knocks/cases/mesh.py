@@ -190,6 +190,7 @@ CASES = (
     Case(
         "a mesh of inspection",
         "gshard-inspect --experiment=test.tiny --mesh=dta=8",
-        error="--strategy=expert needs axis 'data', which --mesh=dta=8 lacks. Did you mean 'dta'?",
+        error="--strategy=expert needs axis 'data', which --mesh=dta=8 lacks. "
+        "Did you mean --mesh=data=8?",
     ),
 )

@@ -7,9 +7,7 @@ import os
 
 import numpy as np
 
-from lingvo_gshard.training.monitoring.metrics import (
-    MetricsWriter,
-)
+from lingvo_gshard.training.monitoring.metrics import METRICS_FILE, MetricsWriter, first_and_last
 
 
 def write_rows(path, step, rows, say=print):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 from typing import Any
 
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
+
+# One line: a path and a value.
+_LINE = re.compile(r"[A-Za-z_][\w.\[\]]* : ")
 
 
 def experiment_from_text(text: str) -> Params:
@@ -34,6 +38,24 @@ def experiment_from_text(text: str) -> Params:
         except (ValueError, ImportError, AttributeError) as error:
             raise ValueError(f"line {number}: {path}: {error}") from None
     return root.locate()
+
+
+def is_params_text(path: str | os.PathLike) -> bool:
+    """Returns whether a file is the params.txt of a run and not gin, by its first line."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _LINE.match(file.readline()) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def read(path: str | os.PathLike) -> Params:
+    """Returns the Params in the params.txt of a run. Raises ValueError naming the file and line."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return experiment_from_text(file.read())
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
 
 
 def _classes_first(line: tuple[str, str, int]) -> tuple:
@@ -77,4 +99,7 @@ def _parse(text: str) -> Any:
         for part in parts[split:]:
             found = getattr(found, part)
         return found
-    raise ImportError(f"{text!r} is in no module")
+    raise ImportError(
+        f"{text!r} cannot be imported; the module {parts[0]} must be installed, in the current "
+        "directory or on PYTHONPATH"
+    )

@@ -1,0 +1,114 @@
+"""Tests that Params written as gin explain themselves and are read back."""
+
+import pathlib
+
+import pytest
+
+from lingvo_gshard.api.experiments import describe, experiment
+from lingvo_gshard.core.config import params_text
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    return experiment("translation.quickstart")
+
+
+def settings_of(text):
+    return [line.partition(" = ")[0] for line in text.splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize("name", ["translation.quickstart", "gshard_paper.moe_128e_12l"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    changes = ["trainer.schedule.learning_rate = 0.5", "task.encoder.num_layers = 4"]
+    changed = experiment(name, changes)
+    file = tmp_path / "changed.gin"
+    file.write_text(describe(changed))
+    assert experiment(name, gin_files=[file]) == changed != experiment(name)
+
+
+def test_each_value_stands_below_its_meaning_range_and_default(quickstart):
+    text = describe(quickstart, "task.model_dim")
+    assert text == (
+        "# Size of M. A number of 1 or more. Default of TranslationTask: 0.\ntask.model_dim = 128\n"
+    )
+
+
+def test_a_class_can_be_replaced_and_is_described(quickstart):
+    lines = describe(quickstart, "trainer.optimizer").splitlines()
+    assert lines[1] == "trainer.optimizer = @lingvo_gshard.training.optim.adam.Adam"
+
+
+@pytest.mark.parametrize(
+    "pattern, expected",
+    [
+        ("clip_norm", ["trainer.clip_norm"]),
+        ("CLIP", ["trainer.clip_norm"]),
+        ("trainer.s*s", ["trainer.steps", "trainer.schedule.warmup_steps"]),
+    ],
+)
+def test_patterns_select_paths(quickstart, pattern, expected):
+    found = settings_of(describe(quickstart, pattern))
+    assert set(expected) <= set(found) and len(found) < 6
+
+
+def test_every_leaf_is_written_once(quickstart):
+    written = settings_of(describe(quickstart))
+    leaves = [path for path, _ in quickstart.leaves() if not path.endswith("cls")]
+    assert len(written) == len(set(written)) and set(leaves) <= set(written)
+
+
+def test_a_pattern_that_matches_nothing_suggests_the_nearest(quickstart):
+    with pytest.raises(ValueError, match=r"dropuot: no .* matches. Did you mean 'dropout_rate'\?"):
+        describe(quickstart, "dropuot")
+
+
+@pytest.fixture
+def saved(tmp_path) -> tuple[pathlib.Path, object]:
+    """Writes the params.txt of a run with changed Params; returns it and the Params."""
+    changed = experiment("translation.quickstart", ["task.model_dim = 64", "trainer.seed = 7"])
+    (tmp_path / "params.txt").write_text(changed.to_text())
+    return tmp_path / "params.txt", changed
+
+
+def test_the_params_of_a_run_are_a_gin_file(saved, tmp_path):
+    path, changed = saved
+    assert experiment(gin_files=[path]) == changed
+    assert experiment("translation.quickstart", gin_files=[path]) == changed
+    (tmp_path / "more.gin").write_text("trainer.seed = 8\n")
+    # The saved Params are applied first, wherever they stand.
+    both = experiment("", ["trainer.steps = 9"], [tmp_path / "more.gin", path])
+    assert (both.task.model_dim, both.trainer.seed, both.trainer.steps) == (64, 8, 9)
+
+
+def test_the_params_of_another_experiment_are_refused(saved):
+    with pytest.raises(ValueError, match=r"is of the experiment translation.quickstart, not lang"):
+        experiment("language_model.quickstart", gin_files=[saved[0]])
+    with pytest.raises(ValueError, match="experiment is missing"):
+        experiment()
+
+
+def test_damaged_saved_params_name_the_file_and_line(saved):
+    saved[0].write_text(saved[0].read_text() + "trainer.stepps : 3\n")
+    with pytest.raises(ValueError, match=r"params.txt: line \d+: trainer.stepps: .*'steps'"):
+        experiment(gin_files=[saved[0]])
+
+
+def test_a_class_that_is_not_here_is_named_with_what_it_needs(saved):
+    text = saved[0].read_text().replace("task.cls : lingvo_gshard.tasks", "task.cls : my_tasks")
+    with pytest.raises(ValueError, match=r"'my_tasks.translation.TranslationTask' cannot be impor"):
+        params_text.experiment_from_text(text)
+    with pytest.raises(ValueError, match=r"my_tasks must be installed, in the current directory"):
+        params_text.experiment_from_text(text)
+
+
+@pytest.mark.parametrize("setting", ["dropout = 0.1", "task.dropout = 0.1", "encoder.dropout = 0"])
+def test_an_unknown_name_is_searched_in_the_whole_tree(setting):
+    with pytest.raises(ValueError) as error:
+        experiment("translation.quickstart", [setting])
+    for name in ("input", "residual", "attention"):
+        assert f"task.encoder.{name}_dropout_rate" in str(error.value)
+
+
+def test_an_unknown_attribute_is_searched_below_the_node(quickstart):
+    with pytest.raises(ValueError, match=r"one of .*encoder.input_dropout_rate"):
+        _ = quickstart.task.dropout
