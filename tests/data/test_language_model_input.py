@@ -125,8 +125,6 @@ def test_a_saved_vocabulary_is_used(made, directory, tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("length", 0, "input.length must be at least 1, not 0"),
-        ("batch_rows", 0, "input.batch_rows must be at least 1"),
         ("vocabulary.joint", False, "input.vocabulary.joint is False"),
         ("vocabulary.byte_fallback", False, "input.vocabulary.byte_fallback is False"),
     ],

@@ -151,18 +151,6 @@ def test_the_reader_can_be_replaced(place, tmp_path):
     assert len(data.rows("train")) > len(data.rows("test"))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"batch_rows": 0}, "input.batch_rows must be at least 1, not 0"),
-        ({"temperature": 0.9}, "input.temperature must be at least 1"),
-    ],
-)
-def test_option_errors(place, values, message):
-    with pytest.raises(ValueError, match=message):
-        params(place, **values).instantiate()
-
-
 def test_raises_if_no_row_remains(place):
     with pytest.raises(ValueError, match="No training row is left"):
         next(params(place, source_length=1).instantiate().train_batches(seed=1))

@@ -95,7 +95,6 @@ def test_sampling_is_bounded_and_follows_the_temperature():
     [
         ({"model_type": "unigramm"}, "vocabulary.model_type .* Did you mean 'unigram'"),
         ({"target_size": 100}, "vocabulary.target_size needs vocabulary.joint = False"),
-        ({"character_coverage": 1.5}, "vocabulary.character_coverage"),
     ],
 )
 def test_option_errors(tmp_path, values, message):

@@ -42,5 +42,3 @@ def test_duplicates_can_be_allowed_and_held_out_documents_are_never_dropped():
 def test_rejects_empty_size_ranges():
     with pytest.raises(ValueError, match="input.cleaning.min_characters.*not 3 with"):
         clean([], min_characters=3, max_characters=2)
-    with pytest.raises(ValueError, match="input.cleaning.min_characters"):
-        clean([], min_characters=0)

@@ -1,0 +1,82 @@
+"""Tests the examples of docs/extending.md: each builds, computes and is selected by gin."""
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.api.experiments import experiment
+from lingvo_gshard.core import context
+from lingvo_gshard.training.experiments import make_trainer
+from tests.test_docs import ROOT, write_files
+
+MODULES = ("my_router", "my_optimizer", "my_reader", "my_task")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def page(tmp_path_factory):
+    """Writes the page's files into a directory that is on the path; returns the directory."""
+    folder = tmp_path_factory.mktemp("extending")
+    written = write_files((ROOT / "docs" / "extending.md").read_text("utf-8"), folder)
+    assert [path.stem for path in written] == list(MODULES)
+    sys.path.append(str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_the_router_sends_each_token_to_its_largest_logit():
+    router = "task.encoder.moe.router"
+    # With room for all tokens no gate is 0.
+    settings = [f"{router} = @my_router.SigmoidTop1", f"{router}.evaluation_capacity_factor = 8.0"]
+    task = make_trainer(experiment("translation.quickstart", settings)).task
+    moe = task.encoder.layers[1].feed_forward.router
+    assert type(moe).__name__ == "SigmoidTop1"
+    theta, x = moe.init(1), np.random.default_rng(0).normal(size=(2, 6, moe.p.model_dim))
+    x = tf.constant(x, tf.float32)
+    with context.scope(training=False):
+        routing = moe.fprop(theta, x, tf.ones([2, 6]))
+    logits = np.einsum("GSM,ME->GSE", x, theta.w)
+    (choice,) = routing.assignments
+    np.testing.assert_array_equal(choice.expert_GS, logits.argmax(-1))
+    np.testing.assert_allclose(choice.gate_GS, 1 / (1 + np.exp(-logits.max(-1))), rtol=1e-5)
+
+
+def test_the_optimizer_is_selected_with_its_params():
+    settings = ["trainer.optimizer = @my_optimizer.RootMeanSquare", "trainer.optimizer.decay = 0.5"]
+    trainer = make_trainer(experiment("translation.quickstart", settings))
+    assert trainer.optimizer.p.decay == 0.5
+    moments = trainer.optimizer.moment_specs(trainer.theta_specs)
+    assert len(moments.flatten()) == len(trainer.theta_specs.flatten())
+    with pytest.raises(ValueError, match="trainer.optimizer.decay is 1.5; expected a number of 0"):
+        experiment("translation.quickstart", [settings[0], "trainer.optimizer.decay = 1.5"])
+
+
+def test_the_reader_reads_rows_and_names_bad_ones(tmp_path):
+    file = tmp_path / "train.arrows"
+    file.write_text("gl: Gardar => Save\nno arrow\n", "utf-8")
+    reader = importlib.import_module("my_reader").ArrowReader
+    params = reader.params().set(train=str(file), dev=str(file), on_bad_row="skip")
+    rows = params.instantiate().rows("train")
+    assert [row[:3] for row in rows] == [("gl", "Gardar", "Save")]
+    with pytest.raises(ValueError, match=r"train.arrows:2: not `language: source => target`"):
+        params.set(on_bad_row="refuse").instantiate().rows("train")
+
+
+def test_the_task_computes_the_loss_of_guessing_before_it_is_trained():
+    trainer = make_trainer(experiment("language_model.quickstart", ["task = @my_task.BigramTask"]))
+    ids = tf.ones([2, 5], tf.int32)
+    batch = {"target_inputs": ids, "target_labels": ids, "target_segments": ids}
+    with context.scope(training=False):
+        loss, _ = trainer.task.loss(trainer.task.init(1), batch)
+    np.testing.assert_allclose(loss, trainer.task.guessing_loss(), rtol=1e-5)
+
+
+def test_a_module_that_is_not_here_is_an_error_that_says_where_it_is_searched():
+    with pytest.raises(ValueError, match="no_such_module.* in the current directory or on PYTHONP"):
+        experiment("translation.quickstart", ["trainer.optimizer = @no_such_module.Optimizer"])
+    with pytest.raises(ValueError, match="module no_such_module is neither installed nor in the c"):
+        experiment("no_such_module.mine")
