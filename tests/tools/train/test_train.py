@@ -177,6 +177,22 @@ def test_non_finite_step_ends_training(tmp_path, capsys):
     assert "the last good checkpoint is step 4" in err
 
 
+def test_a_loss_that_diverges_without_an_infinity_is_said_and_is_no_success(tmp_path, capsys):
+    code, out, err = run_here(
+        capsys,
+        "--experiment=test.tiny",
+        f"--logdir={tmp_path}",
+        "--gin_param=trainer.schedule.learning_rate = 1e6",
+        "--gin_param=input.splits = ('train',)",
+    )
+    assert code == 1
+    assert err == "gshard-train: error: the loss diverged at step 5; see the warning above\n"
+    assert out.count("the loss has diverged: ") == 1
+    assert out.count("Warning: the loss has diverged since step 5: ") == 1
+    assert "The likely cause is the learning rate: " in out
+    assert "Trained 12 steps" in out
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
