@@ -211,7 +211,8 @@ def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
     rest = [argument for argument in argv[2:] if argument.startswith("--")]
     if len(compared) != 2 and not set(rest) & {"--help", "-h"}:
         raise ValueError(
-            f"{NAME} {DIFF} compares two files written by --json; {len(compared)} were given"
+            f"{NAME} {DIFF} compares two files written by --json; {len(compared)} "
+            f"{'was' if len(compared) == 1 else 'were'} given"
         )
     return compared, [argv[0], *rest]
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 import re
 import subprocess
@@ -140,37 +139,6 @@ def test_saved_programs_equal_the_runtimes(compiled):
     assert (step.name, init.name) == ("train_step", "init_state")
     assert str(step.mesh) == "data=8" and len(step.donated) == len(init.outputs)
     assert [a.path for a in step.inputs[: len(init.outputs)]] == [a.path for a in init.outputs]
-
-
-def test_devices_are_made_before_lowering_and_saving_start_jax(monkeypatch, tmp_path):
-    order = []
-
-    def recording(module, name):
-        real = getattr(module, name)
-
-        def recorded(*arguments):
-            order.append(name)
-            return real(*arguments)
-
-        monkeypatch.setattr(module, name, recorded)
-
-    recording(inspect, "devices_for")
-    recording(inspection, "lower")
-    recording(Program, "save")
-    flags = ["--mesh=data=2", "--function=init_state", f"--program={tmp_path / 'init.zip'}"]
-    assert inspect.main([inspect.NAME, *TINY, *flags, "--compile"]) == 0
-    assert order == ["devices_for", "lower", "save"]
-
-
-@pytest.mark.slow
-def test_a_process_without_devices_saves_and_compiles(tmp_path):
-    path = tmp_path / "init.zip"
-    flags = ["--mesh=data=2", "--function=init_state", "--compile", f"--program={path}"]
-    command = [sys.executable, "-m", "lingvo_gshard", "inspect", *TINY, *flags]
-    environment = {n: v for n, v in os.environ.items() if n != "JAX_NUM_CPU_DEVICES"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert run.returncode == 0, run.stderr
-    assert "memory per device: " in run.stdout and Program.load(path).mesh.size == 2
 
 
 @pytest.mark.slow

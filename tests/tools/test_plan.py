@@ -227,7 +227,7 @@ TOPOLOGY = "--topology=cpu:8"
         ([*TINY, TOPOLOGY, "--json=/dev/null/x"], "--json=/dev/null/x cannot be written: "),
         ([*TINY, TOPOLOGY, "--html=/tmp"], "--html=/tmp cannot be written: it is a directory"),
         ([*TINY, TOPOLOGY, "--html=-", "--json=-"], "standard output takes one of them"),
-        (["diff", "one.json"], "compares two files written by --json; 1 were given"),
+        (["diff", "one.json"], "compares two files written by --json; 1 was given"),
         (["diff", "one.json", "two.json"], "one.json: cannot be read: No such file"),
         (["diff", "a", "b", "--topology=cpu:8"], "diff does not take --topology=cpu:8"),
         (["dif", "a", "b"], "'dif' is not a flag"),

@@ -1,0 +1,70 @@
+"""Plans and inspections of machines, files and options that do not exist or do not fit."""
+
+from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import write
+
+_PLAN = "gshard-plan --experiment=test.tiny "
+
+CASES = (
+    Case(
+        "a plan without a topology",
+        "gshard-plan --experiment=test.tiny",
+        error="--topology is missing, such as v3:32x32; --list_topologies shows all",
+    ),
+    Case(
+        "an unknown kind of chip",
+        _PLAN + "--topology=v33:2x2",
+        error="--topology=v33:2x2: unknown kind of chip 'v33'; expected such as ... Did you mean "
+        "'v3'?",
+    ),
+    Case(
+        "a slice that does not exist",
+        _PLAN + "--topology=v3:3x3",
+        error="--topology=v3:3x3: a host has 2x2 chips, so the first two sizes must be even; "
+        "expected such as v3:32x32",
+    ),
+    Case(
+        "a mesh of another size than the topology",
+        _PLAN + "--topology=cpu:8 --mesh=data=4",
+        error="--mesh=data=4 has 4 devices, but --topology=cpu:8 has 8; expected axes whose sizes "
+        "multiply to that, such as data=8",
+    ),
+    Case(
+        "a page that cannot be written",
+        _PLAN + "--topology=cpu:8 --html=/dev/null/plan.html",
+        error="--html=/dev/null/plan.html cannot be written: ...",
+    ),
+    Case(
+        "a search with a mesh of its own",
+        _PLAN + "--topology=cpu:8 --mesh=data=8 --search",
+        error="--mesh and --search: the search finds the mesh itself",
+    ),
+    Case(
+        "a comparison of one plan",
+        "gshard-plan diff a.json",
+        error="gshard-plan diff compares two files written by --json; 1 was given",
+    ),
+    Case(
+        "a comparison with a plan that is missing",
+        "gshard-plan diff a.json b.json",
+        error="a.json: cannot be read: No such file or directory",
+    ),
+    Case(
+        "a comparison with a file that is no plan",
+        "gshard-plan diff a.json a.json",
+        given=(write("a.json", "{}"),),
+        error="a.json...",
+    ),
+    Case(
+        "a program to standard output",
+        "gshard-inspect --experiment=test.tiny --mesh=data=2 --program=-",
+        error="--program=-: a program is written to a file, not to standard output",
+    ),
+    Case(
+        "a program compiled and saved at once",
+        "gshard-inspect --experiment=test.tiny --mesh=data=2 --function=init_state --compile "
+        "--program=init.zip",
+        prints=("init_state for data=2 saved in init.zip", "memory per device: "),
+        changes=("init.zip",),
+    ),
+)
