@@ -83,3 +83,12 @@ def test_buckets_are_at_most_the_maximum_length(vocabulary):
     translator = Translator(task, runtime, vocabulary, vocabulary, (512, 4096))
     assert translator.longest == 512
     assert Translator(task, runtime, vocabulary, vocabulary, (4096,)).longest == 1024
+
+
+@pytest.mark.parametrize("beam_size", [0, -1, 100_000])
+def test_a_beam_without_or_beyond_tokens_is_refused(vocabulary, beam_size):
+    task = tiny_model.task(vocabulary_size=vocabulary.size)
+    runtime = tiny_model.runtime(task, 1)
+    words = f"--beam_size={beam_size}: 1 to {vocabulary.size} was expected"
+    with pytest.raises(ValueError, match=words):
+        Translator(task, runtime, vocabulary, vocabulary, beam_size=beam_size)
