@@ -51,6 +51,13 @@ def _arguments() -> argparse.Namespace:
         "--meshes", action="store_true", help="change mesh and processes between starts"
     )
     parser.add_argument(
+        "--skip",
+        metavar="FAULT",
+        action="append",
+        default=[],
+        help="leave this fault out; may be repeated",
+    )
+    parser.add_argument(
         "--keep", metavar="DIRECTORY", help="keep the runs and what they print in this directory"
     )
     parser.add_argument(
@@ -72,7 +79,11 @@ def main() -> int:
         # Started by nohup. What the training inherits must not ignore the signal.
         signal.signal(signal.SIGHUP, lambda *_: None)
     console = rich.console.Console(stderr=values.json == "-", highlight=False, soft_wrap=True)
-    plan = Plan(values.seed, values.faults, values.minutes, values.meshes)
+    try:
+        plan = Plan(values.seed, values.faults, values.minutes, values.meshes, tuple(values.skip))
+    except ValueError as error:
+        print(f"soak: error: {error}", file=sys.stderr)
+        return 1
     folder = pathlib.Path(values.keep or tempfile.mkdtemp(prefix="soak-")).absolute()
     if folder.exists() and any(folder.iterdir()):
         print(f"soak: error: --keep={folder} is not empty", file=sys.stderr)

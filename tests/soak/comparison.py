@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 
 # Metrics that measure time.
@@ -62,7 +62,7 @@ def compare(one: pathlib.Path, other: pathlib.Path, steps: int, tolerance: Toler
       steps: number of steps of both.
       tolerance: what counts as equal.
     """
-    startup.prepare_libraries()
+    libraries.prepare()
     checkpoints = []
     for logdir in (one, other):
         store = CheckpointStore(logdir / "checkpoints", writable=False)

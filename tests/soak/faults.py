@@ -210,9 +210,11 @@ EARLY = (
     Fault("SIGKILL in compilation", _kill_in_compilation),
     Fault("signal in compilation", _stop_in_compilation),
 )
+# This one is always possible.
+KILL = "SIGKILL in a step"
 # They end a training that has taken a step.
 ENDING = (
-    Fault("SIGKILL in a step", _kill_in_a_step, 2.0),
+    Fault(KILL, _kill_in_a_step, 2.0),
     Fault("SIGKILL in a checkpoint", _kill_in_a_checkpoint, 2.0),
     Fault("SIGTERM", _ask_to_stop(signal.SIGTERM)),
     Fault("SIGINT", _ask_to_stop(signal.SIGINT)),
@@ -228,10 +230,15 @@ PASSING = (
 )
 
 
+def possible(run: Run, faults: tuple[Fault, ...]) -> list[Fault]:
+    """Returns the faults that may strike now."""
+    return [fault for fault in faults if fault.name not in run.skipped and fault.needs(run)]
+
+
 def draw(run: Run, faults: tuple[Fault, ...]) -> Fault:
     """Returns one of the faults that are possible, by weight."""
-    possible = [fault for fault in faults if fault.needs(run)]
-    return run.random.choices(possible, [fault.weight for fault in possible])[0]
+    choice = possible(run, faults)
+    return run.random.choices(choice, [fault.weight for fault in choice])[0]
 
 
 def kill_all(run: Run) -> None:

@@ -31,6 +31,7 @@ class Run:
       random: draws everything that is left to chance.
       logdir: directory of the run.
       disk: directory where the small disk is mounted; None if there is none.
+      skipped: names of faults that never strike.
       damaged: steps of the checkpoints whose files were damaged.
       setup: what the next start runs on.
       start: the newest start.
@@ -50,6 +51,7 @@ class Run:
         self.random = random.Random(seed)
         self.disk: pathlib.Path | None = None
         self.damaged: set[int] = set()
+        self.skipped: frozenset[str] = frozenset()
         self.setup = ONE_DEVICE[0]
         self.start: TrainingStart | None = None
         self._folder = folder

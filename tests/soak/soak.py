@@ -17,6 +17,8 @@ _ENDLESS = 1_000_000
 # number of steps that it reaches, and one more fault strikes that it survives.
 _DAMAGE_SHARE, _EARLY_SHARE, _FINISH_SHARE, _PASSING_SHARE = 0.4, 0.2, 0.06, 0.5
 
+_KINDS = (faults.EARLY, faults.PASSING, faults.ENDING, damage.DAMAGE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -27,12 +29,22 @@ class Plan:
       faults: number of faults.
       minutes: no further start begins after this time.
       meshes: whether mesh, strategy and number of processes change between starts.
+      skip: names of faults to leave out.
     """
 
     seed: int = 0
     faults: int = 200
     minutes: float = 60.0
     meshes: bool = False
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        known = [fault.name for kinds in _KINDS for fault in kinds]
+        for name in self.skip:
+            if name not in known:
+                raise ValueError(f"--skip={name!r}: one of {', '.join(known)} expected")
+        if faults.KILL in self.skip:
+            raise ValueError(f"--skip={faults.KILL!r}: this fault is always needed")
 
 
 @dataclasses.dataclass
@@ -70,6 +82,7 @@ def soak(plan: Plan, folder: pathlib.Path, say: Callable[[str], None]) -> Outcom
     """
     flags = experiment.write(folder / "data")
     run = Run(folder, flags, plan.seed, MESHES if plan.meshes else ONE_DEVICE)
+    run.skipped = frozenset(plan.skip)
     with small_disk.mounted(folder / "disk") as has_disk:
         if has_disk:
             run.disk = folder / "disk"
@@ -98,10 +111,10 @@ def _start_and_strike(run: Run, records: Records) -> None:
     """Changes the setup, damages files, starts the training, and strikes until it ends."""
     _change_setup(run, records)
     chance = run.random.random
-    if any(fault.needs(run) for fault in damage.DAMAGE) and chance() < _DAMAGE_SHARE:
+    if faults.possible(run, damage.DAMAGE) and chance() < _DAMAGE_SHARE:
         _strike(run, damage.DAMAGE, records)
     allowed = run.may_resume_from()
-    is_early = chance() < _EARLY_SHARE
+    is_early = bool(faults.possible(run, faults.EARLY)) and chance() < _EARLY_SHARE
     is_last = not is_early and chance() < _FINISH_SHARE
     steps = faults.next_end(run) if is_last else _ENDLESS
     run.start = run.begin(steps, is_forked=not is_early or chance() < 0.5)
@@ -117,7 +130,7 @@ def _start_and_strike(run: Run, records: Records) -> None:
         if is_last:
             records.add(run, "last step reached", faults.reach_the_last_step(run, steps))
             return
-        while chance() < _PASSING_SHARE:
+        while faults.possible(run, faults.PASSING) and chance() < _PASSING_SHARE:
             _strike(run, faults.PASSING, records)
         _strike(run, faults.ENDING, records)
     except MisbehaviorError as problem:
