@@ -76,7 +76,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            f"gshard-{tool} = lingvo_gshard.tools.console.launcher:run_script" for tool in TOOLS
+            f"gshard-{tool} = lingvo_gshard.tools.console.entry:run_script" for tool in TOOLS
         ]
     },
 )

@@ -1,6 +1,6 @@
 """Runs a command: `python -m lingvo_gshard train` does the same as `gshard-train`."""
 
-from lingvo_gshard.tools.console import launcher
+from lingvo_gshard.tools.console import entry
 
 if __name__ == "__main__":
-    launcher.run_module()
+    entry.run_module()

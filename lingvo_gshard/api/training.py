@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from typing import IO, cast
 
 import rich.console
 
@@ -18,7 +21,9 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome, TrainingLoop
-from lingvo_gshard.training.signals import StoppedError, StopRequest
+from lingvo_gshard.training.monitoring.closed_output import GuardedStream
+from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
 
 
 @names_arguments
@@ -35,7 +40,8 @@ def train(
 ) -> Outcome:
     """Trains an experiment, from the newest checkpoint in `logdir` if there is one.
 
-    Ctrl-C and SIGTERM finish the step, save a checkpoint and return. Training the same experiment
+    Ctrl-C, SIGTERM and SIGHUP finish the step, save a checkpoint and return; so does the end of
+    whatever reads the console. Training the same experiment
     in the same directory again continues it. If the run has all its steps already, nothing is done.
 
     The directory is locked: a second `train` there, in this process or another, is refused.
@@ -67,7 +73,11 @@ def train(
         params.trainer.steps = steps
     directory = Logdir(logdir)
     try:
-        with StopRequest() as stop, Backend(options, params, str(logdir)) as backend:
+        with (
+            StopRequest() as stop,
+            _stopping_when_closed(console, stop),
+            Backend(options, params, str(logdir)) as backend,
+        ):
             backend.cluster.logdir = directory
             backend.check_workers(params)
             console.quiet = console.quiet or not backend.is_main
@@ -75,6 +85,18 @@ def train(
                 return _train(params, backend, directory, stop, console)
     except StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
+
+
+@contextlib.contextmanager
+def _stopping_when_closed(console: rich.console.Console, stop: StopRequest) -> Iterator[None]:
+    """Asks to stop if nobody reads the console any more."""
+    file = console.file
+    guarded = GuardedStream(file, functools.partial(stop.request, CLOSED_OUTPUT))
+    console.file = cast(IO[str], guarded)
+    try:
+        yield
+    finally:
+        console.file = file
 
 
 def _train(

@@ -4,7 +4,8 @@
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart
 
 The same command resumes from the newest checkpoint in --logdir. The result is that of a run that
-was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits.
+was never interrupted. Ctrl-C finishes the step, saves a checkpoint and exits. --logdir is locked: a
+second run there is refused while the first one lives.
 
 Every hyperparameter has a dotted path. --params prints them as gin, with their meaning, and trains
 nothing; --params=dropout prints those whose path contains "dropout":
@@ -28,8 +29,9 @@ The same model can be partitioned over a mesh of devices, here with its experts 
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/.
 
-Exit code: 0 after the last step and after a signal that ended training early; 1 after an error, and
-if the loss has diverged at the end.
+Exit code: 0 after the last step; 1 after an error, and if the loss has diverged at the end. If
+training ended early and was saved, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (a closed
+terminal), and 141 if nobody reads standard output any more.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
+from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
 
 NAME = "gshard-train"
 
@@ -104,10 +107,10 @@ def main(argv: list[str]) -> int:
         output.say(
             console, f"Stopped without saving. Continue from the last checkpoint:\n  {command}"
         )
-        return 130
+        return EXIT_CODES["Ctrl-C"]
     _print_outcome(console, outcome, params, Logdir(values.logdir), command)
     if outcome.diverged_since is None:
-        return 0
+        return 0 if outcome.finished else EXIT_CODES[outcome.signal or "Ctrl-C"]
     if processes.is_main():
         message = f"the loss diverged at step {outcome.diverged_since:,}; see the warning above"
         print(f"{NAME}: error: {message}", file=sys.stderr)
@@ -137,6 +140,8 @@ def _print_outcome(
     command: str,
 ) -> None:
     step = f"{outcome.step:,}"
+    if outcome.signal == CLOSED_OUTPUT:
+        console = rich.console.Console(stderr=True)
     if outcome.finished and not outcome.metrics:
         steps = f"{params.trainer.steps:,}"
         output.say(

@@ -15,6 +15,7 @@ from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.parts import PARAMS_COPY
 from lingvo_gshard.training.lock.run_lock import LockedError, RunLock
+from lingvo_gshard.training.stopping import called_before_abrupt_end
 
 # Params that may change when a run resumes. They set the run's length, its output, its sharding and
 # its types, but not what it computes.
@@ -114,10 +115,11 @@ class Logdir:
             problem = processes.from_main(problem) or self._not_shared()
             if problem:
                 raise ValueError(f"--logdir {self.path} {problem}")
-            self.check(params, say)
-            if not self.has_checkpoints():
-                self.write_params(params)
-            yield
+            with called_before_abrupt_end(self.release):
+                self.check(params, say)
+                if not self.has_checkpoints():
+                    self.write_params(params)
+                yield
         finally:
             self.release()
 

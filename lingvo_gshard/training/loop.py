@@ -31,7 +31,7 @@ class Outcome:
     Attributes:
       step: number of steps taken, those of earlier runs included.
       finished: whether these are all steps of the run.
-      signal: the signal that ended the run, "Ctrl-C" or "SIGTERM"; None if there was none.
+      signal: why the run ended early, one of `EXIT_CODES`, such as "Ctrl-C"; None if it did not.
       metrics: metrics of the last step that this call took; empty if it took none.
       diverged_since: the step since which the loss has been far above that of an untrained model;
         None if it has not, or has recovered.
@@ -126,7 +126,6 @@ class TrainingLoop:
             log = RunLog(self._console, self._logdir, p, self.step, guessing_loss)
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
-            self._stop.finishing = True
             self._evaluate_if_missed()
             self._train()
             self._log.show_summary()
@@ -181,6 +180,8 @@ class TrainingLoop:
         self._stop.announce()
         compiled = self._runtime.compile_seconds
         metrics = self._runtime.train_step(batch)
+        # Before the first step is compiled and started, there is nothing to save.
+        self._stop.finishing = True
         self._finish_step()
         self.step += 1
         self._pending = _Pending(self.step, metrics, batch)

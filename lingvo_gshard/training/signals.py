@@ -1,29 +1,36 @@
-"""Handles Ctrl-C and SIGTERM: finishes the step, saves, and ends the run."""
+"""Turns signals and a closed standard output into a request to finish the step, save, and end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 
 from lingvo_gshard.training import processes
+from lingvo_gshard.training.stopping import (
+    EXIT_CODES,
+    FINISHING,
+    SIGNALS,
+    State,
+    StoppedError,
+    handled_signals,
+)
 
-_REQUESTS = (None, "Ctrl-C", "SIGTERM")
-
-
-class StoppedError(Exception):
-    """A signal arrived while there was no step to finish."""
+_REQUESTS = (None, *EXIT_CODES)
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a request that the training loop reads between steps.
+    """Turns signals into a request that the training loop reads between steps.
 
-    Use it as a context manager. In a cluster, `announce` and `agreed` turn a signal to one process
-    into a request that all processes see at the same step.
+    Use it as a context manager. In a cluster, `announce` and `agreed` turn a request to one process
+    into one that all processes see at the same step. Outside the main thread, Python allows no
+    handlers, and signals keep their effect.
 
     Attributes:
-      requested: the signal that this process received, "Ctrl-C" or "SIGTERM"; None before one.
-      finishing: whether a signal lets the step finish. If False, a signal raises StoppedError. A
-        second signal raises KeyboardInterrupt.
+      requested: the reason to stop that this process knows, one of `EXIT_CODES`; None before one.
+      finishing: whether a request lets the step finish. If False, it raises StoppedError. A second
+        signal raises KeyboardInterrupt.
     """
 
     def __init__(self):
@@ -33,13 +40,17 @@ class StopRequest:
         self._ballot: processes.Ballot | None = None
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._receive)
+        if threading.current_thread() is threading.main_thread():
+            for number in handled_signals():
+                self._previous[number] = signal.signal(number, self._receive)
+            State.training = self
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if State.training is self:
+            State.training = None
 
     def announce(self) -> None:
         """Shares this process's request. All processes call it before they start the same step."""
@@ -56,14 +67,36 @@ class StopRequest:
             return self.requested
         return _REQUESTS[self._ballot.highest()] if self._ballot else None
 
-    def _receive(self, number: int, _: object) -> None:
+    def request(self, reason: str) -> None:
+        """Asks to stop for one of the reasons of `EXIT_CODES`. Later reasons are ignored.
+
+        Raises:
+          StoppedError: there is no step to finish, and this is the main thread.
+        """
         if self.requested:
-            raise KeyboardInterrupt
-        self.requested = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        if not self.finishing:
+            return
+        self.requested = reason
+        if self.finishing:
+            say_at_once(f"\n{reason}: finishing the step and saving")
+        elif threading.current_thread() is threading.main_thread():
+            raise StoppedError(reason)
+
+    def raise_if_stopped(self) -> None:
+        """Raises StoppedError if a request arrived while there was no step to finish."""
+        if self.requested and not self.finishing:
             raise StoppedError(self.requested)
-        # The handler may interrupt a print, during which another print would be an error.
-        words = (
-            f"\n{self.requested}: finishing the step and saving. Repeat to quit without saving\n"
-        )
-        os.write(2, words.encode())
+
+    def _receive(self, number: int, _: object) -> None:
+        if not self.requested:
+            self.requested = SIGNALS[signal.Signals(number)]
+            if not State.is_watched:
+                self.raise_if_stopped()
+                say_at_once(f"\n{self.requested}: {FINISHING}")
+        elif not State.is_watched:
+            raise KeyboardInterrupt
+
+
+def say_at_once(text: str) -> None:
+    """Writes a line to standard error, also where a print may be in progress or nobody reads."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

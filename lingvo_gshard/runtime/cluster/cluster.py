@@ -26,7 +26,7 @@ from lingvo_gshard.runtime.cluster.place import (
 )
 from lingvo_gshard.runtime.cluster.rendezvous import meet
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.signals import StoppedError
+from lingvo_gshard.training.stopping import EXIT_CODES, State, StoppedError
 
 # A process that hears of another's failure gives its own main thread this long: it may be about to
 # fail in the same way.
@@ -120,6 +120,7 @@ class Cluster:
         _delay_aborts()
         self._monitor = PeerMonitor(place.index, connections, self._on_departure, _end)
         atexit.register(self._at_exit)
+        State.before_abrupt_end.append(self._at_abrupt_end)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # jax's preemption service would take SIGTERM away from training/signals.py.
         jax.config.update("jax_enable_preemption_service", False)
@@ -146,9 +147,14 @@ class Cluster:
             self._leave("ended early", 1)
         _end(self._exit_code)
 
+    def _at_abrupt_end(self) -> None:
+        """Tells the others that a signal ends this process."""
+        if not self._is_closed:
+            self._leave("was stopped without saving", 1)
+
     def _on_departure(self, departure: Departure) -> bool:
         """Prints that a process is gone; returns False if this one is already ending by itself."""
-        is_urgent = departure.is_sudden or departure.exit_code == 0
+        is_urgent = departure.is_sudden or departure.exit_code in EXIT_CODES.values()
         if self._is_leaving.wait(0.0 if is_urgent else _GRACE_SECONDS):
             return False
         if departure.process == 0 and departure.is_sudden:
@@ -171,7 +177,8 @@ class Cluster:
 def _departure_of(error: BaseException) -> tuple[str, int, int]:
     """Returns the reason in words, the exit code for the others, and this process's own."""
     if isinstance(error, StoppedError):
-        return f"was stopped ({error}) before the first step", 0, 0
+        code = EXIT_CODES[str(error)]
+        return f"was stopped ({error}) before the first step", code, code
     if isinstance(error, KeyboardInterrupt):
         return "was stopped without saving", 1, 130
     if isinstance(error, SystemExit):

@@ -18,7 +18,7 @@ import lingvo_gshard
 from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.tools.console import libraries
+from lingvo_gshard.tools.console import entry, libraries
 
 _PREFIX = "gshard-"
 VERSION = frozenset(("--version", "-version"))
@@ -58,7 +58,7 @@ def tool_names() -> tuple[str, ...]:
 def _run(tool: str, argv: list[str]) -> int:
     """Runs a tool and returns its exit code."""
     command = _PREFIX + tool
-    libraries.open_closed_streams()
+    entry.open_closed_streams()
     if sys.stdout is None:
         return _fail(command, "standard output is closed. Redirect it to a file, or to /dev/null")
     if VERSION.intersection(argv[1:]):

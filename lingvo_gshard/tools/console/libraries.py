@@ -69,21 +69,6 @@ class Messages(logging.Handler):
             print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
 
-def open_closed_streams() -> None:
-    """Opens the null device for standard streams that are closed.
-
-    Otherwise the next file that is opened takes their place, and receives what libraries print.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # The lowest descriptor that is free is this one.
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
 def prepare() -> None:
     """Prepares for libraries, which are imported when they are first used.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import pathlib
 import shlex
 import sys
@@ -15,9 +14,11 @@ from absl import flags
 
 import lingvo_gshard
 from lingvo_gshard.tools.console.output import STANDARD_OUTPUT
+from lingvo_gshard.training.monitoring.closed_output import discard
+from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedError
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
-_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 
@@ -52,6 +53,7 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
 def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Returns `main` with users' mistakes printed as one line, for which it returns 1.
 
+    A request to stop and a reader of standard output that went away have their own exit codes.
     Mistakes are ValueErrors raised by this package and errors of files. Any other exception is a
     bug and keeps its traceback.
 
@@ -65,10 +67,13 @@ def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]]
             code = _exit_code(main, argv)
             sys.stdout.flush()
             return code
+        except StoppedError as stopped:
+            print(f"{name}: stopped by {stopped}", file=sys.stderr)
+            return EXIT_CODES[str(stopped)]
         except BrokenPipeError:
             # The reader of standard output is gone, such as head. Python would write at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            discard(sys.stdout)
+            return EXIT_CODES[CLOSED_OUTPUT]
         except (ValueError, OSError) as error:
             if not _is_mistake(error):
                 raise
@@ -108,7 +113,7 @@ def _message_of(error: Exception) -> str:
     if error.errno not in _WRITE_ERRORS:
         return error.strerror
     # Python would try again to write at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard(sys.stdout)
     return f"standard output cannot be written: {error.strerror}"
 
 

@@ -20,6 +20,7 @@ from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.stopping import called_before_abrupt_end
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -96,11 +97,12 @@ class SourceRun:
           OSError: it cannot be written. Nothing is left in `output`.
         """
         logdir = Logdir(output)
-        with logdir.claim(params):
+        remove = functools.partial(shutil.rmtree, logdir.path, ignore_errors=True)
+        with logdir.claim(params), called_before_abrupt_end(remove):
             try:
                 self._save(logdir, params, state, step)
             except BaseException:
-                shutil.rmtree(logdir.path, ignore_errors=True)
+                remove()
                 raise
 
     def _save(self, logdir: Logdir, params: Params, state: NestedMap, step: int) -> None:

@@ -31,6 +31,7 @@ from lingvo_gshard.training.checkpoint.run_item import (
     WriteExtras,
     read_run,
 )
+from lingvo_gshard.training.stopping import State
 
 Say = Callable[[str], None]
 
@@ -253,6 +254,8 @@ class CheckpointStore:
 
     def _set_aside(self, step: int, error: Exception) -> None:
         """Reports a damaged checkpoint and renames it if the store is writable."""
+        if State.training is not None:
+            State.training.raise_if_stopped()
         self._warn(f"the checkpoint of step {step} is damaged: {reason_of(error)}")
         self._steps.remove(step)
         if self._writable:

@@ -25,7 +25,8 @@ from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.arrays import unflatten
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.signals import StoppedError, StopRequest
+from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.stopping import EXIT_CODES, StoppedError
 from tests import tiny
 
 ROWS, COLUMNS = 48, 4
@@ -128,8 +129,8 @@ def main(argv: list[str]) -> int:
             mine = {int(k): what for process, k, what in steps_of if int(process) == cluster.index}
             with logdir.claim(tiny.experiment_params()):
                 train(logdir, steps, mine, stop)
-    except StoppedError:
-        return 0
+    except StoppedError as stopped:
+        return EXIT_CODES[str(stopped)]
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -144,7 +144,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
         np.testing.assert_array_equal(mine[path], theirs[path])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)
@@ -152,8 +152,9 @@ def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     assert code == 1 and f"is in use by process {process.pid} on " in refused
     process.send_signal(number)
     out, err = process.communicate()
-    assert process.returncode == 0, err
+    assert process.returncode == 128 + number, err
     assert "Traceback" not in err
+    assert err.count("gshard-train: ") == 1 and "finishing the step and saving" in err
     last = steps_of(tmp_path)[-1]
     assert f": saved at step {last:,}. Continue with:\n  " in out
     command = out.splitlines()[-1].strip()
@@ -161,6 +162,19 @@ def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
         f"--experiment=test.tiny --logdir={tmp_path} --steps=100000 "
         "'--gin_param=trainer.clip_norm = 2.0'"
     )
+    assert arrays_of(tmp_path)[0] == last
+
+
+def test_closed_standard_output_saves_and_says_so_on_standard_error(tmp_path):
+    process = start(tmp_path, "--steps=100000", "--gin_param=trainer.log_every_steps = 1")
+    wait_for_step(tmp_path, 3)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait() == 141, err
+    last = steps_of(tmp_path)[-1]
+    assert "closed standard output: finishing the step and saving\n" in err
+    assert f"closed standard output: saved at step {last:,}. Continue with:\n  " in err
+    assert "Traceback" not in err
     assert arrays_of(tmp_path)[0] == last
 
 

@@ -1,0 +1,46 @@
+"""Entry points of the commands: watch signals before anything that is slow is imported."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from typing import TextIO, cast
+
+from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.training.monitoring.closed_output import GuardedStream
+
+
+def run_script() -> None:
+    """Entry point of every console script: runs the tool that the script is named after."""
+    open_closed_streams()
+    with SignalWatch(pathlib.Path(sys.argv[0]).stem):
+        from lingvo_gshard.tools.console import launcher
+
+        launcher.run_script()
+
+
+def run_module() -> None:
+    """Entry point of `python -m lingvo_gshard`: runs the tool that the first argument names."""
+    open_closed_streams()
+    with SignalWatch("-".join(["gshard", *sys.argv[1:2]])):
+        from lingvo_gshard.tools.console import launcher
+
+        launcher.run_module()
+
+
+def open_closed_streams() -> None:
+    """Opens the null device for standard streams that are closed.
+
+    Otherwise the next file that is opened takes their place, and receives what libraries print.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest descriptor that is free is this one.
+            os.open(os.devnull, os.O_RDWR)
+    if not isinstance(sys.stderr, GuardedStream):
+        # A message that nobody reads any more is no reason to fail.
+        stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)
+        sys.stderr = cast(TextIO, GuardedStream(stderr, lambda: None))

@@ -1,0 +1,57 @@
+"""How a command is asked to stop, and the exit code that says so. Imports nothing that is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from lingvo_gshard.training.signals import StopRequest
+
+CLOSED_OUTPUT = "closed standard output"
+# Signal -> its name in messages.
+SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+# Reason to stop -> exit code: 128 plus the signal's number, as shells have it.
+EXIT_CODES = {name: 128 + number for number, name in SIGNALS.items()}
+EXIT_CODES[CLOSED_OUTPUT] = 128 + signal.SIGPIPE
+
+FINISHING = "finishing the step and saving. Repeat to quit without saving"
+
+
+class StoppedError(KeyboardInterrupt):
+    """A request to stop arrived while there was nothing to save.
+
+    It is a KeyboardInterrupt, so that neither `except Exception` nor asyncio swallows it.
+    """
+
+
+class State:
+    """What the whole process knows about requests to stop.
+
+    Attributes:
+      is_watched: whether a thread prints signals as they arrive and ends the process in time.
+      training: the request of the training in progress; None if there is none.
+      before_abrupt_end: functions to call before the process ends without exceptions.
+    """
+
+    is_watched = False
+    training: StopRequest | None = None
+    before_abrupt_end: ClassVar[list[Callable[[], None]]] = []
+
+
+def handled_signals() -> list[int]:
+    """Returns the signals to handle: all of `SIGNALS`, without a SIGHUP that nohup ignores."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
+
+
+@contextlib.contextmanager
+def called_before_abrupt_end(function: Callable[[], None]) -> Iterator[None]:
+    """Has a function called if a signal ends the process inside the context."""
+    State.before_abrupt_end.append(function)
+    try:
+        yield
+    finally:
+        State.before_abrupt_end.remove(function)

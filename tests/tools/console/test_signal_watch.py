@@ -1,0 +1,124 @@
+"""Tests that a command answers signals at once: with one line, the right code, and nothing lost."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.training.stopping import handled_signals
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+# A command that works in C.
+BUSY = """
+import ctypes, sys
+from lingvo_gshard.tools.console.signal_watch import SignalWatch
+from lingvo_gshard.training.stopping import State, called_before_abrupt_end
+
+class Training:
+    finishing = {finishing}
+
+with SignalWatch("gshard-test"):
+    {setup}
+    with called_before_abrupt_end(lambda: print("cleaned up", flush=True)):
+        print("ready", flush=True)
+        for _ in range(3):  # A signal interrupts one of them.
+            ctypes.CDLL(None).sleep(30)
+"""
+
+
+def start(setup="pass", finishing=False):
+    def default_signals():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(setup=setup, finishing=finishing)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [
+        (signal.SIGINT, "Ctrl-C", 130),
+        (signal.SIGTERM, "SIGTERM", 143),
+        (signal.SIGHUP, "SIGHUP", 129),
+    ],
+)
+def test_signal_ends_a_command_at_once_with_one_line(number, name, code):
+    process = start()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (code, "cleaned up\n")
+    assert err == f"gshard-test: stopped by {name}\n"
+
+
+def test_signal_before_the_first_step_says_so():
+    process = start("State.training = Training")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert err == "gshard-test: SIGTERM: stopped before the first step; nothing is lost\n"
+
+
+def test_first_signal_during_training_is_said_and_the_second_ends_it():
+    process = start("State.training = Training", finishing=True)
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.readline() + process.stderr.readline()
+    assert said == (
+        "\ngshard-test: Ctrl-C: finishing the step and saving. Repeat to quit without saving\n"
+    )
+    assert process.poll() is None
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (129, "cleaned up\n")
+    assert err == "gshard-test: SIGHUP: ended at once, without saving\n"
+
+
+def test_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert handled_signals() == [signal.SIGINT, signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in handled_signals()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_at_any_time_of_the_start_is_one_line(tmp_path, number):
+    """From the start of the program, through imports and compilation, to the end of a step."""
+    codes = set()
+    for tenths in range(3, 150, 4):
+        logdir = tmp_path / str(tenths)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tools.train.tiny_train", "--experiment=test.tiny"]
+            + [f"--logdir={logdir}", "--steps=100000"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        try:
+            process.wait(tenths / 10)
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        codes.add(process.returncode)
+        lines = [line for line in err.splitlines() if line.startswith("gshard-train: ")]
+        assert len(lines) == 1 and "Traceback" not in err, (tenths, err)
+        assert not (logdir / "run.lock").exists()
+        if "saving" in lines[0]:
+            assert "saved at step" in out and list((logdir / "checkpoints").iterdir())
+    assert codes == {128 + number}
