@@ -10,7 +10,7 @@ import rich.table
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
-from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.training.experiments import first_batch
 from lingvo_gshard.training.runtime_protocol import Runtime
 from lingvo_gshard.training.trainer import Trainer
@@ -36,16 +36,19 @@ def print_summary(
     console.print(table, highlight=False)
     if input_.report is not None:
         print_report(console, input_.report)
+    for note in input_.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_report(console: rich.console.Console, report: CleaningReport) -> None:
-    """Prints how many training rows cleaning kept and dropped, and the first unreadable rows."""
+    """Prints how many training rows were kept and dropped, with an example of each reason."""
     table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
     for what, count in report.to_table():
         table.add_row(what, f"{count:,}")
     console.print(table, highlight=False)
-    for example in report.examples:
-        console.print(f"skipped: {example}", markup=False, highlight=False, soft_wrap=True)
+    for reason, example in sorted(report.examples.items()):
+        text = f"{reason}, for example {example}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def share_filled(batch: Batch) -> float | None:

@@ -22,6 +22,7 @@ from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome, TrainingLoop
 from lingvo_gshard.training.monitoring.closed_output import GuardedStream
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
 
@@ -114,16 +115,20 @@ def _train(
         input_ = params.input.instantiate()
         if newest:
             input_.load_vocabularies(newest.extras)
-        trainer = params.trainer.instantiate(with_vocabulary_sizes(params.task, input_))
-        runtime = backend.make_runtime(trainer)
-        checkpoint = store.restore(runtime.abstract_state())
-        if checkpoint and checkpoint.step >= params.trainer.steps:
-            return Outcome(checkpoint.step, True, None)
-        if checkpoint:
-            say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
-            _warn_of_new_schedule(console, params, checkpoint)
-            logdir.write_params(params)
-        summary.print_summary(console, params, input_, trainer, runtime)
+        with DataProgress(console) as progress:
+            input_.observer = progress
+            task = with_vocabulary_sizes(params.task, input_)
+            progress.begin("Building the model")
+            trainer = params.trainer.instantiate(task)
+            runtime = backend.make_runtime(trainer)
+            checkpoint = store.restore(runtime.abstract_state())
+            if checkpoint and checkpoint.step >= params.trainer.steps:
+                return Outcome(checkpoint.step, True, None)
+            if checkpoint:
+                say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
+                _warn_of_new_schedule(console, params, checkpoint)
+                logdir.write_params(params)
+            summary.print_summary(console, params, input_, trainer, runtime)
         loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
         return loop.run(checkpoint)
     finally:

@@ -15,11 +15,12 @@ from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import batches, mixing, packing, prefetch
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.input import Input, TrainBatches
-from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
-_ENCODED_AT_A_TIME = 50_000
+_ENCODED_AT_A_TIME = 10_000
 
 
 class Examples:
@@ -103,6 +104,11 @@ class CorpusInput(Input):
         """Rows that cleaning and packing of the training split kept and dropped."""
         return self._examples.report
 
+    @property
+    def notes(self) -> list[str]:
+        """Lines about the training rows and the vocabularies that a user should know."""
+        return [*self.report.notes(), *self._trainer.notes]
+
     def check_split(self, split: str) -> None:
         """Reads and cleans a split; raises ValueError for rows that cannot be read."""
         self.rows(split)
@@ -139,20 +145,27 @@ class CorpusInput(Input):
 
     def _load(self, split: str) -> tuple[list[Row], CleaningReport]:
         if split not in self._cleaned:
+            if split == "train":
+                # A missing dev file must not cost the reading of train.
+                self._reader.check_files()
+            self._reader.observer = self._trainer.observer = self.observer
+            self.observer.begin(f"Reading {split}", "rows")
             rows = self._choose(self._reader.rows(split), split)
-            kept, report = self._cleaner.clean(rows, split)
-            report.examples = list(self._reader.examples)
+            self.observer.begin(f"Cleaning {split}", "rows")
+            kept, report = self._cleaner.clean(rows, split, self.observer)
+            report.examples |= self._reader.examples
             for reason, count in self._reader.left_out.items():
                 report.read += count
                 report.dropped[reason] += count
+            if split == "train":
+                _check_any_left(report)
             self._cleaned[split] = kept, report
         return self._cleaned[split]
 
     @functools.cached_property
     def _examples(self) -> Examples:
         examples = self._tokenize(*self._load("train"))
-        if not examples.members:
-            raise ValueError(f"No training row is left: {examples.report.to_table()}")
+        _check_any_left(examples.report)
         return examples
 
     def _held_out_examples(self, split: str) -> Examples:
@@ -170,13 +183,23 @@ class CorpusInput(Input):
         return digest.hexdigest()[:16]
 
 
-def encode(texts: Sequence[str], vocabulary: Vocabulary) -> Tokens:
-    """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once."""
+def encode(
+    texts: Sequence[str], vocabulary: Vocabulary, observer: Observer | None = None
+) -> Tokens:
+    """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once.
+
+    Args:
+      texts: lines or documents.
+      vocabulary: encodes them.
+      observer: is told how far encoding is.
+    """
+    observer = observer or SilentObserver()
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     unique = list(numbers)
     ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     # In parts, since lists of Python integers of millions of lines would take gigabytes.
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
+        observer.update(begin, begin / len(unique))
         encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
         part = Tokens.concatenate([line + [vocabulary.eos_id] for line in encoded])
         ids.append(part.ids)
@@ -184,3 +207,15 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary) -> Tokens:
     table = Tokens.of(np.concatenate(ids), np.concatenate(lengths))
     chosen = np.fromiter((numbers[text] for text in texts), np.int64, len(texts))
     return Tokens.of(table.gather(chosen), table.lengths[chosen])
+
+
+def _check_any_left(report: CleaningReport) -> None:
+    """Raises ValueError if no training row is left."""
+    if report.kept:
+        return
+    if not report.read:
+        raise ValueError("input.corpus.train has no rows: its files are empty")
+    advice = " ".join(limit.advice() for limit in report.limits)
+    raise ValueError(
+        f"No training row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()
+    )

@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -29,10 +30,12 @@ class Split:
     Attributes:
       rows: split -> its rows.
       dropped: split -> reason -> number of rows dropped.
+      examples: split -> reason -> the first row dropped for it: file, line and target.
     """
 
     rows: dict[str, list[Row]]
     dropped: dict[str, collections.Counter[str]]
+    examples: dict[str, dict[str, str]]
 
 
 def fold(text: str) -> str:
@@ -57,18 +60,22 @@ def divide(rows: Sequence[Row], per_mille: int) -> Split:
     sources = {(row.language, fold(row.source)) for row in divided["train"] if row.source}
     grams = set().union(*(_grams(target) for target in {r.target for r in divided["train"]}))
     dropped = {split: collections.Counter() for split in divided}
+    examples: dict[str, dict[str, str]] = {split: {} for split in divided}
     for split in ("dev", "test"):
         overlaps = {t: _overlaps(t, grams) for t in {row.target for row in divided[split]}}
         kept = []
         for row in divided[split]:
             if (row.language, fold(row.source)) in sources:
-                dropped[split][SOURCE_IN_TRAIN] += 1
+                reason = SOURCE_IN_TRAIN
             elif overlaps[row.target]:
-                dropped[split][TARGET_OVERLAPS] += 1
+                reason = TARGET_OVERLAPS
             else:
                 kept.append(row)
+                continue
+            dropped[split][reason] += 1
+            examples[split].setdefault(reason, f"{place(row)}: {excerpt(row.target)}")
         divided[split] = kept
-    return Split(divided, dropped)
+    return Split(divided, dropped, examples)
 
 
 def _grams(text: str) -> set[tuple[str, ...]]:

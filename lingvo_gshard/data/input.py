@@ -11,7 +11,8 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.sources.report import CleaningReport
 
 Batch = dict[str, np.ndarray]
 
@@ -41,7 +42,12 @@ class Input(Configurable, abc.ABC):
 
     A new input must define `batch_specs`, `train_batches` and `evaluation_batches`. Constructing an
     input reads no data; the first call that needs data reads it.
+
+    Attributes:
+      observer: is told how far reading and the other stages are; by default nobody is.
     """
+
+    observer: Observer = SilentObserver()
 
     @classmethod
     @abc.abstractmethod
@@ -76,6 +82,11 @@ class Input(Configurable, abc.ABC):
     def report(self) -> CleaningReport | None:
         """What cleaning did to the training rows; None for data that is not cleaned."""
         return None
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about the data that a user should know before training; the default is none."""
+        return []
 
     def check_split(self, split: str) -> None:
         """Reads a split in full so that bad data is reported before training starts.

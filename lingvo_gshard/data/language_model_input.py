@@ -12,7 +12,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching.windows import Windows
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.sources import document_cleaning, text
-from lingvo_gshard.data.sources.cleaning import CleaningReport
+from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -113,7 +113,9 @@ class LanguageModelInput(CorpusInput):
         return int(self._held_out_examples(split).packer.labels.lengths.sum())
 
     def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
-        documents = encode([row.target for row in rows], self.vocabulary)
+        texts, vocabulary = [row.target for row in rows], self.vocabulary
+        self.observer.begin("Tokenizing", "documents")
+        documents = encode(texts, vocabulary, self.observer)
         windows = Windows.cut(documents, (self.p.batch_rows, self.p.length))
         every = np.arange(len(windows.labels))
         languages = [rows[document].language for document in windows.documents]

@@ -16,6 +16,7 @@ from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.sources import cleaning, tsv
+from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -151,16 +152,34 @@ class TranslationInput(CorpusInput):
             _log.warning("%d rows of %s are left out: %s", dropped, split, TOO_MANY_TOKENS)
         return examples
 
-    def _tokenize(self, rows: list[Row], report: cleaning.CleaningReport) -> Examples:
-        sources = encode([row.source for row in rows], self.source_vocabulary)
-        targets = encode([row.target for row in rows], self.target_vocabulary)
+    def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
+        vocabularies = self.source_vocabulary, self.target_vocabulary
+        sides = [row.source for row in rows], [row.target for row in rows]
+        tokens = []
+        for name, texts, one in zip(("sources", "targets"), sides, vocabularies, strict=True):
+            self.observer.begin(f"Tokenizing {name}", "sentences")
+            tokens.append(encode(texts, one, self.observer))
+        sources, targets = tokens
         kept = self._fitting(sources, targets)
+        dropped = np.setdiff1d(np.arange(len(rows)), kept)
         return Examples(
             packing.SentencePairs(sources, targets, self._shape),
             kept,
             [rows[index].language for index in kept],
-            cleaning.with_dropped(report, TOO_MANY_TOKENS, len(rows) - len(kept)),
+            report.without(
+                [rows[index] for index in dropped], TOO_MANY_TOKENS, self._limits(sources, targets)
+            ),
         )
+
+    def _limits(self, sources: Tokens, targets: Tokens) -> list[Limit]:
+        sides = (
+            ("source", sources, self.p.source_length),
+            ("target", targets, self.p.target_length),
+        )
+        return [
+            Limit(f"input.{side}_length", f"{side} tokens", length, tokens.lengths)
+            for side, tokens, length in sides
+        ]
 
     def _settings(self) -> tuple[object, ...]:
         return self._shape, float(self.p.temperature), self.p.packing_window

@@ -1,5 +1,6 @@
 """VocabularyTrainer: trains vocabularies on first use and caches them by content."""
 
+import collections
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -22,10 +24,24 @@ _log = logging.getLogger(__name__)
 _MODEL_TYPES = ("unigram", "bpe")
 # The number of threads affects the result, since each thread sums its own floats.
 _TRAINING_THREADS = 2
+_SPECIAL_IDS = len((PAD_ID, BOS_ID, EOS_ID, UNK_ID))
+_BYTES = 256
+# Pieces of several characters make sentences short. Of a real corpus in 52 languages, a third of
+# the ids for single characters gave fewer tokens than a fifth, a half or two thirds.
+_LARGEST_SHARE_OF_CHARACTERS = 1 / 3
+# SentencePiece skips longer lines, in bytes, unless told otherwise.
+_LONGEST_LINE = 4192
+# SentencePiece refuses less.
+_LEAST_COVERAGE = 0.98
 
 
 class VocabularyTrainer(Configurable):
-    """Trains the vocabularies of source and target, or loads them from the cache."""
+    """Trains the vocabularies of source and target, or loads them from the cache.
+
+    Attributes:
+      observer: is told when training starts.
+      notes: lines about vocabularies that are not as the Params ask for.
+    """
 
     @classmethod
     def params(cls) -> Params:
@@ -41,16 +57,17 @@ class VocabularyTrainer(Configurable):
         p.define(
             "character_coverage",
             0.9999,
-            "Share of the text's characters with pieces.",
-            above=0,
+            "Share of the text's characters with pieces of their own. With byte_fallback it is "
+            "lowered if these characters would take more than a third of the ids.",
+            minimum=_LEAST_COVERAGE,
             maximum=1,
         )
         p.define("byte_fallback", True, "Whether other characters are spelled as UTF-8 bytes.")
         p.define(
-            "max_sentences",
-            200_000,
-            "Largest number of distinct sentences to train on. Of more, languages are sampled with "
-            "the input's temperature.",
+            "max_characters",
+            2_000_000,
+            "Largest number of characters to train on. Of more, sentences are sampled, languages "
+            "with the input's temperature, and training starts from fewer candidates.",
             minimum=1,
         )
         p.define(
@@ -70,6 +87,8 @@ class VocabularyTrainer(Configurable):
             )
         if p.joint and p.target_size:
             raise ValueError("input.vocabulary.target_size needs vocabulary.joint = False")
+        self.observer: Observer = SilentObserver()
+        self.notes: list[str] = []
 
     def train(self, rows: Sequence[Row], temperature: float) -> tuple[Vocabulary, Vocabulary]:
         """Returns the vocabularies of source and target; the same object twice if they are joint.
@@ -81,7 +100,7 @@ class VocabularyTrainer(Configurable):
           temperature: of the sampling of languages.
 
         Raises:
-          ValueError: the text is too small for the size.
+          ValueError: the size is too small, or there is no text.
         """
         p = self.p
         sources = _by_language(rows)
@@ -103,30 +122,94 @@ class VocabularyTrainer(Configurable):
     def _train_or_load(
         self, path: str, sentences: Mapping[str, Sequence[str]], size: int, temperature: float
     ) -> Vocabulary:
-        chosen = _sample(sentences, self.p.max_sentences, temperature)
+        all_characters = sum(len(line) for lines in sentences.values() for line in lines)
         options = self._options(size)
+        if all_characters > self.p.max_characters:
+            # SentencePiece's defaults are a million candidates and two iterations.
+            options |= {"seed_sentencepiece_size": 10 * size, "num_sub_iterations": 1}
+        chosen = _sample(sentences, self.p.max_characters, temperature)
+        if not any(line.strip() for line in chosen):
+            raise ValueError(f"input.{path} = {size}: there is no text to train a vocabulary on")
+        chosen = self._with_room(path, chosen, size)
+        longest = max(len(line.encode("utf-8")) for line in chosen)
+        if longest > _LONGEST_LINE:
+            options["max_sentence_length"] = longest
         key = _content_key(chosen, options)
         directory = user_cache.directory("vocabularies", self.p.cache_directory)
         try:
-            return Vocabulary.load(directory, key)
+            vocabulary = Vocabulary.load(directory, key)
         except (OSError, ValueError):
-            _log.info("Training a vocabulary of %d on %d sentences", size, len(chosen))
+            vocabulary = self._train(path, chosen, options)
+            try:
+                vocabulary.save(directory, key)
+            except OSError as error:
+                _log.warning("The vocabulary is not cached in %s: %s", directory, error)
+        if vocabulary.size < size:
+            self.notes.append(
+                f"The vocabulary has {vocabulary.size:,} ids: the training text of {len(chosen):,} "
+                f"sentences gives no more, though input.{path} = {size} allows them."
+            )
+        return vocabulary
+
+    def _train(
+        self, path: str, sentences: Sequence[str], options: Mapping[str, object]
+    ) -> Vocabulary:
+        size = options["vocab_size"]
+        characters = sum(map(len, sentences))
+        self.observer.begin(f"Training a vocabulary of {size:,} on {characters:,} characters")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(chosen), model_writer=model, minloglevel=2, **options
+                sentence_iterator=iter(sentences), model_writer=model, minloglevel=2, **options
             )
         except RuntimeError as error:
             raise ValueError(
-                f"input.{path} = {size} does not suit the training text of {len(chosen)} "
-                f"sentences: {error}"
+                f"input.{path} = {size}: SentencePiece cannot train a vocabulary on the training "
+                f"text of {len(sentences)} sentences. It says: {error}"
             ) from None
-        vocabulary = Vocabulary(model.getvalue())
-        try:
-            vocabulary.save(directory, key)
-        except OSError as error:
-            _log.warning("The vocabulary is not cached in %s: %s", directory, error)
-        return vocabulary
+        return Vocabulary(model.getvalue())
+
+    def _with_room(self, path: str, sentences: list[str], size: int) -> list[str]:
+        """Returns sentences without the rare characters that would take the room of other pieces.
+
+        A rare character is replaced by a space, so that it gets no piece.
+
+        Raises:
+          ValueError: the size is too small for any text, or for this text without byte_fallback.
+        """
+        counts = collections.Counter("".join(sentences))
+        # SentencePiece starts every sentence with a space.
+        counts[" "] += len(sentences)
+        ranked = counts.most_common()
+        wanted = _covering([n for _, n in ranked], self.p.character_coverage)
+        room = size - _SPECIAL_IDS - (_BYTES if self.p.byte_fallback else 0)
+        most = min(int(size * _LARGEST_SHARE_OF_CHARACTERS), room)
+        if most < 1 or (wanted > room and not self.p.byte_fallback):
+            raise ValueError(self._too_small(path, size, wanted))
+        if wanted <= most or not self.p.byte_fallback:
+            return sentences
+        rare = {ord(character): " " for character, _ in ranked[most:]}
+        covered = sum(n for _, n in ranked[:most]) / counts.total()
+        self.notes.append(
+            f"The {most:,} most frequent of {len(ranked):,} characters have pieces of their own "
+            f"({covered:.2%} of the text); the others are spelled as bytes. input.{path} = "
+            f"{_rounded_up(wanted / _LARGEST_SHARE_OF_CHARACTERS)} has room for {wanted:,}."
+        )
+        return [line.translate(rare) for line in sentences]
+
+    def _too_small(self, path: str, size: int, characters: int) -> str:
+        taken = f"{_SPECIAL_IDS} ids are special"
+        if not self.p.byte_fallback:
+            return (
+                f"input.{path} = {size} is too small: {taken} and the text has {characters:,} "
+                f"characters. Set it to at least {_rounded_up(3 * characters)}, or "
+                "input.vocabulary.byte_fallback = True to spell rare characters as bytes"
+            )
+        least = _rounded_up(_SPECIAL_IDS + _BYTES + 3 * min(characters, _BYTES))
+        return (
+            f"input.{path} = {size} is too small: {taken} and {_BYTES} stand for bytes "
+            f"(input.vocabulary.byte_fallback). Set it to at least {least}"
+        )
 
     def _options(self, size: int) -> dict[str, object]:
         return {
@@ -134,6 +217,8 @@ class VocabularyTrainer(Configurable):
             "model_type": self.p.model_type,
             "character_coverage": self.p.character_coverage,
             "byte_fallback": self.p.byte_fallback,
+            # Little text gives a smaller vocabulary.
+            "hard_vocab_limit": False,
             # Cleaning has normalized the text already.
             "normalization_rule_name": "identity",
             "num_threads": _TRAINING_THREADS,
@@ -144,6 +229,16 @@ class VocabularyTrainer(Configurable):
         }
 
 
+def _covering(counts: Sequence[int], share: float) -> int:
+    """Returns how many of the characters, most frequent first, make up a share of a text."""
+    reached = np.cumsum(counts) / sum(counts)
+    return min(int(np.searchsorted(reached, share)) + 1, len(counts))
+
+
+def _rounded_up(value: float) -> int:
+    return -(-int(value) // 100) * 100
+
+
 def _by_language(rows: Sequence[Row]) -> dict[str, list[str]]:
     unique: dict[str, set[str]] = {}
     for row in rows:
@@ -152,16 +247,17 @@ def _by_language(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _sample(sentences: Mapping[str, Sequence[str]], most: int, temperature: float) -> list[str]:
-    """Returns at most `most` distinct sentences, with languages sampled by temperature."""
-    counts = [len(lines) for lines in sentences.values()]
-    if sum(counts) <= most:
-        return [line for lines in sentences.values() for line in lines]
-    shares = mixing.temperature_probabilities(counts, temperature)
+    """Returns sentences of at most `most` characters, with languages sampled by temperature."""
+    texts = [lines for lines in sentences.values() if lines]
+    lengths = [np.fromiter(map(len, lines), np.int64, len(lines)) for lines in texts]
+    if sum(int(length.sum()) for length in lengths) <= most:
+        return [line for lines in texts for line in lines]
+    shares = mixing.temperature_probabilities([len(lines) for lines in texts], temperature)
     chosen = []
-    for index, lines in enumerate(sentences.values()):
-        quota = min(len(lines), int(shares[index] * most))
-        order = mixing.permutation(len(lines), index)[:quota]
-        chosen += [lines[i] for i in np.sort(order)]
+    for index, lines in enumerate(texts):
+        order = mixing.permutation(len(lines), index)
+        taken = np.searchsorted(np.cumsum(lengths[index][order]), shares[index] * most, "right")
+        chosen += [lines[i] for i in np.sort(order[:taken])]
     return chosen
 
 

@@ -37,6 +37,7 @@ from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.decoding import define_decoding_flags
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 
 NAME = "gshard-evaluate"
 
@@ -99,6 +100,9 @@ def main(argv: list[str]) -> int:
         def show_progress(what: str, unit: str, total: int) -> Progress:
             return Progress(console, what, unit, total)
 
+        with DataProgress(console) as progress:
+            run.input.observer = progress
+            run.input.check_split(values.split)
         evaluation = run.evaluate(values.split, show_progress, **options)
         title = f"{run.params.name}, step {run.step:,}: {evaluation.size} of {values.split}"
         _print(console, title, evaluation)

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import re
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_skipped_rows_are_in_the_report(tmp_path, place):
     report = p.instantiate().report
     assert report.read == 301 == report.kept + report.dropped.total()
     assert report.dropped["wrong number of columns"] == 1
-    assert "train.tsv:301" in report.examples[0]
+    assert "train.tsv:301" in report.examples["wrong number of columns"]
 
 
 def test_resumes_with_a_new_input(place):
@@ -152,5 +153,55 @@ def test_the_reader_can_be_replaced(place, tmp_path):
 
 
 def test_raises_if_no_row_remains(place):
-    with pytest.raises(ValueError, match="No training row is left"):
+    with pytest.raises(ValueError) as error:
         next(params(place, source_length=1).instantiate().train_batches(seed=1))
+    assert re.fullmatch(
+        r"No training row is left of 300: \d+ dropped: more tokens than a batch's row "
+        r"\(.*/train.tsv:1: '.+'\)\. 300 rows have more source tokens than "
+        r"input\.source_length = 1\. .* input\.source_length = \d+ keeps .+\.",
+        str(error.value),
+    )
+
+
+def test_an_empty_file_says_so(place, tmp_path):
+    (tmp_path / "empty.tsv").write_text("")
+    p = params(place)
+    p.corpus.train = str(tmp_path / "empty.tsv")
+    with pytest.raises(ValueError, match="input.corpus.train has no rows: its files are empty"):
+        p.instantiate().rows("train")
+
+
+def test_a_missing_dev_file_stops_before_train_is_read(place):
+    p = params(place)
+    p.corpus.set(dev=str(place / "de.tsv"), on_bad_row="skip")
+    with pytest.raises(ValueError, match=r"input.corpus.dev: .*/de.tsv: no such file"):
+        p.instantiate().rows("train")
+
+
+class Observed:
+    """Records what an observer is told."""
+
+    def __init__(self):
+        self.stages, self.shares = [], []
+
+    def begin(self, stage, unit=""):
+        self.stages.append((stage.split(" of ")[0], unit))
+
+    def update(self, done, share=None):
+        self.shares.append(share)
+
+
+def test_the_stages_are_observed(place, tmp_path):
+    p = params(place)
+    p.vocabulary.cache_directory = str(tmp_path)
+    data = p.instantiate()
+    data.observer = observer = Observed()
+    assert data.report.kept
+    assert observer.stages == [
+        ("Reading train", "rows"),
+        ("Cleaning train", "rows"),
+        ("Training a vocabulary", ""),
+        ("Tokenizing sources", "sentences"),
+        ("Tokenizing targets", "sentences"),
+    ]
+    assert observer.shares and all(0 <= share <= 1 for share in observer.shares)

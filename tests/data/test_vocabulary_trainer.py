@@ -81,13 +81,16 @@ def test_an_unwritable_cache_is_ignored(tmp_path):
 
 
 def test_sampling_is_bounded_and_follows_the_temperature():
-    sentences = {"big": [f"b{i}" for i in range(1000)], "small": [f"s{i}" for i in range(250)]}
-    flat = vocabulary_trainer._sample(sentences, 400, 1e9)
-    assert len(set(flat)) == len(flat) == 399
-    assert sum(line.startswith("s") for line in flat) == 199
-    as_is = vocabulary_trainer._sample(sentences, 400, 1.0)
+    sentences = {
+        "big": [f"b{i:03}" for i in range(1000)],
+        "small": [f"s{i:03}" for i in range(250)],
+    }
+    flat = vocabulary_trainer._sample(sentences, 4 * 400, 1e9)
+    assert 399 <= len(set(flat)) == len(flat) <= 400
+    assert 199 <= sum(line.startswith("s") for line in flat) <= 200
+    as_is = vocabulary_trainer._sample(sentences, 4 * 400, 1.0)
     assert sum(line.startswith("s") for line in as_is) == 80
-    assert vocabulary_trainer._sample(sentences, 1250, 5.0) == sum(sentences.values(), [])
+    assert vocabulary_trainer._sample(sentences, 4 * 1250, 5.0) == sum(sentences.values(), [])
 
 
 @pytest.mark.parametrize(
@@ -102,9 +105,49 @@ def test_option_errors(tmp_path, values, message):
         corpora.trainer(tmp_path, **values)
 
 
-@pytest.mark.parametrize("size", [100, 8000])
-def test_rejects_vocabulary_sizes_that_the_text_cannot_fill(tmp_path, size):
-    params = vocabulary_trainer.VocabularyTrainer.params()
-    params.set(size=size, cache_directory=str(tmp_path))
-    with pytest.raises(ValueError, match=f"input.vocabulary.size = {size} does not suit"):
-        params.instantiate().train(corpora.rows(200), 1.0)
+def _text_of_many_characters():
+    """Returns rows with 600 Chinese characters, the frequent ones in most rows."""
+    frequent = "".join(map(chr, range(0x4E00, 0x4E20)))
+    rows = [Row("zh", f"{frequent[i % 32 :]}{frequent}", f"word {i % 9}") for i in range(200)]
+    rare = map(chr, range(0x5000, 0x5238))
+    return rows + [Row("zh", f"{frequent[:3]}{character}", "rare") for character in rare]
+
+
+def test_many_scripts_leave_room_for_pieces(tmp_path):
+    trainer = corpora.trainer(tmp_path, size=360)
+    rows = _text_of_many_characters()
+    vocabulary, _ = trainer.train(rows, 1.0)
+    pieces = [vocabulary.piece(i) for i in range(260, vocabulary.size)]
+    single = sum(len(piece) == 1 for piece in pieces)
+    assert single <= 100
+    for row in (rows[0], rows[-1]):
+        ids = vocabulary.encode(row.source)
+        assert vocabulary.unk_id not in ids and vocabulary.decode(ids) == row.source
+    note = trainer.notes[0]
+    assert note.startswith("The 100 most frequent of 6") and "input.vocabulary.size = " in note
+
+
+def test_many_scripts_without_bytes_name_the_size_they_need(tmp_path):
+    trainer = corpora.trainer(tmp_path, byte_fallback=False)
+    message = (
+        r"size = 300 is too small: .* at least \d{4}, or input.vocabulary.byte_fallback = True"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.train(_text_of_many_characters(), 1.0)
+
+
+def test_little_text_gives_a_smaller_vocabulary_and_says_so(tmp_path):
+    for rows in (corpora.rows(200), [Row("de", "Ja", "Yes")], [Row("de", "a" * 6000, "A" * 9)]):
+        trainer = corpora.trainer(tmp_path, size=8000)
+        vocabulary, _ = trainer.train(rows, 1.0)
+        assert 260 < vocabulary.size < 8000
+        assert f"The vocabulary has {vocabulary.size:,} ids" in trainer.notes[-1]
+        assert vocabulary.decode(vocabulary.encode(rows[0].source)) == rows[0].source
+
+
+def test_no_text_and_too_small_sizes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no text to train a vocabulary on"):
+        corpora.trainer(tmp_path).train([], 1.0)
+    message = "size = 100 is too small: 4 ids are special and 256 stand for bytes .* at least 400"
+    with pytest.raises(ValueError, match=message):
+        corpora.trainer(tmp_path, size=100).train(corpora.rows(200), 1.0)

@@ -1,15 +1,19 @@
 """Cleaning of sentence pairs: normalizes rows, drops useless training rows, and counts both."""
 
 import collections
-import dataclasses
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 
 # Persian, Hindi and other languages spell words with these two joiners.
 _KEPT_FORMATS = "\u200c\u200d"
+_ROWS_BETWEEN_UPDATES = 4096
 
 EMPTY = "a side is empty"
 IDENTICAL = "both sides are identical"
@@ -20,35 +24,6 @@ DUPLICATE = "a duplicate"
 REWRITTEN_NFC = "rewritten in Unicode NFC"
 REWRITTEN_CONTROL = "control characters taken out"
 REWRITTEN_SPACE = "white space made single"
-
-
-@dataclasses.dataclass
-class CleaningReport:
-    """Counts what cleaning did to the rows of one split.
-
-    Attributes:
-      split: name of the split.
-      read: number of rows read: those kept and those dropped.
-      kept: number of rows kept.
-      dropped: reason -> number of rows dropped.
-      rewritten: kind of change -> number of texts changed.
-      examples: messages about rows that the reader could not read.
-    """
-
-    split: str = ""
-    read: int = 0
-    kept: int = 0
-    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    rewritten: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    examples: list[str] = dataclasses.field(default_factory=list)
-
-    def to_table(self) -> list[tuple[str, int]]:
-        """Returns (description, number of rows) of each line of a table of the counts."""
-        rows = [("read", self.read)]
-        rows += [(f"dropped: {reason}", n) for reason, n in sorted(self.dropped.items())]
-        rows += [("kept", self.kept)]
-        rows += [(reason, n) for reason, n in sorted(self.rewritten.items())]
-        return rows
 
 
 class Cleaner(Configurable):
@@ -80,43 +55,73 @@ class Cleaner(Configurable):
                 f"{self.p.min_characters} with max_characters {self.p.max_characters}"
             )
 
-    def clean(self, rows: Iterable[Row], split: str) -> tuple[list[Row], CleaningReport]:
+    def clean(
+        self, rows: Sequence[Row], split: str, observer: Observer | None = None
+    ) -> tuple[list[Row], CleaningReport]:
         """Returns the rows kept and the report.
 
         Rows of dev and test are normalized, but dropped only if a side is empty, so that scores are
         of the test set as it was given.
+
+        Args:
+          rows: the rows.
+          split: the split they belong to.
+          observer: is told how far cleaning is.
         """
-        report = CleaningReport(split)
+        observer = observer or SilentObserver()
+        report = CleaningReport(split, read=len(rows))
         normal = Normalizer(report.rewritten)
-        seen: set[tuple[str, str, str]] = set()
-        kept = []
-        for row in rows:
-            report.read += 1
-            row = row._replace(source=normal(row.source), target=normal(row.target))
-            reason = self._reason(row, seen) if split == "train" else _empty(row)
+        reason_of = _Reasons(self.p) if split == "train" else _empty
+        kept, lengths = [], []
+        for number, row in enumerate(rows):
+            if number % _ROWS_BETWEEN_UPDATES == 0:
+                observer.update(number, number / len(rows))
+            language, source, target, file, line = row
+            clean = Row(language, normal(source), normal(target), file, line)
+            lengths.append(max(len(clean.source), len(clean.target)))
+            reason = reason_of(clean)
             if reason:
-                report.dropped[reason] += 1
+                report.drop(clean, reason)
             else:
-                kept.append(row)
-        report.kept = len(kept)
+                kept.append(clean)
+        report.keep(kept)
+        if report.dropped[LONG]:
+            setting, unit = "input.cleaning.max_characters", "characters on a side"
+            report.limits.append(Limit(setting, unit, self.p.max_characters, np.array(lengths)))
         return kept, report
 
-    def _reason(self, row: Row, seen: set[tuple[str, str, str]]) -> str:
-        short, long = sorted((len(row.source), len(row.target)))
+
+class _Reasons:
+    """Decides why a training row is dropped."""
+
+    def __init__(self, params: Params):
+        # Attributes of Params are looked up in a tree, which is slow for every row.
+        self._least, self._most = params.min_characters, params.max_characters
+        self._ratio = params.max_length_ratio
+        self._identical, self._duplicates = params.drop_identical, params.drop_duplicates
+        self._seen: set[tuple[str, str, str]] = set()
+
+    def __call__(self, row: Row) -> str:
+        """Returns why the row is dropped; "" if it is kept."""
+        language, source, target, _, _ = row
+        short, long = len(source), len(target)
+        if short > long:
+            short, long = long, short
         if not short:
             return EMPTY
-        if short < self.p.min_characters:
+        if short < self._least:
             return SHORT
-        if long > self.p.max_characters:
+        if long > self._most:
             return LONG
-        if long > self.p.max_length_ratio * short:
+        if long > self._ratio * short:
             return RATIO
-        if self.p.drop_identical and row.source.casefold() == row.target.casefold():
+        if self._identical and source.casefold() == target.casefold():
             return IDENTICAL
-        if self.p.drop_duplicates:
-            if row[:3] in seen:
+        if self._duplicates:
+            key = (language, source, target)
+            if key in self._seen:
                 return DUPLICATE
-            seen.add(row[:3])
+            self._seen.add(key)
         return ""
 
 
@@ -139,8 +144,9 @@ class Normalizer:
         # U+0020 is the only white space that isprintable accepts.
         if text.isprintable() and "  " not in text and text == text.strip():
             return text
-        visible = "".join(map(_visible, text))
-        single = " ".join(visible.split())
+        visible = text.translate(_VISIBLE)
+        # Taking a character out may bring a letter and its accent together.
+        single = unicodedata.normalize("NFC", " ".join(visible.split()))
         if visible != text:
             self._counts[REWRITTEN_CONTROL] += 1
         if single != visible:
@@ -148,18 +154,22 @@ class Normalizer:
         return single
 
 
-def _visible(character: str) -> str:
-    category = unicodedata.category(character)
-    if category == "Cc":
-        return " "
-    return "" if category == "Cf" and character not in _KEPT_FORMATS else character
+class _VisibleCharacters(dict[int, str]):
+    """Maps code points for `str.translate`; each is looked up in Unicode's tables once."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        if category == "Cc":
+            character = " "
+        elif category == "Cf" and character not in _KEPT_FORMATS:
+            character = ""
+        self[code] = character
+        return character
+
+
+_VISIBLE = _VisibleCharacters()
 
 
 def _empty(row: Row) -> str:
     return "" if row.source and row.target else EMPTY
-
-
-def with_dropped(report: CleaningReport, reason: str, count: int) -> CleaningReport:
-    """Returns a copy of a report with `count` rows moved from kept to dropped."""
-    dropped = report.dropped + collections.Counter({reason: count})
-    return dataclasses.replace(report, kept=report.kept - count, dropped=dropped)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.data.sources.cleaning import DUPLICATE, CleaningReport, Normalizer
+from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.sources.cleaning import DUPLICATE, Normalizer
+from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 
 EMPTY = "empty"
 SHORT = "too short"
 LONG = "too long"
+
+_DOCUMENTS_BETWEEN_UPDATES = 1024
 
 
 class DocumentCleaner(Configurable):
@@ -38,25 +44,38 @@ class DocumentCleaner(Configurable):
                 f"{self.p.min_characters} with max_characters {most}"
             )
 
-    def clean(self, rows: Iterable[Row], split: str) -> tuple[list[Row], CleaningReport]:
+    def clean(
+        self, rows: Sequence[Row], split: str, observer: Observer | None = None
+    ) -> tuple[list[Row], CleaningReport]:
         """Returns the documents kept and the report.
 
         Each line is normalized. Repeated blank lines become one, and those at the ends are removed.
         Documents of dev and test are dropped only if they are empty.
+
+        Args:
+          rows: the documents.
+          split: the split they belong to.
+          observer: is told how far cleaning is.
         """
-        report = CleaningReport(split)
+        observer = observer or SilentObserver()
+        report = CleaningReport(split, read=len(rows))
         normal = Normalizer(report.rewritten)
         seen: set[str] = set()
-        kept = []
-        for row in rows:
-            report.read += 1
+        kept, lengths = [], []
+        for number, row in enumerate(rows):
+            if number % _DOCUMENTS_BETWEEN_UPDATES == 0:
+                observer.update(number, number / len(rows))
             text = _joined(map(normal, row.target.split("\n")))
+            lengths.append(len(text))
             reason = self._reason(text, seen) if split == "train" else "" if text else EMPTY
             if reason:
-                report.dropped[reason] += 1
+                report.drop(row._replace(target=text), reason)
             else:
                 kept.append(row._replace(target=text))
-        report.kept = len(kept)
+        report.keep(kept)
+        if report.dropped[LONG]:
+            setting, most = "input.cleaning.max_characters", self.p.max_characters
+            report.limits.append(Limit(setting, "characters", most, np.array(lengths)))
         return kept, report
 
     def _reason(self, text: str, seen: set[str]) -> str:

@@ -34,22 +34,26 @@ class MosesReader(readers.FileReader):
         """Returns the target files of a prefix; a missing one is kept, so that it is reported."""
         end = f".{self.p.target_language}"
         found = [path for c in _COMPRESSED for path in glob.glob(f"{pattern}{end}{c}")]
+        for path in found:
+            if not self._sources(path):
+                prefix = self._prefix(path)
+                raise ValueError(
+                    f"{path}: there is no source file for this target file: {prefix}.de was "
+                    "expected, or another language"
+                )
         return sorted(found) or ([] if glob.has_magic(pattern) else [pattern + end])
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        if not os.path.exists(path):
-            self._bad(f"{path}:0", "no such file")
-            return
-        sources = self._sources(path)
-        if not sources:
-            self._bad(f"{path}:0", "there is no source file for this target file")
-        for language, source in sources:
+        for language, source in self._sources(path):
             yield from self._read_pair(language, source, path)
 
+    def _prefix(self, path: str) -> str:
+        return _without_compression(path).removesuffix(f".{self.p.target_language}")
+
     def _sources(self, path: str) -> list[tuple[str, str]]:
-        prefix = _without_compression(path).removesuffix(f".{self.p.target_language}")
+        prefix = self._prefix(path)
         found = {}
-        for source in sorted(glob.glob(f"{glob.escape(prefix)}.*")):
+        for source in filter(os.path.isfile, sorted(glob.glob(f"{glob.escape(prefix)}.*"))):
             language = _without_compression(source)[len(prefix) + 1 :]
             if _LANGUAGE.fullmatch(language) and language != self.p.target_language:
                 found.setdefault(language, source)

@@ -2,19 +2,33 @@
 
 import abc
 import collections
+import contextlib
+import difflib
 import glob
 import gzip
 import lzma
 import os
+import zlib
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NoReturn
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data import held_out
+from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
-_EXAMPLES_KEPT = 20
+_ROWS_BETWEEN_UPDATES = 4096
+# First bytes of files that are no plain UTF-8 text -> what they are, and what to do.
+_FORMATS = {
+    b"\x1f\x8b": "the file is compressed by gzip: its name must end in .gz",
+    b"\xfd7zXZ": "the file is compressed by xz: its name must end in .xz",
+    b"BZh": "the file is compressed by bzip2: decompress it, or compress it as .gz or .xz",
+    b"PK\x03\x04": "the file is a zip archive: unpack it",
+    b"\xff\xfe": "the file is in UTF-16: convert it by `iconv -f UTF-16 -t UTF-8`",
+    b"\xfe\xff": "the file is in UTF-16: convert it by `iconv -f UTF-16 -t UTF-8`",
+}
 
 
 class Reader(Configurable, abc.ABC):
@@ -24,7 +38,8 @@ class Reader(Configurable, abc.ABC):
       left_out: reason -> number of rows of the last split read that were left out: skipped with
         on_bad_row="skip", marked as unusable by their format, or removed because they leak
         between splits.
-      examples: messages about the first rows left out, each with its file and line.
+      examples: reason -> a message about the first row left out for it, with its file and line.
+      observer: is told how far reading is.
     """
 
     @classmethod
@@ -33,8 +48,8 @@ class Reader(Configurable, abc.ABC):
         p.define(
             "on_bad_row",
             "refuse",
-            "What to do with a file or row that cannot be read: 'refuse' raises an error with file "
-            "and line, 'skip' leaves it out and counts it.",
+            "What to do with a damaged file or a bad row: 'refuse' raises an error with file and "
+            "line, 'skip' leaves it out and counts it. A missing file is always an error.",
         )
         return p
 
@@ -47,12 +62,17 @@ class Reader(Configurable, abc.ABC):
                 f"{names.nearest(self.p.on_bad_row, choices)}"
             )
         self.left_out: collections.Counter[str] = collections.Counter()
-        self.examples: list[str] = []
+        self.examples: dict[str, str] = {}
+        self.observer: Observer = SilentObserver()
+        self._opened: BinaryIO | None = None
 
     @property
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
         """The splits that exist: some of train, dev and test."""
+
+    def check_files(self) -> None:
+        """Raises ValueError if a file of any split is missing, before long reading starts."""
 
     @abc.abstractmethod
     def _read(self, split: str) -> Iterator[Row]:
@@ -62,9 +82,9 @@ class Reader(Configurable, abc.ABC):
         """Returns the rows of a split and sets `left_out` and `examples`.
 
         Raises:
-          ValueError: the split is unknown. With on_bad_row="refuse" also: a file is missing,
-            damaged or not UTF-8, a row has wrong columns, or sides differ in length. The message
-            names file and line.
+          ValueError: the split is unknown, or a file is missing. With on_bad_row="refuse" also: a
+            file is damaged or not UTF-8, a row has wrong columns, or sides differ in length. The
+            message names file and line.
         """
         if split not in self.splits:
             raise ValueError(f"Unknown split {split!r}. {names.nearest(split, self.splits)}")
@@ -78,34 +98,68 @@ class Reader(Configurable, abc.ABC):
             raise ValueError(
                 f"{message}. Set input.corpus.on_bad_row='skip' to leave such rows out, counted."
             )
-        self._leave_out(reason, message, count)
+        self._leave_out(reason, f"{place}: {detail}" if detail else place, count)
 
     def _leave_out(self, reason: str, message: str, count: int = 1) -> None:
         self.left_out[reason] += count
-        if len(self.examples) < _EXAMPLES_KEPT:
-            self.examples.append(message)
+        self.examples.setdefault(reason, message)
+
+    def _read_all(self, paths: Sequence[str]) -> Iterator[Row]:
+        """Yields the rows of files and tells the observer how far it is, by bytes."""
+        sizes = [os.path.getsize(path) for path in paths]
+        total, before, count = max(sum(sizes), 1), 0, 0
+        for path, size in zip(paths, sizes, strict=True):
+            for row in self._read_file(path):
+                count += 1
+                if count % _ROWS_BETWEEN_UPDATES == 0:
+                    position = self._opened.tell() if self._opened else 0
+                    self.observer.update(count, min(before + min(position, size), total) / total)
+                yield row
+            before += size
+            self.observer.update(count, before / total)
+
+    @abc.abstractmethod
+    def _read_file(self, path: str) -> Iterator[Row]:
+        """Yields the rows of one file that exists."""
+
+    def _content(self, path: str) -> bytes | None:
+        """Returns the bytes of a file; None if it cannot be read and is left out."""
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except PermissionError:
+            _refuse_unreadable(path)
+        except OSError as error:
+            self._bad(f"{path}:0", "the file cannot be read", str(error))
+            return None
 
     def _lines(self, path: str) -> Iterator[str | None]:
         """Yields the lines of a text file, plain or compressed, without line ends.
 
-        A line that is not UTF-8 is counted and yielded as None.
+        A line that is not UTF-8 or has NUL bytes is counted and yielded as None.
         """
         number = 0
         try:
-            with _open(path) as file:
-                for number, line in enumerate(file, start=1):  # noqa: B007 - read after a failure
+            with open(path, "rb") as self._opened, _decompressed(path, self._opened) as file:
+                for number, line in enumerate(file, start=1):
                     try:
                         text = line.decode("utf-8")
                     except UnicodeDecodeError as error:
-                        self._bad(f"{path}:{number}", "not UTF-8", f"byte {error.start}")
+                        self._bad(f"{path}:{number}", "not UTF-8", _encoding(number, line, error))
+                        yield None
+                        continue
+                    if "\0" in text:
+                        self._bad(f"{path}:{number}", "NUL bytes", "no text has any")
                         yield None
                         continue
                     text = text.removesuffix("\n").removesuffix("\r")
                     yield text.removeprefix("\ufeff") if number == 1 else text
-        except FileNotFoundError:
-            self._bad(f"{path}:0", "no such file")
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except PermissionError:
+            _refuse_unreadable(path)
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
+        finally:
+            self._opened = None
 
 
 class FileReader(Reader):
@@ -139,46 +193,88 @@ class FileReader(Reader):
         given = tuple(split for split in SPLITS if _patterns(getattr(self.p, split)))
         return SPLITS if given == ("train",) else given
 
-    def _read(self, split):
+    def check_files(self) -> None:
+        """Raises ValueError if a file of any split is missing, before long reading starts."""
+        for split in SPLITS:
+            self._paths(split)
+
+    def _read(self, split: str) -> Iterator[Row]:
         if _patterns(self.p.dev) or _patterns(self.p.test):
-            yield from self._read_files(getattr(self.p, split))
+            yield from self._read_all(self._paths(split))
             return
         if self._whole is None:
-            rows = list(self._read_files(self.p.train))
+            rows = list(self._read_all(self._paths("train")))
             self._whole = held_out.divide(rows, self.p.held_out_per_mille)
-            self._whole_left_out = dict(self.left_out), list(self.examples)
+            self._whole_left_out = dict(self.left_out), dict(self.examples)
             self.left_out.clear()
             self.examples.clear()
         if split == "train":
             self.left_out.update(self._whole_left_out[0])
-            self.examples.extend(self._whole_left_out[1])
+            self.examples.update(self._whole_left_out[1])
         for reason, count in self._whole.dropped[split].items():
-            self._leave_out(reason, f"{split}: {reason}", count)
+            self._leave_out(reason, f"{split}: {self._whole.examples[split][reason]}", count)
         yield from self._whole.rows[split]
 
-    def _read_files(self, given: str | Sequence[str]) -> Iterator[Row]:
-        for pattern in _patterns(given):
+    def _paths(self, split: str) -> list[str]:
+        """Returns the files of a split; ValueError if one is missing."""
+        setting = f"input.corpus.{split}"
+        found = []
+        for pattern in _patterns(getattr(self.p, split)):
             paths = self._expand(os.path.expanduser(pattern))
             if not paths:
-                self._bad(f"{pattern}:0", "no such file")
+                raise ValueError(f"{setting}: {pattern}: {self._none_found(pattern)}")
             for path in paths:
-                yield from self._read_file(path)
+                _check_is_file(setting, path)
+            found += paths
+        return found
 
     def _expand(self, pattern: str) -> list[str]:
+        """Returns the files that one of the user's paths or globs stands for."""
         return sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]
 
-    @abc.abstractmethod
-    def _read_file(self, path: str) -> Iterator[Row]:
-        """Yields the rows of one file."""
+    def _none_found(self, pattern: str) -> str:
+        """Returns what is wrong with a pattern that stands for no file."""
+        return "no file matches this glob" if glob.has_magic(pattern) else "no such file"
 
 
 def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(filter(None, (given,) if isinstance(given, str) else tuple(given)))
 
 
-def _open(path: str):
+def _check_is_file(setting: str, path: str) -> None:
+    if os.path.isdir(path):
+        glob_of_files = os.path.join(path, "*")
+        raise ValueError(
+            f"{setting}: {path}: a directory, but a file was expected; {glob_of_files!r} takes all "
+            "files in it"
+        )
+    if not os.path.exists(path):
+        directory, name = os.path.split(path)
+        if directory and not os.path.isdir(directory):
+            raise ValueError(f"{setting}: {path}: no such file; there is no directory {directory}")
+        near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)
+        hint = f". Did you mean {os.path.join(directory, near[0])!r}?" if near else ""
+        raise ValueError(f"{setting}: {path}: no such file{hint}")
+    if not os.access(path, os.R_OK):
+        _refuse_unreadable(path)
+
+
+def _refuse_unreadable(path: str) -> NoReturn:
+    raise ValueError(f"{path}: permission denied: this user may not read the file") from None
+
+
+def _encoding(number: int, line: bytes, error: UnicodeDecodeError) -> str:
+    """Returns what is known about a line that is not UTF-8."""
+    if number == 1:
+        for magic, what in _FORMATS.items():
+            if line.startswith(magic):
+                return what
+    return f"byte {error.start} of the line is 0x{line[error.start]:02x}"
+
+
+def _decompressed(path: str, file: BinaryIO):
     if path.endswith(".gz"):
-        return gzip.open(path, "rb")
+        return gzip.open(file, "rb")
     if path.endswith(".xz"):
-        return lzma.open(path, "rb")
-    return open(path, "rb")
+        return lzma.open(file, "rb")
+    return contextlib.nullcontext(file)

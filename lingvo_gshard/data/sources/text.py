@@ -9,6 +9,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.sources.tsv import EmbeddedCorpus
 
@@ -73,7 +74,6 @@ class EmbeddedEnglish(EmbeddedCorpus):
                 continue
             seen.add(row.target)
             if held_out.fold(row.target) in forbidden:
-                message = f"{row.file}:{row.line}: {IN_HELD_OUT}"
-                self._leave_out(IN_HELD_OUT, message)
+                self._leave_out(IN_HELD_OUT, f"{place(row)}: {excerpt(row.target)}")
             else:
                 yield Row("en", "", row.target, row.file, row.line)

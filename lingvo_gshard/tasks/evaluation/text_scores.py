@@ -24,6 +24,8 @@ from lingvo_gshard.tasks.evaluation.evaluation import (
 )
 from lingvo_gshard.tasks.evaluation.means import WeightedMeans, perplexity
 
+_LARGEST_PERPLEXITY_PER_WORD = 1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class TextScores(Evaluation):
@@ -83,15 +85,31 @@ class TextScores(Evaluation):
         return dataclasses.asdict(self)
 
     def table(self) -> Table:
-        """Returns a row for each score, with the amount it is taken over."""
-        rows = (
+        """Returns a row for each score, with the amount it is taken over.
+
+        Perplexity per word grows exponentially with the cost of a word. Beyond a million it is left
+        out, since it says no more than that the model knows no words yet.
+        """
+        rows = [
             ("bits per byte", f"{self.bits_per_byte:.4f}", f"{self.bytes:,} bytes"),
             ("perplexity per word", f"{self.perplexity_per_word:,.1f}", f"{self.words:,} words"),
             ("perplexity per token", f"{self.perplexity:,.2f}", f"{self.tokens:,} tokens"),
             ("cross-entropy", f"{self.cross_entropy:.4f}", "nats per token"),
             ("token accuracy", f"{self.accuracy:.4f}", ""),
-        )
+        ]
+        if self._is_perplexity_per_word_useless:
+            del rows[1]
         return Table(("measure", "", "of"), rows, text_columns=(0, 2))
+
+    def notes(self) -> list[str]:
+        """Returns why perplexity per word is not in the table, if it is not."""
+        if not self._is_perplexity_per_word_useless:
+            return []
+        return ["Perplexity per word is above a million: this model has hardly learned any words."]
+
+    @property
+    def _is_perplexity_per_word_useless(self) -> bool:
+        return self.perplexity_per_word > _LARGEST_PERPLEXITY_PER_WORD
 
 
 def measure(

@@ -70,6 +70,9 @@ class RunLog:
         self._writer = (
             MetricsWriter(self._logdir.path, self._step, self.say) if is_main else NoWriter()
         )
+        if not self._console.is_terminal:
+            # On a terminal the progress bar says so.
+            self.say("compiling")
         return self
 
     def __exit__(

@@ -61,6 +61,7 @@ def test_mo(tmp_path):
         ("locale/pt_BR/LC_MESSAGES/django.po", "pt_BR"),
         ("po/sr@latin.po", "sr@latin"),
         ("po/ca/app.po", "ca"),
+        ("locale/racv/LC_MESSAGES/app.po", "racv"),
     ],
 )
 def test_language_of_a_tree(tmp_path, place, language):
@@ -95,7 +96,10 @@ def test_catalogs_of_the_target_language_and_without_a_language(tmp_path):
     [
         (b'msgid "a"\nmsgstr "b"\nfoo bar\n', "de.po:3: damaged catalog"),
         (b'msgid "a"\nmsgstr "\xff"\n', "de.po:2: not UTF-8"),
-        (b"", "de.mo:0: damaged catalog"),
+        (b"", "de.mo:0: damaged catalog: the file is empty"),
+        (b'msgid "a"\nmsgstr "b', "de.po:2: damaged catalog: a string without an end"),
+        (b'msgid "a"\nmsgstr "b"\n\nmsgid "c"\n', "de.po:5: damaged catalog: it ends after"),
+        (b'msgid "a"\nmsgstr "b\0"\n', "de.po:2: damaged catalog: NUL bytes"),
         (b"no catalog at all", "de.mo:0: damaged catalog"),
     ],
 )
@@ -109,13 +113,22 @@ def test_damaged_catalogs(tmp_path, content, place):
     assert sum(r.left_out.values()) == 1
 
 
-def test_truncated_mo_and_missing_file(tmp_path):
-    path = tmp_path / "de.mo"
-    catalog().save_as_mofile(str(path))
-    content = path.read_bytes()
-    index = content.index("ö".encode())
-    path.write_bytes(content[: index + 1])
-    with pytest.raises(ValueError, match="de.mo:0: not UTF-8"):
-        reader(path).rows("train")
-    with pytest.raises(ValueError, match="none.po:0: no such file"):
-        reader(tmp_path / "none.po").rows("train")
+def test_wrong_encodings(tmp_path):
+    po = catalog()
+    po.metadata["Content-Type"] = "text/plain; charset=ISO-8859-1"
+    po.encoding = "iso-8859-1"
+    po.save(str(tmp_path / "de.po"))
+    po.save_as_mofile(str(tmp_path / "de.mo"))
+    for name in ("de.po", "de.mo"):
+        assert {row[:3] for row in reader(tmp_path / name).rows("train")} == PAIRS
+        content = (tmp_path / name).read_bytes().replace(b"ISO-8859-1", b"KLINGON-01")
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}:0: damaged catalog: .*'KLINGON-01'"):
+            reader(tmp_path / name).rows("train")
+
+
+def test_missing_catalogs(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.po: no such file"):
+        reader(tmp_path / "none.po", on_bad_row="skip").rows("train")
+    with pytest.raises(ValueError, match=r"there is no \.po or \.mo file in this directory"):
+        reader(tmp_path, on_bad_row="skip").rows("train")

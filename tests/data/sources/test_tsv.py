@@ -3,6 +3,8 @@
 import collections
 import gzip
 import lzma
+import os
+import re
 
 import pytest
 
@@ -52,6 +54,9 @@ BAD_ROWS = [
     (b"de\tJa\tYes\tmore\n", 2, "wrong number of columns"),
     (b"\n", 2, "wrong number of columns"),
     (b"de\tJ\xff\tYes\n", 2, "not UTF-8"),
+    (b"de\tJ\0\tYes\n", 2, "NUL bytes"),
+    (b"\tJa\tYes\n", 2, "no language code"),
+    (b"Guten Tag\tGood day\tde\n", 2, "no language code"),
 ]
 
 
@@ -68,18 +73,53 @@ def test_invalid_rows_can_be_skipped_and_counted(tmp_path, bad, line, reason):
     r = reader(train=path, test=path, on_bad_row="skip")
     assert [(row.source, row.line) for row in r.rows("train")] == [("Ja", 1), ("Nein", 3)]
     assert r.left_out == {reason: 1}
-    assert r.examples[0].startswith(f"{path}:{line}: {reason}")
+    assert r.examples[reason].startswith(f"{path}:{line}: ")
 
 
-def test_missing_file(tmp_path):
-    path = str(tmp_path / "none.tsv")
-    with pytest.raises(ValueError, match=f"{path}:0: no such file"):
-        reader(train=path).rows("train")
-    with pytest.raises(ValueError, match="no such file"):
-        reader(train=path + "*").rows("train")
-    skipping = reader(train=path, on_bad_row="skip")
-    assert skipping.rows("train") == []
-    assert skipping.left_out == {"no such file": 1}
+@pytest.mark.parametrize("on_bad_row", ["refuse", "skip"])
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_a_missing_file_is_never_skipped(tmp_path, split, on_bad_row):
+    there = write(tmp_path / "pairs.tsv", GOOD)
+    paths = dict.fromkeys(("train", "dev", "test"), there)
+
+    def error(path):
+        r = reader(**paths | {split: str(path)}, on_bad_row=on_bad_row)
+        with pytest.raises(ValueError) as raised:
+            r.check_files()
+        with pytest.raises(ValueError, match=re.escape(str(raised.value))):
+            r.rows(split)
+        return str(raised.value).removeprefix(f"input.corpus.{split}: ")
+
+    near = tmp_path / "pair.tsv"
+    assert error(near) == f"{near}: no such file. Did you mean '{there}'?"
+    inside = tmp_path / "none" / "a.tsv"
+    assert error(inside) == f"{inside}: no such file; there is no directory {tmp_path}/none"
+    assert error(tmp_path / "*.csv") == f"{tmp_path}/*.csv: no file matches this glob"
+    assert error(tmp_path).startswith(f"{tmp_path}: a directory, but a file was expected; ")
+
+
+def test_a_file_without_permission_is_never_skipped(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.tsv", GOOD)
+    # The tests' user may be root, who may read everything.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=f"{path}: permission denied"):
+        reader(train=path, on_bad_row="skip").rows("train")
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (gzip.compress(GOOD), "its name must end in .gz"),
+        (lzma.compress(GOOD), "its name must end in .xz"),
+        ("de\tJa\tYes\n".encode("utf-16"), "the file is in UTF-16"),
+        ("de\tSch\xf6n\tFine\n".encode("latin-1"), "byte 6 of the line is 0xf6"),
+        (GOOD.replace(b"\n", b"\r"), "the line has carriage returns in it"),
+    ],
+)
+def test_the_error_says_what_a_file_is_instead(tmp_path, content, hint):
+    path = write(tmp_path / "a.tsv", content)
+    with pytest.raises(ValueError, match=f"{path}:1: .*{hint}"):
+        reader(train=path, test=path).rows("train")
 
 
 @pytest.mark.parametrize(("name", "opener"), [("a.gz", gzip.open), ("a.xz", lzma.open)])

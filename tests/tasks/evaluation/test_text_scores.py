@@ -48,6 +48,14 @@ def test_scores_of_a_uniform_model_match_the_computation_by_hand():
     assert found.bits_per_byte == pytest.approx(8 * 32 / 30)
     assert found.perplexity == pytest.approx(256)
     assert found.perplexity_per_word == pytest.approx(256**4)
+    assert [row[0] for row in found.table().rows][:2] == ["bits per byte", "perplexity per token"]
+    assert found.notes() and "above a million" in found.notes()[0]
+
+
+def test_perplexity_per_word_is_shown_once_a_model_knows_words():
+    found = text_scores.TextScores.from_means(math.log(8), 0.5, 32, TextSize(2, 30, 8))
+    assert found.table().rows[1] == ("perplexity per word", f"{8**4:,.1f}", "8 words")
+    assert not found.notes()
 
 
 @pytest.mark.parametrize("size", [290, 320])

@@ -1,0 +1,178 @@
+"""CleaningReport: counts the rows of a split that were kept and dropped, and says why."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lingvo_gshard.data.sources.row import Row
+
+_EXCERPT = 60
+_SHARES = (0.99, 0.999, 1.0)
+# Batches and buffers of these lengths suit all kinds of devices.
+_MULTIPLE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """The lengths of all rows that a limit was applied to.
+
+    Attributes:
+      setting: path of the hyperparameter, such as "input.source_length".
+      unit: what is counted, such as "source tokens".
+      value: the limit.
+      lengths: the length of each row.
+    """
+
+    setting: str
+    unit: str
+    value: int
+    lengths: np.ndarray
+
+    @property
+    def exceeded(self) -> int:
+        """Number of rows that are longer than the limit."""
+        return int(np.count_nonzero(self.lengths > self.value))
+
+    def advice(self) -> str:
+        """Returns how long rows are, and the value of the setting that keeps more of them."""
+        half, most, nearly_all = (self._within(share) for share in (0.5, 0.9, 0.99))
+        return (
+            f"{_rows(self.exceeded)} more {self.unit} than {self.setting} = {self.value:,}. Of "
+            f"{len(self.lengths):,} rows, half have at most {half:,}, 90% at most {most:,}, 99% at "
+            f"most {nearly_all:,}; the longest has {self.lengths.max():,}. {self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        kept = 1 - self.exceeded / len(self.lengths)
+        share = next(share for share in _SHARES if share > kept)
+        value = -(-self._within(share) // _MULTIPLE) * _MULTIPLE
+        kept_then = "all" if value >= self.lengths.max() else f"{100 * share:g}% of them"
+        return f"{self.setting} = {value} keeps {kept_then}."
+
+    def _within(self, share: float) -> int:
+        return int(np.quantile(self.lengths, share, method="higher"))
+
+
+@dataclasses.dataclass
+class CleaningReport:
+    """Counts what reading and cleaning did to the rows of one split.
+
+    Attributes:
+      split: name of the split.
+      read: number of rows read: those kept and those dropped.
+      kept: number of rows kept.
+      dropped: reason -> number of rows dropped.
+      rewritten: kind of change -> number of texts changed.
+      examples: reason -> the first row dropped for it: its file, its line, and what is wrong.
+      kept_by_language: language -> number of rows kept.
+      dropped_by_language: (language, reason) -> number of rows dropped. Rows that could not be read
+        have no language and are not counted here.
+      limits: the limits of length that rows exceeded.
+    """
+
+    split: str = ""
+    read: int = 0
+    kept: int = 0
+    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    rewritten: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    examples: dict[str, str] = dataclasses.field(default_factory=dict)
+    kept_by_language: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    dropped_by_language: collections.Counter[tuple[str, str]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    limits: list[Limit] = dataclasses.field(default_factory=list)
+
+    def drop(self, row: Row, reason: str) -> None:
+        """Counts a row that is dropped."""
+        self.dropped[reason] += 1
+        self.dropped_by_language[row.language, reason] += 1
+        if reason not in self.examples:
+            text = excerpt(row.source or row.target)
+            self.examples[reason] = f"{place(row)}: {text}" if text else place(row)
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Counts the rows that are kept, once all are known."""
+        self.kept = len(rows)
+        self.kept_by_language = collections.Counter(row.language for row in rows)
+
+    def without(self, rows: Iterable[Row], reason: str, limits: Iterable[Limit]) -> CleaningReport:
+        """Returns a copy of the report with kept rows counted as dropped.
+
+        Args:
+          rows: the rows, counted as kept before.
+          reason: why they are dropped.
+          limits: limits that some of them exceed.
+        """
+        copy = dataclasses.replace(
+            self,
+            dropped=self.dropped.copy(),
+            examples=dict(self.examples),
+            kept_by_language=self.kept_by_language.copy(),
+            dropped_by_language=self.dropped_by_language.copy(),
+            limits=[*self.limits, *(limit for limit in limits if limit.exceeded)],
+        )
+        for row in rows:
+            copy.kept -= 1
+            copy.kept_by_language[row.language] -= 1
+            copy.drop(row, reason)
+        copy.kept_by_language = +copy.kept_by_language
+        return copy
+
+    def to_table(self) -> list[tuple[str, int]]:
+        """Returns (description, number of rows) of each line of a table of the counts."""
+        rows = [("read", self.read)]
+        rows += [(f"dropped: {reason}", n) for reason, n in sorted(self.dropped.items())]
+        rows += [("kept", self.kept)]
+        rows += [(reason, n) for reason, n in sorted(self.rewritten.items())]
+        return rows
+
+    def reasons(self) -> str:
+        """Returns why rows were dropped as text: counts, reasons and an example of each."""
+        return "; ".join(
+            f"{n:,} dropped: {reason} ({self.examples[reason]})"
+            for reason, n in self.dropped.most_common()
+        )
+
+    def notes(self) -> list[str]:
+        """Returns lines about languages and lengths, to be printed below the table."""
+        named = [(language, n) for language, n in self.kept_by_language.most_common() if language]
+        lines = [f"{len(named)} languages: " + ", ".join(f"{name} {n:,}" for name, n in named)]
+        lines = lines if len(named) > 1 else []
+        lines += [note for language, _ in named if (note := self._loss(language))]
+        gone = {language for language, _ in self.dropped_by_language} - self.kept_by_language.keys()
+        lines += [self._loss(language) for language in sorted(gone)]
+        return lines + [limit.advice() for limit in self.limits]
+
+    def _loss(self, language: str) -> str:
+        """Returns the main reason if more than half of a language's rows were dropped, else ""."""
+        reasons = collections.Counter(
+            {r: n for (code, r), n in self.dropped_by_language.items() if code == language}
+        )
+        total = reasons.total() + self.kept_by_language[language]
+        if 2 * reasons.total() <= total:
+            return ""
+        reason, count = reasons.most_common(1)[0]
+        return (
+            f"Warning: {language or 'the text'} lost {reasons.total():,} of {total:,} rows, "
+            f"{count:,} because of: {reason}"
+        )
+
+
+def place(row: Row) -> str:
+    """Returns where a row was read, as `file:line`."""
+    return f"{row.file}:{row.line}"
+
+
+def excerpt(text: str) -> str:
+    """Returns the beginning of a text, in quotes, on one line."""
+    return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…") if text else ""
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row has" if count == 1 else f"{count:,} rows have"

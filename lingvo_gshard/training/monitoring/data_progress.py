@@ -1,0 +1,112 @@
+"""DataProgress: shows the stages before training, such as reading, cleaning and tokenizing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import rich.console
+import rich.progress
+
+from lingvo_gshard.training.monitoring.progress import BarOnTerminal, duration
+
+# Shorter stages leave no line.
+_SHORTEST_SHOWN = 2.0
+_SECONDS_BETWEEN_LINES = 5.0
+_ANNOUNCED = 1.0
+
+
+class DataProgress(BarOnTerminal):
+    """Observes an input's work: a bar on a terminal, a line every some seconds elsewhere.
+
+    Used as a context manager. A stage of some seconds leaves a line with its duration. Without a
+    terminal the first amount of data that takes a second is announced.
+    """
+
+    def __init__(self, console: rich.console.Console):
+        """Prepares the display.
+
+        Args:
+          console: where to show it.
+        """
+        self._console = console
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._stage = self._unit = ""
+        self._is_announced = False
+        self._bar = None
+        if console.is_terminal:
+            columns = (
+                rich.progress.SpinnerColumn(),
+                rich.progress.TextColumn("{task.description}", markup=False),
+                rich.progress.BarColumn(bar_width=20),
+                rich.progress.TimeElapsedColumn(),
+            )
+            self._bar = rich.progress.Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("", total=None)
+        self._ticker = threading.Thread(target=self._print_lines, daemon=True)
+
+    def __enter__(self) -> DataProgress:
+        super().__enter__()
+        if self._bar is None:
+            self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        with self._lock:
+            self._end_stage()
+        if self._bar is None:
+            self._ticker.join()
+        super().__exit__(*_)
+
+    def begin(self, stage: str, unit: str = "") -> None:
+        """Ends the stage before and shows that another one begins."""
+        with self._lock:
+            self._end_stage()
+            self._stage, self._unit = stage, unit
+            self._started = self._last_line = time.monotonic()
+            self._done, self._share = 0, None
+            if self._bar is not None:
+                self._bar.reset(self._task, total=None, description=stage)
+
+    def update(self, done: int, share: float | None = None) -> None:
+        """Shows how far the stage is."""
+        with self._lock:
+            self._done, self._share = done, share
+            if self._bar is not None and not self._closed.is_set():
+                completed = None if share is None else 100 * share
+                text = self._describe(time.monotonic())
+                total = None if share is None else 100
+                self._bar.update(self._task, completed=completed, total=total, description=text)
+
+    def _end_stage(self) -> None:
+        """Prints the duration of a stage that took some seconds."""
+        if self._stage:
+            seconds = time.monotonic() - self._started
+            if seconds >= _SHORTEST_SHOWN:
+                self._say(f"{self._stage}: {duration(seconds)}")
+        self._stage = ""
+
+    def _print_lines(self) -> None:
+        while not self._closed.wait(_SHORTEST_SHOWN / 4):
+            with self._lock:
+                now = time.monotonic()
+                if self._unit and not self._is_announced and now - self._started >= _ANNOUNCED:
+                    self._is_announced = True
+                    self._say(self._stage)
+                if self._stage and now - self._last_line >= _SECONDS_BETWEEN_LINES:
+                    self._last_line = now
+                    self._say(self._describe(now))
+
+    def _describe(self, now: float) -> str:
+        """Returns the stage with its amount, its throughput and the time left."""
+        seconds = max(now - self._started, 1e-9)
+        if not self._done:
+            return f"{self._stage}: {duration(seconds)} so far"
+        rate = f"{self._done:,} {self._unit}  {self._done / seconds:,.0f} {self._unit}/s"
+        left = duration(seconds * (1 - self._share) / self._share) if self._share else ""
+        return f"{self._stage}: {rate}" + (f"  {left} left" if left else "")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
