@@ -33,11 +33,13 @@ class State:
     Attributes:
       is_watched: whether a thread prints signals as they arrive and ends the process in time.
       training: the request of the training in progress; None if there is none.
+      exit_code: the code with which a signal ends the process; set before `before_abrupt_end`.
       before_abrupt_end: functions to call before the process ends without exceptions.
     """
 
     is_watched = False
     training: StopRequest | None = None
+    exit_code = 1
     before_abrupt_end: ClassVar[list[Callable[[], None]]] = []
 
 

@@ -150,7 +150,7 @@ class Cluster:
     def _at_abrupt_end(self) -> None:
         """Tells the others that a signal ends this process."""
         if not self._is_closed:
-            self._leave("was stopped without saving", 1)
+            self._leave("was stopped without saving", State.exit_code)
 
     def _on_departure(self, departure: Departure) -> bool:
         """Prints that a process is gone; returns False if this one is already ending by itself."""

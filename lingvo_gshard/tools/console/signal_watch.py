@@ -77,6 +77,7 @@ class SignalWatch:
             os.write(self._screen, f"{text}\n".encode())
 
     def _end(self, code: int) -> None:
+        State.exit_code = code
         for function in list(State.before_abrupt_end):
             with contextlib.suppress(Exception):
                 function()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import pathlib
 from collections.abc import Callable
@@ -29,12 +30,15 @@ class RunRecord(msgspec.Struct, frozen=True):
       position: position of the input, as JSON values.
       versions: package -> version, of the packages that wrote the checkpoint.
       digests: item -> path of an array -> its digest.
+      files: path of each other file of the item -> its SHA-256. Checkpoints of earlier versions
+        have none.
     """
 
     step: int
     position: Any
     versions: dict[str, str]
     digests: dict[str, dict[str, int]]
+    files: dict[str, str] = {}
 
 
 @dataclasses.dataclass
@@ -84,16 +88,17 @@ def write_run(
 
     Args:
       directory: the item's directory.
-      record: the content of run.json.
+      record: the content of run.json; its `files` are filled in.
       params_text: the content of params.txt.
       write_extras: writes files into the directory extras/; None leaves it empty.
     """
-    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    (directory / _RECORD).write_bytes(text)
     (directory / _PARAMS).write_text(params_text, encoding="utf-8")
     (directory / _EXTRAS).mkdir()
     if write_extras is not None:
         write_extras(directory / _EXTRAS)
+    record = msgspec.structs.replace(record, files=_file_digests(directory))
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    (directory / _RECORD).write_bytes(text)
 
 
 def read_run(checkpoint: pathlib.Path) -> Checkpoint:
@@ -101,14 +106,28 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
 
     Raises:
       OSError: a file cannot be read.
-      msgspec.DecodeError: run.json is damaged.
+      ValueError: a file is damaged or missing.
     """
     directory = checkpoint / ITEM
+    record = msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord)
+    found = _file_digests(directory)
+    for name, digest in record.files.items():
+        if found.get(name) != digest:
+            raise ValueError(f"{ITEM}/{name} is {'damaged' if name in found else 'missing'}")
     return Checkpoint(
-        record=msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord),
+        record=record,
         params_text=(directory / _PARAMS).read_text(encoding="utf-8"),
         extras=directory / _EXTRAS,
     )
+
+
+def _file_digests(directory: pathlib.Path) -> dict[str, str]:
+    """Returns path -> SHA-256 of all files below a directory except run.json."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != _RECORD
+    }
 
 
 def versions() -> dict[str, str]:

@@ -31,17 +31,12 @@ with SignalWatch("gshard-test"):
 
 
 def start(setup="pass", finishing=False):
-    def default_signals():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY.format(setup=setup, finishing=finishing)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=default_signals,
     )
     assert process.stdout.readline() == "ready\n"
     return process

@@ -99,7 +99,8 @@ def test_new_store_finds_existing_checkpoints(store, tmp_path, said):
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files that a complete checkpoint needs."""
-    names = [directory / "run" / "run.json", directory / "run" / "params.txt"]
+    run = directory / "run"
+    names = [run / "run.json", run / "params.txt", run / "extras" / "words.txt"]
     for item in ("theta", "moments"):
         names += [directory / item / "manifest.ocdbt", *(directory / item / "d").iterdir()]
     return names
@@ -116,12 +117,14 @@ def flip(path):
 
 
 @pytest.mark.parametrize("damage", [truncate, flip, pathlib.Path.unlink])
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", range(6))
 def test_damaged_checkpoint_falls_back_to_the_previous_one(store, said, tmp_path, damage, which):
     save(store, 4, 8)
     newest = tmp_path / "checkpoints" / "8"
-    names = [n for n in files_of(newest) if n.name != "params.txt"]
+    names = files_of(newest)
     damage(names[which % len(names)])
+    if which < 3:
+        assert store.peek().step == 4
     assert_holds(store.restore(), 4)
     assert said[0].startswith("Warning: the checkpoint of step 8 is damaged")
     assert store.steps == [4]
