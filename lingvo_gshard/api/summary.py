@@ -8,6 +8,7 @@ import numpy as np
 import rich.console
 import rich.table
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.data.sources.report import CleaningReport
@@ -33,7 +34,7 @@ def print_summary(
     if filled is not None:
         table.add_row("packing", f"{filled:.1%} of a batch's positions hold tokens")
     table.add_row("steps", f"{trainer.p.steps:,}")
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
     if input_.report is not None:
         print_report(console, input_.report)
     for note in input_.notes:
@@ -45,7 +46,7 @@ def print_report(console: rich.console.Console, report: CleaningReport) -> None:
     table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
     for what, count in report.to_table():
         table.add_row(what, f"{count:,}")
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
     for reason, example in sorted(report.examples.items()):
         text = f"{reason}, for example {example}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -144,8 +144,8 @@ def _warn_of_new_schedule(
     if before != now and schedule.cls.ends_with_run(schedule):
         _say(
             console,
-            f"Warning: the learning rate now decays to step {now:,}, before it was {before:,}; "
-            f"trainer.schedule.total_steps = {before} keeps it",
+            f"Warning: the learning rate now decays until step {now:,}, not {before:,}. To keep "
+            f"the earlier schedule, set trainer.schedule.total_steps = {before}",
         )
 
 

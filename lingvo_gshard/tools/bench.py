@@ -60,6 +60,7 @@ import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tools.console import output, startup
 
@@ -137,7 +138,7 @@ def main(argv: list[str]) -> int:
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand {given}. {hint}")
     output.check_writable(values, "json")
-    console = rich.console.Console(stderr=values.json == output.STANDARD_OUTPUT)
+    console = output.make_console(values.json)
     if subcommand == EXPORTED:
         device, rows = measure_exported(values, files, console)
     else:
@@ -197,4 +198,4 @@ def print_exported(console: rich.console.Console, device: str, row: exported.Row
         ("loss", f"{row.first_loss:.4f}, then {row.last_loss:.4f}"),
     ):
         table.add_row(name, text)
-    console.print(table)
+    tables.print_table(console, table)

@@ -28,6 +28,7 @@ import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tasks import Task
@@ -132,7 +133,7 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
 
 def _print(console: rich.console.Console, title: str, evaluation: Evaluation) -> None:
     output.say(console, title)
-    console.print(_rich_table(evaluation.table()))
+    tables.print_table(console, _rich_table(evaluation.table()))
     for line in evaluation.notes():
         output.say(console, line)
 

@@ -40,5 +40,5 @@ def main(argv: list[str]) -> int:
     values = module.define_flags()
     argv = [*argv[: argv.index(subcommand)], *argv[argv.index(subcommand) + 1 :]]
     startup.parse_flags(values, argv, module.__doc__)
-    module.run(values, output.make_console(values.json if "json" in values else None))
+    module.run(values, output.make_console(values.json))
     return 0

@@ -8,7 +8,7 @@
 Each line gives --samples lines of output, in order. Each is the whole text, including its
 beginning. For an empty line the model begins the text itself. In the output, a line break within a
 text is written as backslash-n and a backslash as two. With --json, each line of output is
-{"beginning", "texts"} instead.
+{"beginning", "texts"} instead; --json=FILE writes these lines to a file beside the texts.
 
 Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k and --top_p
 change these. The result depends only on the beginning, the number of the sample and --seed. A text
@@ -20,17 +20,20 @@ Exit code: 0 if every line was answered, else 1.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 from absl import flags
 
 from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.api.run import load
 from lingvo_gshard.decoding import Text, Writer
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.line_input import (
     LineReader,
     answer_lines,
@@ -85,9 +88,7 @@ def define_flags() -> flags.FlagValues:
         2**31 - 1,
         flag_values=values,
     )
-    flags.DEFINE_bool(
-        "json", False, "Writes a line of JSON for each beginning.", flag_values=values
-    )
+    output.define_json_flag(values, "a line for each beginning")
     define_line_flags(values)
     define_runtime_flags(values, in_cluster=False)
     return values
@@ -97,6 +98,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
+    output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)
     stream = standard_input()
     run = load(required_logdir(values), options=runtime_options(values))
@@ -107,8 +109,19 @@ def main(argv: list[str]) -> int:
     writer = run.writer(options, _ROWS_TYPED if typed else _ROWS_PIPED)
     if typed:
         warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
-    respond = functools.partial(_respond, writer, values.json)
-    return answer_lines(lines, respond, skip_bad)
+    with _open_json(values.json) as records:
+        respond = functools.partial(_respond, writer, values.json, records)
+        return answer_lines(lines, respond, skip_bad)
+
+
+@contextlib.contextmanager
+def _open_json(path: str | None) -> Iterator[TextIO | None]:
+    """Opens the file that --json names; None for standard output or without the flag."""
+    if path is None or path == output.STANDARD_OUTPUT:
+        yield None
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        yield file
 
 
 def _sampling_options(values: flags.FlagValues) -> SamplingOptions:
@@ -116,12 +129,15 @@ def _sampling_options(values: flags.FlagValues) -> SamplingOptions:
     return SamplingOptions(**{name: values[name].value for name in names})
 
 
-def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> None:
+def _respond(
+    writer: Writer, path: str | None, records: TextIO | None, lines: list[str], before: int
+) -> None:
     """Writes the texts for a batch of lines, each as soon as it is complete.
 
     Args:
       writer: the model.
-      as_json: whether to write JSON.
+      path: --json. If it is standard output, that gets JSON instead of texts.
+      records: the file for JSON, if there is one.
       lines: the beginnings.
       before: number of lines before them.
     """
@@ -133,7 +149,12 @@ def _respond(writer: Writer, as_json: bool, lines: list[str], before: int) -> No
                 f"Warning: line {number} leaves no room: the model did not see its first "
                 f"{text.cut} tokens"
             )
-        write_lines([_record(beginning, text)] if as_json else map(_on_one_line, text.samples))
+        record = _record(beginning, text)
+        as_json = path == output.STANDARD_OUTPUT
+        write_lines([record] if as_json else map(_on_one_line, text.samples))
+        if records is not None:
+            records.write(f"{record}\n")
+            records.flush()
 
 
 def _record(beginning: str, text: Text) -> str:

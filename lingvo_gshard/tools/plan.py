@@ -130,7 +130,8 @@ def main(argv: list[str]) -> int:
     if compared:
         return _diff(compared, values, console)
     if values.list_topologies:
-        console.print(topologies.listing(), markup=False, highlight=False)
+        output.say(console, topologies.listing())
+        output.write_json(values.json, topologies.records())
         return 0
     check_choices(values.partitioner, values.device_order)
     if values.paper or values.paper_rows:

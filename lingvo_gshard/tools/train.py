@@ -36,6 +36,7 @@ terminal), and 141 if nobody reads standard output any more.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import rich.console
@@ -69,6 +70,7 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
     define_runtime_flags(values)
+    output.define_json_flag(values, "how training ended, or what --list shows,")
     flags.DEFINE_boolean("list", False, "Lists the experiments and exits.", flag_values=values)
     flags.DEFINE_string(
         "params",
@@ -85,10 +87,12 @@ def main(argv: list[str]) -> int:
     allocator.keep_pages()
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    console = rich.console.Console()
+    output.check_writable(values, "json")
+    console = output.make_console(values.json)
     if values.list:
         for name, purpose in experiments().items():
             output.say(console, f"{name}\n    {purpose}")
+        output.write_json(values.json, experiments())
         return 0
     params = _params(values)
     if values.params is not None:
@@ -109,6 +113,9 @@ def main(argv: list[str]) -> int:
         )
         return EXIT_CODES["Ctrl-C"]
     _print_outcome(console, outcome, params, Logdir(values.logdir), command)
+    if processes.is_main():
+        record = {"logdir": values.logdir, "experiment": params.name}
+        output.write_json(values.json, record | dataclasses.asdict(outcome))
     if outcome.diverged_since is None:
         return 0 if outcome.finished else EXIT_CODES[outcome.signal or "Ctrl-C"]
     if processes.is_main():
@@ -147,11 +154,11 @@ def _print_outcome(
         output.say(
             console,
             f"Nothing to do: the run in {logdir.path} has {step} steps already, and trainer.steps "
-            f"is {steps}. A larger --steps trains longer.",
+            f"is {steps}. To train longer, give a larger --steps.",
         )
     elif outcome.finished:
         output.say(console, f"Trained {step} steps; the run is in {logdir.path}")
-        output.say(console, "A larger --steps trains longer.")
+        output.say(console, "To train longer, give a larger --steps.")
     elif outcome.metrics:
         output.say(console, f"{outcome.signal}: saved at step {step}. Continue with:\n  {command}")
     else:

@@ -111,9 +111,12 @@ def test_training_continues_from_an_upcycled_model(upcycled_logdir, tmp_path, ca
 def test_upcycle_restart_begins_at_step_0_with_new_moments(dense_logdir, tmp_path, capsys):
     output = tmp_path / "made" / "run"
     names = f"--logdir={dense_logdir}", f"--output={output}"
-    code, out, err = run_here(capsys, "upcycle", *names, "--experts=2", "--restart")
-    assert (code, err) == (0, "")
-    assert f"gshard-train --logdir={output}\n" in out
+    code, out, err = run_here(capsys, "upcycle", *names, "--experts=2", "--restart", "--json")
+    assert code == 0
+    record = json.loads(out)
+    assert (record["logdir"], record["step"], record["experts"]) == (str(output), 0, 2)
+    assert record["parameters"] > record["parameters_before"]
+    assert f"gshard-train --logdir={output}\n" in err
     found = arrays_of(output)
     assert found.step == 0 and not any(moment.any() for moment in found.moments.values())
 
@@ -171,8 +174,10 @@ def test_heat_map_of_many_experts_has_no_numbers():
 def test_pruned_model_can_be_evaluated(trained_logdir, tmp_path, capsys):
     output = tmp_path / "pruned"
     flags = f"--logdir={trained_logdir}", f"--output={output}", "--split=test", "--languages=de"
-    code, out, err = run_here(capsys, "prune", *flags, "--keep=0.5", "--by=gate")
+    file = tmp_path / "pruned.json"
+    code, out, err = run_here(capsys, "prune", *flags, "--keep=0.5", "--by=gate", f"--json={file}")
     assert (code, err) == (0, "")
+    assert [len(experts) for experts in json.loads(file.read_text())["experts"].values()] == [4, 4]
     kept = re.findall(r"layers\[0\].feed_forward: 4 of 8 experts, .*: ([\d, ]+)", out)
     assert len(kept) == 2
     original, pruned = arrays_of(trained_logdir), arrays_of(output)

@@ -47,7 +47,7 @@ def writer_of(trained, **options):
     return Writer(trained.task, trained.runtime, trained.input.vocabulary, 16, **options)
 
 
-def test_each_prompt_is_continued(run_here):
+def test_each_prompt_is_continued(run_here, tmp_path):
     code, out, err = run_here(b"the dog\n\nthe cat\n", "--samples=2", "--seed=3")
     assert code == 0 and err == ""
     lines = out.removesuffix("\n").split("\n")
@@ -58,6 +58,10 @@ def test_each_prompt_is_continued(run_here):
     assert code == 0
     assert json.loads(again) == {"beginning": "the cat", "texts": lines[4:]}
     assert run_here(b"the cat\n", "--samples=2", "--seed=4", "--json")[1] != again
+    file = tmp_path / "texts.jsonl"
+    _, texts, _ = run_here(b"the cat\n", "--samples=2", "--seed=3", f"--json={file}")
+    assert texts.splitlines() == lines[4:]
+    assert file.read_text() == again
 
 
 def test_temperature_0_generates_the_likeliest_tokens(trained):

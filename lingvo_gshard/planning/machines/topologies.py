@@ -146,6 +146,26 @@ def names() -> tuple[str, ...]:
     return (*_EXAMPLES.values(), *gpus, "cpu:8")
 
 
+def records() -> list[dict[str, Any]]:
+    """Returns the topologies that `listing` shows, in units without prefix: bytes, FLOP/s, B/s."""
+    found = []
+    for name in names():
+        topology = get(name)
+        chip = topology.chip
+        found.append(
+            {
+                "topology": name,
+                "chip": chip.name,
+                "devices": topology.devices,
+                "usable_bytes": chip.usable_bytes,
+                "peak_bf16": chip.peak("bf16"),
+                "link_bandwidth": chip.link_bandwidth if chip.links else None,
+                "compiler": topology.compiler,
+            }
+        )
+    return found
+
+
 def listing() -> str:
     """Returns the table of topologies that --list_topologies prints."""
     rows = [("topology", "chip", "devices", "memory", "peak bf16", "link", "compiler")]

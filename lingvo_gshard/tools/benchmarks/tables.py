@@ -6,6 +6,7 @@ import rich.box
 import rich.console
 import rich.table
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step
 
 
@@ -31,7 +32,7 @@ def print_step_table(console: rich.console.Console, rows: list[step.Row]) -> Non
             f"{row.ratio:.1%}",
             f"{row.compile_seconds:.1f}",
         )
-    console.print(table)
+    tables.print_table(console, table)
 
 
 def print_partition_table(console: rich.console.Console, rows: list[partition.Row]) -> None:
@@ -41,7 +42,7 @@ def print_partition_table(console: rich.console.Console, rows: list[partition.Ro
     for row in rows:
         cells = f"{row.seconds:.4f}", f"{row.ratio:.3f}", f"{row.compile_seconds:.1f}"
         table.add_row(row.name, *cells)
-    console.print(table)
+    tables.print_table(console, table)
 
 
 def print_depth_table(console: rich.console.Console, rows: list[depth.Row]) -> None:
@@ -51,7 +52,7 @@ def print_depth_table(console: rich.console.Console, rows: list[depth.Row]) -> N
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.name, f"{row.compile_seconds:.1f}", f"{row.seconds:.3f}", ratio)
-    console.print(table)
+    tables.print_table(console, table)
 
 
 def print_choices_table(console: rich.console.Console, rows: list[choices.Row]) -> None:
@@ -67,7 +68,7 @@ def print_choices_table(console: rich.console.Console, rows: list[choices.Row]) 
             f"{row.ratio:.2f}",
             f"{row.compile_seconds:.1f}",
         )
-    console.print(table)
+    tables.print_table(console, table)
 
 
 def print_moe_table(console: rich.console.Console, rows: list[moe.Row]) -> None:
@@ -99,7 +100,7 @@ def print_moe_table(console: rich.console.Console, rows: list[moe.Row]) -> None:
                 f"{row.temporary_bytes / 2**20:,.0f}",
             )
         table.add_section()
-    console.print(table)
+    tables.print_table(console, table)
 
 
 def _table(caption: str, what: str, *headings: str) -> rich.table.Table:

@@ -64,6 +64,9 @@ def _run(tool: str, argv: list[str]) -> int:
     if VERSION.intersection(argv[1:]):
         print(f"{command} {lingvo_gshard.__version__}")
         return 0
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        # rich would print nothing where COLUMNS is 0.
+        os.environ.pop("COLUMNS", None)
     # Experiments, tasks and layers of the user are found in the current directory.
     sys.path.append(os.getcwd())
     libraries.prepare()

@@ -23,6 +23,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.decoding import Translator
+from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import source_run
 from lingvo_gshard.tools.expert_tools.language_use import (
     choose_rows_by_flags,
@@ -47,12 +48,14 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "by", pruning.LOAD, "Criterion for the experts to keep: load or gate.", flag_values=values
     )
+    output.define_json_flag(values, "what was written")
     return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Runs the subcommand. Raises ValueError for a user's mistake."""
     source_run.check_output(values.output)
+    output.check_writable(values, "json")
     if not 0 < values.keep <= 1:
         raise ValueError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
@@ -87,6 +90,10 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+    record = {"logdir": values.output, "step": checkpoint.step}
+    record |= {"parameters_before": before, "parameters": after}
+    record["experts"] = {layer: [int(expert) for expert in found] for layer, found in kept.items()}
+    output.write_json(values.json, record)
 
 
 def _sum_over_languages(use: dict[str, dict[str, ExpertUse]]) -> dict[str, ExpertUse]:

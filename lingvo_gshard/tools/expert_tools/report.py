@@ -29,6 +29,7 @@ import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools.console import output
@@ -140,7 +141,7 @@ def _print(console: rich.console.Console, record: dict) -> None:
         if len(layer["languages"]) > 1:
             table.add_section()
             table.add_row("all", *_cells(layer["all"]), style="bold")
-        console.print(table)
+        tables.print_table(console, table)
 
 
 def _cells(found: dict) -> list[str]:

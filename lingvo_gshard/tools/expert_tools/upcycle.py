@@ -31,6 +31,7 @@ from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding import Translator
+from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import source_run
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import required_logdir
@@ -72,12 +73,14 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_boolean(
         "restart", False, "Starts at step 0 with new optimizer moments.", flag_values=values
     )
+    output.define_json_flag(values, "what was written")
     return values
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Runs the subcommand. Raises ValueError for a user's mistake."""
     source_run.check_output(values.output)
+    output.check_writable(values, "json")
     if values.experts is None:
         raise ValueError(
             "--experts is missing: the number of experts per layer, such as --experts=8"
@@ -104,6 +107,9 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+    record = {"logdir": values.output, "step": step}
+    record |= {"parameters_before": before, "parameters": after, "experts": values.experts}
+    output.write_json(values.json, record)
 
 
 def _params(values: flags.FlagValues, dense: Params) -> Params:

@@ -8,6 +8,7 @@ import rich.box
 import rich.console
 import rich.table
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.sharding.listing import WeightRow
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
@@ -116,7 +117,7 @@ def _print_rows(console: rich.console.Console, kind: str, rows: Sequence[WeightR
             format_bytes(row.bytes),
             format_bytes(row.bytes_per_device),
         )
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
 
 
 def _print_total(
@@ -141,7 +142,7 @@ def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicate
             format_bytes(tensor.bytes),
             tensor.reason,
         )
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
 
 
 def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveRow]) -> None:
@@ -155,7 +156,7 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveR
     table.add_section()
     for row in inspection.total_by_kind(rows):
         _add_collectives(table, row, "all")
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
 
 
 def _add_collectives(table: rich.table.Table, row: CollectiveRow, layer: str) -> None:

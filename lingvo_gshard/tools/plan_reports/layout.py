@@ -9,6 +9,8 @@ import rich.box
 import rich.console
 import rich.table
 
+from lingvo_gshard.api import tables
+
 # Longer lists are cut; the JSON has all rows.
 MAX_ROWS = 12
 
@@ -34,7 +36,7 @@ def make_table(*left: str, right: Sequence[str] = (), no_wrap: bool = True) -> r
 def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     """Prints an empty line and a table."""
     say(console, "")
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
 
 
 def say(console: rich.console.Console, text: str, style: str | None = None) -> None:

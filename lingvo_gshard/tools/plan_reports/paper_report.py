@@ -11,6 +11,7 @@ import rich.progress
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.planning.experiments import PlanExperiment, PlanOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.paper import report as paper_report
@@ -86,7 +87,7 @@ def print_report(report: PaperReport, console: rich.console.Console) -> None:
     for row in report.rows:
         figures = (units.digits(value) for value in (row.published, row.ours, row.ratio))
         table.add_row(row.what, *figures, row.limits, _VERDICTS[row.within])
-    console.print(table, highlight=False)
+    tables.print_table(console, table)
     as_expected = sum(row.within is True for row in report.rows)
     _say(console, f"{as_expected} of {len(report.rows)} are as expected.")
     _print_explanations(report.rows, console)

@@ -10,6 +10,7 @@ import rich.console
 import rich.table
 from absl import flags
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.planning.search import result as search_result
 from lingvo_gshard.planning.search.experiment_search import ExperimentSearch
 from lingvo_gshard.tools.console.units import in_bytes, in_seconds
@@ -76,4 +77,4 @@ def _print_rows(
             compiled = [in_seconds(row.compiled.seconds), in_bytes(row.compiled.peak) + fits]
         by_model = [in_seconds(row.cost.seconds), in_bytes(row.cost.peak)]
         table.add_row(what, candidate.rematerialize, *by_model, *compiled)
-    console.print(table)
+    tables.print_table(console, table)

@@ -75,7 +75,9 @@ class ExpertBalance:
 
         layers = self._layers_of(self._last[0])
         steps = "step" if len(self._last) == 1 else f"{len(self._last):,} steps"
-        head = [f"Experts in the last {steps}, where 1.00x is an even load:"] if layers else []
+        head = (
+            [f"Load of the experts in the last {steps} (1.00x is an even load):"] if layers else []
+        )
         return head + [
             f"  {layer}  fullest {mean(f'{layer}/{LOAD}'):.2f}x  "
             f"slots used {mean(f'{layer}/{UTILIZATION}'):.1%}  "

@@ -39,6 +39,8 @@ print(json.dumps(answers))
 # Command lines that are answered without TensorFlow -> part of the answer.
 ANSWERS = {
     **dict.fromkeys(f"gshard-{tool} --help" for tool in launcher.tool_names()),
+    "gshard-train --list --json": '"translation.quickstart": "Ten related languages',
+    "gshard-plan --list_topologies --json": '"topology": "v3:32x32"',
     "gshard-train --list": "translation.quickstart\n    Ten related languages to English",
     "gshard-plan --list_topologies": "v3",
     "gshard-train": "--experiment is missing",
@@ -99,6 +101,22 @@ def answers():
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("tool", ["train", "plan"])
+def test_json_of_a_list_is_alone_on_standard_output(tool, answers):
+    listed = {"train": "--list", "plan": "--list_topologies"}[tool]
+    code, output, _ = answers[f"gshard-{tool} {listed} --json"]
+    _, text, _ = answers[f"gshard-{tool} {listed}"]
+    names = [row["topology"] if tool == "plan" else row for row in json.loads(output)]
+    assert code == 0 and len(names) > 5
+    assert all(name in text for name in names)
+
+
+@pytest.mark.parametrize("tool", sorted({*launcher.tool_names()} - {"translate", "experts"}))
+def test_commands_with_results_have_json(tool, answers):
+    _, output, _ = answers[f"gshard-{tool} --help"]
+    assert "--json=JSON" in output
 
 
 @pytest.mark.parametrize("tool", launcher.tool_names())

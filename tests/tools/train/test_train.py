@@ -100,7 +100,7 @@ def test_fewer_steps_than_the_run_has_change_nothing(tmp_path, capsys):
         assert (code, err) == (0, "")
         assert out == (
             f"Nothing to do: the run in {tmp_path} has 4 steps already, and trainer.steps is "
-            f"{steps}. A larger --steps trains longer.\n"
+            f"{steps}. To train longer, give a larger --steps.\n"
         )
     assert contents_of(tmp_path) == before
 
@@ -112,9 +112,11 @@ def test_changed_schedule_length_is_a_warning(tmp_path, capsys):
         "--gin_param=trainer.schedule.total_steps = 0",
     ]
     run_here(capsys, *flags, "--steps=3")
-    code, out, _ = run_here(capsys, *flags, "--steps=5")
+    code, out, err = run_here(capsys, *flags, "--steps=5", "--json")
     assert code == 0
-    assert "Warning: the learning rate now decays to step 5, before it was 3" in out
+    assert "Warning: the learning rate now decays until step 5, not 3" in err
+    record = json.loads(out)
+    assert (record["step"], record["finished"]) == (5, True) and "loss" in record["metrics"]
 
 
 def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):

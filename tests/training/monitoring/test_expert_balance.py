@@ -118,6 +118,6 @@ def test_run_warns_at_log_steps_and_ends_with_a_summary(tmp_path):
         assert lines[index].startswith(f"step {step}/12")
         assert "fullest expert 3.00x  dropped 0.0%  dead experts 2" in lines[index]
     assert lines[-2:] == [
-        "Experts in the last 2 steps, where 1.00x is an even load:",
+        "Load of the experts in the last 2 steps (1.00x is an even load):",
         "  hidden  fullest 3.00x  slots used 50.0%  dropped 0.0%  dead 2.0",
     ]

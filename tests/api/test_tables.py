@@ -1,0 +1,37 @@
+"""Tests that tables keep their cells in terminals of any width."""
+
+import io
+
+import pytest
+import rich.console
+import rich.table
+
+from lingvo_gshard.api import tables
+
+CELLS = ("pt_BR", "1,284", "43.81", "20.07")
+
+
+def printed(columns: str) -> str:
+    """Returns a table as a terminal of so many columns gets it."""
+    table = rich.table.Table("language", "rows")
+    for heading in ("chrF", "BLEU"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row(*CELLS)
+    file = io.StringIO()
+    environment = {"COLUMNS": columns, "TERM": "xterm"}
+    tables.print_table(rich.console.Console(file=file, _environ=environment), table)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20", "-5", "many", ""])
+def test_a_narrow_terminal_cuts_no_cell(columns):
+    assert printed(columns) == printed("80")
+    assert all(cell in printed(columns) for cell in ("language", *CELLS))
+
+
+def test_long_text_is_wrapped_to_the_terminal():
+    table = rich.table.Table("reason", "rows")
+    table.add_row("a text that is long and has many words " * 5, "12")
+    file = io.StringIO()
+    tables.print_table(rich.console.Console(file=file, width=60), table)
+    assert max(map(len, file.getvalue().splitlines())) <= 60
