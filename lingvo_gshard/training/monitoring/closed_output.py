@@ -7,7 +7,7 @@ import errno
 import io
 import os
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import IO, Any
 
 # Nobody reads any more. Other errors, such as a full disk under a log file, may pass.
 CLOSED = (errno.EPIPE, errno.EIO, errno.EBADF)
@@ -19,7 +19,7 @@ class GuardedStream:
     Once the reader has gone, output is discarded and `on_closed` is called.
     """
 
-    def __init__(self, stream: TextIO, on_closed: Callable[[], None]):
+    def __init__(self, stream: IO[str], on_closed: Callable[[], None]):
         """Makes the stream.
 
         Args:
@@ -54,7 +54,7 @@ class GuardedStream:
         self._on_closed()
 
 
-def discard(stream: TextIO) -> None:
+def discard(stream: IO[str]) -> None:
     """Sends what is written to a stream from now on, and what it has in memory, to /dev/null."""
     with contextlib.suppress(OSError, io.UnsupportedOperation):
         nowhere = os.open(os.devnull, os.O_WRONLY)
