@@ -7,6 +7,9 @@ import os
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.runtime import standard_error
 
+# More virtual devices than this take minutes to start, and gigabytes.
+_MOST_VIRTUAL = 1024
+
 
 def keep_jax_on_cpu() -> None:
     """Keeps jax off the accelerators, which TensorFlow uses, unless JAX_PLATFORMS names others.
@@ -39,7 +42,7 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
     """
     _leave_accelerators_to_jax()
     if count is not None:
-        _make_virtual(max(count // processes, 1))
+        _make_virtual(max(count // processes, 1), count)
     with standard_error.hide():
         # libtpu and CUDA complain at length where there is no TPU or GPU.
         devices = jax.devices()
@@ -64,8 +67,13 @@ def _leave_accelerators_to_jax() -> None:
             return
 
 
-def _make_virtual(count: int) -> None:
-    """Sets the number of CPU devices, unless jax has started."""
+def _make_virtual(count: int, total: int) -> None:
+    """Sets the number of CPU devices, unless jax has started. `total`: that of all processes."""
+    if count > _MOST_VIRTUAL:
+        raise ValueError(
+            f"--mesh needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "
+            "ones. gshard-plan knows what a step takes on machines that are not here"
+        )
     try:
         if jax.config.jax_num_cpu_devices < count:
             jax.config.update("jax_num_cpu_devices", count)

@@ -191,7 +191,7 @@ def _parse_rules(rules: str, mesh: Mesh, given: str) -> Table:
     table: Table = {}
     for rule in filter(None, (rule.strip() for rule in rules.split(";"))):
         left, arrow, right = rule.partition("->")
-        if not arrow:
+        if not arrow or not right.strip():
             raise ValueError(f"{given}: {rule!r}; expected letters->axes, as in B,G->data")
         axes = _parse_axes(right, mesh, given)
         for letter in (letter.strip() for letter in left.split(",")):

@@ -64,7 +64,8 @@ def requested_mesh(
 
 def requested_partitioning(experiment: Params, mesh: Mesh, strategy: str | None) -> Partitioning:
     """Returns the partitioning over a mesh, by default with the experiment's strategy."""
-    text: str = strategy or experiment.sharding.strategy or DEFAULT_STRATEGY
+    default = experiment.sharding.strategy or DEFAULT_STRATEGY
+    text: str = default if strategy is None else strategy
     return Partitioning.make(mesh, text, experiment.sharding.overrides)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import pathlib
 import shlex
 import sys
@@ -46,6 +47,9 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
         rest = values(argv)
     except flags.Error as error:
         raise ValueError(" ".join(str(error).split())) from None
+    for name, value in values.flag_values_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"--{name}={value}; expected a finite number")
     if rest[1:]:
         raise ValueError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
 

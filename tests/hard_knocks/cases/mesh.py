@@ -193,4 +193,30 @@ CASES = (
         error="--strategy=expert needs axis 'data', which --mesh=dta=8 lacks. "
         "Did you mean --mesh=data=8?",
     ),
+    Case(
+        "a mesh of a million devices",
+        _TRAIN + "--mesh=data=1000000 --strategy=data",
+        error="--mesh needs 1,000,000 devices; a process has at most 1,024 virtual ones. "
+        "gshard-plan knows what a step takes on machines that are not here",
+    ),
+    Case(
+        "a mesh of 10^30 devices",
+        _TRAIN + f"--mesh=data={10**30} --strategy=data",
+        error="--mesh needs 1,000,000,... devices; a process has at most 1,024 virtual ones. ...",
+    ),
+    Case(
+        "an empty strategy",
+        _TRAIN + "--mesh=data=2 --strategy=",
+        error="--strategy=: unknown strategy ''. ...",
+    ),
+    Case(
+        "a limit that is NaN",
+        _TRAIN + "--mesh=data=2 --max_replicated_mb=nan",
+        error="--max_replicated_mb=nan; expected a finite number",
+    ),
+    Case(
+        "a table with half an arrow",
+        _TRAIN + "--mesh=data=2 --strategy='B->'",
+        error="--strategy=B->: 'B->'; expected letters->axes, as in B,G->data",
+    ),
 )

@@ -1,0 +1,94 @@
+"""Processes that do not find each other, or do not agree."""
+
+from tests.hard_knocks.case import Case
+
+_TRAIN = "gshard-train --experiment=test.tiny --logdir=run --mesh=data=2 "
+
+CASES = (
+    Case(
+        "a coordinator without a number of processes",
+        _TRAIN + "--coordinator=localhost:1",
+        error="--num_processes and --process_id are missing; --coordinator=localhost:1 "
+        "needs all three. Leave all out under Slurm, on Cloud TPU and on GKE, which "
+        "set them",
+    ),
+    Case(
+        "a coordinator without a port",
+        _TRAIN + "--coordinator=localhost --num_processes=2 --process_id=0",
+        error="--coordinator=localhost is not host:port, such as 10.0.0.1:8476",
+    ),
+    Case(
+        "a coordinator at a broken port",
+        _TRAIN + "--coordinator=localhost:http --num_processes=2 --process_id=0",
+        error="--coordinator=localhost:http is not host:port, such as 10.0.0.1:8476",
+    ),
+    Case(
+        "a coordinator at an impossible port",
+        _TRAIN + "--coordinator=localhost:99999 --num_processes=2 --process_id=0",
+        error="--coordinator=localhost:99999 is not host:port, such as 10.0.0.1:8476",
+    ),
+    Case(
+        "an empty coordinator",
+        _TRAIN + "--coordinator= --num_processes=2 --process_id=0",
+        error="--coordinator= is not host:port, such as 10.0.0.1:8476",
+    ),
+    Case(
+        "a process without a coordinator",
+        _TRAIN + "--num_processes=2 --process_id=0",
+        error="--coordinator is missing; --num_processes=2 --process_id=0 needs all three. "
+        "Leave all out under Slurm, on Cloud TPU and on GKE, which set them",
+    ),
+    Case(
+        "a process beyond the last",
+        _TRAIN + "--coordinator=localhost:1 --num_processes=2 --process_id=2",
+        error="--process_id=2 is out of range: with --num_processes=2, 0 to 1 is expected",
+    ),
+    Case(
+        "a negative process",
+        _TRAIN + "--coordinator=localhost:1 --num_processes=2 --process_id=-1",
+        error="--process_id=-1 is out of range: with --num_processes=2, 0 to 1 is expected",
+    ),
+    Case(
+        "no processes",
+        _TRAIN + "--coordinator=localhost:1 --num_processes=0 --process_id=0",
+        error="--num_processes=0 is out of range: at least 1 is expected",
+    ),
+    Case(
+        "a negative number of processes",
+        _TRAIN + "--coordinator=localhost:1 --num_processes=-2 --process_id=0",
+        error="--num_processes=-2 is out of range: at least 1 is expected",
+    ),
+    Case(
+        "no time for the other processes",
+        _TRAIN
+        + "--coordinator=localhost:1 --num_processes=2 --process_id=0 --coordinator_timeout=0",
+        error="flag --coordinator_timeout=0: 0 is not a positive integer",
+    ),
+    Case(
+        "a port that may not be opened",
+        _TRAIN
+        + "--coordinator=192.0.2.1:80 --num_processes=2 --process_id=0 --coordinator_timeout=2",
+        error="--num_processes=2 processes were expected at --coordinator=192.0.2.1:80, but"
+        " within 2 s none came with --process_id 1",
+    ),
+    Case(
+        "a coordinator that does not answer",
+        _TRAIN
+        + "--coordinator=localhost:1 --num_processes=2 --process_id=1 --coordinator_timeout=2",
+        error="--coordinator=localhost:1 could not be reached within 2 s (Connection "
+        "refused); process 0 is expected there",
+    ),
+    Case(
+        "processes that never come",
+        _TRAIN
+        + "--coordinator=localhost:47123 --num_processes=2 --process_id=0 --coordinator_timeout=2",
+        error="--num_processes=2 processes were expected at --coordinator=localhost:47123, "
+        "but within 2 s none came with --process_id 1",
+    ),
+    Case(
+        "a cluster under one device's runtime",
+        "gshard-train --experiment=test.tiny --logdir=run --runtime=local "
+        "--coordinator=localhost:1 --num_processes=2 --process_id=0",
+        error="--coordinator=localhost:1 needs --runtime=spmd; the local runtime has one device",
+    ),
+)

@@ -1,0 +1,95 @@
+"""Decoding with options and lines that make no sense."""
+
+from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import trained
+
+_TRANSLATE = "gshard-translate --logdir=run "
+_GENERATE = "gshard-generate --logdir=run "
+_RUN = (trained("run", "translation"),)
+_WRITER = (trained("run", "language model"),)
+
+CASES = (
+    Case(
+        "no beam",
+        _TRANSLATE + "--beam_size=0",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="flag --beam_size=0: 0 is not a positive integer",
+    ),
+    Case(
+        "a negative beam",
+        _TRANSLATE + "--beam_size=-4",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="flag --beam_size=-4: -4 is not a positive integer",
+    ),
+    Case(
+        "a negative length exponent",
+        _TRANSLATE + "--length_exponent=-1",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="flag --length_exponent=-1: -1.0 is not a non-negative number",
+    ),
+    Case(
+        "a length exponent that is NaN",
+        _TRANSLATE + "--length_exponent=nan",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="--length_exponent=nan; expected a finite number",
+    ),
+    Case(
+        "an infinite length exponent",
+        _TRANSLATE + "--length_exponent=inf",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="--length_exponent=inf; expected a finite number",
+    ),
+    Case(
+        "a negative temperature",
+        _GENERATE + "--temperature=-1",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="flag --temperature=-1: -1.0 is not a non-negative number",
+    ),
+    Case(
+        "a temperature that is NaN",
+        _GENERATE + "--temperature=nan",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="--temperature=nan; expected a finite number",
+    ),
+    Case(
+        "a top_p above one",
+        _GENERATE + "--top_p=1.5",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="top_p is 1.5; more than 0 and at most 1 was expected",
+    ),
+    Case(
+        "a top_p of zero",
+        _GENERATE + "--top_p=0",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="top_p is 0.0; more than 0 and at most 1 was expected",
+    ),
+    Case(
+        "a negative top_k",
+        _GENERATE + "--top_k=-1",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="flag --top_k=-1: -1 is not a non-negative integer",
+    ),
+    Case(
+        "a flag of the other decoder",
+        _GENERATE + "--beam_size=4",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="Unknown command line flag 'beam_size'",
+    ),
+    Case(
+        "beams of an evaluation",
+        "gshard-evaluate --logdir=run --beam_size=0",
+        given=_RUN,
+        error="flag --beam_size=0: 0 is not a positive integer",
+    ),
+)

@@ -1,0 +1,381 @@
+"""Experiments, gin files and hyperparameters with wrong names, types and values."""
+
+from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import folder, link, write
+
+_TRAIN = "gshard-train --logdir=run --experiment="
+_TINY = _TRAIN + "test.tiny "
+_QUICK = _TRAIN + "translation.quickstart "
+_MODEL = "gshard-inspect --experiment=translation.quickstart --mesh=data=1 "
+
+CASES = (
+    Case(
+        "no experiment",
+        "gshard-train --logdir=run",
+        error="--experiment is missing; gshard-train --list shows the experiments",
+    ),
+    Case(
+        "no logdir",
+        "gshard-train --experiment=test.tiny",
+        error="--logdir is missing: the directory for checkpoints and metrics",
+    ),
+    Case(
+        "an empty logdir",
+        "gshard-train --experiment=test.tiny --logdir=",
+        error="--logdir is missing: the directory for checkpoints and metrics",
+    ),
+    Case(
+        "an empty experiment",
+        _TRAIN,
+        error="--experiment is missing; gshard-train --list shows the experiments",
+    ),
+    Case(
+        "a misspelled experiment",
+        _TRAIN + "translation.quikstart",
+        error="Unknown experiment 'translation.quikstart'. Did you mean 'translation.quickstart'?",
+    ),
+    Case(
+        "an experiment without a room",
+        _TRAIN + "quickstart",
+        error="Unknown experiment 'quickstart'. Did you mean 'translation.quickstart'?",
+    ),
+    Case(
+        "an experiment in a module that is not there",
+        _TRAIN + "no.such.experiment",
+        error="Unknown experiment 'no.such.experiment'. The module no is neither installed "
+        "nor in the current directory nor on PYTHONPATH. Valid: "
+        "gshard_paper.bilingual, ...",
+    ),
+    Case(
+        "a module of one's own that lacks it",
+        _TRAIN + "mine.tiny",
+        given=(write("mine.py", ""),),
+        error="Unknown experiment 'mine.tiny'. Did you mean 'test.tiny'?",
+    ),
+    Case(
+        "an unknown Params path",
+        _TINY + "--gin_param='trainer.stepz = 5'",
+        error="--gin_param 'trainer.stepz = 5': unknown name 'trainer.stepz'. Did you mean "
+        "'trainer.steps'?",
+    ),
+    Case(
+        "an unknown last part",
+        _QUICK + "--gin_param='task.encoder.dropout_rate = 0.1'",
+        error="--gin_param 'task.encoder.dropout_rate = 0.1': unknown name "
+        "'task.encoder.dropout_rate'. Did you mean "
+        "'task.encoder.moe.experts.dropout_rate'?",
+    ),
+    Case(
+        "a name without its path",
+        _QUICK + "--gin_param='learning_rate = 0.1'",
+        error="--gin_param 'learning_rate = 0.1': no value uses the macro 'learning_rate', "
+        "and no hyperparameter has that name at the root. Did you mean one of ...",
+    ),
+    Case(
+        "a gin parameter without a value",
+        _TINY + "--gin_param='trainer.steps ='",
+        error="--gin_param 'trainer.steps =': Unable to parse value.",
+    ),
+    Case(
+        "a gin parameter without an equals sign",
+        _TINY + "--gin_param='trainer.steps 5'",
+        error="--gin_param 'trainer.steps 5': Couldn't parse statement, expected ':' or '='.",
+    ),
+    Case(
+        "a text for a number",
+        _TINY + "--gin_param='trainer.steps = \"many\"'",
+        error="--gin_param 'trainer.steps = \"many\"': trainer.steps: expected int, such as "
+        "12; got the string 'many'",
+    ),
+    Case(
+        "a bare word for a text",
+        _TINY + "--gin_param='trainer.steps = many'",
+        error="--gin_param 'trainer.steps = many': Failed to parse token 'many'. Write "
+        'strings in quotes: "many"',
+    ),
+    Case(
+        "a fraction for a whole number",
+        _TINY + "--gin_param='trainer.steps = 2.5'",
+        error="--gin_param 'trainer.steps = 2.5': trainer.steps: expected int, such as 12; "
+        "got the float 2.5",
+    ),
+    Case(
+        "a list for a number",
+        _TINY + "--gin_param='trainer.steps = [1, 2]'",
+        error="--gin_param 'trainer.steps = [1, 2]': trainer.steps: expected int, such as "
+        "12; got the list [1, 2]",
+    ),
+    Case(
+        "a value for a node",
+        _QUICK + "--gin_param='task.encoder = 5'",
+        error="--gin_param 'task.encoder = 5': task.encoder: this is a group of "
+        "hyperparameters, which no int can replace",
+    ),
+    Case(
+        "a class that is not there",
+        _TINY + "--gin_param='trainer.optimizer = @no.such.Optimizer'",
+        error="--gin_param 'trainer.optimizer = @no.such.Optimizer': trainer.optimizer: "
+        "@no.such.Optimizer cannot be imported (No module named 'no'); expected "
+        "@package.module.Class, ...",
+    ),
+    Case(
+        "a class without a module",
+        _TINY + "--gin_param='trainer.optimizer = @Adamm'",
+        error="--gin_param 'trainer.optimizer = @Adamm': trainer.optimizer: @Adamm cannot "
+        "be imported (Empty module name); expected @package.module.Class, where the "
+        "package is installed, in the current directory or on PYTHONPATH",
+    ),
+    Case(
+        "a class of another kind",
+        _TINY + "--gin_param='trainer.optimizer = @lingvo_gshard.layers.norm.LayerNorm'",
+        error="--gin_param 'trainer.optimizer = @lingvo_gshard.layers.norm.LayerNorm': "
+        "trainer.optimizer: LayerNorm cannot replace Adam",
+    ),
+    Case(
+        "a function for a class",
+        _TINY + "--gin_param='trainer.optimizer = @os.path.join'",
+        error="--gin_param 'trainer.optimizer = @os.path.join': trainer.optimizer: "
+        "expected a configurable class, such as "
+        "@lingvo_gshard.training.optim.adam.Adam; got join, which has no Params",
+    ),
+    Case(
+        "a macro that is not there",
+        _TINY + "--gin_param='trainer.steps = %STEPS'",
+        error="--gin_param 'trainer.steps = %STEPS': the macro %STEPS is not defined",
+    ),
+    Case(
+        "a gin file that is not there",
+        _TINY + "--gin_file=no.gin",
+        error="--gin_file: there is no file 'no.gin'",
+    ),
+    Case(
+        "a gin file that is a directory",
+        _TINY + "--gin_file=dir",
+        given=(folder("dir"),),
+        error="--gin_file: there is no file 'dir'",
+    ),
+    Case("an empty gin file name", _TINY + "--gin_file=", error="--gin_file: there is no file ''"),
+    Case(
+        "a gin file with a syntax error",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", "trainer.steps = 5\ntrainer.seed = (\n"),),
+        error="a.gin:3: EOF in multi-line statement",
+    ),
+    Case(
+        "a gin file with an unknown name",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", "trainer.steps = 5\n\ntrainer.sed = 5\n"),),
+        error="a.gin:3: unknown name 'trainer.sed'. Did you mean 'trainer.seed'?",
+    ),
+    Case(
+        "a gin file that is not text",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", b"\xff\xfe\x00"),),
+        error="a.gin: not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid start byte",
+    ),
+    Case(
+        "a gin file with NUL characters",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", b"trainer.steps = 5\x00\n"),),
+        error="a.gin:1: Expected newline.",
+    ),
+    Case(
+        "a gin file that includes what is not there",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", "include 'b.gin'\n"),),
+        error="a.gin:1: there is no file 'b.gin'",
+    ),
+    Case(
+        "a gin file that includes itself",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", "include 'a.gin'\n"),),
+        error="a.gin:1: 'a.gin' includes itself",
+    ),
+    Case(
+        "a gin file that imports what is not there",
+        _TINY + "--gin_file=a.gin",
+        given=(write("a.gin", "import no_such_module\n"),),
+        error="a.gin:1: 'import no_such_module': imports are not supported. Write full "
+        "class names, such as x = @package.module.Class",
+    ),
+    Case(
+        "a link to nowhere as gin file",
+        _TINY + "--gin_file=a.gin",
+        given=(link("a.gin", "nowhere"),),
+        error="--gin_file: there is no file 'a.gin'",
+    ),
+    Case(
+        "heads that do not divide the width",
+        _MODEL + "--gin_param='task.encoder.num_heads = 7'",
+        error="task.encoder.layer.self_attention: "
+        "encoder.layers[0].self_attention.num_heads: 7 heads do not divide model_dim "
+        "128",
+    ),
+    Case(
+        "negative layers",
+        _MODEL + "--gin_param='task.encoder.num_layers = -1'",
+        error="--gin_param 'task.encoder.num_layers = -1': task.encoder.num_layers is -1; "
+        "expected a whole number from 1 to 10,000",
+    ),
+    Case(
+        "no experts",
+        _MODEL + "--gin_param='task.encoder.moe.num_experts = 0'",
+        error="task.encoder.moe.num_experts is 0; expected a whole number of 1 or more",
+    ),
+    Case(
+        "a negative hidden size",
+        _MODEL + "--gin_param='task.encoder.hidden_dim = -8'",
+        error="--gin_param 'task.encoder.hidden_dim = -8': task.encoder.hidden_dim is -8; "
+        "expected a whole number of 1 or more",
+    ),
+    Case(
+        "a negative capacity",
+        _MODEL + "--gin_param='task.encoder.moe.router.capacity_factor = -1.0'",
+        error="--gin_param 'task.encoder.moe.router.capacity_factor = -1.0': "
+        "task.encoder.moe.router.capacity_factor is -1.0; expected a number of 0 or "
+        "more",
+    ),
+    Case(
+        "a group of no tokens",
+        _MODEL + "--gin_param='task.encoder.moe.group_size = 0'",
+        error="--gin_param 'task.encoder.moe.group_size = 0': task.encoder.moe.group_size "
+        "is 0; expected a whole number of 1 or more",
+    ),
+    Case(
+        "a negative learning rate",
+        _TINY + "--gin_param='trainer.schedule.learning_rate = -1.0'",
+        error="--gin_param 'trainer.schedule.learning_rate = -1.0': "
+        "trainer.schedule.learning_rate is -1.0; expected a number above 0",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "a learning rate that is NaN",
+        _TINY + "--gin_param='trainer.schedule.learning_rate = \"nan\"'",
+        error="--gin_param 'trainer.schedule.learning_rate = \"nan\"': "
+        "trainer.schedule.learning_rate: expected float, such as 0.03; got the string"
+        " 'nan'",
+    ),
+    Case(
+        "a negative warmup",
+        _TINY + "--gin_param='trainer.schedule.warmup_steps = -1'",
+        error="--gin_param 'trainer.schedule.warmup_steps = -1': "
+        "trainer.schedule.warmup_steps is -1; expected a whole number of 0 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "a negative clip norm",
+        _TINY + "--gin_param='trainer.clip_norm = -1.0'",
+        error="--gin_param 'trainer.clip_norm = -1.0': trainer.clip_norm is -1.0; expected "
+        "a number of 0 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "a decay of averages above one",
+        _TINY + "--gin_param='trainer.average_decay = 1.5'",
+        error="--gin_param 'trainer.average_decay = 1.5': trainer.average_decay is 1.5; "
+        "expected a number of 0 or more and below 1",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "a beta of Adam above one",
+        _TINY + "--gin_param='trainer.optimizer.beta1 = 2.0'",
+        error="--gin_param 'trainer.optimizer.beta1 = 2.0': trainer.optimizer.beta1 is "
+        "2.0; expected a number of 0 or more and below 1",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "negative checkpoints to keep",
+        _TINY + "--gin_param='trainer.keep_checkpoints = -1'",
+        error="--gin_param 'trainer.keep_checkpoints = -1': trainer.keep_checkpoints is "
+        "-1; expected a whole number of 1 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "no checkpoints to keep",
+        _TINY + "--gin_param='trainer.keep_checkpoints = 0'",
+        error="--gin_param 'trainer.keep_checkpoints = 0': trainer.keep_checkpoints is 0; "
+        "expected a whole number of 1 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "negative steps between checkpoints",
+        _TINY + "--gin_param='trainer.checkpoint_every_steps = -1'",
+        error="--gin_param 'trainer.checkpoint_every_steps = -1': "
+        "trainer.checkpoint_every_steps is -1; expected a whole number of 0 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "negative steps between logs",
+        _TINY + "--gin_param='trainer.log_every_steps = -1'",
+        error="--gin_param 'trainer.log_every_steps = -1': trainer.log_every_steps is -1; "
+        "expected a whole number of 1 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "zero steps between logs",
+        _TINY + "--gin_param='trainer.log_every_steps = 0'",
+        error="--gin_param 'trainer.log_every_steps = 0': trainer.log_every_steps is 0; "
+        "expected a whole number of 1 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "micro-batches that do not divide",
+        _TINY + "--gin_param='trainer.micro_batches = 7'",
+        error="trainer.micro_batches=7 does not divide input.batch_rows, the 16 rows of x",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "no micro-batches",
+        _TINY + "--gin_param='trainer.micro_batches = 0'",
+        error="--gin_param 'trainer.micro_batches = 0': trainer.micro_batches is 0; "
+        "expected a whole number of 1 or more",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "an unknown precision",
+        _TINY + "--gin_param='trainer.precision = \"float8\"'",
+        error="trainer: trainer.precision is 'float8'. Did you mean 'float32'?",
+        changes=("run", "run/*"),
+    ),
+    Case(
+        "an unknown split of the trainer",
+        _QUICK + "--gin_param='sharding.strategy = \"exprt\"' --mesh=data=2",
+        error="--strategy=exprt: unknown strategy 'exprt'. Did you mean 'expert'? Join "
+        "several by '_', or write a table such as 'B,G->data; H->model'.",
+    ),
+    Case(
+        "zero steps of the flag",
+        _TINY + "--steps=0",
+        error="flag --steps=0: 0 is not a positive integer",
+    ),
+    Case(
+        "negative steps of the flag",
+        _TINY + "--steps=-1",
+        error="flag --steps=-1: -1 is not a positive integer",
+    ),
+    Case(
+        "an unknown flag",
+        _TINY + "--stepz=5",
+        error="Unknown command line flag 'stepz'. Did you mean: steps ?",
+    ),
+    Case("a flag without a value", _TINY + "--steps", error="Missing value for flag --steps"),
+    Case(
+        "an argument that is no flag",
+        _TINY + "now",
+        error="'now' is not a flag; this command takes only flags, see --help",
+    ),
+    Case(
+        "a value for a switch",
+        _TINY + "--list=perhaps",
+        error="flag --list=perhaps: ('Non-boolean argument to boolean flag', 'perhaps')",
+    ),
+    Case(
+        "an unknown remat policy",
+        _MODEL
+        + "--gin_param='task.encoder.execution = @lingvo_gshard.layers.stacks.repeat.Repeat' "
+        "--gin_param='task.encoder.execution.rematerialize = \"al\"'",
+        error="task.encoder: encoder.execution.rematerialize: unknown rematerialization "
+        "policy 'al'. Valid: full, none, products, products_but_hidden.",
+    ),
+)

@@ -1,0 +1,240 @@
+"""Plans, inspections, benchmarks and expert tools with wrong names, files and numbers."""
+
+from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import folder, trained, write
+
+_PLAN = "gshard-plan --experiment=gshard_paper.moe_512e_12l "
+_INSPECT = "gshard-inspect --experiment=translation.quickstart "
+
+CASES = (
+    Case(
+        "a plan of nothing",
+        "gshard-plan",
+        error="--experiment is missing; gshard-train --list shows the experiments",
+    ),
+    Case(
+        "a plan without a topology",
+        _PLAN,
+        error="--topology is missing, such as v3:32x32; --list_topologies shows all",
+    ),
+    Case(
+        "a plan of an unknown experiment",
+        "gshard-plan --experiment=gshard_paper.moe_513e_12l --topology=v3:16x16",
+        error="Unknown experiment 'gshard_paper.moe_513e_12l'. Did you mean "
+        "'gshard_paper.moe_512e_12l'?",
+    ),
+    Case(
+        "an unknown chip",
+        _PLAN + "--topology=v33:16x16",
+        error="--topology=v33:16x16: unknown kind of chip 'v33'; expected such as v3:32x32,"
+        " v4:4x4x8, cpu:8 or gpu:h100:8x4 (hosts x GPUs of one host). Did you mean "
+        "'v3'?",
+    ),
+    Case(
+        "a topology without a shape",
+        _PLAN + "--topology=v3",
+        error="--topology=v3: '' is not a shape; expected 2 sizes, such as v3:32x32",
+    ),
+    Case(
+        "a topology of a broken shape",
+        _PLAN + "--topology=v3:16x",
+        error="--topology=v3:16x: '16x' is not a shape; expected 2 sizes, such as v3:32x32",
+    ),
+    Case(
+        "a topology of no chips",
+        _PLAN + "--topology=v3:0x16",
+        error="--topology=v3:0x16: '0x16' is not a shape; expected 2 sizes, such as v3:32x32",
+    ),
+    Case(
+        "a topology of negative size",
+        _PLAN + "--topology=v3:-4x4",
+        error="--topology=v3:-4x4: '-4x4' is not a shape; expected 2 sizes, such as v3:32x32",
+    ),
+    Case(
+        "a topology of a million chips a side",
+        _PLAN + "--topology=v3:1000000x1000000",
+        error="--topology=v3:1000000x1000000: a pod of TPU v3 has 1,024 chips, 32x32; "
+        "choose a smaller shape",
+    ),
+    Case(
+        "an empty topology",
+        _PLAN + "--topology=",
+        error="--topology is missing, such as v3:32x32; --list_topologies shows all",
+    ),
+    Case(
+        "a mesh of another size than the topology",
+        _PLAN + "--topology=v3:16x16 --mesh=data=7",
+        error="--mesh=data=7 has 7 devices, but --topology=v3:16x16 has 512; expected axes "
+        "whose sizes multiply to that, such as data=512",
+    ),
+    Case(
+        "a mesh without the strategy's axis in a plan",
+        _PLAN + "--topology=v3:16x16 --mesh=dta=512",
+        error="--strategy=expert needs axis 'data', which --mesh=dta=512 lacks. Did you "
+        "mean --mesh=data=512?",
+    ),
+    Case(
+        "an unknown strategy in a plan",
+        _PLAN + "--topology=v3:16x16 --strategy=exprt",
+        error="--strategy=exprt: unknown strategy 'exprt'. Did you mean 'expert'? Join "
+        "several by '_', or write a table such as 'B,G->data; H->model'.",
+    ),
+    Case(
+        "negative tokens",
+        _PLAN + "--topology=v3:16x16 --tokens=-1",
+        error="flag --tokens=-1: -1.0 is not a non-negative number",
+    ),
+    Case(
+        "tokens that are no number",
+        _PLAN + "--topology=v3:16x16 --tokens=many",
+        error="flag --tokens=many: could not convert string to float: 'many'",
+    ),
+    Case(
+        "infinite tokens",
+        _PLAN + "--topology=v3:16x16 --tokens=inf",
+        error="--tokens=inf; expected a finite number",
+    ),
+    Case(
+        "tokens that are NaN",
+        _PLAN + "--topology=v3:16x16 --tokens=nan",
+        error="--tokens=nan; expected a finite number",
+    ),
+    Case(
+        "negative remedies",
+        _PLAN + "--topology=v3:16x16 --remedies=-1",
+        error="flag --remedies=-1: -1 is not a non-negative integer",
+    ),
+    Case(
+        "a plan into a directory that is not there",
+        _PLAN + "--topology=v3:16x16 --json=no/plan.json",
+        error="--json=no/plan.json cannot be written: there is no directory no; create it "
+        "first, or name another one",
+    ),
+    Case(
+        "a page into a directory",
+        _PLAN + "--topology=v3:16x16 --html=dir",
+        given=(folder("dir"),),
+        error="--html=dir cannot be written: it is a directory; a file was expected",
+    ),
+    Case(
+        "a comparison of one plan",
+        "gshard-plan diff a.json",
+        error="gshard-plan diff compares two files written by --json; 1 was given",
+    ),
+    Case(
+        "a comparison of plans that are not there",
+        "gshard-plan diff a.json b.json",
+        error="a.json: cannot be read: No such file or directory",
+    ),
+    Case(
+        "a comparison of what is no JSON",
+        "gshard-plan diff a.json a.json",
+        given=(write("a.json", "x"),),
+        error="a.json: not JSON (JSON is malformed: invalid character (byte 0)). Expected a"
+        " file written by gshard-plan --json",
+    ),
+    Case(
+        "a comparison of what is no plan",
+        "gshard-plan diff a.json a.json",
+        given=(write("a.json", "{}"),),
+        error="a.json: not a plan: Object missing required field `format`",
+    ),
+    Case(
+        "a comparison of directories",
+        "gshard-plan diff a a",
+        given=(folder("a"),),
+        error="a: cannot be read: Is a directory",
+    ),
+    Case(
+        "a comparison of empty files",
+        "gshard-plan diff a.json a.json",
+        given=(write("a.json", ""),),
+        error="a.json: not JSON (Input data was truncated). Expected a file written by "
+        "gshard-plan --json",
+    ),
+    Case(
+        "an unknown subcommand of the planner",
+        "gshard-plan dif a.json b.json",
+        error="'dif' is not a flag; this command takes only flags, see --help",
+    ),
+    Case(
+        "unknown rows of the paper",
+        "gshard-plan --paper --paper_rows=weight",
+        error="--paper_rows: unknown row 'weight'. Did you mean 'weights'?",
+    ),
+    Case(
+        "an inspection of nothing",
+        "gshard-inspect",
+        error="--experiment is missing; gshard-train --list shows the experiments",
+    ),
+    Case(
+        "an inspection of a mesh without sizes",
+        _INSPECT + "--mesh=data",
+        error="--mesh=data: 'data'; expected axes with their sizes, such as data=4,model=2",
+    ),
+    Case(
+        "a program without compiling",
+        _INSPECT + "--program=p",
+        error="--mesh is missing, such as --mesh=data=4,model=2",
+    ),
+    Case(
+        "a program into a directory that is not there",
+        _INSPECT + "--compile --program=no/p --mesh=data=2",
+        error="--program=no/p cannot be written: there is no directory no; create it first,"
+        " or name another one",
+    ),
+    Case(
+        "a benchmark that is not there",
+        "gshard-bench stp",
+        error="the subcommand 'stp' is unknown. Did you mean 'step'?",
+    ),
+    Case(
+        "a benchmark of nothing",
+        "gshard-bench",
+        error="the subcommand is missing. Valid: choices, depth, exported, moe, partition, step.",
+    ),
+    Case(
+        "an expert tool that is not there",
+        "gshard-experts reprt",
+        error="the subcommand 'reprt' is unknown. Did you mean 'report'?",
+    ),
+    Case(
+        "no expert tool",
+        "gshard-experts",
+        error="the subcommand is missing. Valid: prune, report, upcycle.",
+    ),
+    Case(
+        "experts of nothing",
+        "gshard-experts report",
+        error="--logdir is missing: the directory that gshard-train wrote",
+    ),
+    Case(
+        "experts of a directory that is not there",
+        "gshard-experts report --logdir=run",
+        error="--logdir=run: there is no such directory. Train one first: gshard-train "
+        "--experiment=NAME --logdir=run",
+    ),
+    Case(
+        "upcycling a directory that is not there",
+        "gshard-experts upcycle --logdir=no --output=new",
+        error="--experts is missing: the number of experts per layer, such as --experts=8",
+    ),
+    Case(
+        "no share of experts to keep",
+        "gshard-experts prune --logdir=run --output=new --keep=0",
+        given=(trained("run", "translation"),),
+        error="--keep=0; more than 0 and at most 1 was expected",
+    ),
+    Case(
+        "pruning into the same directory",
+        "gshard-experts prune --logdir=run --output=run",
+        given=(trained("run", "translation"),),
+        error="--output=run exists already; give the name of a new directory",
+    ),
+    Case(
+        "a criterion of pruning that is not there",
+        "gshard-experts prune --logdir=run --output=new --by=size",
+        given=(trained("run", "translation"),),
+        error="--by=size: Valid: gate, load.",
+    ),
+)

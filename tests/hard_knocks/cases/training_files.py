@@ -1,0 +1,126 @@
+"""Training files with bad rows, of other kinds than their name says, and values that suit none."""
+
+from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import corpus, text_corpus, write
+
+_TRAIN = "gshard-train --experiment=translation.from_files --gin_file=small.gin --logdir=run "
+_TEXT = "gshard-train --experiment=language_model.from_files --gin_file=small.gin --logdir=run "
+_WRITTEN = ("run", "run/*")
+
+CASES = (
+    Case(
+        "an experiment that lacks its files",
+        "gshard-train --experiment=translation.from_files --logdir=run",
+        changes=_WRITTEN,
+        error="input.corpus: input.corpus.train of the TsvReader names no file",
+    ),
+    Case(
+        "a training file of empty rows",
+        _TRAIN,
+        given=(corpus(), write("train.tsv", "\n\n\n")),
+        changes=_WRITTEN,
+        error="train.tsv:1: wrong number of columns: 1, expected 3 (language, source, "
+        "target) set apart by tabs. ...",
+    ),
+    Case(
+        "a training file of spaces",
+        _TRAIN,
+        given=(corpus(), write("train.tsv", "   \n")),
+        changes=_WRITTEN,
+        error="train.tsv:1: wrong number of columns: 1, expected 3 (language, source, "
+        "target) set apart by tabs. ...",
+    ),
+    Case(
+        "a row without a translation",
+        _TRAIN,
+        given=(corpus(), write("train.tsv", "de\tHund\n")),
+        changes=_WRITTEN,
+        error="train.tsv:1: wrong number of columns: 2, expected 3 (language, source, "
+        "target) set apart by tabs. ...",
+    ),
+    Case(
+        "a row with a column too many",
+        _TRAIN,
+        given=(corpus(), write("train.tsv", "de\tHund\tdog\tcat\n")),
+        changes=_WRITTEN,
+        error="train.tsv:1: wrong number of columns: 4, expected 3 (language, source, "
+        "target) set apart by tabs. ...",
+    ),
+    Case(
+        "a row that is not UTF-8",
+        _TRAIN,
+        given=(corpus(), write("train.tsv", b"de\tH\xffnd\tdog\n")),
+        changes=_WRITTEN,
+        error="train.tsv:1: not UTF-8: byte 4. ...",
+    ),
+    Case(
+        "a dev file with a bad row",
+        _TRAIN,
+        given=(corpus(), write("dev.tsv", "de\tHund\n")),
+        changes=_WRITTEN,
+        error="dev.tsv:1: wrong number of columns: 2, expected 3 (language, source, "
+        "target) set apart by tabs. ...",
+    ),
+    Case(
+        "an unknown way for bad rows",
+        _TRAIN + "--gin_param='input.corpus.on_bad_row = \"drop\"'",
+        given=(corpus(),),
+        changes=_WRITTEN,
+        error="input.corpus: input.corpus.on_bad_row must be 'refuse' or 'skip', not "
+        "'drop'. Valid: refuse, skip.",
+    ),
+    Case(
+        "an unknown file type",
+        _TRAIN + "--gin_param='input.corpus.train = (\"train.csv\",)'",
+        given=(corpus(), write("train.csv", "x")),
+        changes=_WRITTEN,
+        error="train.csv:1: wrong number of columns: 1, expected 3 (language, source, "
+        "target) set apart by tabs. ...",
+    ),
+    Case(
+        "no training files",
+        _TRAIN + "--gin_param='input.corpus.train = ()'",
+        given=(corpus(),),
+        changes=_WRITTEN,
+        error="input.corpus: input.corpus.train of the TsvReader names no file",
+    ),
+    Case(
+        "a catalog that is no catalog",
+        _TRAIN + "--gin_param='input.corpus.train = (\"de.po\",)'",
+        given=(corpus(), write("de.po", "msgid msgid\n")),
+        changes=_WRITTEN,
+        error="de.po:1: wrong number of columns: 1, expected 3 (language, source, target) "
+        "set apart by tabs. ...",
+    ),
+    Case(
+        "a compiled catalog that is none",
+        _TRAIN + "--gin_param='input.corpus.train = (\"de.mo\",)'",
+        given=(corpus(), write("de.mo", "x")),
+        changes=_WRITTEN,
+        error="de.mo:1: wrong number of columns: 1, expected 3 (language, source, target) "
+        "set apart by tabs. ...",
+    ),
+    Case(
+        "a character coverage of two",
+        _TRAIN + "--gin_param='input.vocabulary.character_coverage = 2.0'",
+        given=(corpus(),),
+        changes=_WRITTEN,
+        error="--gin_param 'input.vocabulary.character_coverage = 2.0': "
+        "input.vocabulary.character_coverage is 2.0; expected a number above 0 and "
+        "of 1 at most",
+    ),
+    Case(
+        "a text that is not UTF-8",
+        _TEXT,
+        given=(text_corpus(), write("train.txt", b"\xff\xfe")),
+        changes=_WRITTEN,
+        error="train.txt:1: not UTF-8: byte 0. ...",
+    ),
+    Case(
+        "an unknown kind of document",
+        _TEXT + "--gin_param='input.corpus.document = \"page\"'",
+        given=(text_corpus(),),
+        changes=_WRITTEN,
+        error="input.corpus: input.corpus.document cannot be 'page'. Valid: file, line, paragraph.",
+    ),
+)
