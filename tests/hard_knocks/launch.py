@@ -16,7 +16,7 @@ import sys
 
 _CONSOLE_SCRIPT = """
 import sys
-from lingvo_gshard.tools.console.launcher import run_script
+from lingvo_gshard.tools.console.entry import run_script
 sys.exit(run_script())
 """
 

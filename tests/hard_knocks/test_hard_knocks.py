@@ -60,7 +60,7 @@ def _run(case: Case, sandbox: Sandbox, zygote: processes.Zygote) -> tuple[int, s
         arguments=processes.arguments_of(case.command, sandbox.outside("")),
         directory=str(sandbox.path),
         environment=processes.environment(
-            XDG_CACHE_HOME=str(sandbox.outside("cache")), **case.environment
+            **{"XDG_CACHE_HOME": str(sandbox.outside("cache")), **case.environment}
         ),
         streams=[_stream(own, str(path)) for own, path in zip(streams, paths, strict=True)],
         limits=dict(case.limits),

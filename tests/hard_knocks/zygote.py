@@ -27,7 +27,7 @@ from absl import app
 
 import lingvo_gshard
 from lingvo_gshard.core import lazy
-from lingvo_gshard.tools.console import launcher
+from lingvo_gshard.tools.console import entry
 from tests.hard_knocks.launch import Launch
 
 # Found by commands as the experiment test.tiny.
@@ -92,7 +92,7 @@ def _import_everything() -> None:
 def _entry_point(program: str) -> Callable[[], object]:
     """Returns what a program calls: a console script, or `python -m lingvo_gshard`."""
     is_module = pathlib.Path(program).suffix == ".py"
-    return launcher.run_module if is_module else launcher.run_script
+    return entry.run_module if is_module else entry.run_script
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ CASES = (
     Case(
         "a home that is not there",
         "gshard-train --experiment=test.tiny --logdir=run --steps=2",
-        environment={"HOME": "/no/home", "XDG_CACHE_HOME": ""},
+        environment={"HOME": "/proc/home", "XDG_CACHE_HOME": ""},
         changes=("run*",),
         prints=("Trained 2 steps",),
     ),
