@@ -51,7 +51,8 @@ CASES = (
         _TRAIN,
         given=(corpus(), write("train.tsv", b"de\tH\xffnd\tdog\n")),
         changes=_WRITTEN,
-        error="train.tsv:1: not UTF-8: byte 4. ...",
+        error="train.tsv:1: not UTF-8: byte 4 of the line is 0xff. Set "
+        "input.corpus.on_bad_row='skip' to leave such rows out, counted.",
     ),
     Case(
         "a dev file with a bad row",
@@ -106,15 +107,16 @@ CASES = (
         given=(corpus(),),
         changes=_WRITTEN,
         error="--gin_param 'input.vocabulary.character_coverage = 2.0': "
-        "input.vocabulary.character_coverage is 2.0; expected a number above 0 and "
-        "of 1 at most",
+        "input.vocabulary.character_coverage is 2.0; expected a number from 0.98 to 1",
     ),
     Case(
         "a text that is not UTF-8",
         _TEXT,
         given=(text_corpus(), write("train.txt", b"\xff\xfe")),
         changes=_WRITTEN,
-        error="train.txt:1: not UTF-8: byte 0. ...",
+        error="train.txt:1: not UTF-8: the file is in UTF-16: convert it by `iconv -f "
+        "UTF-16 -t UTF-8`. Set input.corpus.on_bad_row='skip' to leave such rows "
+        "out, counted.",
     ),
     Case(
         "an unknown kind of document",
