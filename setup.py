@@ -6,7 +6,17 @@ import re
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-TOOLS = ("train", "evaluate", "translate", "generate", "bench", "inspect", "plan", "experts")
+TOOLS = (
+    "train",
+    "evaluate",
+    "translate",
+    "generate",
+    "bench",
+    "inspect",
+    "plan",
+    "experts",
+    "export",
+)
 
 
 def version() -> str:
@@ -56,6 +66,7 @@ setup(
         "polib>=1.2",
         "rich>=13",
         "sacrebleu>=2.5",
+        "safetensors>=0.5",
         "scipy>=1.14",
         "sentencepiece>=0.2",
         "tensorboard~=2.21.0",

@@ -37,9 +37,10 @@ FOLDERS = {
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
     "planning": (*MODEL, "training", "hlo", "runtime"),
+    "export": (*MODEL, "training", "hlo", "runtime"),
     "params": (*MODEL, "training"),
-    "api": (*MODEL, "training", "hlo", "runtime", "planning", "params"),
-    "tools": (*MODEL, "training", "hlo", "runtime", "planning", "params", "api"),
+    "api": (*MODEL, "training", "hlo", "runtime", "planning", "export", "params"),
+    "tools": (*MODEL, "training", "hlo", "runtime", "planning", "export", "params", "api"),
 }
 
 

@@ -82,6 +82,7 @@ ELSEWHERE = {
 SLOW_PAGES = (
     "README.md",
     "experts.md",
+    "export.md",
     "extending.md",
     "language_model.md",
     "local_updates.md",

@@ -15,6 +15,7 @@ import msgspec
 
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.errors import names_arguments
+from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import DecodingOptions, RuntimeOptions, SamplingOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Input
@@ -133,7 +134,7 @@ class Run:
         restored = self.__dict__.get("model")
         step = restored.step if restored else self.logdir.last_step
         if step is None:
-            raise self._no_checkpoint()
+            raise self.no_checkpoint()
         return step
 
     @functools.cached_property
@@ -226,6 +227,20 @@ class Run:
         return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
 
     @names_arguments
+    def export(self, output: str | os.PathLike, format: str) -> Export:
+        """Writes the model for programs that do not have this package; see docs/export.md.
+
+        Args:
+          output: the new directory. It is complete or not there at all.
+          format: "safetensors".
+
+        Raises:
+          ValueError: the directory exists and is not empty, cannot be written, or the format is
+            unknown.
+        """
+        return export(self, output, format)
+
+    @names_arguments
     def translator(
         self, options: DecodingOptions | None = None, batch_tokens: int = 4096
     ) -> Translator:
@@ -278,7 +293,7 @@ class Run:
                 f"{task.__name__}, which has no {decoder.__name__}"
             )
 
-    def _no_checkpoint(self) -> ValueError:
+    def no_checkpoint(self) -> ValueError:
         """Returns the error of a run whose checkpoints were deleted after it was opened."""
         return ValueError(f"{self.logdir.checkpoints} holds no complete checkpoint")
 
@@ -288,14 +303,14 @@ class Run:
         try:
             newest = store.peek()
             if newest is None:
-                raise self._no_checkpoint()
+                raise self.no_checkpoint()
             self.input.load_vocabularies(newest.extras)
             task = with_vocabulary_sizes(self.params.task, self.input)
             trainer = self.params.trainer.instantiate(task)
             runtime = self.backend.make_runtime(trainer)
             checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
             if checkpoint is None:
-                raise self._no_checkpoint()
+                raise self.no_checkpoint()
         finally:
             store.close()
         runtime.load_theta(restored_theta(trainer, checkpoint))

@@ -1,0 +1,1 @@
+"""Export: writes trained models for programs that do not have this package."""

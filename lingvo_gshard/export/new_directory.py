@@ -1,0 +1,113 @@
+"""A new directory that is complete or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from lingvo_gshard.training.stopping import called_before_abrupt_end
+
+
+def check_output(path: str | os.PathLike) -> None:
+    """Checks that a directory can be created, so that no long work is done in vain.
+
+    Args:
+      path: the directory. It may exist if it is empty. Its parent must exist, since a missing one
+        is most often a typing error.
+
+    Raises:
+      ValueError: it cannot be created; names --output.
+    """
+    target = _target(path)
+    if target.is_dir():
+        if any(target.iterdir()):
+            raise ValueError(
+                f"--output={path} exists and is not empty; give the name of a new directory"
+            )
+    elif os.path.lexists(target):
+        raise ValueError(f"--output={path} is a file; give the name of a new directory")
+    if not target.parent.is_dir():
+        raise ValueError(
+            f"--output={path}: there is no directory {target.parent}; create it first, or name "
+            "another one"
+        )
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise _cannot_be_written(path, error) from None
+
+
+@contextlib.contextmanager
+def new_directory(path: str | os.PathLike, needed: int = 0) -> Iterator[pathlib.Path]:
+    """Gives a temporary directory beside a new one, and renames it when the context ends.
+
+    If the context fails, or a signal ends the process, the temporary directory is removed.
+
+    Args:
+      path: the new directory, as for `check_output`.
+      needed: bytes that will be written at least.
+
+    Raises:
+      ValueError: there is no room for `needed` bytes, or a file cannot be written; names --output.
+    """
+    check_output(path)
+    target = _target(path)
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise ValueError(
+            f"--output={path} cannot be written: no space left: {needed / 1e6:,.0f} MB needed, "
+            f"{free / 1e6:,.0f} MB free"
+        )
+    partial = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.partial-"))
+    remove = functools.partial(shutil.rmtree, partial, ignore_errors=True)
+    with called_before_abrupt_end(remove):
+        try:
+            yield partial
+            _complete(partial, target)
+        except OSError as error:
+            remove()
+            raise _cannot_be_written(path, error) from error
+        except BaseException:
+            remove()
+            raise
+
+
+def file_sizes(directory: pathlib.Path) -> dict[str, int]:
+    """Returns path -> size in bytes of all files below a directory."""
+    return {
+        str(path.relative_to(directory)): path.stat().st_size
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _complete(partial: pathlib.Path, target: pathlib.Path) -> None:
+    """Writes all files to the disk and gives the directory its name."""
+    # Temporary directories, and the files of some libraries, are private.
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in partial.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    partial.chmod(0o777 & ~mask)
+    os.rename(partial, target)
+
+
+def _target(path: str | os.PathLike) -> pathlib.Path:
+    return pathlib.Path(os.path.realpath(path))
+
+
+def _cannot_be_written(path: str | os.PathLike, error: OSError) -> ValueError:
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+        reason = "it was created by someone else in the meantime"
+    else:
+        reason = (error.strerror or str(error)).lower()
+    return ValueError(f"--output={path} cannot be written: {reason}")
