@@ -36,11 +36,15 @@ FOLDERS = {
     "training": MODEL,
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
+    "inference": (*MODEL, "training", "hlo", "runtime"),
     "planning": (*MODEL, "training", "hlo", "runtime"),
-    "export": (*MODEL, "training", "hlo", "runtime"),
+    "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "params": (*MODEL, "training"),
-    "api": (*MODEL, "training", "hlo", "runtime", "planning", "export", "params"),
-    "tools": (*MODEL, "training", "hlo", "runtime", "planning", "export", "params", "api"),
+    "api": (*MODEL, "training", "hlo", "runtime", "inference", "planning", "export", "params"),
+    "tools": (
+        *MODEL,
+        *("training", "hlo", "runtime", "inference", "planning", "export", "params", "api"),
+    ),
 }
 
 

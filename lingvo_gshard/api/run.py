@@ -16,11 +16,16 @@ import msgspec
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
-from lingvo_gshard.api.options import DecodingOptions, RuntimeOptions, SamplingOptions
+from lingvo_gshard.api.options import RuntimeOptions, SamplingOptions
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.decoding import Sampling, Translator, Writer
-from lingvo_gshard.tasks import Task
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.loading import language_model_facts, make_engine, translation_facts
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.inference.writer import Writer
+from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
@@ -67,12 +72,14 @@ class TrainedModel:
     Attributes:
       step: the checkpoint's step.
       task: the model.
+      theta: the weights that are evaluated and decoded with.
       runtime: holds the weights.
       input: the run's input, with the vocabularies of the checkpoint.
     """
 
     step: int
     task: Task
+    theta: NestedMap
     runtime: Runtime
     input: Input
 
@@ -167,7 +174,7 @@ class Run:
 
         Args:
           sentences: one text each; an empty one has an empty translation.
-          options: how to search; by default beam search.
+          options: how to search; by default beam search with 4 hypotheses.
           **fields: fields of `DecodingOptions` that override `options`, such as beam_size=1.
 
         Raises:
@@ -211,20 +218,46 @@ class Run:
 
     @names_arguments
     def evaluate(
-        self, split: str = "test", show_progress: ShowProgress = no_progress, **options: Any
+        self,
+        split: str = "test",
+        show_progress: ShowProgress = no_progress,
+        **options: Any,
     ) -> Evaluation:
         """Scores the model on a split of its data, as the run's task defines.
 
         Args:
           split: "train", "dev" or "test".
           show_progress: opens progress bars.
-          **options: options of the task's `evaluate`, such as languages=["es"] for translation.
+          **options: options of the task's `evaluate`, such as languages=["es"] for translation,
+            and fields of `DecodingOptions`, such as beam_size=1, for a task that translates.
 
         Raises:
           ValueError: the split is empty, or an option is wrong.
         """
         model = self.model
+        if model.task.DECODER == Translator.__name__:
+            fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
+            decoding = DecodingOptions(**{name: options.pop(name) for name in fields})
+            options["translate"] = self.translator(decoding).translate
         return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine that decodes with this model, which translators and writers share.
+
+        Raises:
+          ValueError: the run's task decodes nothing.
+        """
+        model, task = self.model, self.model.task
+        if isinstance(task, TranslationTask):
+            vocabulary = model.input.target_vocabulary
+            facts = translation_facts(task, vocabulary.bos_id, vocabulary.eos_id)
+        elif isinstance(task, LanguageModelTask):
+            vocabulary, length = model.input.vocabulary, model.input.p.length
+            facts = language_model_facts(task, vocabulary.bos_id, vocabulary.eos_id, length)
+        else:
+            raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
+        return make_engine(task, model.theta, facts)
 
     @names_arguments
     def export(self, output: str | os.PathLike, format: str) -> Export:
@@ -241,53 +274,38 @@ class Run:
         return export(self, output, format)
 
     @names_arguments
-    def translator(
-        self, options: DecodingOptions | None = None, batch_tokens: int = 4096
-    ) -> Translator:
-        """Returns a translator of this model, which compiles once for each bucket of lengths.
+    def translator(self, options: DecodingOptions | None = None) -> Translator:
+        """Returns a translator of this model. Programs are compiled when first needed.
 
         Args:
           options: how to search.
-          batch_tokens: source positions in a batch; fewer are faster for single sentences.
 
         Raises:
           ValueError: the run's task is not translation.
         """
         self.check_decoder(Translator)
-        return self.model.task.make_decoder(
-            self.model.runtime,
-            self.model.input,
-            batch_tokens=batch_tokens,
-            **dataclasses.asdict(options or DecodingOptions()),
-        )
+        input_ = self.model.input
+        return Translator(self.engine, input_.source_vocabulary, input_.target_vocabulary, options)
 
     @names_arguments
-    def writer(self, options: SamplingOptions | None = None, rows: int = 16) -> Writer:
+    def writer(self, options: SamplingOptions | None = None) -> Writer:
         """Returns a writer of this model.
 
         Args:
           options: how to draw tokens.
-          rows: beginnings that are continued together.
 
         Raises:
           ValueError: the run's task is not language modeling.
         """
         self.check_decoder(Writer)
         options = options or SamplingOptions()
-        return self.model.task.make_decoder(
-            self.model.runtime,
-            self.model.input,
-            most_tokens=options.most_tokens,
-            samples=options.samples,
-            sampling=Sampling(options.temperature, options.top_k, options.top_p),
-            seed=options.seed,
-            rows=rows,
-        )
+        copies = 1 if options.temperature else options.samples
+        return Writer(self.engine, self.model.input.vocabulary, options.decoding(), copies)
 
     def check_decoder(self, decoder: type) -> None:
         """Raises ValueError naming the run's task if it does not decode with a `decoder`."""
         task: type[Task] = self.params.task.cls
-        if not (task.DECODER and issubclass(task.DECODER, decoder)):
+        if task.DECODER != decoder.__name__:
             raise ValueError(
                 f"--logdir={self._given}: the run of {self.params.name} has the task "
                 f"{task.__name__}, which has no {decoder.__name__}"
@@ -313,5 +331,7 @@ class Run:
                 raise self.no_checkpoint()
         finally:
             store.close()
-        runtime.load_theta(restored_theta(trainer, checkpoint))
-        return TrainedModel(checkpoint.step, trainer.task, runtime, self.input)
+        part = restored_theta(trainer, checkpoint)
+        runtime.load_theta(part)
+        theta = trainer.evaluated_theta(part)
+        return TrainedModel(checkpoint.step, trainer.task, theta, runtime, self.input)

@@ -40,6 +40,7 @@ class Context:
       iteration: Position in a compiled loop over layers, or None outside of such loops.
       token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
       group_order: int [G] number of each MoE token group, if groups are stored in another order.
+      keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
     """
@@ -53,6 +54,7 @@ class Context:
     iteration: Iteration | None = None
     token_ids: tf.Tensor | None = None
     group_order: np.ndarray | None = None
+    keeps_all_tokens: bool = False
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
 

@@ -30,3 +30,16 @@ def write(tensor: tf.Tensor, part: tf.Tensor, start: tf.Tensor | int) -> tf.Tens
     """
     starts = [start] + [0] * (tensor.shape.rank - 1)
     return gen_xla_ops.xla_dynamic_update_slice(tensor, part, tf.stack(starts))
+
+
+def write_at(
+    tensor: tf.Tensor, part: tf.Tensor, start: tf.Tensor | int, dimension: int
+) -> tf.Tensor:
+    """Returns the tensor with `part` written from index `start` of one dimension on.
+
+    XLA writes in place if nothing else reads the tensor. The start index is clamped, as in `write`.
+    """
+    starts = [start if d == dimension else 0 for d in range(tensor.shape.rank)]
+    written = gen_xla_ops.xla_dynamic_update_slice(tensor, part, tf.stack(starts))
+    written.set_shape(tensor.shape)
+    return written

@@ -1,124 +1,126 @@
-"""Beam search with length normalization."""
+"""Beam search with length normalization, ended hypotheses kept aside, and exact stopping.
+
+A step scores every token after every hypothesis. An end-of-text among the W best of these makes an
+ended hypothesis, which leaves the beam. The W best other tokens make the new beam. Ended hypotheses
+are ranked by
+
+    (log probability) / ((5 + length) / 6) ** length_exponent + coverage_weight * coverage
+
+(Wu et al. 2016, arXiv 1609.08144, equation 14). Coverage is the sum over source positions of the
+log of min(1, attention received). A search stops when no hypothesis of the beam can rank above the
+ended ones that are wanted, however it goes on: log probabilities only decrease, and coverage is 0
+at best.
+"""
 
 from __future__ import annotations
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.models import TranslationModel
-from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.decoding.greedy import log_normalizer, restrict
+from lingvo_gshard.decoding.selection import top_few
+from lingvo_gshard.decoding.state import IMPOSSIBLE
 
-_IMPOSSIBLE = -1e9
+LOCAL_LETTERS = {"c": "candidates for a beam"}
+
+# Attention that counts as none, so that its logarithm is finite.
+_NO_ATTENTION = 1e-6
 
 
-def beam_decode(
-    task: TranslationModel,
-    theta: NestedMap,
-    source_ids_BK: tf.Tensor,
-    max_length: int,
-    bos_id: int,
-    eos_id: int,
-    limit_B: tf.Tensor,
-    beam_size: int,
-    length_exponent: float,
-) -> tf.Tensor:
-    """Returns the best translation of each sentence that beam search finds.
+def length_penalty(length_B: tf.Tensor, exponent_B: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [B], what log probabilities of texts of this many tokens are divided by."""
+    return ((5.0 + tf.cast(length_B, tf.float32)) / 6.0) ** exponent_B
 
-    Hypotheses that have ended stay in the beam and compete with the others. All are ranked by
-    log probability / ((5 + length) / 6) ** length_exponent (Wu et al. 2016, arXiv 1609.08144,
-    equation 14).
+
+def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedMap:
+    """Returns the next beam and the hypotheses that end.
 
     Args:
-      task: the model.
-      theta: weights of the model.
-      source_ids_BK: one sentence per row, 0 in padding; a row of zeros holds no sentence.
-      max_length: L, the number of target positions.
-      bos_id: id before the first token.
-      eos_id: id that ends a sentence.
-      limit_B: int32, the largest number of tokens of each translation, EOS included.
-      beam_size: W, the hypotheses kept for each sentence.
-      length_exponent: how strongly long hypotheses are favored; 0 disables it.
+      logits_BWV: the model's logits after each hypothesis.
+      state: the state before the step, with coverage that includes the step's attention.
+      eos_id: id that ends a text.
 
     Returns:
-      int32 [B,L] target ids, `eos_id` at and after the end of each translation.
+      token_BW, parent_BW: int32; the hypotheses of the new beam, best first.
+      log_probability_BW: of the tokens.
+      score_BW: log probabilities of the hypotheses.
+      end_BW: the rank of hypothesis w of the old beam if it ends now, else IMPOSSIBLE.
+      end_log_probability_BW: the log probability of its end.
+      last_BW: the rank of the new hypotheses if their length is the limit, else IMPOSSIBLE.
+      ended_BW: the ranks of the best W hypotheses that have ended so far, best first.
+      is_done_B: whether the search of a row is complete.
     """
-    batch = source_ids_BK.shape[0]
-    search = _Search(batch, beam_size, eos_id, length_exponent)
-    memory = encode_sentences(task, theta, source_ids_BK)
-    memory = Memory(
-        tf.repeat(memory.output_BKM, beam_size, axis=0),
-        tf.repeat(memory.segments_BK, beam_size, axis=0),
+    beam = logits_BWV.shape[1]
+    normalizer_BW = log_normalizer(logits_BWV)
+    allowed_BWV = restrict(logits_BWV, state, eos_id)
+    is_eos_V = tf.equal(tf.range(logits_BWV.shape[-1]), eos_id)
+    candidates = _best_tokens(tf.where(is_eos_V, IMPOSSIBLE, allowed_BWV), normalizer_BW, state)
+    score_BW, token_BW, parent_BW, gain_BW = candidates
+
+    end_gain_BW = allowed_BWV[..., eos_id] - normalizer_BW
+    end_score_BW = state.score_BW + end_gain_BW
+    length_B = state.generated_B + 1
+    penalty_B1 = length_penalty(length_B, state.length_exponent_B)[:, None]
+    coverage_BW = _coverage_term(state)
+    end_BW = end_score_BW / penalty_B1 + coverage_BW
+    end_BW = tf.where(_is_among_best(end_score_BW, score_BW, beam), end_BW, IMPOSSIBLE)
+    is_last_B = length_B >= state.limit_B
+    last_BW = score_BW / penalty_B1 + tf.gather(coverage_BW, parent_BW, batch_dims=1)
+    last_BW = tf.where(is_last_B[:, None], last_BW, IMPOSSIBLE)
+    ended_Bc = tf.concat([state.ended_BW, end_BW, last_BW], 1)
+    ended_BW, _ = top_few(ended_Bc, beam)
+    ended_BW = tf.maximum(ended_BW, IMPOSSIBLE)
+
+    # A rank changes in one direction as lengths grow, so one of both ends is the best possible.
+    soonest_B = length_penalty(length_B + 1, state.length_exponent_B)
+    latest_B = length_penalty(state.limit_B, state.length_exponent_B)
+    best_B = score_BW[:, 0] / tf.maximum(soonest_B, latest_B)
+    threshold_B = tf.gather(ended_BW, state.wanted_B - 1, batch_dims=1)
+    return NestedMap(
+        token_BW=token_BW,
+        parent_BW=parent_BW,
+        log_probability_BW=gain_BW,
+        score_BW=score_BW,
+        end_BW=end_BW,
+        end_log_probability_BW=end_gain_BW,
+        last_BW=last_BW,
+        ended_BW=ended_BW,
+        is_done_B=is_last_B | (threshold_B >= best_B),
     )
 
-    def is_running(step, beam, cache):
-        del cache
-        return (step < max_length) & tf.reduce_any(beam.active_BW > 0)
 
-    def extend(step, beam, cache):
-        rows = batch * beam_size
-        ids, active = tf.reshape(beam.ids_BW, [rows]), tf.reshape(beam.active_BW, [rows])
-        logits, cache = task.decode_step(theta, ids, active, step, cache)
-        log_probability = tf.reshape(tf.nn.log_softmax(logits), [batch, beam_size, -1])
-        beam, parent_rows = search.extend(beam, log_probability, step, limit_B)
-        return step + 1, beam, task.reorder_cache(cache, parent_rows)
-
-    beam = search.begin(bos_id, has_sentence(source_ids_BK), max_length)
-    state = (tf.constant(0), beam, task.init_cache(theta, memory, max_length))
-    _, beam, _ = tf.while_loop(is_running, extend, state)
-    return beam.output_BWL[:, 0]
+def add_coverage(state: NestedMap, weights_BNWK: tf.Tensor) -> tf.Tensor:
+    """Returns coverage_BWK with the step's attention, the mean over the heads of the last layer."""
+    return state.coverage_BWK + tf.reduce_mean(weights_BNWK, 1)
 
 
-class _Search:
-    """Extends a beam by one token at a time; the best hypothesis is the first."""
+def _best_tokens(
+    logits_BWV: tf.Tensor, normalizer_BW: tf.Tensor, state: NestedMap
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns scores, tokens, parents and the tokens' log probabilities of the best W, [B,W]."""
+    batch, beam, size = logits_BWV.shape
+    value, token = top_few(tf.reshape(logits_BWV, [batch * beam, size]), beam)
+    gain_BWc = tf.reshape(value, [batch, beam, beam]) - normalizer_BW[..., None]
+    gain_BWc = tf.maximum(gain_BWc, IMPOSSIBLE)
+    flat = [batch, beam * beam]
+    score_Bc = tf.reshape(state.score_BW[..., None] + gain_BWc, flat)
+    score_BW, choice_BW = top_few(score_Bc, beam)
+    token_BW = tf.gather(tf.reshape(token, flat), choice_BW, batch_dims=1)
+    gain_BW = tf.gather(tf.reshape(gain_BWc, flat), choice_BW, batch_dims=1)
+    return score_BW, token_BW, choice_BW // beam, gain_BW
 
-    def __init__(self, batch: int, beam_size: int, eos_id: int, length_exponent: float):
-        self._batch, self._beam_size = batch, beam_size
-        self._eos_id, self._length_exponent = eos_id, length_exponent
 
-    def begin(self, bos_id: int, has_sentence_B: tf.Tensor, max_length: int) -> NestedMap:
-        """Returns a beam with one active hypothesis per sentence; the others are impossible."""
-        shape = [self._batch, self._beam_size]
-        first = tf.one_hot(tf.zeros([self._batch], tf.int32), self._beam_size)
-        return NestedMap(
-            ids_BW=tf.fill(shape, bos_id),
-            score_BW=tf.where(first > 0, 0.0, _IMPOSSIBLE),
-            length_BW=tf.zeros(shape, tf.int32),
-            active_BW=tf.broadcast_to(has_sentence_B[:, None], shape),
-            output_BWL=tf.fill([*shape, max_length], self._eos_id),
-        )
+def _is_among_best(end_BW: tf.Tensor, other_BW: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns whether each end is one of the `count` best of all ends and other scores."""
+    better_BW = tf.reduce_sum(tf.cast(other_BW[:, None, :] > end_BW[..., None], tf.int32), -1)
+    better_BW += tf.reduce_sum(tf.cast(end_BW[:, None, :] > end_BW[..., None], tf.int32), -1)
+    return (better_BW < count) & (end_BW > IMPOSSIBLE / 2)
 
-    def extend(
-        self, beam: NestedMap, log_probability_BWV: tf.Tensor, step: tf.Tensor, limit_B: tf.Tensor
-    ) -> tuple[NestedMap, tf.Tensor]:
-        """Returns the beam with one more token, and the row [B*W] that each hypothesis extends."""
-        ended_score_V = tf.where(
-            tf.equal(tf.range(log_probability_BWV.shape[-1]), self._eos_id), 0.0, _IMPOSSIBLE
-        )
-        is_active_BW = beam.active_BW > 0
-        gain_BWV = tf.where(is_active_BW[..., None], log_probability_BWV, ended_score_V)
-        gain, token = tf.math.top_k(gain_BWV, self._beam_size)
-        score = beam.score_BW[..., None] + gain
-        length_BW = beam.length_BW + beam.active_BW
-        ranked = score / self._penalty(length_BW)[..., None]
-        flat = [self._batch, self._beam_size**2]
-        _, choice_BW = tf.math.top_k(tf.reshape(ranked, flat), self._beam_size)
-        parent_BW = choice_BW // self._beam_size
 
-        def of_parent(x: tf.Tensor) -> tf.Tensor:
-            return tf.gather(x, parent_BW, batch_dims=1)
-
-        ids_BW = tf.gather(tf.reshape(token, flat), choice_BW, batch_dims=1)
-        at_step = tf.equal(tf.range(beam.output_BWL.shape[-1]), step)
-        ended_BW = tf.equal(ids_BW, self._eos_id) | (step + 1 >= limit_B)[:, None]
-        extended = NestedMap(
-            ids_BW=ids_BW,
-            score_BW=tf.gather(tf.reshape(score, flat), choice_BW, batch_dims=1),
-            length_BW=of_parent(length_BW),
-            active_BW=tf.where(ended_BW, 0, of_parent(beam.active_BW)),
-            output_BWL=tf.where(at_step, ids_BW[..., None], of_parent(beam.output_BWL)),
-        )
-        parent_rows = tf.range(self._batch)[:, None] * self._beam_size + parent_BW
-        return extended, tf.reshape(parent_rows, [-1])
-
-    def _penalty(self, length_BW: tf.Tensor) -> tf.Tensor:
-        return ((5.0 + tf.cast(length_BW, tf.float32)) / 6.0) ** self._length_exponent
+def _coverage_term(state: NestedMap) -> tf.Tensor:
+    """Returns the weighted coverage [B,W] of the hypotheses; 0 if coverage does not count."""
+    if "coverage_BWK" not in state:
+        return tf.zeros_like(state.score_BW)
+    received_BWK = tf.clip_by_value(state.coverage_BWK, _NO_ATTENTION, 1.0)
+    is_source_BK = state.memory.bias_BK >= 0
+    logs_BWK = tf.where(is_source_BK[:, None, :], tf.math.log(received_BWK), 0.0)
+    return state.coverage_weight_B[:, None] * tf.reduce_sum(logs_BWK, -1)

@@ -1,60 +1,45 @@
-"""Greedy decoding: takes the most likely token at every step."""
+"""Greedy decoding: takes the best token at every step."""
 
 from __future__ import annotations
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.models import TranslationModel
-from lingvo_gshard.decoding.sentences import encode_sentences, has_sentence
+from lingvo_gshard.decoding.selection import largest
+from lingvo_gshard.decoding.state import IMPOSSIBLE
 
 
-def greedy_decode(
-    task: TranslationModel,
-    theta: NestedMap,
-    source_ids_BK: tf.Tensor,
-    max_length: int,
-    bos_id: int,
-    eos_id: int,
-    limit_B: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """Returns the greedy translation of each sentence; stops when all have ended.
+def log_normalizer(logits: tf.Tensor) -> tf.Tensor:
+    """Returns the log of the sum of exponentials over the last dimension."""
+    most = tf.reduce_max(logits, -1, keepdims=True)
+    return most[..., 0] + tf.math.log(tf.reduce_sum(tf.exp(logits - most), -1))
+
+
+def restrict(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> tf.Tensor:
+    """Returns the logits with impossible values at tokens that a row must not choose.
+
+    A row must not end before it has `least_B` tokens, and chooses among `allowed_BV` if that is
+    in the state.
 
     Args:
-      task: the model.
-      theta: weights of the model.
-      source_ids_BK: one sentence per row, 0 in padding; a row of zeros holds no sentence.
-      max_length: L, the number of target positions.
-      bos_id: id before the first token.
-      eos_id: id that ends a sentence.
-      limit_B: int32, the largest number of tokens of each translation, EOS included; None:
-        max_length.
-
-    Returns:
-      int32 [B,L] target ids, `eos_id` at and after the end of each translation.
+      logits_BWV: the model's logits.
+      state: the state before the step.
+      eos_id: id that ends a text.
     """
-    batch = source_ids_BK.shape[0]
-    memory = encode_sentences(task, theta, source_ids_BK)
-    limit_B = tf.fill([batch], max_length) if limit_B is None else limit_B
+    is_eos_V = tf.equal(tf.range(logits_BWV.shape[-1]), eos_id)
+    is_early_B = state.generated_B + 1 < state.least_B
+    is_barred_BV = is_early_B[:, None] & is_eos_V[None, :]
+    if "allowed_BV" in state:
+        is_barred_BV |= tf.equal(state.allowed_BV, 0)
+    return tf.where(is_barred_BV[:, None, :], IMPOSSIBLE, logits_BWV)
 
-    def is_running(step, ids_B, active_B, output_BL, cache):
-        del ids_B, output_BL, cache
-        return (step < max_length) & tf.reduce_any(active_B > 0)
 
-    def extend(step, ids_B, active_B, output_BL, cache):
-        logits_BV, cache = task.decode_step(theta, ids_B, active_B, step, cache)
-        ids_B = tf.argmax(logits_BV, -1, output_type=tf.int32)
-        ids_B = tf.where(active_B > 0, ids_B, eos_id)
-        at_step = tf.equal(tf.range(max_length), step)[None, :]
-        output_BL = tf.where(at_step, ids_B[:, None], output_BL)
-        ended_B = tf.equal(ids_B, eos_id) | (step + 1 >= limit_B)
-        return step + 1, ids_B, tf.where(ended_B, 0, active_B), output_BL, cache
+def choose_best(logits_B1V: tf.Tensor, state: NestedMap, eos_id: int) -> NestedMap:
+    """Returns the best token of each row, and the log-probability that the model gives it.
 
-    state = (
-        tf.constant(0),
-        tf.fill([batch], bos_id),
-        has_sentence(source_ids_BK),
-        tf.fill([batch, max_length], eos_id),
-        task.init_cache(theta, memory, max_length),
-    )
-    _, _, _, output_BL, _ = tf.while_loop(is_running, extend, state)
-    return output_BL
+    Args:
+      logits_B1V: the model's logits.
+      state: the state before the step.
+      eos_id: id that ends a text.
+    """
+    value_B1, token_B1 = largest(restrict(logits_B1V, state, eos_id))
+    return NestedMap(token_BW=token_B1, log_probability_BW=value_B1 - log_normalizer(logits_B1V))

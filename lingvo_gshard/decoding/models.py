@@ -2,65 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.stacks.transformer_layer import Memory
+from lingvo_gshard.layers.attention.cached import CacheView
 
 
-class StepwiseModel(Protocol):
-    """A model that gives the logits of one position after another."""
+class DecodableModel(Protocol):
+    """A model that predicts the next token of a text, given keys and values of the tokens before.
 
-    def decode_step(
+    Attributes:
+      most_positions: the largest number of positions in a text; None if any number is possible.
+    """
+
+    @property
+    def most_positions(self) -> int | None: ...
+
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights as the other methods read them, computed once from theta."""
+        ...
+
+    def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
+        """Returns the shape [B,N,K,D] of the keys, or the values, that each layer caches."""
+        ...
+
+    def extend(
         self,
         theta: NestedMap,
-        ids_B: tf.Tensor,
-        active_B: tf.Tensor,
-        step: tf.Tensor,
-        cache: NestedMap,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Computes one position of every row.
+        ids_BL: tf.Tensor,
+        mask_BL: tf.Tensor,
+        view: CacheView,
+        caches: Sequence[NestedMap] | None = None,
+        memory: NestedMap | None = None,
+    ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
+        """Computes new tokens of each row.
 
         Args:
-          theta: weights of the model.
-          ids_B: int32 ids at position `step`.
-          active_B: int32, 0 for rows that have ended; these take no capacity slot of any expert.
-          step: int32 scalar, the position.
-          cache: keys and values of the positions before `step`.
+          theta: `decoding_weights`.
+          ids_BL: int32 ids of the new tokens.
+          mask_BL: int32, 0 for tokens that are padding; these use no expert.
+          view: positions of the new tokens, and the slots that they write to and see.
+          caches: `key` and `value` of each layer; None if the slots are the new tokens themselves.
+          memory: what `encode_memory` returned; None for a model without one.
 
         Returns:
-          float32 logits [B,V] of position `step` + 1, and the cache with position `step` added.
+          The output [B,L,M], the caches with the new tokens, and the weights [B,N,L,K] over the
+          memory in the last layer, or None.
         """
         ...
 
-
-class LanguageModel(StepwiseModel, Protocol):
-    """A model that continues texts."""
-
-    def init_cache(self, theta: NestedMap, batch: int, length: int) -> NestedMap:
-        """Returns an empty cache for `batch` rows of up to `length` positions."""
+    def next_logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns float32 logits [B,L,V] of the token after each position of `extend`'s output."""
         ...
 
 
-class TranslationModel(StepwiseModel, Protocol):
-    """A model that translates sentences by an encoder and a decoder."""
+class TranslationModel(DecodableModel, Protocol):
+    """A decodable model that attends to an encoded source sentence."""
 
-    @property
-    def max_positions(self) -> int:
-        """The largest number of positions in a sentence."""
-        ...
+    def encode_memory(self, theta: NestedMap, ids_BK: tf.Tensor) -> NestedMap:
+        """Encodes source sentences, one per row.
 
-    def encode(
-        self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
-    ) -> Memory:
-        """Returns the encoder's output, which the decoder attends to."""
-        ...
+        Args:
+          theta: `decoding_weights`.
+          ids_BK: int32 ids, 0 in padding.
 
-    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
-        """Returns an empty cache for one translation of up to `length` tokens per memory row."""
-        ...
-
-    def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
-        """Returns the cache whose row i is row rows[i] of the given one."""
+        Returns:
+          `layers`, the keys and values that each layer of the decoder attends to, and `bias_BK`.
+        """
         ...

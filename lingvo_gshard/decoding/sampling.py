@@ -1,137 +1,153 @@
-"""Sampling: continues texts with tokens drawn from the model's distribution."""
+"""Sampling: draws tokens from the model's distribution, with options for each row."""
 
 from __future__ import annotations
-
-import dataclasses
 
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.models import LanguageModel
+from lingvo_gshard.decoding.greedy import log_normalizer, restrict
+from lingvo_gshard.decoding.selection import largest
 
+LOCAL_LETTERS = {"w": "the two words of a random key"}
+
+# 2^32 over the golden ratio, so that rows with adjacent words share no random numbers.
 _SPREAD = 0x9E3779B9
+_HALVINGS = 33
 
 
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Draws tokens from the distribution that a model predicts.
+def draw(logits_B1V: tf.Tensor, state: NestedMap, eos_id: int) -> NestedMap:
+    """Returns a token for each row, and the log-probability that the model gives it.
 
-    Attributes:
-      temperature: divides the logits; 0 takes the most likely token.
-      top_k: draws from this many most likely tokens; 0: from all (Fan et al. 2018, arXiv
-        1805.04833).
-      top_p: draws from the fewest tokens whose probabilities sum to this; 1: from all (Holtzman et
-        al. 2019, arXiv 1904.09751).
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self):
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; 0 or more was expected")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; 0 or more was expected")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; more than 0 and at most 1 was expected")
-
-    def take(self, logits_BV: tf.Tensor, words_B: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns an int32 id for each row.
-
-        With Gumbel noise added, the largest logit is distributed as the softmax (Gumbel 1954).
-
-        Args:
-          logits_BV: float32 logits.
-          words_B: uint32 word of each row; rows with different words draw independently.
-          key: int32 [2] random key.
-        """
-        if not self.temperature:
-            return tf.argmax(logits_BV, -1, output_type=tf.int32)
-        logits_BV /= self.temperature
-        for least_B1 in self._least(logits_BV):
-            logits_BV = tf.where(logits_BV < least_B1, logits_BV.dtype.min, logits_BV)
-        # 2^32 over the golden ratio, so that rows with adjacent words share no random numbers.
-        spread_V = _range(logits_BV.shape[1]) * tf.constant(_SPREAD, tf.uint32)
-        uniform_BV = random_numbers.hashed_uniform_of(words_B[:, None] + spread_V, key)
-        noisy_BV = logits_BV - tf.math.log(-tf.math.log(uniform_BV))
-        return tf.argmax(noisy_BV, -1, output_type=tf.int32)
-
-    def _least(self, logits_BV: tf.Tensor) -> list[tf.Tensor]:
-        """Returns thresholds [B,1]: tokens with logits below any of them are not drawn."""
-        least = []
-        if 0 < self.top_k < logits_BV.shape[1]:
-            least.append(tf.math.top_k(logits_BV, self.top_k).values[:, -1:])
-        if self.top_p < 1:
-            sorted_BV = tf.sort(logits_BV, direction="DESCENDING")
-            before_BV = tf.cumsum(tf.nn.softmax(sorted_BV), axis=1, exclusive=True)
-            drawn_BV = tf.where(before_BV < self.top_p, sorted_BV, logits_BV.dtype.max)
-            least.append(tf.reduce_min(drawn_BV, 1, keepdims=True))
-        return least
-
-
-def continue_texts(
-    task: LanguageModel,
-    theta: NestedMap,
-    given_BL: tf.Tensor,
-    before_B: tf.Tensor,
-    samples_B: tf.Tensor,
-    eos_id: int,
-    sampling: Sampling,
-    key: tf.Tensor,
-) -> tf.Tensor:
-    """Continues given tokens by sampling.
-
-    The ids of a row depend only on its own arguments and the key, not on other rows.
+    A draw depends on the row's `word_B`, `key_Bw` and `position_B` alone. The log-probability is
+    the model's own, before temperature, penalties and limits.
 
     Args:
-      task: the model.
-      theta: weights of the model.
-      given_BL: int32 ids to start with, 0 at the positions to be drawn.
-      before_B: int32 id before the first position of each row; 0 for an unused row.
-      samples_B: int32 number of each row among the samples of one text.
+      logits_B1V: the model's logits.
+      state: the state before the step.
       eos_id: id that ends a text.
-      sampling: how to draw tokens.
-      key: int32 [2] random key.
-
-    Returns:
-      int32 [B,L] ids: the given ones and those drawn; `eos_id` at and after the end of a text.
     """
-    batch, length = given_BL.shape
-    words_B = _words(tf.concat([before_B[:, None], given_BL, samples_B[:, None]], 1), key)
-
-    def is_running(step, ids_B, active_B, output_BL, cache):
-        del ids_B, output_BL, cache
-        return (step < length) & tf.reduce_any(active_B > 0)
-
-    def extend(step, ids_B, active_B, output_BL, cache):
-        logits_BV, cache = task.decode_step(theta, ids_B, active_B, step, cache)
-        given_B = tf.gather(given_BL, step, axis=1)
-        step_key = random_numbers.hashed_fold_in_word(key, step)
-        ids_B = tf.where(given_B > 0, given_B, sampling.take(logits_BV, words_B, step_key))
-        ids_B = tf.where(active_B > 0, ids_B, eos_id)
-        at_step = tf.equal(tf.range(length), step)[None, :]
-        output_BL = tf.where(at_step, ids_B[:, None], output_BL)
-        return step + 1, ids_B, tf.where(tf.equal(ids_B, eos_id), 0, active_B), output_BL, cache
-
-    state = (
-        tf.constant(0),
-        before_B,
-        tf.cast(before_B > 0, tf.int32),
-        tf.fill([batch, length], eos_id),
-        task.init_cache(theta, batch, length),
+    logits_BV = restrict(logits_B1V, state, eos_id)[:, 0]
+    if "seen_BV" in state:
+        logits_BV = penalize_seen(logits_BV, state.seen_BV, state.repetition_B)
+    token_B = take(
+        logits_BV,
+        state.temperature_B,
+        state.top_k_B,
+        state.top_p_B,
+        state.min_p_B,
+        uniform(logits_BV.shape[1], state.word_B, state.key_Bw, state.position_B),
     )
-    _, _, _, output_BL, _ = tf.while_loop(is_running, extend, state)
-    return output_BL
+    own_B1 = tf.gather(logits_B1V[:, 0], token_B[:, None], batch_dims=1)
+    log_probability_B1 = own_B1 - log_normalizer(logits_B1V)
+    return NestedMap(token_BW=token_B[:, None], log_probability_BW=log_probability_B1)
 
 
-def _words(ids_BL: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Returns a uint32 hash of each row's ids and their order."""
-    length = ids_BL.shape[1]
-    numbered_BL = tf.cast(ids_BL, tf.uint32) * tf.constant(length, tf.uint32) + _range(length)
-    hashed_BL = tf.bitcast(random_numbers.hashed(numbered_BL, key), tf.int32)
-    return tf.bitcast(tf.reduce_sum(hashed_BL, 1), tf.uint32)
+def penalize_seen(logits_BV: tf.Tensor, seen_BV: tf.Tensor, penalty_B: tf.Tensor) -> tf.Tensor:
+    """Returns logits that are lower for tokens that occurred.
+
+    Keskar et al. 2019, arXiv 1909.05858, section 4.1.
+
+    Args:
+      logits_BV: logits.
+      seen_BV: int32, not 0 for tokens in the text so far.
+      penalty_B: positive logits are divided by it, and negative ones multiplied.
+    """
+    penalty_B1 = penalty_B[:, None]
+    lower_BV = tf.where(logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1)
+    return tf.where(tf.not_equal(seen_BV, 0), lower_BV, logits_BV)
 
 
-def _range(size: int) -> tf.Tensor:
-    return tf.cast(tf.range(size), tf.uint32)
+def uniform(size: int, word_B: tf.Tensor, key_Bw: tf.Tensor, position_B: tf.Tensor) -> tf.Tensor:
+    """Returns float32 [B,V] uniform in (0, 1), a function of word, key and position of each row."""
+    key_wB = random_numbers.hashed_fold_in_word(tf.transpose(key_Bw), position_B)
+    spread_V = tf.cast(tf.range(size), tf.uint32) * tf.constant(_SPREAD, tf.uint32)
+    values_BV = tf.bitcast(word_B, tf.uint32)[:, None] + spread_V[None, :]
+    return random_numbers.hashed_uniform_of(values_BV, key_wB[..., None])
+
+
+def take(
+    logits_BV: tf.Tensor,
+    temperature_B: tf.Tensor,
+    top_k_B: tf.Tensor,
+    top_p_B: tf.Tensor,
+    min_p_B: tf.Tensor,
+    uniform_BV: tf.Tensor,
+) -> tf.Tensor:
+    """Returns an int32 token for each row.
+
+    With Gumbel noise added, the largest logit is distributed as the softmax (Gumbel 1954).
+
+    Args:
+      logits_BV: float32 logits.
+      temperature_B: divides the logits; 0 takes the best token.
+      top_k_B: draws from this many best tokens; 0: from all (Fan et al. 2018, arXiv 1805.04833).
+      top_p_B: draws from the fewest tokens whose probabilities sum to this; 1: from all (Holtzman
+        et al. 2019, arXiv 1904.09751).
+      min_p_B: draws from tokens that are at least this much as likely as the best one; 0: from
+        all (Nguyen et al. 2024, arXiv 2407.01082).
+      uniform_BV: float32 random numbers in (0, 1).
+    """
+    is_drawn_B = temperature_B > 0
+    logits_BV /= tf.where(is_drawn_B, temperature_B, 1.0)[:, None]
+    most_B1 = tf.reduce_max(logits_BV, 1, keepdims=True)
+    least_B1 = most_B1 + tf.math.log(min_p_B)[:, None]
+    size = logits_BV.shape[1]
+    count_B = tf.cast(tf.where(top_k_B > 0, tf.minimum(top_k_B, size), size), tf.float32)
+    ones_BV = tf.ones_like(logits_BV)
+    least_B1 = tf.maximum(least_B1, _threshold(logits_BV, ones_BV, count_B, count_B < size))
+    mass_BV = tf.exp(logits_BV - most_B1)
+    wanted_B = top_p_B * tf.reduce_sum(mass_BV, 1)
+    least_B1 = tf.maximum(least_B1, _threshold(logits_BV, mass_BV, wanted_B, top_p_B < 1))
+    noise_BV = tf.where(is_drawn_B[:, None], -tf.math.log(-tf.math.log(uniform_BV)), 0.0)
+    noisy_BV = tf.where(logits_BV < least_B1, -float("inf"), logits_BV + noise_BV)
+    return largest(noisy_BV)[1]
+
+
+def _threshold(
+    logits_BV: tf.Tensor, weight_BV: tf.Tensor, wanted_B: tf.Tensor, is_limited_B: tf.Tensor
+) -> tf.Tensor:
+    """Returns [B,1]: the largest number such that the logits from it on have the wanted weight.
+
+    It halves the interval of possible floats, which are ordered like integers. That takes a few
+    vectorized passes over the logits, where sorting them takes milliseconds.
+
+    Args:
+      logits_BV: float32 logits.
+      weight_BV: weight of each logit.
+      wanted_B: the sum of weights to reach.
+      is_limited_B: whether the row has a threshold; else it is minus infinity.
+    """
+    rows = logits_BV.shape[0]
+
+    def search() -> tf.Tensor:
+        ordered_BV = _as_ordered(logits_BV)
+
+        def halve(step, low_B, high_B):
+            # The mean, rounded up, without overflow.
+            middle_B = tf.bitwise.bitwise_or(low_B, high_B) - tf.bitwise.right_shift(
+                tf.bitwise.bitwise_xor(low_B, high_B), 1
+            )
+            reached = tf.where(ordered_BV >= middle_B[:, None], weight_BV, 0.0)
+            is_enough_B = tf.reduce_sum(reached, 1) >= wanted_B
+            low_B = tf.where(is_enough_B, middle_B, low_B)
+            return step + 1, low_B, tf.where(is_enough_B, high_B, middle_B - 1)
+
+        low_B, high_B = tf.reduce_min(ordered_BV, 1), tf.reduce_max(ordered_BV, 1)
+        start = (tf.constant(0), low_B, high_B)
+        _, low_B, _ = tf.while_loop(lambda step, *_: step < _HALVINGS, halve, start)
+        return tf.where(is_limited_B, _as_float(low_B), -float("inf"))[:, None]
+
+    unlimited = lambda: tf.fill([rows, 1], -float("inf"))  # noqa: E731
+    return tf.cond(tf.reduce_any(is_limited_B), search, unlimited)
+
+
+def _as_ordered(x: tf.Tensor) -> tf.Tensor:
+    """Returns int32 in the order of the floats. Its own inverse, but for the types."""
+    bits = tf.bitcast(x, tf.int32)
+    flip = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 31), tf.constant(0x7FFFFFFF))
+    return tf.bitwise.bitwise_xor(bits, flip)
+
+
+def _as_float(ordered: tf.Tensor) -> tf.Tensor:
+    flip = tf.bitwise.bitwise_and(tf.bitwise.right_shift(ordered, 31), tf.constant(0x7FFFFFFF))
+    return tf.bitcast(tf.bitwise.bitwise_xor(ordered, flip), tf.float32)

@@ -81,6 +81,22 @@ class FeedForward(Layer):
             y_BLM = add_bias(y_BLM, cast.b_out)
         return self.observe(y_BLM)
 
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights as `infer` reads them. The default are those of `fprop`."""
+        return theta
+
+    @layer_method
+    def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
+        """Returns `fprop` for inference.
+
+        Args:
+          theta: `decoding_weights` of this layer.
+          x_BLM: input.
+          mask_BL: 0 in padding.
+        """
+        return self.fprop(theta, x_BLM, mask_BL)
+
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the two products, or three if the activation is gated."""
         products = 3 if self.activation.is_gated else 2

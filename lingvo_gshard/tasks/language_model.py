@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
@@ -15,7 +13,6 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.decoding.writer import Writer
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
@@ -37,7 +34,7 @@ class LanguageModelTask(TokenTask):
     """
 
     VOCABULARIES = MappingProxyType({"vocabulary_size": "text"})
-    DECODER = Writer
+    DECODER = "Writer"
 
     @classmethod
     def params(cls) -> Params:
@@ -100,17 +97,6 @@ class LanguageModelTask(TokenTask):
         with context.tokens(ids_BL):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
         return self._logits(theta, x_BLM)
-
-    @layer_method
-    def init_cache(self, theta: NestedMap, batch: int, length: int) -> NestedMap:
-        """Returns an empty cache for `batch` texts of up to `length` tokens."""
-        return self.decoder.init_cache(theta.decoder, (batch, length), self.activation_dtype)
-
-    def make_decoder(
-        self, runtime: WeightsHolder, input_: LanguageModelInput, **options: Any
-    ) -> Writer:
-        """Returns a Writer that continues texts; `options` are arguments of Writer."""
-        return Writer(self, runtime, input_.vocabulary, input_.p.length, **options)
 
     def evaluate(
         self,

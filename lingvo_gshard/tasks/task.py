@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
@@ -41,15 +40,15 @@ class Task(Layer):
         the same name for each.
       HAS_OUTPUT_ROWS: whether an evaluation has a row of text per example, which gshard-evaluate
         --output writes.
-      DECODER: the class of what `make_decoder` returns: a `Translator` for gshard-translate, a
-        `Writer` for gshard-generate; None for a task that decodes nothing.
+      DECODER: name of the class in inference/ that decodes with the model: "Translator", for
+        gshard-translate, or "Writer", for gshard-generate; empty for a task that decodes nothing.
     """
 
     ACTIVATION_DTYPES: ClassVar[tuple[str, ...]] = ("float32",)
     VOCABULARIES: ClassVar[Mapping[str, str]] = {}
     EVALUATION_OPTIONS: ClassVar[tuple[str, ...]] = ()
     HAS_OUTPUT_ROWS: ClassVar[bool] = False
-    DECODER: ClassVar[type | None] = None
+    DECODER: ClassVar[str] = ""
 
     @classmethod
     def params(cls) -> Params:
@@ -164,17 +163,3 @@ class Task(Layer):
             raise ValueError(f"{type(self).__name__} takes no evaluation option {min(options)!r}")
         del show_progress
         return MeanMetrics.measure(runtime, input_.evaluation_batches(split))
-
-    def make_decoder(self, runtime: WeightsHolder, input_: Input, **options: Any) -> Any:
-        """Returns the decoder of a trained model, an instance of DECODER.
-
-        Args:
-          runtime: holds the weights.
-          input_: the input, with the vocabularies that the model was trained with.
-          **options: arguments of DECODER.
-
-        Raises:
-          ValueError: the task decodes nothing.
-        """
-        del runtime, input_, options
-        raise ValueError(f"{type(self).__name__} decodes nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from lingvo_gshard.core import context
@@ -11,6 +12,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
@@ -84,23 +86,39 @@ class TokenTask(Task):
         softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
         return self.decoder.flops(shape) + softmax
 
+    @property
+    def most_positions(self) -> int | None:
+        """The largest number of positions in a text; None if any number is possible."""
+        return self.p.positions.max_length if "positions" in self.children else None
+
     @layer_method
-    def decode_step(
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference; see `decoding.models`."""
+        return NestedMap(theta, decoder=self.decoder.decoding_weights(theta.decoder))
+
+    @layer_method
+    def extend(
         self,
         theta: NestedMap,
-        ids_B: tf.Tensor,
-        active_B: tf.Tensor,
-        step: tf.Tensor,
-        cache: NestedMap,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Computes one position of every row; see `decoding.models.StepwiseModel`."""
-        positions_B1 = tf.fill([ids_B.shape[0], 1], step)
-        x_B1M = self._embed(self.EMBEDDING, theta, ids_B[:, None], positions_B1)
-        with context.tokens(ids_B[:, None]):
-            x_B1M, cache = self.decoder.extend_step(
-                theta.decoder, x_B1M, active_B[:, None], step, cache
-            )
-        return tf.cast(self._logits(theta, x_B1M)[:, 0], tf.float32), cache
+        ids_BL: tf.Tensor,
+        mask_BL: tf.Tensor,
+        view: CacheView,
+        caches: Sequence[NestedMap] | None = None,
+        memory: NestedMap | None = None,
+    ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
+        """Computes new tokens of each row; see `decoding.models`."""
+        x_BLM = self._embed(self.EMBEDDING, theta, ids_BL, view.positions_BL)
+        with context.tokens(ids_BL):
+            return self.decoder.extend(theta.decoder, x_BLM, mask_BL, view, caches, memory)
+
+    @layer_method
+    def next_logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns the float32 logits [B,L,V] of the token after each position."""
+        return tf.cast(self._logits(theta, x_BLM), tf.float32)
+
+    def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
+        """Returns the shape of the keys, or the values, that each layer caches."""
+        return self.decoder.cache_shapes(rows, slots)
 
     @layer_method
     def _embed(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from lingvo_gshard.core import context
-from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
@@ -15,12 +13,12 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.decoding.translator import Translator
+from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.tasks.evaluation import translation_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
-from lingvo_gshard.tasks.evaluation.translation_scores import TranslationScores
+from lingvo_gshard.tasks.evaluation.translation_scores import Translate, TranslationScores
 from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
@@ -41,15 +39,9 @@ class TranslationTask(TokenTask):
     VOCABULARIES = MappingProxyType(
         {"source_vocabulary_size": "source", "target_vocabulary_size": "target"}
     )
-    EVALUATION_OPTIONS = (
-        "languages",
-        "max_rows_per_language",
-        "shuffled",
-        "beam_size",
-        "length_exponent",
-    )
+    EVALUATION_OPTIONS = ("languages", "max_rows_per_language", "shuffled")
     HAS_OUTPUT_ROWS = True
-    DECODER = Translator
+    DECODER = "Translator"
     EMBEDDING = "target_embedding"
 
     @classmethod
@@ -130,11 +122,6 @@ class TranslationTask(TokenTask):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._logits(theta, x_BLM)
 
-    @property
-    def max_positions(self) -> int:
-        """The largest number of positions in a sentence."""
-        return self.p.positions.max_length
-
     @layer_method
     def encode(
         self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
@@ -147,22 +134,21 @@ class TranslationTask(TokenTask):
         return Memory(output_BKM, segments_BK)
 
     @layer_method
-    def init_cache(self, theta: NestedMap, memory: Memory, length: int) -> NestedMap:
-        """Returns an empty cache for one translation of up to `length` tokens per memory row."""
-        output_BKM = memory.output_BKM
-        shape = output_BKM.shape[0], length
-        return self.decoder.init_cache(theta.decoder, shape, output_BKM.dtype, memory)
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference; see `decoding.models`."""
+        weights = super().decoding_weights(theta)
+        return NestedMap(weights, encoder=self.encoder.decoding_weights(theta.encoder))
 
-    def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
-        """Returns the cache whose row i is row rows[i], which decodes the same sentence."""
-        return self.decoder.reorder_cache(cache, rows_B)
-
-    def make_decoder(
-        self, runtime: WeightsHolder, input_: TranslationInput, **options: Any
-    ) -> Translator:
-        """Returns a Translator of the trained model; see there for the options."""
-        vocabularies = input_.source_vocabulary, input_.target_vocabulary
-        return Translator(self, runtime, *vocabularies, **options)
+    @layer_method
+    def encode_memory(self, theta: NestedMap, ids_BK: tf.Tensor) -> NestedMap:
+        """Returns what `extend` needs of source sentences; see `decoding.models`."""
+        view = cached.row_view(ids_BK, is_causal=False)
+        segments_BK = tf.cast(tf.not_equal(ids_BK, 0), tf.int32)
+        name = "target_embedding" if self.p.share_embeddings else "source_embedding"
+        x_BKM = self._embed(name, theta, ids_BK, view.positions_BL)
+        with context.tokens(ids_BK):
+            output_BKM, _, _ = self.encoder.extend(theta.encoder, x_BKM, segments_BK, view)
+        return self.decoder.cache_memory(theta.decoder, Memory(output_BKM, segments_BK))
 
     def evaluate(
         self,
@@ -174,8 +160,7 @@ class TranslationTask(TokenTask):
         languages: Sequence[str] = (),
         max_rows_per_language: int | None = None,
         shuffled: bool = True,
-        beam_size: int = 4,
-        length_exponent: float = 1.0,
+        translate: Translate,
     ) -> TranslationScores:
         """Translates a split and scores the translations; see the base class.
 
@@ -187,15 +172,9 @@ class TranslationTask(TokenTask):
           languages: source languages to score; empty: all.
           max_rows_per_language: scores a fixed random choice of this many rows; None: all.
           shuffled: whether to score shuffled sources, too.
-          beam_size: hypotheses kept for each sentence; 1 decodes greedily.
-          length_exponent: how strongly beam search favors long translations; 0 disables it.
+          translate: translates sentences with the model.
         """
         rows = translation_scores.choose_rows(
             input_.rows(split), split, languages, max_rows_per_language
         )
-        translator = self.make_decoder(
-            runtime, input_, beam_size=beam_size, length_exponent=length_exponent
-        )
-        return translation_scores.measure(
-            runtime, input_, translator, rows, shuffled, show_progress
-        )
+        return translation_scores.measure(runtime, input_, translate, rows, shuffled, show_progress)

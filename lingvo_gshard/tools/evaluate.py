@@ -31,6 +31,7 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
+from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation, Table
 from lingvo_gshard.tools.console import output, startup
@@ -43,7 +44,8 @@ from lingvo_gshard.training.monitoring.data_progress import DataProgress
 NAME = "gshard-evaluate"
 
 # Flags that are options of some tasks' evaluation.
-_TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled", "beam_size", "length_exponent")
+_TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled")
+_DECODING_FLAGS = ("beam_size", "length_exponent", "coverage_weight")
 
 
 def define_flags() -> flags.FlagValues:
@@ -122,13 +124,15 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     Raises ValueError if a flag is given that does not apply to the task.
     """
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
+    unused += [] if task.DECODER == Translator.__name__ else _DECODING_FLAGS
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
     for flag in unused:
         if values[flag].present:
             raise ValueError(
                 f"--{flag} does not apply to {task.__name__}, the task of {experiment}"
             )
-    return {flag: values[flag].value for flag in _TASK_FLAGS if flag in task.EVALUATION_OPTIONS}
+    used = [flag for flag in (*_TASK_FLAGS, *_DECODING_FLAGS) if flag not in unused]
+    return {flag: values[flag].value for flag in used}
 
 
 def _print(console: rich.console.Console, title: str, evaluation: Evaluation) -> None:

@@ -20,19 +20,15 @@ Exit code: 0 if every line was answered, else 1.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Iterator
 from typing import TextIO
 
 from absl import flags
 
-from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.api.run import load
-from lingvo_gshard.decoding import Text, Writer
+from lingvo_gshard.inference.writer import Text, Writer
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.line_input import (
     LineReader,
@@ -43,51 +39,18 @@ from lingvo_gshard.tools.console.line_input import (
     warn,
     write_lines,
 )
+from lingvo_gshard.tools.flags.decoding import define_sampling_flags, sampling_options
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
 NAME = "gshard-generate"
-
-# Beginnings continued together: a person who types waits for one, a pipe for many.
-_ROWS_TYPED, _ROWS_PIPED = 1, 16
 
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
-    flags.DEFINE_integer("samples", 1, "Texts per beginning.", 1, flag_values=values)
-    flags.DEFINE_integer(
-        "most_tokens",
-        0,
-        "Largest number of new tokens per text; 0: until its row is full, at least half a row.",
-        0,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "temperature",
-        1.0,
-        "Divides the logits: values below 1 favor likely tokens; 0 takes the likeliest.",
-        0.0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "top_k", 0, "Draws from this many likeliest tokens; 0: from all.", 0, flag_values=values
-    )
-    flags.DEFINE_float(
-        "top_p",
-        1.0,
-        "Draws from the fewest tokens whose probabilities reach this sum; 1: from all.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "seed",
-        0,
-        "Seed of the draws; another one gives other texts.",
-        0,
-        2**31 - 1,
-        flag_values=values,
-    )
+    define_sampling_flags(values)
     output.define_json_flag(values, "a line for each beginning")
     define_line_flags(values)
     define_runtime_flags(values, in_cluster=False)
@@ -103,30 +66,15 @@ def main(argv: list[str]) -> int:
     stream = standard_input()
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Writer)
-    options = _sampling_options(values)
+    options = sampling_options(values)
     lines = LineReader(stream)
     typed = sys.stdin.isatty()
-    writer = run.writer(options, _ROWS_TYPED if typed else _ROWS_PIPED)
+    writer = run.writer(options)
     if typed:
         warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
-    with _open_json(values.json) as records:
+    with output.open_json_lines(values.json) as records:
         respond = functools.partial(_respond, writer, values.json, records)
         return answer_lines(lines, respond, skip_bad)
-
-
-@contextlib.contextmanager
-def _open_json(path: str | None) -> Iterator[TextIO | None]:
-    """Opens the file that --json names; None for standard output or without the flag."""
-    if path is None or path == output.STANDARD_OUTPUT:
-        yield None
-        return
-    with open(path, "w", encoding="utf-8") as file:
-        yield file
-
-
-def _sampling_options(values: flags.FlagValues) -> SamplingOptions:
-    names = (field.name for field in dataclasses.fields(SamplingOptions))
-    return SamplingOptions(**{name: values[name].value for name in names})
 
 
 def _respond(

@@ -2,11 +2,16 @@
 
     gshard-translate --logdir=runs/quickstart < lines.txt > translations.txt
     echo "No se pudo guardar el archivo." | gshard-translate --logdir=runs/quickstart
+    gshard-translate --logdir=runs/quickstart --best=3 --json < lines.txt > translations.jsonl
     gshard-translate --logdir=runs/quickstart          and type lines; Ctrl-D ends
 
 Lines are answered as they arrive: a typed line at once, waiting lines of a pipe in batches, which
 is faster. The output has the order of the input, and an empty line for an empty line. A line that
 is too long is cut, with a warning on standard error.
+
+With --json, or --json=FILE, a line of JSON is written for each line: {"source", "translation",
+"best"}. "best" lists the --best translations, each with its "text" and "score", and the model's
+"log_probabilities" of its "tokens" and of the end.
 
 Exit code: 0 if every line was translated, else 1.
 """
@@ -14,14 +19,15 @@ Exit code: 0 if every line was translated, else 1.
 from __future__ import annotations
 
 import functools
+import json
 import sys
+from typing import TextIO
 
 from absl import flags
 
-from lingvo_gshard.api.options import DecodingOptions
-from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.decoding import Translator
-from lingvo_gshard.tools.console import startup
+from lingvo_gshard.api.run import load
+from lingvo_gshard.inference.translator import Translation, Translator
+from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.line_input import (
     LineReader,
     answer_lines,
@@ -37,10 +43,6 @@ from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_opti
 
 NAME = "gshard-translate"
 
-# Up to this many lines are a conversation, for which large batches would be mostly padding.
-_FEW_LINES = 8
-_FEW_LINES_BATCH_TOKENS = 256
-
 
 def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
@@ -48,6 +50,14 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     define_line_flags(values)
     define_decoding_flags(values)
+    flags.DEFINE_integer(
+        "best",
+        1,
+        "With --json, translations of each line, at most --beam_size.",
+        1,
+        flag_values=values,
+    )
+    output.define_json_flag(values, "a line for each line")
     define_runtime_flags(values, in_cluster=False)
     return values
 
@@ -56,49 +66,63 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
+    output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)
     stream = standard_input()
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Translator)
     lines = LineReader(stream)
-    translators = _Translators(run, decoding_options(values))
+    translator = run.translator(decoding_options(values, values.best))
     if sys.stdin.isatty():
         step = run.model.step
         warn(f"{run.params.name}, step {step:,}. Type a line to translate; Ctrl-D ends.")
-    return answer_lines(lines, functools.partial(_respond, translators), skip_bad)
+    with output.open_json_lines(values.json) as records:
+        respond = functools.partial(_respond, translator, values.json, records)
+        return answer_lines(lines, respond, skip_bad)
 
 
-class _Translators:
-    """A translator in small batches for few lines, and one in large batches for many."""
-
-    def __init__(self, run: Run, options: DecodingOptions):
-        self._run, self._options = run, options
-
-    def for_lines(self, count: int) -> Translator:
-        return self._small if count <= _FEW_LINES else self._large
-
-    @functools.cached_property
-    def _small(self) -> Translator:
-        return self._run.translator(self._options, batch_tokens=_FEW_LINES_BATCH_TOKENS)
-
-    @functools.cached_property
-    def _large(self) -> Translator:
-        return self._run.translator(self._options)
-
-
-def _respond(translators: _Translators, sentences: list[str], before: int) -> None:
+def _respond(
+    translator: Translator,
+    path: str | None,
+    records: TextIO | None,
+    sentences: list[str],
+    before: int,
+) -> None:
     """Translates a batch of input lines and writes the translations.
 
     Args:
-      translators: compiled for batches of few and of many lines.
+      translator: the model.
+      path: --json. If it is standard output, that gets JSON instead of translations.
+      records: the file for JSON, if there is one.
       sentences: the lines.
       before: number of input lines before the batch, for warnings.
     """
-    translator = translators.for_lines(len(sentences))
     translations = translator.translate(sentences)
     for index in translations.cut:
         warn(
             f"Warning: line {before + index + 1} is longer than {translator.longest} tokens and "
             "was cut"
         )
-    write_lines(translations.texts)
+    found = map(_record, sentences, translations.texts, translations.best)
+    lines = [json.dumps(record, ensure_ascii=False) for record in found]
+    write_lines(lines if path == output.STANDARD_OUTPUT else translations.texts)
+    if records is not None:
+        records.writelines(f"{line}\n" for line in lines)
+        records.flush()
+
+
+def _record(source: str, text: str, best: list[Translation]) -> dict[str, object]:
+    """Returns the JSON object of a line; see the command's help."""
+    return {
+        "source": source.rstrip("\r\n"),
+        "translation": text,
+        "best": [
+            {
+                "text": found.text,
+                "score": found.score,
+                "tokens": found.pieces,
+                "log_probabilities": found.log_probabilities,
+            }
+            for found in best
+        ],
+    }

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tasks.translation import TranslationTask
-from tests import tiny
 
 BOS, EOS = 1, 2
 # The third row is empty.
@@ -32,10 +30,3 @@ def task(vocabulary_size=13, num_layers=2, num_experts=4):
 def theta(task, seed, scale=3.0):
     """Returns weights large enough for outputs to differ from sentence to sentence."""
     return task.init(seed).transform(lambda weight: weight * scale)
-
-
-def runtime(task, seed):
-    """Returns a runtime that holds the task's weights of that seed."""
-    found = SingleDeviceRuntime(tiny.experiment_params().trainer.instantiate(task))
-    found.load_theta(theta(task, seed))
-    return found

@@ -8,7 +8,6 @@ import pytest
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding import Translator
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdOptions, SpmdRuntime
@@ -16,8 +15,6 @@ from lingvo_gshard.sharding.listing import weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
-from tests.data import corpora
-from tests.decoding import tiny_model
 from tests.runtime import tiny_translation
 
 # One process runs all tests of this file, so that they share their fixtures.
@@ -147,37 +144,6 @@ def test_weights_are_initialized_sharded(strategy, mesh):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6, err_msg=path)
     check_lies_as_listed(runtime, trainer, Partitioning.make(mesh, strategy))
     assert runtime.executable("init").collectives() == []
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    rows = corpora.rows(200)
-    return corpora.trainer(tmp_path_factory.mktemp("cache")).train(rows, 1.0)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("beam_size", "strategy", "mesh"),
-    [
-        (2, "expert_tensor", "data=4,model=2"),
-        *slow([(1, "expert_tensor", "data=4,model=2"), (4, "fsdp", "data=8")]),
-        *slow([(3, "expert", "data=8"), (1, "tensor", "model=8")]),
-    ],
-)
-def test_translates_as_on_one_device(beam_size, strategy, mesh, vocabulary):
-    task = tiny_model.task(vocabulary_size=vocabulary.size, num_layers=1)
-    sentences = [row.source for row in corpora.rows(11)]
-    translations = []
-    sharded = make(tiny.experiment_params().trainer.instantiate(task), strategy, mesh)
-    sharded.load_theta(tiny_model.theta(task, 1))
-    for runtime in (tiny_model.runtime(task, 1), sharded):
-        translator = Translator(
-            task, runtime, vocabulary, vocabulary, (16,), batch_tokens=6 * 16, beam_size=beam_size
-        )
-        translations.append(translator.translate(sentences).texts)
-        assert translator.compile_count == 1
-    assert translations[0] == translations[1]
-    assert len(set(translations[0])) > 3
 
 
 # What the runtime is asked for by its callers, on a model of two matrices.

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.api.run import Run, load
-from lingvo_gshard.decoding import Sampling, Writer
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
 
@@ -24,13 +24,15 @@ class Stdin(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def trained(language_model_logdir):
-    return load(language_model_logdir).model
+    """Returns the run, whose model is restored and compiled once for all tests."""
+    return load(language_model_logdir)
 
 
 @pytest.fixture
 def run_here(language_model_logdir, trained, monkeypatch, capsys):
     """Returns a function from (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(Run, "model", trained)
+    monkeypatch.setattr(Run, "engine", trained.engine)
+    monkeypatch.setattr(Run, "model", trained.model)
 
     def run(content, *flags):
         monkeypatch.setattr(sys, "stdin", Stdin(content))
@@ -41,10 +43,6 @@ def run_here(language_model_logdir, trained, monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return run
-
-
-def writer_of(trained, **options):
-    return Writer(trained.task, trained.runtime, trained.input.vocabulary, 16, **options)
 
 
 def test_each_prompt_is_continued(run_here, tmp_path):
@@ -66,12 +64,29 @@ def test_each_prompt_is_continued(run_here, tmp_path):
 
 def test_temperature_0_generates_the_likeliest_tokens(trained):
     """At temperature 0 every generated token has the highest probability."""
-    (text,) = writer_of(trained, sampling=Sampling(0), most_tokens=5).write(["the"])
+    few = SamplingOptions(temperature=0, most_tokens=5, samples=2)
+    (text,) = trained.writer(few).write(["the"])
     vocabulary = trained.input.vocabulary
-    (generated,) = writer_of(trained, sampling=Sampling(0)).write(["the"])
+    (generated,) = trained.writer(SamplingOptions(temperature=0)).write(["the"])
     assert generated.samples[0].startswith(text.samples[0]) and text.cut == 0
+    assert text.samples == 2 * text.samples[:1]
     written = vocabulary.encode(text.samples[0])[len(vocabulary.encode("the")) :]
     assert 0 < len(written) <= 5
+
+
+def test_a_text_ends_before_a_stop_string(trained):
+    (whole,) = trained.writer(SamplingOptions(temperature=0)).write(["the"])
+    continued = whole.samples[0].removeprefix("the")
+    stop = continued[len(continued) // 2 :][:2]
+    options = SamplingOptions(temperature=0, stop=(stop,))
+    (stopped,) = trained.writer(options).write(["the"])
+    assert stop and stopped.samples == ["the" + continued[: continued.index(stop)]]
+
+
+def test_streamed_pieces_make_the_text(trained):
+    for options in (SamplingOptions(seed=3), SamplingOptions(temperature=0)):
+        (text,) = trained.writer(options).write(["the dog"])
+        assert "the dog" + "".join(trained.writer(options).stream("the dog")) == text.samples[0]
 
 
 def test_long_prompts_are_truncated_at_the_start(run_here, trained):
@@ -85,10 +100,11 @@ def test_long_prompts_are_truncated_at_the_start(run_here, trained):
     )
 
 
-def test_more_prompts_than_batch_rows(trained):
-    many = [f"the {i}" for i in range(5)]
-    found = [list(writer_of(trained, rows=rows).write(many)) for rows in (2, 5)]
-    assert found[0] == found[1] and len(found[0]) == 5
+def test_a_text_does_not_depend_on_the_others(trained):
+    many = [f"the {i}" for i in range(12)]
+    writer = trained.writer()
+    found = [text.samples for text in writer.write(many)]
+    assert found == [text.samples for one in many for text in writer.write([one])]
 
 
 def test_multiline_text_is_written_as_one_line():

@@ -1,6 +1,7 @@
 """Tests gshard-translate through its command line."""
 
 import io
+import json
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,6 @@ import pytest
 
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding import Translator
 from lingvo_gshard.tools import translate
 from lingvo_gshard.tools.console import line_input, startup
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun
@@ -30,15 +30,15 @@ class Stdin(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def trained(trained_logdir):
-    """Returns the model, restored and compiled once for all tests."""
-    return load(trained_logdir).model
+    """Returns the run, whose model is restored and compiled once for all tests."""
+    return load(trained_logdir)
 
 
 @pytest.fixture
 def run_here(trained_logdir, trained, monkeypatch, capsys):
     """Returns a function from (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(Run, "model", trained)
-    monkeypatch.setattr(translate, "_Translators", lambda run, options: SharedTranslator(run.model))
+    monkeypatch.setattr(Run, "engine", trained.engine)
+    monkeypatch.setattr(Run, "model", trained.model)
 
     def run(content, *flags):
         monkeypatch.setattr(sys, "stdin", Stdin(content))
@@ -51,21 +51,6 @@ def run_here(trained_logdir, trained, monkeypatch, capsys):
     return run
 
 
-class SharedTranslator:
-    """Uses one translator for any number of lines, shared by all tests."""
-
-    kept = None
-
-    def __init__(self, trained):
-        vocabularies = trained.input.source_vocabulary, trained.input.target_vocabulary
-        type(self).kept = type(self).kept or Translator(
-            trained.task, trained.runtime, *vocabularies, lengths=(64,), batch_tokens=256
-        )
-
-    def for_lines(self, count):
-        return self.kept
-
-
 def test_each_line_is_translated_to_one_line(run_here):
     code, out, err = run_here(b"der Hund\n\nle chat voit\r\n")
     assert code == 0 and err == ""
@@ -73,6 +58,17 @@ def test_each_line_is_translated_to_one_line(run_here):
     assert len(lines) == 4 and lines[1] == lines[3] == ""
     assert run_here(b"le chat voit")[1] == lines[2] + "\n"
     assert run_here(b"") == (0, "", "")
+
+
+def test_json_has_scores_of_the_best_translations(run_here):
+    code, out, _ = run_here(b"der Hund\n\n", "--json", "--best=2", "--beam_size=2")
+    record, empty = map(json.loads, out.splitlines())
+    assert code == 0 and record["source"] == "der Hund"
+    assert empty == {"source": "", "translation": "", "best": []}
+    first, second = record["best"]
+    assert first["text"] == record["translation"] and first["score"] >= second["score"]
+    lengths = len(first["log_probabilities"]) - len(first["tokens"])
+    assert lengths in (0, 1) and max(first["log_probabilities"]) <= 0
 
 
 def test_many_lines_keep_their_order(run_here, monkeypatch):
@@ -84,9 +80,9 @@ def test_many_lines_keep_their_order(run_here, monkeypatch):
 
 
 def test_long_line_is_truncated_with_a_warning(run_here):
-    code, out, err = run_here(b"der Hund\n" + b"der Hund " * 99 + b"\nHund\n")
+    code, out, err = run_here(b"der Hund\n" + b"der Hund " * 199 + b"\nHund\n")
     assert code == 0 and out.count("\n") == 3
-    assert err == "Warning: line 2 is longer than 64 tokens and was cut\n"
+    assert err == "Warning: line 2 is longer than 256 tokens and was cut\n"
 
 
 def test_invalid_utf8_line_is_reported(run_here):
@@ -108,6 +104,7 @@ def test_invalid_utf8_line_is_reported(run_here):
         (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
         (["--logdir=/no/such"], "there is no such directory"),
         (["Hund"], "'Hund' is not a flag"),
+        (["--best=5", "--beam_size=3"], "best is 5, but a search with beam_size=3 finds 3 texts"),
     ],
 )
 def test_user_errors_are_one_line(flags, words, run_here):
@@ -168,7 +165,5 @@ def test_averaged_weights_are_used_for_decoding(trained_logdir, tmp_path):
     doubled = source.theta.transform(lambda weight: 2 * weight)
     state = NestedMap(theta=source.theta, moments=moments, averages=doubled)
     source.write(f"{tmp_path}/run", params, state, source.checkpoint.step)
-    restored = load(tmp_path / "run").model
-    table = restored.runtime.bind_weights(lambda theta, ids: theta.target_embedding.table)
-    found = table(np.zeros((1, 1), np.int32))
+    found = load(tmp_path / "run").model.theta.target_embedding.table
     np.testing.assert_array_equal(found, 2 * source.theta.target_embedding.table)

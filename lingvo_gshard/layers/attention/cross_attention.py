@@ -44,25 +44,38 @@ class CrossAttention(MultiHeadAttention):
 
     @layer_method
     def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
-        """Returns the keys and values of a memory, for decoding.
+        """Returns the keys and values of a memory, for inference.
 
         Both are [B,N,K,D], and N is the number of heads of keys and values.
+
+        Args:
+          theta: `decoding_weights` of this layer.
+          memory_BKM: the memory.
         """
         keys_BKND, values_BKND = self._project_memory(theta, memory_BKM)
         return NestedMap(key=heads_first(keys_BKND), value=heads_first(values_BKND))
 
     @layer_method
-    def attend_to_cache(
-        self, theta: NestedMap, x_B1M: tf.Tensor, cache: NestedMap, mask: AttentionMask
-    ) -> tf.Tensor:
-        """Returns [B,1,M]: `fprop` of one position, with a memory cached by `cache_memory`."""
-        query_B1ND = self._project_query(theta, x_B1M)
-        kernel = self._decoding_kernel
-        return self._attend(theta, kernel, query_B1ND, cache.key, cache.value, mask)
+    def attend_to_memory(
+        self, theta: NestedMap, x_BLM: tf.Tensor, memory: NestedMap, bias_BLK: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
+
+        Args:
+          theta: `decoding_weights` of this layer.
+          x_BLM: the new tokens.
+          memory: keys and values of `cache_memory`.
+          bias_BLK: float32 bias of each position of the memory.
+        """
+        query_BLND = self._project_query(theta, x_BLM)
+        return self._attend_to_slots(theta, query_BLND, memory, bias_BLK)
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the projections, of q k and of the weighted values."""
         return self._count_flops(shape.rows, shape.length, shape.memory_length)
+
+    def _products(self) -> list[tuple[str, ...]]:
+        return [("w_key", "w_value")]
 
     @layer_method
     def _project_query(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:

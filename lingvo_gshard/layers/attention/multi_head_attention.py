@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.heads import heads_first
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
@@ -69,8 +71,6 @@ class MultiHeadAttention(Layer):
         if p.logit_cap < 0:
             raise ValueError(f"{path}.logit_cap: {p.logit_cap} is negative")
         self.kernel: AttentionKernel = p.kernel.instantiate(path=f"{path}.kernel")
-        # Decoding attends with one query at a time, for which the dense kernel suffices.
-        self._decoding_kernel = DenseKernel(DenseKernel.params(), path)
         if p.dropout_rate and not self.kernel.supports_dropout:
             self._refuse_with_kernel("dropout_rate")
         self._create_weights()
@@ -97,12 +97,29 @@ class MultiHeadAttention(Layer):
                 self.create_child(name, RMSNorm.params().set(model_dim=self.head_dim))
 
     @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference: those of one product are joined beforehand."""
+        weights = NestedMap(theta)
+        for names in self._products():
+            weights[_joined(names)] = _join(theta, names)
+            for name in names:
+                del weights[name]
+        return weights
+
+    def _products(self) -> list[tuple[str, ...]]:
+        """Returns the names of the weights that are joined for each product with an input."""
+        raise NotImplementedError(f"{type(self).__name__} defines no _products")
+
+    @layer_method
     def _project(self, theta: NestedMap, x_BLM: tf.Tensor, *weights: str) -> tuple:
         """Returns projections [B,L,N,D] of x, one for each weight of the same shape.
 
-        They are computed as one product: several small ones leave the cores of a CPU idle.
+        They are computed as one product: several small ones leave the cores of a CPU idle. The
+        weights may be those of `decoding_weights`.
         """
-        w_MND = tf.concat([tf.cast(theta[name], x_BLM.dtype) for name in weights], axis=-1)
+        joined = theta.get(_joined(weights))
+        w_MND = _join(theta, weights) if joined is None else joined
+        w_MND = tf.cast(w_MND, x_BLM.dtype)
         projected = tf.split(einsum("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)
         return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
 
@@ -143,6 +160,23 @@ class MultiHeadAttention(Layer):
         y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, mixed_BLND.dtype))
         return self.observe(y_BLM)
 
+    @layer_method
+    def _attend_to_slots(
+        self,
+        theta: NestedMap,
+        query_BLND: tf.Tensor,
+        slots: NestedMap,
+        bias_BLK: tf.Tensor,
+        relative_bias_NLK: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
+        query_BLND *= tf.constant(1.0 / math.sqrt(self.head_dim), query_BLND.dtype)
+        mixed_BLND, weights_BNLK = cached.attend(
+            query_BLND, slots.key, slots.value, bias_BLK, self.p.logit_cap, relative_bias_NLK
+        )
+        w_out = tf.cast(theta.w_out, mixed_BLND.dtype)
+        return einsum("BLND,NDM->BLM", mixed_BLND, w_out), weights_BNLK
+
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:
         """Returns the floating-point operations of the projections and of both products."""
         p = self.p
@@ -150,3 +184,12 @@ class MultiHeadAttention(Layer):
         key_value_inner = self.key_value_heads * self.head_dim
         projections = 2 * 2 * rows * (queries * inner + keys * key_value_inner) * p.model_dim
         return projections + 2 * 2 * rows * queries * keys * inner
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Returns the name of the weight that joins several: `w_query_key_value`."""
+    return "_".join(["w", *(name.removeprefix("w_") for name in names)])
+
+
+def _join(theta: NestedMap, names: Sequence[str]) -> tf.Tensor:
+    return tf.concat([theta[name] for name in names], axis=-1)

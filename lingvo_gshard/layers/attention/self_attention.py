@@ -8,10 +8,12 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import relative_bias, rotary
+from lingvo_gshard.layers.attention import cached
+from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.heads import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
+from lingvo_gshard.layers.attention.positions import relative_bias, rotary
 
 LOCAL_LETTERS = {"b": "buckets of distances"}
 
@@ -90,38 +92,36 @@ class SelfAttention(MultiHeadAttention):
         bias_NLK = self._relative_bias(theta, mask, x_BLM.shape[1], x_BLM.shape[1])
         return self._attend(theta, self.kernel, query_BLND, keys_BNKD, values_BNKD, mask, bias_NLK)
 
-    def init_cache(self, batch: int, length: int, dtype: tf.DType) -> NestedMap:
-        """Returns empty keys and values for decoding.
-
-        Both are [B,N,L,D], and N is the number of heads of keys and values.
-        """
-        shape = [batch, self.key_value_heads, length, self.head_dim]
-        zeros = tf.zeros(shape, dtype)
-        return NestedMap(key=zeros, value=zeros)
-
     @layer_method
-    def extend_step(
-        self, theta: NestedMap, x_B1M: tf.Tensor, step: tf.Tensor, cache: NestedMap
+    def extend(
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        view: CacheView,
+        bias_BLK: tf.Tensor,
+        cache: NestedMap | None = None,
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns ([B,1,M], cache): `fprop` of a causal layer at position `step`.
+        """Returns the output [B,L,M] of new tokens, and the cache with their keys and values.
 
         Args:
-          theta: weights of this layer.
-          x_B1M: input of each row at position `step`.
-          step: int32 scalar.
-          cache: from `init_cache`, filled for the positions before `step`.
+          theta: `decoding_weights` of this layer.
+          x_BLM: the new tokens.
+          view: their positions and the slots that they write to.
+          bias_BLK: `view.bias` for this layer's window.
+          cache: `key` and `value` of all slots, both [B,N,K,D] with as many heads as keys have;
+            None if the slots are the new tokens themselves.
         """
-        query_B1ND, key_B1ND, value_B1ND = self._project_row(theta, x_B1M, tf.reshape(step, [1, 1]))
-        cache = NestedMap(
-            key=_write_step(cache.key, heads_first(key_B1ND), step),
-            value=_write_step(cache.value, heads_first(value_B1ND), step),
-        )
-        mask = AttentionMask(is_causal=True, window=self.p.window, first_query=step)
-        bias_NLK = self._relative_bias(theta, mask, 1, cache.key.shape[2])
-        y_B1M = self._attend(
-            theta, self._decoding_kernel, query_B1ND, cache.key, cache.value, mask, bias_NLK
-        )
-        return y_B1M, cache
+        query_BLND, key_BLND, value_BLND = self._project_row(theta, x_BLM, view.positions_BL)
+        slots = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
+        if cache is not None:
+            slots = cached.write(cache, slots, view)
+        relative_NLK = self._bias_of_distances(theta, view.distances_LK)
+        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, bias_BLK, relative_NLK)
+        return y_BLM, slots
+
+    def cache_shape(self, rows: int, slots: int) -> tuple[int, ...]:
+        """Returns the shape [B,N,K,D] of cached keys, which is that of cached values."""
+        return rows, self.key_value_heads, slots, self.head_dim
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the projections, of q k and of the weighted values."""
@@ -158,15 +158,22 @@ class SelfAttention(MultiHeadAttention):
     def _relative_bias(
         self, theta: NestedMap, mask: AttentionMask, queries: int, keys: int
     ) -> tf.Tensor | None:
+        if not self.p.relative_buckets:
+            return None
+        return self._bias_of_distances(theta, mask.distances(queries, keys))
+
+    @layer_method
+    def _bias_of_distances(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor | None:
+        """Returns the learned bias [N,L,K] of each distance; None if there is no such bias."""
         p = self.p
         if not p.relative_buckets:
             return None
         buckets_LK = relative_bias.bucket_of(
-            mask.distances(queries, keys), p.relative_buckets, p.relative_max_distance, p.is_causal
+            distances_LK, p.relative_buckets, p.relative_max_distance, p.is_causal
         )
         return relative_bias.bias_of(theta.relative_bias, buckets_LK)
 
-
-def _write_step(cache_BNKD: tf.Tensor, new_BN1D: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    at_step = tf.equal(tf.range(cache_BNKD.shape[2]), step)[None, None, :, None]
-    return tf.where(at_step, new_BN1D, cache_BNKD)
+    def _products(self) -> list[tuple[str, ...]]:
+        if self.key_value_heads == self.p.num_heads:
+            return [("w_query", "w_key", "w_value")]
+        return [("w_key", "w_value")]

@@ -55,7 +55,8 @@ def assign(
 ) -> tuple[Assignment, ...]:
     """Assigns capacity slots to all first choices, then to all second choices, and so on.
 
-    Counts are integers below 2^24, which float32 holds exactly.
+    Counts are integers below 2^24, which float32 holds exactly. An expert with a slot for every
+    token keeps all; XLA then computes positions only where they are used.
 
     Args:
       choices: the first choice of every token, then the second, and so on.
@@ -78,7 +79,9 @@ def assign(
         counted_GSE = chosen_GSE * choice.counted_GS[..., None]
         before_GSE = _count_before(counted_GSE, order_GS) + used_G1E
         position_GS = tf.cast(tf.reduce_sum(before_GSE * chosen_GSE, -1), tf.int32)
-        kept_GS = (position_GS < capacity) & (choice.wanted_GS > 0)
+        kept_GS = choice.wanted_GS > 0
+        if capacity < choice.expert_GS.shape[1]:
+            kept_GS &= position_GS < capacity
         gate_GS = tf.where(kept_GS, choice.gate_GS, 0.0)
         assignments.append(
             Assignment(choice.expert_GS, position_GS, gate_GS, kept_GS, choice.wanted_GS)

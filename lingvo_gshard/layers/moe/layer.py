@@ -14,16 +14,19 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
+from lingvo_gshard.layers.moe.exact_experts import MOST_EXPERTS, run_experts
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics
 from lingvo_gshard.layers.moe.routers import Top2Router
+from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import Routing
 from lingvo_gshard.sharding import einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 _log = logging.getLogger(__name__)
+LOCAL_LETTERS = {"k": "choices of a token"}
 
 _COMBINATIONS = ("sum", "learned")
 
@@ -179,6 +182,68 @@ class MixtureOfExperts(Layer):
         if self.p.shared_hidden_dim:
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
         return self.observe(y_BLM)
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference: those of each expert by itself, if they are few."""
+        if not self._runs_exactly():
+            return theta
+        count = self.p.num_experts
+        experts = [theta.experts.transform(lambda w, i=i: w[i]) for i in range(count)]
+        return NestedMap(theta, experts=experts)
+
+    @layer_method
+    def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
+        """Returns `fprop` for inference, in which experts compute every token sent to them.
+
+        The experts and gates of a token are those of `fprop` without capacity. So if tokens choose
+        their experts, a token's output does not depend on other tokens. If experts choose tokens,
+        they choose among all tokens given, as in `fprop`.
+
+        Args:
+          theta: `decoding_weights` of this layer.
+          x_BLM: the tokens.
+          mask_BL: 0 at padding.
+        """
+        with context.override(keeps_all_tokens=True):
+            if not self._runs_exactly():
+                return self.fprop(theta, x_BLM, mask_BL)
+            batch, length, model_dim = x_BLM.shape.as_list()
+            groups = Groups.for_batch(batch, length, batch * length)
+            mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
+            x_GSM, ids_GS = groups.split(x_BLM), self._token_ids(x_BLM.shape, groups)
+            routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
+        choices = [
+            (tf.where(a.kept_GS, a.expert_GS, self.p.num_experts)[0], a.gate_GS[0])
+            for a in routing.assignments
+        ]
+        expert_kT, gate_kT = map(tf.stack, zip(*choices, strict=True))
+        dtype = x_BLM.dtype
+        y_TM = run_experts(
+            lambda weights, x_CM: self.experts.compute_one(
+                weights.transform(lambda w: tf.cast(w, dtype)), x_CM
+            ),
+            theta.experts,
+            x_GSM[0],
+            expert_kT,
+            gate_kT,
+        )
+        y_BLM = tf.reshape(y_TM, [batch, length, model_dim])
+        if self.p.shared_hidden_dim:
+            y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
+        return self.observe(y_BLM)
+
+    def _runs_exactly(self) -> bool:
+        """Returns whether `run_experts` can compute this layer for inference.
+
+        It cannot if experts choose tokens, or if a strategy splits experts or tokens over devices.
+        """
+        current = current_partitioning()
+        is_split = current is not None and any(
+            current.parts(current.split(letter, path=self.path)[0]) > 1 for letter in "EG"
+        )
+        is_chosen = isinstance(self.router, TokenChoiceRouter)
+        return is_chosen and self.p.num_experts <= MOST_EXPERTS and not is_split
 
     @layer_method
     def _with_shared(

@@ -78,6 +78,10 @@ class Execution(Layer):
         """Returns (layer, number of times that a forward pass runs it) for the body."""
         return [(layer, self.p.times) for layer in self.body]
 
+    def layers_in_order(self) -> list[Layer]:
+        """Returns the layer that runs at each place, as `unrolled` does."""
+        return list(self.body) * self.p.times
+
     def check_batch(self, rows: int, path: str) -> None:
         """Checks that a batch can be run.
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.sequential import Sequential
-from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer, inherit
+from lingvo_gshard.layers.stacks.transformer_layer import (
+    Memory,
+    SlotInputs,
+    TransformerLayer,
+    inherit,
+)
 
 
 class TransformerStack(Layer):
@@ -158,71 +166,76 @@ class TransformerStack(Layer):
         return first + self.layers.unrolled(theta.layers)
 
     @layer_method
-    def init_cache(
-        self,
-        theta: NestedMap,
-        shape: tuple[int, int],
-        dtype: tf.DType,
-        memory: Memory | None = None,
-    ) -> NestedMap:
-        """Returns the cache of a causal stack for decoding.
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference: those of every layer by itself, in order."""
+        layers = [layer.decoding_weights(weights) for layer, weights in self.unrolled(theta)]
+        return NestedMap(layers=layers, final_norm=theta.final_norm)
 
-        Args:
-          theta: weights of the stack.
-          shape: rows B and positions L to decode.
-          dtype: type of the cached keys and values.
-          memory: the memory that a decoder attends to, with one segment per row.
-        """
-        cache = NestedMap(
-            layers=[
-                layer.init_cache(layer_theta, shape, dtype, memory)
-                for layer, layer_theta in self.unrolled(theta)
-            ]
-        )
-        if memory is not None:
-            mask = AttentionMask(tf.ones_like(memory.segments_BK[:, :1]), memory.segments_BK)
-            cache.memory_bias = mask.with_bias().bias_B1LK
-        return cache
+    def layers_in_order(self) -> list[TransformerLayer]:
+        """Returns the layer that runs at each place. Those of a loop stand there repeatedly."""
+        first = self.first_layers.layers_in_order() if self.p.dense_first else []
+        return first + self.layers.layers_in_order()
 
     @layer_method
-    def extend_step(
+    def extend(
         self,
         theta: NestedMap,
-        x_B1M: tf.Tensor,
-        segments_B1: tf.Tensor,
-        step: tf.Tensor,
-        cache: NestedMap,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns ([B,1,M], cache): `fprop` of a causal stack at position `step`.
+        x_BLM: tf.Tensor,
+        mask_BL: tf.Tensor,
+        view: CacheView,
+        caches: Sequence[NestedMap] | None = None,
+        memory: NestedMap | None = None,
+    ) -> tuple[tf.Tensor, list[NestedMap], tf.Tensor | None]:
+        """Computes new tokens of each row, for inference.
 
         Args:
-          theta: weights of the stack.
-          x_B1M: input of each row at position `step`.
-          segments_B1: int32, 0 for a row that has ended.
-          step: int32 scalar.
-          cache: from `init_cache`, filled for the positions before `step`.
+          theta: `decoding_weights` of the stack.
+          x_BLM: the new tokens.
+          mask_BL: int32, 0 for new tokens that are padding; these use no expert.
+          view: positions of the new tokens, and the slots that they write to and see.
+          caches: keys and values of each layer; None if the slots are the new tokens.
+          memory: what `cache_memory` returned, for a decoder.
+
+        Returns:
+          The normalized output [B,L,M], the caches with the new tokens, and the weights [B,N,L,K]
+          of the last layer's cross-attention, or None.
         """
-        caches, memory_mask = [], None
-        if "memory_bias" in cache:
-            memory_mask = AttentionMask(bias_B1LK=cache.memory_bias)
-        for (layer, layer_theta), layer_cache in zip(
-            self.unrolled(theta), cache.layers, strict=True
-        ):
-            x_B1M, layer_cache = layer.extend_step(
-                layer_theta, x_B1M, segments_B1, step, layer_cache, memory_mask
+        layers = self.layers_in_order()
+        # The attentions of all layers have the same Params, so that they can share the bias.
+        bias_BLK = view.bias(layers[0].p.self_attention.window)
+        memory_bias_BLK = None if memory is None else memory.bias_BK[:, None]
+        slots = SlotInputs(view, bias_BLK, mask_BL, memory_bias_BLK)
+        extended, weights_BNLK = [], None
+        for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
+            x_BLM, cache, weights_BNLK = layer.extend(
+                weights,
+                x_BLM,
+                slots,
+                None if caches is None else caches[index],
+                None if memory is None else memory.layers[index],
             )
-            caches.append(layer_cache)
-        x_B1M = self.final_norm.fprop(theta.final_norm, x_B1M)
-        return x_B1M, NestedMap(cache, layers=caches)
+            extended.append(cache)
+        x_BLM = self.final_norm.fprop(theta.final_norm, x_BLM)
+        return x_BLM, extended, weights_BNLK
 
-    def reorder_cache(self, cache: NestedMap, rows_B: tf.Tensor) -> NestedMap:
-        """Returns the cache with row i taken from row `rows_B[i]`, which has the same memory."""
+    @layer_method
+    def cache_memory(self, theta: NestedMap, memory: Memory) -> NestedMap:
+        """Returns what `extend` needs of a memory with one segment per row.
 
-        def take(x: tf.Tensor) -> tf.Tensor:
-            return tf.gather(x, rows_B)
+        Args:
+          theta: `decoding_weights` of the stack, a decoder.
+          memory: the memory.
 
+        Returns:
+          `layers`, the keys and values of each layer, and `bias_BK`, 0 or large and negative.
+        """
         layers = [
-            NestedMap(layer, self_attention=layer.self_attention.transform(take))
-            for layer in cache.layers
+            layer.cross_attention.cache_memory(weights.cross_attention, memory.output_BKM)
+            for layer, weights in zip(self.layers_in_order(), theta.layers, strict=True)
         ]
-        return NestedMap(cache, layers=layers)
+        bias_BK = tf.where(tf.not_equal(memory.segments_BK, 0), 0.0, MASKED)
+        return NestedMap(layers=layers, bias_BK=bias_BK)
+
+    def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
+        """Returns the shape [B,N,K,D] of the keys, or the values, that each layer caches."""
+        return [layer.self_attention.cache_shape(rows, slots) for layer in self.layers_in_order()]

@@ -8,6 +8,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -37,6 +38,23 @@ class Memory:
 
     output_BKM: tf.Tensor
     segments_BK: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotInputs:
+    """What all layers of a stack share when they compute new tokens for inference.
+
+    Attributes:
+      view: positions of the new tokens, and the slots that they write to and see.
+      bias_BLK: float32 bias of the slots.
+      mask_BL: int32, 0 for new tokens that are padding.
+      memory_bias_BLK: float32 bias of the memory's positions; None without a memory.
+    """
+
+    view: CacheView
+    bias_BLK: tf.Tensor
+    mask_BL: tf.Tensor
+    memory_bias_BLK: tf.Tensor | None = None
 
 
 class TransformerLayer(Layer):
@@ -119,57 +137,50 @@ class TransformerLayer(Layer):
         return self._feed_forward(theta, x_BLM, mask.segments_BL)
 
     @layer_method
-    def init_cache(
-        self, theta: NestedMap, shape: tuple[int, int], dtype: tf.DType, memory: Memory | None
-    ) -> NestedMap:
-        """Returns the cache of a causal layer for decoding.
-
-        Args:
-          theta: weights of this layer.
-          shape: rows B and positions L to decode.
-          dtype: type of the cached keys and values.
-          memory: the memory, if the layer has cross-attention. Its keys and values are projected.
-        """
-        cache = NestedMap(self_attention=self.self_attention.init_cache(*shape, dtype))
-        if memory is not None:
-            cache.memory = self.cross_attention.cache_memory(
-                theta.cross_attention, memory.output_BKM
-            )
-        return cache
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference, each part as its layer reads it."""
+        weights = NestedMap(theta)
+        for name in ("self_attention", "cross_attention", "feed_forward"):
+            if name in self.children:
+                weights[name] = self.children[name].decoding_weights(theta[name])
+        return weights
 
     @layer_method
-    def extend_step(
+    def extend(
         self,
         theta: NestedMap,
-        x_B1M: tf.Tensor,
-        segments_B1: tf.Tensor,
-        step: tf.Tensor,
-        cache: NestedMap,
-        memory_mask: AttentionMask | None,
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns ([B,1,M], cache): `fprop` of a causal layer at position `step`.
+        x_BLM: tf.Tensor,
+        slots: SlotInputs,
+        cache: NestedMap | None = None,
+        memory: NestedMap | None = None,
+    ) -> tuple[tf.Tensor, NestedMap, tf.Tensor | None]:
+        """Computes new tokens of each row, for inference.
 
         Args:
-          theta: weights of this layer.
-          x_B1M: input of each row at position `step`.
-          segments_B1: int32, 0 for a row that has ended.
-          step: int32 scalar.
-          cache: from `init_cache`, filled for the positions before `step`.
-          memory_mask: mask of the memory, if the layer has cross-attention.
+          theta: `decoding_weights` of this layer.
+          x_BLM: the new tokens.
+          slots: what all layers share.
+          cache: keys and values of the self-attention; None if the slots are the new tokens.
+          memory: keys and values of the memory, if the layer has cross-attention.
+
+        Returns:
+          The output [B,L,M], the cache with the new tokens, and the weights [B,N,L,K] of the
+          cross-attention, or None.
         """
-        h_B1M = self._normalize("self_attention", theta, x_B1M)
-        h_B1M, self_cache = self.self_attention.extend_step(
-            theta.self_attention, h_B1M, step, cache.self_attention
+        h_BLM = self._normalize("self_attention", theta, x_BLM)
+        h_BLM, cache = self.self_attention.extend(
+            theta.self_attention, h_BLM, slots.view, slots.bias_BLK, cache
         )
-        x_B1M = self._add("self_attention", theta, x_B1M, h_B1M)
+        x_BLM, weights_BNLK = x_BLM + h_BLM, None
         if self.p.has_cross_attention:
-            h_B1M = self._normalize("cross_attention", theta, x_B1M)
-            h_B1M = self.cross_attention.attend_to_cache(
-                theta.cross_attention, h_B1M, cache.memory, memory_mask
+            h_BLM = self._normalize("cross_attention", theta, x_BLM)
+            h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
+                theta.cross_attention, h_BLM, memory, slots.memory_bias_BLK
             )
-            x_B1M = self._add("cross_attention", theta, x_B1M, h_B1M)
-        cache = NestedMap(cache, self_attention=self_cache)
-        return self._feed_forward(theta, x_B1M, segments_B1), cache
+            x_BLM += h_BLM
+        h_BLM = self._normalize("feed_forward", theta, x_BLM)
+        h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, slots.mask_BL)
+        return self.observe(x_BLM + h_BLM), cache, weights_BNLK
 
     @layer_method
     def _feed_forward(

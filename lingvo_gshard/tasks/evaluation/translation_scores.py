@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.translation_input import TranslationInput
-from lingvo_gshard.decoding.translator import Translator
 from lingvo_gshard.tasks.evaluation import chrf_bleu
 from lingvo_gshard.tasks.evaluation.chrf_bleu import LanguageScores
 from lingvo_gshard.tasks.evaluation.evaluation import (
@@ -26,6 +25,25 @@ from lingvo_gshard.tasks.evaluation.evaluation import (
 from lingvo_gshard.tasks.evaluation.means import WeightedMeans, perplexity
 
 _SAMPLES = 5
+
+
+class Translations(Protocol):
+    """Translations of some sentences.
+
+    Attributes:
+      texts: the translation of each sentence.
+      cut: indices of the sentences that were too long and lost their end.
+    """
+
+    @property
+    def texts(self) -> Sequence[str]: ...
+
+    @property
+    def cut(self) -> Sequence[int]: ...
+
+
+# Translates sentences. Calls its second argument with the number of sentences done.
+Translate = Callable[[Sequence[str], Callable[[int], None]], Translations]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +192,7 @@ def choose_rows(
 def measure(
     runtime: EvaluationRuntime,
     input_: TranslationInput,
-    translator: Translator,
+    translate: Translate,
     rows: Sequence[Row],
     with_shuffled: bool = True,
     show_progress: ShowProgress = no_progress,
@@ -184,7 +202,7 @@ def measure(
     Args:
       runtime: holds the weights.
       input_: packs the rows for the likelihood.
-      translator: translates the rows' sources.
+      translate: translates the rows' sources.
       rows: what to score.
       with_shuffled: whether to score shuffled sources, too; see `LanguageScores`.
       show_progress: opens progress bars.
@@ -193,7 +211,7 @@ def measure(
         likelihood = measure_likelihood(runtime, input_, rows, progress.update)
     sources = [row.source for row in rows]
     with show_progress("Translating", "rows", len(rows)) as progress:
-        translations = translator.translate(sources, progress.update)
+        translations = translate(sources, progress.update)
     scores = chrf_bleu.score_languages(
         [row.language for row in rows],
         sources,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import msgspec
 import rich.console
@@ -58,6 +60,16 @@ def write_json(path: str | None, record: Any, flag: str = "json") -> None:
     if path is not None:
         text = msgspec.json.format(msgspec.json.encode(record), indent=1)
         write_text(path, text.decode() + "\n", flag)
+
+
+@contextlib.contextmanager
+def open_json_lines(path: str | None) -> Iterator[TextIO | None]:
+    """Opens the file that --json names; None for standard output or without the flag."""
+    if path is None or path == STANDARD_OUTPUT:
+        yield None
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        yield file
 
 
 def write_text(path: str | None, text: str, flag: str) -> None:

@@ -22,7 +22,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
-from lingvo_gshard.decoding import Translator
+from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import source_run
 from lingvo_gshard.tools.expert_tools.language_use import (

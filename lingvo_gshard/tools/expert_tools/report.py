@@ -31,7 +31,7 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run
-from lingvo_gshard.decoding import Translator
+from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import heat_map
 from lingvo_gshard.tools.expert_tools.language_use import (

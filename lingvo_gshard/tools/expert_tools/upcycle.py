@@ -30,7 +30,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import gin_binding
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding import Translator
+from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import source_run
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from tests.tolerances import assert_close
@@ -80,14 +82,22 @@ def test_queries_without_visible_keys_stay_finite():
     assert np.isfinite(y).all()
 
 
-def test_decoding_steps_equal_causal_attention():
+def test_tokens_of_a_cache_equal_causal_attention():
+    """A prompt of 3 tokens enters at once, from slot 2 of the cache on, and others one by one."""
     layer, theta = make(is_causal=True)
     x = tf.constant(activations(L))
     expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
-    cache = layer.init_cache(B, L + 2, tf.float32)
-    for step in range(L):
-        y, cache = layer.extend_step(theta, x[:, step : step + 1], tf.constant(step), cache)
-        assert_close(y[:, 0], expected[:, step], "order")
+    weights = layer.decoding_weights(theta)
+    empty = tf.zeros(layer.cache_shape(B, L + 4))
+    cache, outputs = NestedMap(key=empty, value=empty), []
+    for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
+        positions = tf.range(begin, end)
+        distances = tf.range(-2, L + 2)[None, :] - positions[:, None]
+        is_visible = (distances <= 0) & (tf.range(L + 4) >= 2)
+        view = CacheView(positions[None], is_visible[None], distances, tf.constant(begin + 2))
+        y, cache = layer.extend(weights, x[:, begin:end], view, view.bias(), cache)
+        outputs.append(y)
+    assert_close(tf.concat(outputs, 1), expected, "order")
 
 
 def test_bfloat16_activations_keep_their_type_and_the_softmax_its_precision():

@@ -5,12 +5,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import relative_bias, rotary
+from lingvo_gshard.layers.attention.positions import relative_bias, rotary
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.executions import loop
+from tests.layers.stacks.stepwise import run_stepwise
 from tests.tolerances import assert_close
 
 B, L, K, M = 2, 9, 5, 8
@@ -129,15 +130,9 @@ def test_decoding_steps_equal_the_decoder(name):
     memory = Memory(tf.constant(activations(K, 2)), tf.constant([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]))
     ones = tf.ones([B, L], tf.int32)
     expected = stack.fprop(theta, x, ones, memory)
-    cache = stack.init_cache(theta, (B, L + 1), tf.float32, memory)
     heads = attention_options.EACH[name].get("num_key_value_heads", 4)
-    assert cache.layers[0].self_attention.key.shape == (B, heads, L + 1, 8)
-    assert cache.layers[0].memory.value.shape == (B, heads, K, 8)
-    step_of = tf.function(stack.extend_step, autograph=False)
-    for step in range(L):
-        at_step = x[:, step : step + 1], ones[:, :1], tf.constant(step)
-        y, cache = step_of(theta, *at_step, cache)
-        assert_close(y[:, 0], expected[:, step], "order")
+    assert stack.cache_shapes(B, L) == 2 * [(B, heads, L, 8)]
+    assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
 
 
 @pytest.mark.slow

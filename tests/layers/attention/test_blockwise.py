@@ -16,6 +16,7 @@ from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from tests.layers.stacks.executions import loop
+from tests.layers.stacks.stepwise import run_stepwise
 from tests.tolerances import assert_close
 
 B, L, K, M = 2, 9, 5, 8
@@ -136,11 +137,7 @@ def test_decoding_steps_equal_fprop():
     x, ones = tf.constant(activations()), tf.ones([B, L], tf.int32)
     memory = Memory(tf.constant(activations(K)), tf.constant(np.minimum(MEMORY_SEGMENTS, 1)))
     expected = stack.fprop(theta, x, ones, memory)
-    cache = stack.init_cache(theta, (B, L), tf.float32, memory)
-    for step in range(L):
-        at_step = x[:, step : step + 1], ones[:, :1], tf.constant(step)
-        y, cache = stack.extend_step(theta, *at_step, cache)
-        assert_close(y[:, 0], expected[:, step], "order")
+    assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
 
 
 def largest_tensor(block_size: int) -> int:

@@ -15,6 +15,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLay
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 from tests.layers.stacks.executions import pipeline
+from tests.layers.stacks.stepwise import run_stepwise
 from tests.tolerances import assert_close
 
 B, L, K, M = 6, 4, 3, 8
@@ -237,11 +238,7 @@ def test_decoding_equals_layers_one_by_one():
         layer = stack(is_decoder=True, **values)
         theta, batch = layer.init(1), inputs()
         source = Memory(batch["memory"], tf.ones([B, K], tf.int32))
-        cache, one = layer.init_cache(theta, (B, 3), tf.float32, source), tf.ones([B, 1], tf.int32)
-        for step in range(2):
-            x_B1M = batch["x"][:, step : step + 1]
-            y, cache = layer.extend_step(theta, x_B1M, one, tf.constant(step), cache)
-        results.append(y)
+        results.append(run_stepwise(layer, theta, batch["x"][:, :2], source))
     np.testing.assert_array_equal(*results)
 
 

@@ -14,6 +14,7 @@ from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 from tests.layers.stacks.executions import loop, pipeline, sequential
+from tests.layers.stacks.stepwise import run_stepwise
 from tests.tolerances import assert_close
 
 # What its tests share is made once, in one process.
@@ -154,12 +155,7 @@ def test_decoding_equals_layers_one_by_one():
         theta = layer.init(1)
         x, memory = inputs()
         source = Memory(memory, tf.ones([B, K], tf.int32))
-        cache = layer.init_cache(theta, (B, 3), tf.float32, source)
-        for step in range(2):
-            y, cache = layer.extend_step(
-                theta, x[:, step : step + 1], tf.ones([B, 1], tf.int32), tf.constant(step), cache
-            )
-        results.append(y)
+        results.append(run_stepwise(layer, theta, x[:, :2], source))
     np.testing.assert_array_equal(*results)
 
 

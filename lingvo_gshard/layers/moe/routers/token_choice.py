@@ -100,7 +100,7 @@ class TokenChoiceRouter(Router):
           multiple: C is rounded up to a multiple of this number.
         """
         p = self.p
-        if not self._has_capacity:
+        if not self._has_capacity or context.current().keeps_all_tokens:
             return tokens
         factor = p.capacity_factor or _DEFAULT_CAPACITY_FACTOR
         if not context.current().training and p.evaluation_capacity_factor:

@@ -1,0 +1,48 @@
+"""What a decoding program is made for: how it chooses tokens, and the sizes of its state."""
+
+from __future__ import annotations
+
+import dataclasses
+
+# What the host reads of each step: [B,W] arrays, which a call returns as [i,B,W].
+TOKEN_RECORD = ("token_BW", "log_probability_BW")
+BEAM_RECORD = (*TOKEN_RECORD, "parent_BW", "end_BW", "end_log_probability_BW", "last_BW")
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchKind:
+    """What a program computes to choose tokens. Options of a request are data, these are not.
+
+    Attributes:
+      beam: W, the hypotheses of a row; 1 for greedy decoding and sampling.
+      draws: whether tokens are drawn; else the best are taken. Only with a beam of 1.
+      penalizes_repetition: whether tokens that occurred are less likely. Only with a beam of 1.
+      restricts_tokens: whether rows have sets of tokens that they may choose.
+      covers: whether the search rewards attention to all of the source. Only with a beam.
+    """
+
+    beam: int = 1
+    draws: bool = False
+    penalizes_repetition: bool = False
+    restricts_tokens: bool = False
+    covers: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StateShape:
+    """The sizes of a state.
+
+    Attributes:
+      rows: B.
+      length: T, positions of the ring.
+      memory_length: K, positions of the source; 0 for a model without one.
+    """
+
+    rows: int
+    length: int
+    memory_length: int = 0
+
+
+def record_names(kind: SearchKind) -> tuple[str, ...]:
+    """Returns the names of what each step records for the host, in order."""
+    return BEAM_RECORD if kind.beam > 1 else TOKEN_RECORD

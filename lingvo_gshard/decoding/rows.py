@@ -1,0 +1,185 @@
+"""Rows of a state: how new texts enter it, and how it moves to another shape."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.kinds import SearchKind
+from lingvo_gshard.decoding.models import DecodableModel
+from lingvo_gshard.decoding.state import IMPOSSIBLE, ages
+from lingvo_gshard.layers.attention.cached import row_view
+
+LOCAL_LETTERS = {"a": "texts that enter together", "p": "positions of given tokens"}
+
+# Leaves of a state that are data of a row's request. The caller of `admit` gives them.
+OPTION_LEAVES = (
+    "limit_B",
+    "least_B",
+    "wanted_B",
+    "length_exponent_B",
+    "coverage_weight_B",
+    "temperature_B",
+    "top_k_B",
+    "top_p_B",
+    "min_p_B",
+    "word_B",
+    "key_Bw",
+    "repetition_B",
+    "seen_BV",
+    "allowed_BV",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Lets new texts into free rows of a state.
+
+    Attributes:
+      model: the model.
+      kind: how tokens are chosen.
+    """
+
+    model: DecodableModel
+    kind: SearchKind
+
+    def run(
+        self, weights: NestedMap, state: NestedMap, new: NestedMap, text_of_row_B: tf.Tensor
+    ) -> NestedMap:
+        """Returns the state with new texts in some of its rows.
+
+        The source of each text is encoded and its given tokens are computed in one pass.
+
+        Args:
+          weights: `decoding_weights` of the model.
+          state: the state.
+          new: of the texts that enter: `source_aK`, int32 ids of the source, 0 in padding;
+            `given_ap`, int32 ids that precede the next token, right-aligned, 0 before them, if any
+            text has them; `last_a`, int32, the last of all tokens before those to be generated; and
+            `options`, for each leaf of OPTION_LEAVES in the state its values for the texts.
+          text_of_row_B: int32, the text that enters each row; -1 where the row stays.
+        """
+        with context.scope(training=False):
+            entering = self._rows_of(weights, state, new)
+        enters_B = text_of_row_B >= 0
+        text_B = tf.maximum(text_of_row_B, 0)
+
+        def merge(new_value: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+            shape = [old.shape[0]] + [1] * (old.shape.rank - 1)
+            return tf.where(tf.reshape(enters_B, shape), tf.gather(new_value, text_B), old)
+
+        merged = NestedMap(state)
+        for name, value in entering.items():
+            merged[name] = tf.nest.map_structure(merge, value, state[name])
+        return merged
+
+    def _rows_of(self, weights: NestedMap, state: NestedMap, new: NestedMap) -> NestedMap:
+        """Returns the leaves of a state, but with one row for each text."""
+        (count,) = new.last_a.shape
+        beam = self.kind.beam
+        zeros_a = tf.zeros([count], tf.int32)
+        rows = NestedMap(new.options)
+        rows.update(
+            ids_BW=tf.tile(new.last_a[:, None], [1, beam]),
+            is_active_B=tf.ones([count], tf.int32),
+            generated_B=zeros_a,
+            position_B=zeros_a,
+        )
+        if "source_aK" in new:
+            rows.memory = self.model.encode_memory(weights, new.source_aK)
+        if beam > 1:
+            first_W = tf.equal(tf.range(beam), 0)
+            score_W = tf.where(first_W, 0.0, IMPOSSIBLE)
+            rows.score_BW = tf.tile(score_W[None], [count, 1])
+            rows.ended_BW = tf.fill([count, beam], IMPOSSIBLE)
+            rows.ancestor_BWT = tf.zeros([count, *state.ancestor_BWT.shape[1:]], tf.int32)
+        if self.kind.covers:
+            rows.coverage_BWK = tf.zeros([count, *state.coverage_BWK.shape[1:]])
+        if "given_ap" in new:
+            is_token_ap = tf.cast(tf.not_equal(new.given_ap, 0), tf.int32)
+            rows.position_B = tf.reduce_sum(is_token_ap, 1)
+            view = row_view(new.given_ap, is_causal=True)
+            _, caches, _ = self.model.extend(
+                weights, new.given_ap, is_token_ap, view, None, rows.get("memory")
+            )
+            length = state.caches[0].key.shape[2] // beam
+            rows.caches = tf.nest.map_structure(
+                lambda x: _in_ring(x, state.time, length, beam), caches
+            )
+        return rows
+
+
+def _in_ring(x_BNpD: tf.Tensor, time: tf.Tensor, length: int, beam: int) -> tf.Tensor:
+    """Returns right-aligned keys or values at the slots of the last positions of a ring."""
+    given = x_BNpD.shape[2]
+    index_T = given - ages(time, length)
+    at_T = tf.gather(x_BNpD, tf.clip_by_value(index_T, 0, given - 1), axis=2)
+    if beam == 1:
+        return at_T
+    batch, heads, _, dim = x_BNpD.shape
+    slots = tf.pad(at_T[:, :, :, None], [[0, 0], [0, 0], [0, 0], [0, beam - 1], [0, 0]])
+    return tf.reshape(slots, [batch, heads, length * beam, dim])
+
+
+def move(
+    state: NestedMap, specs: NestedMap, beam: int, row_of_B: tf.Tensor, is_taken_B: tf.Tensor
+) -> NestedMap:
+    """Returns a state of another shape with some rows of a state.
+
+    Args:
+      state: the state. Positions that the new shape lacks must not be needed any more.
+      specs: `state_specs` of the new shape.
+      beam: W.
+      row_of_B: int32, the old row of each new row.
+      is_taken_B: int32, 0 for new rows that are empty.
+    """
+    old_length = state.caches[0].key.shape[2] // beam
+    new_length = specs.caches[0].key.shape[2] // beam
+    kept = min(old_length, new_length)
+    # Position i of the new ring is that of the age kept - i.
+    position_T = tf.math.floormod(state.time - kept + tf.range(kept), old_length)
+
+    def rows_of(x: tf.Tensor) -> tf.Tensor:
+        return tf.gather(x, row_of_B)
+
+    def ring(x: tf.Tensor, axis: int) -> tf.Tensor:
+        x = tf.gather(rows_of(x), position_T, axis=axis)
+        padding = [[0, 0] for _ in range(x.shape.rank)]
+        padding[axis] = [0, new_length - kept]
+        return tf.pad(x, padding)
+
+    def slots(x_BNKD: tf.Tensor) -> tf.Tensor:
+        rows, heads, _, dim = x_BNKD.shape
+        x = ring(tf.reshape(x_BNKD, [rows, heads, old_length, beam, dim]), 2)
+        return tf.reshape(x, [x.shape[0], heads, new_length * beam, dim])
+
+    moved = NestedMap(state)
+    for name in state:
+        if name not in ("time", "caches", "memory", "ancestor_BWT", "coverage_BWK"):
+            moved[name] = rows_of(state[name])
+    moved.time = tf.constant(kept)
+    moved.is_active_B *= is_taken_B
+    moved.caches = tf.nest.map_structure(slots, state.caches)
+    if "ancestor_BWT" in state:
+        moved.ancestor_BWT = ring(state.ancestor_BWT, 2)
+    if "memory" in state:
+        memory_length = specs.memory.bias_BK.shape[1]
+        moved.memory = tf.nest.map_structure(
+            lambda x: _resized(rows_of(x), -2, memory_length), NestedMap(layers=state.memory.layers)
+        )
+        bias_BK = rows_of(state.memory.bias_BK)
+        moved.memory.bias_BK = _resized(bias_BK, -1, memory_length, IMPOSSIBLE)
+    if "coverage_BWK" in state:
+        moved.coverage_BWK = _resized(rows_of(state.coverage_BWK), -1, memory_length)
+    return moved
+
+
+def _resized(x: tf.Tensor, axis: int, size: int, fill: float = 0.0) -> tf.Tensor:
+    """Returns x with one dimension cut or padded at its end."""
+    kept = min(x.shape[axis], size)
+    x = tf.gather(x, tf.range(kept), axis=axis)
+    padding = [[0, 0] for _ in range(x.shape.rank)]
+    padding[axis] = [0, size - kept]
+    return tf.pad(x, padding, constant_values=fill)

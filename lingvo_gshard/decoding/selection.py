@@ -1,0 +1,70 @@
+"""Choosing the largest of many numbers without sorting them.
+
+XLA for CPU compares values one by one in tf.argmax and tf.math.top_k. Maxima are vectorized.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lingvo_gshard.core.lazy import tf
+
+LOCAL_LETTERS = {"b": "blocks of a row", "c": "largest values", "v": "values of a block"}
+
+_LEAST = -float("inf")
+_BLOCK = 64
+
+
+def largest(x_RV: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the largest value [R] of each row and its int32 index [R], the first of equal ones.
+
+    Args:
+      x_RV: numbers, in rows.
+    """
+    value_R1 = tf.reduce_max(x_RV, -1, keepdims=True)
+    index_V = tf.range(x_RV.shape[-1])
+    index_R = tf.reduce_min(tf.where(tf.equal(x_RV, value_R1), index_V, x_RV.shape[-1]), -1)
+    # Of a row of NaNs no element equals the maximum.
+    return value_R1[..., 0], tf.minimum(index_R, x_RV.shape[-1] - 1)
+
+
+def top_few(x_RV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the `count` largest values [R,c] of each row and their int32 indices, largest first.
+
+    The largest values are within the `count` blocks with the largest maxima.
+
+    Args:
+      x_RV: numbers, in rows.
+      count: a few; the cost grows with it.
+    """
+    rows, size = x_RV.shape
+    if size <= _BLOCK * count:
+        return _top_few(x_RV, tf.broadcast_to(tf.range(size), [rows, size]), count)
+    block = _block_of(size)
+    blocks = -(-size // block)
+    x_RV = tf.pad(x_RV, [[0, 0], [0, blocks * block - size]], constant_values=_LEAST)
+    x_Rbv = tf.reshape(x_RV, [rows, blocks, block])
+    number_Rb = tf.broadcast_to(tf.range(blocks), [rows, blocks])
+    _, chosen_Rc = _top_few(tf.reduce_max(x_Rbv, -1), number_Rb, count)
+    kept_Rcv = tf.gather(x_Rbv, chosen_Rc, batch_dims=1)
+    index_Rcv = chosen_Rc[..., None] * block + tf.range(block)
+    flat = [rows, count * block]
+    return _top_few(tf.reshape(kept_Rcv, flat), tf.reshape(index_Rcv, flat), count)
+
+
+def _block_of(size: int) -> int:
+    """Returns a block size near the ideal that divides `size`, if there is one."""
+    divisors = [d for d in range(_BLOCK // 2, 2 * _BLOCK) if size % d == 0]
+    return min(divisors, key=lambda d: abs(math.log(d / _BLOCK)), default=_BLOCK)
+
+
+def _top_few(x_Rv: tf.Tensor, index_Rv: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    values, indices = [], []
+    for _ in range(count):
+        value_R1 = tf.reduce_max(x_Rv, -1, keepdims=True)
+        at_most = tf.where(tf.equal(x_Rv, value_R1), index_Rv, tf.int32.max)
+        index_R1 = tf.reduce_min(at_most, -1, keepdims=True)
+        x_Rv = tf.where(tf.equal(index_Rv, index_R1), _LEAST, x_Rv)
+        values.append(value_R1)
+        indices.append(index_R1)
+    return tf.concat(values, -1), tf.concat(indices, -1)

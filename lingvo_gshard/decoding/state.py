@@ -1,0 +1,105 @@
+"""The state of decoding: the tensors that one call of a program leaves to the next.
+
+A state has B rows, each with one text and its W hypotheses. Keys and values are in a ring of T
+positions: position `time` modulo T is written next, for all rows. A row's own positions are the
+ones written last, as many as `position_B` says. So rows start at any time, and every write is one
+slice, in place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which of
+them belongs to a hypothesis. Nothing is copied when hypotheses are reordered.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.models import DecodableModel
+from lingvo_gshard.layers.attention.cached import CacheView
+
+LOCAL_LETTERS = {"w": "the two words of a random key, or the slots of a position"}
+
+# Larger than any score of a hypothesis that does not exist.
+IMPOSSIBLE = -1e9
+
+
+def state_specs(
+    model: DecodableModel,
+    kind: SearchKind,
+    shape: StateShape,
+    vocabulary_size: int,
+    dtype: tf.DType,
+) -> NestedMap:
+    """Returns the tree of tf.TensorSpec of a state."""
+    rows, beam = shape.rows, kind.beam
+
+    def spec(*sizes: int, of: tf.DType = tf.int32) -> tf.TensorSpec:
+        return tf.TensorSpec((rows, *sizes), of)
+
+    def slots(count: int) -> list[NestedMap]:
+        one = [tf.TensorSpec(s, dtype) for s in model.cache_shapes(rows, count)]
+        return [NestedMap(key=keys, value=keys) for keys in one]
+
+    state = NestedMap(
+        time=tf.TensorSpec((), tf.int32),
+        caches=slots(shape.length * beam),
+        ids_BW=spec(beam),
+        is_active_B=spec(),
+        position_B=spec(),
+        generated_B=spec(),
+        limit_B=spec(),
+        least_B=spec(),
+    )
+    if shape.memory_length:
+        state.memory = NestedMap(
+            layers=slots(shape.memory_length), bias_BK=spec(shape.memory_length, of=tf.float32)
+        )
+    if beam > 1:
+        state.score_BW = spec(beam, of=tf.float32)
+        state.ended_BW = spec(beam, of=tf.float32)
+        state.ancestor_BWT = spec(beam, shape.length)
+        state.wanted_B = spec()
+        state.length_exponent_B = spec(of=tf.float32)
+    if kind.covers:
+        state.coverage_BWK = spec(beam, shape.memory_length, of=tf.float32)
+        state.coverage_weight_B = spec(of=tf.float32)
+    if kind.draws:
+        for name in ("temperature_B", "top_p_B", "min_p_B"):
+            state[name] = spec(of=tf.float32)
+        state.update(top_k_B=spec(), word_B=spec(), key_Bw=spec(2))
+    if kind.penalizes_repetition:
+        state.repetition_B = spec(of=tf.float32)
+        state.seen_BV = spec(vocabulary_size)
+    if kind.restricts_tokens:
+        state.allowed_BV = spec(vocabulary_size)
+    return state
+
+
+def ages(time: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns int32 [T]: how many positions before `time` each position of a ring was written.
+
+    The position that `time` itself stands for has the age 0.
+    """
+    return tf.math.floormod(time - tf.range(length), length)
+
+
+def next_token_view(state: NestedMap, beam: int) -> CacheView:
+    """Returns the view of one new token for each hypothesis of every row.
+
+    The ancestor of the new position must be set already.
+    """
+    rows, slots = state.ids_BW.shape[0], state.caches[0].key.shape[2]
+    length = slots // beam
+    age_T = ages(state.time, length)
+    is_past_BT = age_T[None, :] <= state.position_B[:, None]
+    positions_BW = tf.broadcast_to(state.position_B[:, None], [rows, beam])
+    first_slot = tf.math.floormod(state.time, length) * beam
+    if beam == 1:
+        return CacheView(positions_BW, is_past_BT[:, None, :], -age_T[None, :], first_slot)
+    is_own_BWTw = tf.equal(state.ancestor_BWT[..., None], tf.range(beam))
+    is_visible = is_past_BT[:, None, :, None] & is_own_BWTw
+    distances = tf.repeat(-age_T, beam)
+    return CacheView(
+        positions_BW,
+        tf.reshape(is_visible, [rows, beam, slots]),
+        tf.broadcast_to(distances, [beam, slots]),
+        first_slot,
+    )

@@ -1,0 +1,1 @@
+"""The engine: workers that decode the texts of many requests together."""

@@ -1,0 +1,149 @@
+"""Engine: answers requests with continuous batching, on one or several threads.
+
+A worker is a thread with lanes of its own, one for each kind of search under way. When texts of a
+lane end, waiting requests take their places. XLA for CPU computes the small products of a decoding
+step on one core, so that one worker for each core decodes fastest. Workers share the weights and
+the compiled programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.inference.engine.row import BeamRow, Row, TokenRow
+from lingvo_gshard.inference.engine.waiting import WaitingRows
+from lingvo_gshard.inference.engine.worker import Worker
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.requests import Answer, Request
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """How an engine uses its machine.
+
+    Attributes:
+      workers: threads that decode side by side; 0: one for each core of a CPU, else one.
+      rows: the largest number of rows of a lane, hypotheses counted.
+    """
+
+    workers: int = 0
+    rows: int = 32
+
+
+class Engine:
+    """Answers requests with one model.
+
+    Requests may come from any thread, and have different options. Those with the same kind of
+    search are decoded together. The answer to a request does not depend on other requests, but for
+    the rounding of floating-point sums.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        executables: Executables,
+        weights: Sequence[jax.Array],
+        options: EngineOptions | None = None,
+    ):
+        """Starts no thread before the first request.
+
+        Args:
+          facts: what the host knows of the model.
+          executables: the model's programs.
+          weights: the decoding weights, outputs of the PREPARE program.
+          options: how to use the machine.
+        """
+        self.facts, self.executables = facts, executables
+        self._weights, self._options = list(weights), options or EngineOptions()
+        self._waiting = WaitingRows()
+        self._workers: list[Worker] = []
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, request: Request) -> Answer:
+        """Returns the answer to a request, which is computed in the background.
+
+        Raises:
+          ValueError: the request does not fit the model.
+        """
+        (answer,) = self.submit_all([request])
+        return answer
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Answer]:
+        """Returns the answers to requests, which are taken up in order."""
+        answers, rows = [], []
+        for request in requests:
+            options = request.options
+            answer = Answer(request, options.best if options.kind.draws else 1)
+            answers.append(answer)
+            rows += self._rows(answer)
+        self._start_workers()
+        self._waiting.put(rows)
+        return answers
+
+    def close(self) -> None:
+        """Stops when all requests are answered; then releases the threads."""
+        self._waiting.close()
+        for worker in self._workers:
+            worker.join()
+
+    def most_tokens(self, request: Request) -> int:
+        """Returns the largest number of new tokens that a text of a request may have.
+
+        Raises:
+          ValueError: the request leaves no room for any, or has not what the model needs.
+        """
+        facts, source = self.facts, len(request.source)
+        beam_size = request.options.beam_size
+        if beam_size >= facts.vocabulary_size:
+            raise ValueError(
+                f"beam_size is {beam_size}; 1 to {facts.vocabulary_size - 1:,} was expected, fewer "
+                "than the vocabulary has tokens"
+            )
+        if facts.has_source != bool(source):
+            wanted = "a source" if facts.has_source else "no source"
+            raise ValueError(f"the model takes {wanted}, and the request has {source} tokens of it")
+        if source > facts.most_source:
+            raise ValueError(
+                f"the source has {source} tokens; the model takes {facts.most_source} at most"
+            )
+        room = facts.most_positions - len(request.given) + 1
+        if not request.given or room < 1:
+            raise ValueError(
+                f"the request gives {len(request.given)} tokens; 1 to {facts.most_positions} were "
+                "expected, that before all texts counted"
+            )
+        wanted = request.options.most_tokens or (2 * source + 10 if source else room)
+        return min(wanted, room)
+
+    def _rows(self, answer: Answer) -> list[Row]:
+        """Returns the rows that answer a request: one for a search, or one for each draw."""
+        request, options = answer.request, answer.request.options
+        limit = self.most_tokens(request)
+        if options.beam_size > 1:
+            if request.streams or request.should_stop:
+                raise ValueError("beam search cannot stream or stop early; set beam_size=1")
+            return [BeamRow(answer, 0, limit)]
+        texts = options.best if options.kind.draws else 1
+        return [TokenRow(answer, text, limit, self.facts.eos_id) for text in range(texts)]
+
+    def _start_workers(self) -> None:
+        if self._workers:
+            return
+        count = self._options.workers
+        if not count:
+            is_cpu = self.executables.platform == "cpu" and self.executables.device_count == 1
+            count = len(os.sched_getaffinity(0)) if is_cpu else 1
+        self._waiting.workers = count
+        self._workers = [
+            Worker(self.facts, self.executables, self._weights, self._waiting, self._options.rows)
+            for _ in range(count)
+        ]

@@ -1,0 +1,203 @@
+"""Lane: the rows that one program decodes together, with their state on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape, record_names
+from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.row import Row
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.programs.executables import CompiledProgram, Executables
+from lingvo_gshard.inference.programs.program_key import ADMIT, MOVE, STEPS, ProgramKey
+from lingvo_gshard.runtime.program.array import Array
+
+LOCAL_LETTERS = {
+    "a": "texts that enter together",
+    "p": "positions of given tokens",
+    "w": "the two words of a random key",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """The sizes that some texts need of a lane.
+
+    Attributes:
+      length: positions, those of tokens that are still to be generated estimated.
+      memory_length: tokens of the longest source.
+    """
+
+    length: int
+    memory_length: int
+
+
+class Lane:
+    """Rows that are decoded together: one kind of search, one state on the devices.
+
+    Attributes:
+      kind: how tokens are chosen.
+      shape: the sizes of the state; None before the first text.
+      rows: the text of each row, or None.
+    """
+
+    def __init__(
+        self,
+        kind: SearchKind,
+        facts: ModelFacts,
+        executables: Executables,
+        weights: Sequence[jax.Array],
+    ):
+        self.kind = kind
+        self.shape: StateShape | None = None
+        self.rows: list[Row | None] = []
+        self._facts, self._executables, self._weights = facts, executables, weights
+        self._state: list[jax.Array] = []
+
+    @property
+    def active(self) -> int:
+        """The number of rows with a text."""
+        return sum(row is not None for row in self.rows)
+
+    @property
+    def free(self) -> int:
+        """The number of rows without a text."""
+        return len(self.rows) - self.active
+
+    @property
+    def end(self) -> int:
+        """The largest number of positions that any row has computed."""
+        return max((row.position for row in self.rows if row), default=0)
+
+    def keys(self, shape: StateShape) -> list[ProgramKey]:
+        """Returns the keys of the programs that taking up a shape and going on with it needs."""
+        found = [ProgramKey(STEPS, self.kind, shape)]
+        if self.shape and self.active and shape != self.shape:
+            found.append(ProgramKey(MOVE, self.kind, self.shape, target=shape))
+        return found
+
+    def resize(self, shape: StateShape) -> None:
+        """Takes up another shape. Texts keep their state and may change their row."""
+        if shape == self.shape:
+            return
+        if self.shape and self.active:
+            self._move(shape)
+        else:
+            steps = self._executables.get(ProgramKey(STEPS, self.kind, shape))
+            self._state = [_zeros(array) for array in steps.inputs_of("state")]
+            self.rows = [None] * shape.rows
+        self.shape = shape
+
+    def _move(self, shape: StateShape) -> None:
+        taken = [index for index, row in enumerate(self.rows) if row]
+        program = self._executables.get(ProgramKey(MOVE, self.kind, self.shape, target=shape))
+        row_of_B, is_taken_B = (np.zeros(shape.rows, np.int32) for _ in range(2))
+        row_of_B[: len(taken)], is_taken_B[: len(taken)] = taken, 1
+        self._state = list(program.call(*self._state, row_of_B, is_taken_B))
+        rows = [self.rows[index] for index in taken]
+        self.rows = [*rows, *[None] * (shape.rows - len(rows))]
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Lets texts into free rows. There must be enough of them."""
+        texts = buckets.fitting(buckets.ROWS, len(rows))
+        given = max(len(row.answer.request.given) - 1 for row in rows)
+        given = buckets.fitting(buckets.GIVEN, given, self.shape.length) if given else 0
+        key = ProgramKey(ADMIT, self.kind, self.shape, min(texts, self.shape.rows), given)
+        program = self._executables.get(key)
+        places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
+        new = _NewTexts(program, self._facts, rows)
+        new.arrays["new.text_of_row_B"][:] = -1
+        for text, place in enumerate(places):
+            new.arrays["new.text_of_row_B"][place] = text
+            self.rows[place] = rows[text]
+        extra = [new.arrays[array.path] for array in program.inputs_of("new")]
+        self._state = list(program.call(*self._weights, *self._state, *extra))
+
+    def step(self, most_steps: int, enough: int) -> list[Row]:
+        """Decodes until `most_steps` tokens more, or until `enough` texts have ended.
+
+        Returns:
+          The rows that are done. Their places are free afterwards.
+        """
+        program = self._executables.get(ProgramKey(STEPS, self.kind, self.shape))
+        outputs = program.call(
+            *self._weights, *self._state, self._alive(), np.int32(most_steps), np.int32(enough)
+        )
+        count = len(self._state)
+        self._state = list(outputs[:count])
+        *records, active_B, generated_B = map(np.asarray, outputs[count:])
+        named = dict(zip(record_names(self.kind), records, strict=True))
+        done = []
+        for index, row in enumerate(self.rows):
+            if row is None:
+                continue
+            taken = int(generated_B[index]) - row.generated
+            row.add({n: x[:taken, index] for n, x in named.items()}, bool(active_B[index]))
+            if row.is_done:
+                done.append(row)
+                self.rows[index] = None
+        return done
+
+    def _alive(self) -> np.ndarray:
+        """Returns int32 [B]: 0 for rows that the host has ended or that are empty."""
+        return np.array([row is not None for row in self.rows], np.int32)
+
+
+class _NewTexts:
+    """The arrays of texts that enter a state, filled in from their requests."""
+
+    def __init__(self, program: CompiledProgram, facts: ModelFacts, rows: Sequence[Row]):
+        self.arrays = {a.path: np.zeros(a.shape, a.dtype) for a in program.inputs_of("new")}
+        self._facts = facts
+        for text, row in enumerate(rows):
+            self._fill(text, row)
+
+    def _fill(self, text: int, row: Row) -> None:
+        request, options = row.answer.request, row.answer.request.options
+        self._set("last_a", text, request.given[-1])
+        if "new.source_aK" in self.arrays:
+            self.arrays["new.source_aK"][text, : len(request.source)] = request.source
+        before = request.given[:-1]
+        if before and "new.given_ap" in self.arrays:
+            self.arrays["new.given_ap"][text, -len(before) :] = before
+        for leaf, value in {
+            "limit_B": row.limit,
+            "least_B": options.least_tokens,
+            "wanted_B": options.best,
+            "length_exponent_B": options.length_exponent,
+            "coverage_weight_B": options.coverage_weight,
+            "temperature_B": options.temperature,
+            "top_k_B": options.top_k,
+            "top_p_B": options.top_p,
+            "min_p_B": options.min_p,
+            "word_B": _word(request.given, row.text),
+            "key_Bw": (options.seed, 0),
+            "repetition_B": options.repetition_penalty,
+        }.items():
+            self._set(f"options.{leaf}", text, value)
+        if "new.options.seen_BV" in self.arrays:
+            self.arrays["new.options.seen_BV"][text, list(request.given)] = 1
+        if "new.options.allowed_BV" in self.arrays:
+            allowed_V = self.arrays["new.options.allowed_BV"][text]
+            allowed_V[list(options.allowed_tokens) or slice(None)] = 1
+            allowed_V[list(options.forbidden_tokens)] = 0
+            allowed_V[self._facts.eos_id] = 1
+
+    def _set(self, name: str, text: int, value: object) -> None:
+        if f"new.{name}" in self.arrays:
+            self.arrays[f"new.{name}"][text] = value
+
+
+def _word(given: Sequence[int], text: int) -> int:
+    """Returns an int32 that draws depend on: a hash of the given tokens and the text's number."""
+    ids = np.array([*given, text], np.int32)
+    return int(np.uint32(zlib.crc32(ids.tobytes())).view(np.int32))
+
+
+def _zeros(array: Array) -> np.ndarray:
+    return np.zeros(array.shape, array.struct.dtype)

@@ -1,0 +1,150 @@
+"""Worker: a thread that decodes the texts of an engine, one lane after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.lane import Lane
+from lingvo_gshard.inference.engine.row import Row
+from lingvo_gshard.inference.engine.waiting import WaitingRows
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.programs.executables import Executables
+
+# Steps of a call while someone reads the tokens as they come.
+_STREAMED_STEPS = 4
+# New texts enter when this share of the rows is free, or when all that wait can enter.
+_FREE_SHARE = 4
+
+
+class Worker:
+    """A thread with lanes of its own."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        executables: Executables,
+        weights: Sequence[jax.Array],
+        waiting: WaitingRows,
+        rows: int,
+    ):
+        self._facts, self._executables, self._weights = facts, executables, weights
+        self._waiting, self._most_rows = waiting, rows
+        self._lanes: dict[SearchKind, Lane] = {}
+        self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits until the worker has stopped."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            active = [kind for kind, lane in self._lanes.items() if lane.active]
+            waiting = self._waiting.kinds(is_idle=not active)
+            if waiting is None:
+                return
+            for kind in dict.fromkeys([*active, *waiting]):
+                lane = self._lanes.setdefault(
+                    kind, Lane(kind, self._facts, self._executables, self._weights)
+                )
+                entering = self._entering(lane)
+                try:
+                    self._advance(lane, entering)
+                except BaseException as error:  # Those who wait for the answers learn of it.
+                    self._fail(lane, entering, error)
+
+    def _advance(self, lane: Lane, entering: Sequence[Row]) -> None:
+        """Lets texts into a lane and decodes a few tokens."""
+        shape = self._shape(lane, entering)
+        if shape is None:
+            return
+        lane.resize(shape)
+        if entering:
+            lane.admit(entering)
+        for row in lane.step(self._steps(lane), self._enough(lane)):
+            row.answer.complete(row.text, row.hypotheses())
+
+    def _entering(self, lane: Lane) -> list[Row]:
+        """Takes the texts that enter now."""
+        kind = lane.kind
+        most = self._largest(kind)
+        waiting, free = self._waiting.count(kind), most - lane.active
+        if not waiting or (waiting > free and free < max(most // _FREE_SHARE, 1)):
+            return []
+        # While few wait, the other workers take their share.
+        share = -(-waiting // self._waiting.workers)
+        return self._waiting.take(kind, min(free, max(share, 1)))
+
+    def _largest(self, kind: SearchKind) -> int:
+        """Returns the largest number of rows of a lane."""
+        return max((n for n in buckets.ROWS if n * kind.beam <= self._most_rows), default=1)
+
+    def _shape(self, lane: Lane, entering: Sequence[Row]) -> StateShape | None:
+        """Returns the shape that a lane needs next; None if it has nothing to do.
+
+        A larger shape is taken at once; a smaller one if that pays.
+        """
+        rows = [row for row in lane.rows if row]
+        texts = [*rows, *entering]
+        if not texts:
+            return None
+        facts = self._facts
+        needed = StateShape(
+            rows=buckets.fitting(buckets.ROWS, len(texts)),
+            length=buckets.fitting(buckets.LENGTHS, max(map(self._positions, texts))),
+            memory_length=buckets.fitting(
+                buckets.LENGTHS,
+                max(len(row.answer.request.source) for row in texts),
+                facts.most_source,
+            )
+            if facts.has_source
+            else 0,
+        )
+        current = lane.shape
+        if current is None or not rows:
+            return needed
+        grown = StateShape(
+            max(current.rows, needed.rows),
+            max(current.length, needed.length),
+            max(current.memory_length, needed.memory_length),
+        )
+        if grown != current:
+            return grown
+        is_smaller = needed.length < current.length or needed.rows < current.rows
+        is_smaller |= needed.memory_length < current.memory_length
+        waits = self._waiting.count(lane.kind) >= self._largest(lane.kind)
+        is_ready = all(map(self._executables.is_ready, lane.keys(needed)))
+        return needed if is_smaller and (waits or is_ready) else current
+
+    def _positions(self, row: Row) -> int:
+        """Returns the positions that a text probably needs: those so far and some more."""
+        given, source = len(row.answer.request.given), len(row.answer.request.source)
+        likely = source + source // 4 + 4 if source else row.limit
+        return max(given + min(row.limit, likely), row.position + 1)
+
+    def _steps(self, lane: Lane) -> int:
+        """Returns the largest number of steps of the next call."""
+        assert lane.shape is not None
+        room = lane.shape.length - lane.end
+        streams = any(row and row.answer.request.streams for row in lane.rows)
+        stops = any(row and row.answer.request.should_stop for row in lane.rows)
+        most = _STREAMED_STEPS if streams or stops else self._facts.most_steps
+        return min(room, most)
+
+    def _enough(self, lane: Lane) -> int:
+        """Returns how many texts must end for a call to return early."""
+        if not self._waiting.count(lane.kind):
+            return len(lane.rows)
+        return max(len(lane.rows) // _FREE_SHARE - lane.free, 1)
+
+    def _fail(self, lane: Lane, entering: Sequence[Row], error: BaseException) -> None:
+        """Reports an error to all who wait for a lane, and gives the lane up."""
+        del self._lanes[lane.kind]
+        for answer in {
+            id(row.answer): row.answer for row in (*lane.rows, *entering) if row
+        }.values():
+            answer.put(error)

@@ -1,0 +1,81 @@
+"""Makes engines of models that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.maker import ProgramMaker
+from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks.translation import TranslationTask
+
+# Longer sentences are cut: the model has seen none.
+_MOST_SOURCE = 256
+
+
+def translation_facts(task: TranslationTask, bos_id: int, eos_id: int) -> ModelFacts:
+    """Returns what the host knows of a translation model."""
+    positions = task.most_positions or _MOST_SOURCE
+    return ModelFacts(
+        vocabulary_size=task.p.target_vocabulary_size,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        has_source=True,
+        most_source=min(_MOST_SOURCE, positions),
+        most_positions=positions,
+    )
+
+
+def language_model_facts(
+    task: LanguageModelTask, bos_id: int, eos_id: int, length: int
+) -> ModelFacts:
+    """Returns what the host knows of a language model.
+
+    Args:
+      task: the model.
+      bos_id: id before all texts.
+      eos_id: id that ends a text.
+      length: positions of a row in training; texts are not longer.
+    """
+    return ModelFacts(
+        vocabulary_size=task.p.vocabulary_size,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        has_source=False,
+        most_source=0,
+        most_positions=min(length, task.most_positions or length),
+    )
+
+
+def make_engine(
+    task: TokenTask,
+    theta: NestedMap,
+    facts: ModelFacts,
+    partitioning: Partitioning | None = None,
+    devices: Sequence[jax.Device] = (),
+    options: EngineOptions | None = None,
+) -> Engine:
+    """Returns an engine of a model in memory. Programs are compiled when first needed.
+
+    Args:
+      task: the model.
+      theta: its weights, NumPy arrays or jax.Arrays.
+      facts: what the host knows of it.
+      partitioning: the mesh and what is split over it; None for the first device of jax.
+      devices: the devices of the mesh, in its order.
+      options: how to use the machine.
+    """
+    maker = ProgramMaker(task, facts, partitioning)
+    executables = Executables(maker.make, devices or jax.devices()[:1])
+    prepare = executables.get(ProgramKey(PREPARE))
+    values = [x if isinstance(x, jax.Array) else np.asarray(x) for x in theta.flatten()]
+    return Engine(facts, executables, prepare.call(*values), options)

@@ -1,0 +1,28 @@
+"""ModelFacts: what the host must know of a model to decode with it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    """What the host knows of a model; plain data, so that it can be stored with programs.
+
+    Attributes:
+      vocabulary_size: number of ids of the generated tokens.
+      bos_id: id before the first token.
+      eos_id: id that ends a text.
+      has_source: whether the model translates a source, or else continues a text.
+      most_source: the largest number of tokens of a source, EOS included; 0 without one.
+      most_positions: the largest number of positions of a text, BOS included.
+      most_steps: the largest number of tokens that one call of a program generates.
+    """
+
+    vocabulary_size: int
+    bos_id: int
+    eos_id: int
+    has_source: bool
+    most_source: int
+    most_positions: int
+    most_steps: int = 16

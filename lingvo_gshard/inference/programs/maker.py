@@ -1,0 +1,229 @@
+"""ProgramMaker: lowers the decoding functions of a model to programs.
+
+Every program takes arrays in this order: the weights, the state, and its own. `Program.inputs` has
+their paths: `weights.decoder.layers[0]...`, `state.ids_BW`, `new.source_aK`. The memory of the
+state is donated, so that caches are updated in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission, move
+from lingvo_gshard.decoding.state import state_specs
+from lingvo_gshard.decoding.steps import Steps
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.programs.program_key import ADMIT, MOVE, PREPARE, STEPS, ProgramKey
+from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.annotate import annotate_weights
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
+from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.tasks.token_task import TokenTask
+
+LOCAL_LETTERS = {"a": "texts that enter together", "p": "positions of given tokens"}
+
+
+class ProgramMaker:
+    """Lowers the decoding programs of one model under one partitioning."""
+
+    def __init__(
+        self,
+        task: TokenTask,
+        facts: ModelFacts,
+        partitioning: Partitioning | None = None,
+        partitioner: str = "gspmd",
+    ):
+        """Prepares to lower; nothing is traced yet.
+
+        Args:
+          task: the model.
+          facts: what the host knows of the model.
+          partitioning: the mesh and what is split over it; None for one device.
+          partitioner: "gspmd" or "shardy".
+        """
+        self._task, self._facts, self._partitioner = task, facts, partitioner
+        self._partitioning = partitioning or Partitioning.make("data=1", "replicated")
+
+    def make(self, key: ProgramKey) -> Program:
+        """Returns a program. It is traced and lowered now, which takes about a second."""
+        if key.name == PREPARE:
+            return self._prepared[0]
+        makers: dict[str, Callable[[ProgramKey], Program]] = {
+            ADMIT: self._admit,
+            STEPS: self._steps,
+            MOVE: self._move,
+        }
+        return makers[key.name](key)
+
+    @functools.cached_property
+    def _prepared(self) -> tuple[Program, NestedMap]:
+        """The program that makes the decoding weights, and these as a tree of tf.TensorSpec."""
+        specs = self._task.variable_specs()
+        trees = []
+
+        def prepare(*tensors: tf.Tensor) -> Outputs:
+            theta = annotate_weights(specs.pack(tensors), specs, "weights")
+            with context.scope(training=False):
+                weights = self._task.decoding_weights(theta)
+            trees[:] = [weights.transform(lambda x: tf.TensorSpec(x.shape, x.dtype))]
+            return [
+                (f"weights.{path}", tf.identity(x), _whole(x.shape))
+                for path, x in weights.flatten_items()
+            ]
+
+        arrays = [
+            Array(
+                f"theta.{path}",
+                spec.shape,
+                spec.dtype,
+                self._partitioning.spec_storage_split(spec, "weights"),
+            )
+            for path, spec in specs.flatten_items()
+        ]
+        program = self._lower(PREPARE, prepare, arrays)
+        return program, trees[0]
+
+    def _steps(self, key: ProgramKey) -> Program:
+        kind = key.kind
+        steps = Steps(self._task, kind, self._facts.eos_id, self._facts.most_steps)
+        weights, state = self._prepared[1], self._state(kind, key.shape)
+        extra = [
+            Array("new.is_alive_B", (key.shape.rows,), "int32", ((),)),
+            *(Array(f"new.{name}", (), "int32", ()) for name in ("most_steps", "enough")),
+        ]
+
+        def run(*tensors: tf.Tensor) -> Outputs:
+            theta, before, (is_alive_B, most_steps, enough) = _packed(tensors, weights, state)
+            before.is_active_B *= is_alive_B
+            after, records = steps.run(theta, before, most_steps, enough)
+            for name in ("is_active_B", "generated_B"):
+                records[name] = tf.identity(after[name])
+            described = [(f"record.{name}", x, _whole(x.shape)) for name, x in records.items()]
+            return [*self._described(after), *described]
+
+        return self._lower_on_state(key, run, state, extra)
+
+    def _admit(self, key: ProgramKey) -> Program:
+        admission = Admission(self._task, key.kind)
+        weights, state = self._prepared[1], self._state(key.kind, key.shape)
+        new = self._new_specs(key, state)
+
+        def run(*tensors: tf.Tensor) -> Outputs:
+            theta, before, (text_of_row_B, *rest) = _packed(tensors, weights, state)
+            return self._described(admission.run(theta, before, new.pack(rest), text_of_row_B))
+
+        extra = [Array("new.text_of_row_B", (key.shape.rows,), "int32", ((),))]
+        extra += [
+            Array(f"new.{path}", tuple(spec.shape.as_list()), spec.dtype.name, _whole(spec.shape))
+            for path, spec in new.flatten_items()
+        ]
+        return self._lower_on_state(key, run, state, extra)
+
+    def _new_specs(self, key: ProgramKey, state: NestedMap) -> NestedMap:
+        """Returns the tree of tf.TensorSpec of the texts that enter."""
+        texts, shape = key.texts, key.shape
+        new = NestedMap(
+            last_a=tf.TensorSpec((texts,), tf.int32),
+            options=NestedMap(
+                {
+                    name: tf.TensorSpec((texts, *state[name].shape[1:]), state[name].dtype)
+                    for name in OPTION_LEAVES
+                    if name in state
+                }
+            ),
+        )
+        if shape.memory_length:
+            new.source_aK = tf.TensorSpec((texts, shape.memory_length), tf.int32)
+        if key.given:
+            new.given_ap = tf.TensorSpec((texts, key.given), tf.int32)
+        return new
+
+    def _move(self, key: ProgramKey) -> Program:
+        state, target = self._state(key.kind, key.shape), self._state(key.kind, key.target)
+        rows = [
+            Array(f"new.{n}", (key.target.rows,), "int32", ((),))
+            for n in ("row_of_B", "is_taken_B")
+        ]
+
+        def run(*tensors: tf.Tensor) -> Outputs:
+            before = state.pack(tensors[:-2])
+            return self._described(move(before, target, key.kind.beam, *tensors[-2:]))
+
+        return self._lower(str(key), run, [*self._arrays("state", state), *rows])
+
+    def _lower_on_state(
+        self,
+        key: ProgramKey,
+        function: Callable[..., Outputs],
+        state: NestedMap,
+        extra: Sequence[Array],
+    ) -> Program:
+        """Returns the program of a function of weights, state and extra arrays."""
+        program, weights = self._prepared
+        arrays = [
+            *(Array(a.path, a.shape, a.dtype, a.split) for a in program.outputs),
+            *self._arrays("state", state),
+            *extra,
+        ]
+        first = len(weights.flatten())
+        return self._lower(str(key), function, arrays, range(first, first + len(state.flatten())))
+
+    def _lower(
+        self,
+        name: str,
+        function: Callable[..., Outputs],
+        arrays: Sequence[Array],
+        donated: Sequence[int] = (),
+    ) -> Program:
+        with use_partitioning(self._partitioning):
+            return lower(
+                name.replace("-", "_"),
+                function,
+                arrays,
+                self._partitioning,
+                donated,
+                self._partitioner,
+            )
+
+    def _state(self, kind: SearchKind, shape: StateShape) -> NestedMap:
+        return state_specs(
+            self._task, kind, shape, self._facts.vocabulary_size, self._task.activation_dtype
+        )
+
+    def _arrays(self, prefix: str, specs: NestedMap) -> list[Array]:
+        return [
+            Array(f"{prefix}.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(s.shape))
+            for path, s in specs.flatten_items()
+        ]
+
+    def _described(self, state: NestedMap) -> list:
+        """Returns a state as the outputs that `lower` takes: (path, tensor, split)."""
+        return [(f"state.{path}", x, self._split(x.shape)) for path, x in state.flatten_items()]
+
+    def _split(self, shape: tf.TensorShape) -> Split:
+        """Returns the split of an array of the state: rows like those of a batch."""
+        rank = len(shape)
+        if not rank:
+            return ()
+        rows = self._partitioning.split("B")[0]
+        return self._partitioning.storage_split(shape.as_list(), (rows, *((),) * (rank - 1)))
+
+
+def _whole(shape: tf.TensorShape) -> Split:
+    return ((),) * len(shape)
+
+
+def _packed(
+    tensors: Sequence[tf.Tensor], weights: NestedMap, state: NestedMap
+) -> tuple[NestedMap, NestedMap, Sequence[tf.Tensor]]:
+    """Returns weights, state and the other tensors of a program's arguments."""
+    first, second = len(weights.flatten()), len(state.flatten())
+    theta, before = weights.pack(tensors[:first]), state.pack(tensors[first : first + second])
+    return theta, before, tensors[first + second :]

@@ -1,0 +1,136 @@
+"""Requests to an engine, and the events and results that answer them."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from lingvo_gshard.inference.options import DecodingOptions
+
+# Why a text ended.
+END, LENGTH, STOP, CANCELED = "end", "length", "stop", "canceled"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One text to translate or to continue.
+
+    Attributes:
+      source: ids of the sentence to translate, the end of text included; empty for a language
+        model.
+      given: ids before the first token to generate. They begin with the id before all texts, unless
+        the start was cut, and go on with a prompt, or a prefix that the text must have.
+      options: how to choose tokens.
+      streams: whether tokens are reported as they are generated. Not with a beam.
+      should_stop: called with the tokens generated so far; True ends the text. Not with a beam.
+    """
+
+    source: Sequence[int] = ()
+    given: Sequence[int] = ()
+    options: DecodingOptions = DecodingOptions()
+    streams: bool = False
+    should_stop: Callable[[Sequence[int]], bool] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """One generated text.
+
+    Attributes:
+      tokens: the new ids, without the end of text.
+      log_probabilities: that of each token, and of the end if the text has one.
+      score: what hypotheses are ranked by: their log-probability, normalized by beam search.
+      reason: why the text ended: END, LENGTH, STOP or CANCELED.
+    """
+
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+    score: float
+    reason: str = END
+
+
+@dataclasses.dataclass(frozen=True)
+class NewTokens:
+    """Event: tokens were generated.
+
+    Attributes:
+      text: number of the text among those of the request.
+      tokens: the new ids; the last may be the end of text.
+      log_probabilities: that of each token.
+    """
+
+    text: int
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """Event: all texts of the request are complete. No other event follows.
+
+    Attributes:
+      hypotheses: the best first, or draws in their order.
+    """
+
+    hypotheses: tuple[Hypothesis, ...]
+
+
+Event = NewTokens | Finished
+
+
+class Answer:
+    """The events that answer one request, in the order in which they happen."""
+
+    def __init__(self, request: Request, texts: int = 1):
+        """Makes an answer without events.
+
+        Args:
+          request: what is answered.
+          texts: the number of texts that are decoded by themselves.
+        """
+        self.request = request
+        self._texts: list[Sequence[Hypothesis] | None] = [None] * texts
+        self._lock = threading.Lock()
+        self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+        self._finished: Finished | None = None
+        self._canceled = threading.Event()
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yields the events. Raises what the engine failed with."""
+        while self._finished is None:
+            event = self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, Finished):
+                self._finished = event
+            yield event
+
+    def result(self) -> tuple[Hypothesis, ...]:
+        """Waits for the texts and returns them."""
+        for _ in self:
+            pass
+        assert self._finished is not None
+        return self._finished.hypotheses
+
+    def cancel(self) -> None:
+        """Asks the engine to stop; the request then finishes with what there is."""
+        self._canceled.set()
+
+    @property
+    def is_canceled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._canceled.is_set()
+
+    def put(self, event: Event | BaseException) -> None:
+        """Adds an event; called by the engine."""
+        self._events.put(event)
+
+    def complete(self, text: int, hypotheses: Sequence[Hypothesis]) -> None:
+        """Adds the hypotheses of one text; `Finished` follows the last. Called by the engine."""
+        with self._lock:
+            self._texts[text] = hypotheses
+            missing = any(found is None for found in self._texts)
+        if not missing:
+            self.put(Finished(tuple(h for found in self._texts for h in found or ())))

@@ -1,0 +1,73 @@
+"""Texts under way: stop strings, and text as it grows token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+# What the decoder shows for a character whose bytes are not all there yet.
+_INCOMPLETE = "\ufffd"
+
+
+def stop_check(
+    vocabulary: Vocabulary, stop: Sequence[str]
+) -> Callable[[Sequence[int]], bool] | None:
+    """Returns a function that says whether tokens contain a stop string; None without any."""
+    if not stop:
+        return None
+
+    def is_stopped(tokens: Sequence[int]) -> bool:
+        text = vocabulary.decode(tokens)
+        return any(end in text for end in stop)
+
+    return is_stopped
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """Returns the text before the first stop string in it."""
+    ends = [position for end in stop if (position := text.find(end)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+class GrowingText:
+    """The text of tokens that are generated one after another.
+
+    A piece of text is given out when no later token can change it: not before its characters are
+    complete, and not while it may be the start of a stop string.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, given: Sequence[int] = (), stop: Sequence[str] = ()):
+        """Begins a text.
+
+        Args:
+          vocabulary: decodes tokens.
+          given: ids before the text. They decide whether it begins with a space.
+          stop: texts that end it.
+        """
+        self._vocabulary, self._stop = vocabulary, stop
+        self._tokens = list(given)
+        self._start = len(vocabulary.decode(self._tokens))
+        self._shown = 0
+
+    def add(self, tokens: Sequence[int], is_last: bool = False) -> str:
+        """Returns the text that tokens add.
+
+        Args:
+          tokens: the next ids.
+          is_last: whether no token follows.
+        """
+        self._tokens += tokens
+        text = self._vocabulary.decode(self._tokens)[self._start :]
+        cut = cut_at_stop(text, self._stop)
+        if not is_last and cut == text:
+            kept = max((_overlap(text, end) for end in self._stop), default=0)
+            cut = text[: len(text) - kept].rstrip(_INCOMPLETE)
+        new, self._shown = cut[self._shown :], max(self._shown, len(cut))
+        return new
+
+
+def _overlap(text: str, end: str) -> int:
+    """Returns the length of the longest end of a text that `end` begins with."""
+    longest = min(len(text), len(end) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(end[:n])), 0)

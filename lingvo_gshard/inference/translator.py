@@ -1,0 +1,142 @@
+"""Translator: translates sentences with an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.data.sources.cleaning import Normalizer
+from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Answer, Request
+from lingvo_gshard.inference.text import stop_check
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """One translation of a sentence.
+
+    Attributes:
+      text: the translation.
+      score: what translations are ranked by; see `decoding/beam.py`.
+      pieces: the text of each token, `▁` for a space.
+      log_probabilities: that of each token, and of the end if the model ended the translation.
+      reason: why it ended: "end", "length" or "stop".
+    """
+
+    text: str
+    score: float
+    pieces: tuple[str, ...]
+    log_probabilities: tuple[float, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Translations:
+    """Translations of some sentences.
+
+    Attributes:
+      texts: the best translation of each sentence.
+      cut: indices of the sentences that were too long and lost their end.
+      best: the `DecodingOptions.best` translations of each sentence, the best first; none of an
+        empty sentence.
+    """
+
+    texts: list[str]
+    cut: tuple[int, ...]
+    best: list[list[Translation]]
+
+
+class Translator:
+    """Translates sentences. Sentences are normalized and encoded as in training."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source_vocabulary: Vocabulary,
+        target_vocabulary: Vocabulary,
+        options: DecodingOptions | None = None,
+    ):
+        """Prepares to translate.
+
+        Args:
+          engine: decodes with the model.
+          source_vocabulary: encodes sentences.
+          target_vocabulary: decodes translations.
+          options: how to search, unless a call says otherwise.
+        """
+        self._engine, self._options = engine, options or DecodingOptions()
+        self._source_vocabulary = source_vocabulary
+        self._target_vocabulary = target_vocabulary
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that decodes."""
+        return self._engine
+
+    @property
+    def longest(self) -> int:
+        """The number of source tokens, the end counted, beyond which a sentence is cut."""
+        return self._engine.facts.most_source
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        on_progress: Callable[[int], None] | None = None,
+        options: DecodingOptions | None = None,
+        prefixes: Sequence[str] = (),
+    ) -> Translations:
+        """Returns the translations, in the order of the sentences.
+
+        Args:
+          sentences: one text each; an empty one has an empty translation.
+          on_progress: called with the number of sentences done.
+          options: how to search; None for those of the translator.
+          prefixes: what each translation must begin with; empty for no prefixes.
+        """
+        normal, options = Normalizer(), options or self._options
+        encoded = self._source_vocabulary.encode_batch([normal(text) for text in sentences])
+        given = [self._given(prefix) for prefix in prefixes] or [self._given("")] * len(encoded)
+        if len(given) != len(encoded):
+            raise ValueError(f"{len(prefixes)} prefixes were given for {len(encoded)} sentences")
+        room = self.longest - 1
+        cut = tuple(index for index, ids in enumerate(encoded) if len(ids) > room)
+        # Long sentences first: those that are decoded last, in few rows, then end soon.
+        order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
+        requests = [
+            Request(
+                source=(*encoded[index][:room], self._source_vocabulary.eos_id),
+                given=given[index],
+                options=options,
+                should_stop=stop_check(self._target_vocabulary, options.stop),
+            )
+            for index in order
+        ]
+        answers = self._engine.submit_all(requests)
+        best: list[list[Translation]] = [[] for _ in sentences]
+        for done, (index, answer) in enumerate(zip(order, answers, strict=True), start=1):
+            best[index] = self._translations(answer, normal)
+            if on_progress:
+                on_progress(len(sentences) - len(order) + done)
+        if on_progress and not order:
+            on_progress(len(sentences))
+        return Translations([found[0].text if found else "" for found in best], cut, best)
+
+    def _given(self, prefix: str) -> tuple[int, ...]:
+        vocabulary = self._target_vocabulary
+        return (vocabulary.bos_id, *(vocabulary.encode(prefix) if prefix else ()))
+
+    def _translations(self, answer: Answer, normal: Normalizer) -> list[Translation]:
+        """Waits for the answer to a request and returns its translations as texts."""
+        vocabulary, given = self._target_vocabulary, answer.request.given[1:]
+        return [
+            Translation(
+                normal(vocabulary.decode([*given, *found.tokens])),
+                found.score,
+                tuple(map(vocabulary.piece, found.tokens)),
+                found.log_probabilities,
+                found.reason,
+            )
+            for found in answer.result()
+        ]

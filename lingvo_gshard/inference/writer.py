@@ -1,0 +1,116 @@
+"""Writer: continues beginnings of texts with an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis, Request
+from lingvo_gshard.inference.text import GrowingText, cut_at_stop, stop_check
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """The texts that continue one beginning.
+
+    Attributes:
+      samples: complete texts, each starting with the beginning.
+      cut: number of tokens at the start of the beginning that the model did not see, because the
+        row had no room.
+      hypotheses: the new tokens of each sample with their log-probabilities.
+    """
+
+    samples: list[str]
+    cut: int
+    hypotheses: tuple[Hypothesis, ...] = ()
+
+
+class Writer:
+    """Continues beginnings of texts with one language model.
+
+    A row of the model has `length` tokens, of which `most_tokens` are reserved for new ones. Of a
+    beginning that is too long for the rest, the model sees only the end.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        options: DecodingOptions | None = None,
+        copies: int = 1,
+    ):
+        """Prepares to write.
+
+        Args:
+          engine: decodes with the model.
+          vocabulary: encodes beginnings and decodes texts.
+          options: how to choose tokens; None draws them.
+          copies: how often each text is repeated, where samples do not differ.
+
+        Raises:
+          ValueError: `most_tokens` is more than a row has.
+        """
+        self._engine, self._vocabulary, self._copies = engine, vocabulary, copies
+        self._options = options or DecodingOptions(beam_size=1, temperature=1.0)
+        length, most = engine.facts.most_positions, self._options.most_tokens
+        if most > length:
+            raise ValueError(f"most_tokens is {most}; 0 to {length}, a row, was expected")
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that decodes."""
+        return self._engine
+
+    def write(self, beginnings: Sequence[str]) -> Iterator[Text]:
+        """Yields a Text for each beginning, in order; an empty one lets the model begin."""
+        encoded = [self._vocabulary.encode(text) for text in beginnings]
+        answers = self._engine.submit_all([self._request(ids) for ids in encoded])
+        for ids, answer in zip(encoded, answers, strict=True):
+            yield self._text(ids, answer)
+
+    def stream(self, beginning: str) -> Iterator[str]:
+        """Yields the text that continues a beginning, piece by piece as it is generated.
+
+        Raises:
+          ValueError: the options ask for several texts, or for a beam.
+        """
+        if self._options.best > 1 or self._options.beam_size > 1:
+            raise ValueError("streaming writes one text: set best=1 and beam_size=1")
+        request = dataclasses.replace(
+            self._request(self._vocabulary.encode(beginning)), streams=True
+        )
+        text = GrowingText(self._vocabulary, request.given, self._options.stop)
+        answer = self._engine.submit(request)
+        try:
+            for event in answer:
+                is_last = isinstance(event, Finished)
+                new = text.add(() if is_last else event.tokens, is_last)
+                if new:
+                    yield new
+        finally:
+            answer.cancel()
+
+    def _request(self, ids: list[int]) -> Request:
+        shown = [self._vocabulary.bos_id, *ids][self._cut(ids) :]
+        should_stop = stop_check(self._vocabulary, self._options.stop)
+        return Request(given=tuple(shown), options=self._options, should_stop=should_stop)
+
+    def _cut(self, ids: list[int]) -> int:
+        """Returns how many tokens of a beginning the model does not see."""
+        length = self._engine.facts.most_positions
+        room = length - (self._options.most_tokens or (length + 1) // 2)
+        return max(len(ids) - room, 0)
+
+    def _text(self, ids: list[int], answer: Answer) -> Text:
+        """Waits for the answer to a request and returns its texts."""
+        found = answer.result()
+        beginning = self._vocabulary.decode(ids)
+        samples = []
+        for hypothesis in found:
+            text = self._vocabulary.decode([*ids, *hypothesis.tokens])
+            new = cut_at_stop(text[len(beginning) :], self._options.stop)
+            samples.append(text[: len(beginning)] + new)
+        return Text(samples * self._copies, self._cut(ids), found)

@@ -1,0 +1,27 @@
+"""Compares the choice of the largest numbers with NumPy's."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.decoding import selection
+
+
+@pytest.mark.parametrize(("size", "count"), [(7, 3), (64, 1), (1000, 4), (4000, 8), (997, 5)])
+def test_top_few_are_the_largest_in_order(size, count):
+    x = np.random.default_rng(size).normal(size=(5, size)).astype(np.float32)
+    values, indices = selection.top_few(tf.constant(x), count)
+    expected = np.argsort(-x, axis=1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
+
+
+def test_equal_numbers_keep_their_order():
+    x = np.zeros((2, 300), np.float32)
+    x[1, 250] = 1.0
+    np.testing.assert_array_equal(selection.largest(tf.constant(x))[1], [0, 250])
+    np.testing.assert_array_equal(selection.top_few(tf.constant(x), 2)[1], [[0, 1], [250, 0]])
+
+
+def test_the_index_of_a_row_without_numbers_is_valid():
+    assert selection.largest(tf.fill([1, 9], float("nan")))[1] == 8

@@ -1,0 +1,33 @@
+"""Runs a stack token by token, as decoding does."""
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory
+
+
+def run_stepwise(
+    stack: TransformerStack, theta: NestedMap, x_BLM: tf.Tensor, memory: Memory, jit: bool = False
+) -> tf.Tensor:
+    """Returns the stack's output [B,L,M] for rows of one segment, computed one token at a time."""
+    rows, length, _ = x_BLM.shape
+    slots = length + 1
+    weights = stack.decoding_weights(theta)
+    cached = stack.cache_memory(weights, memory)
+    mask = tf.ones([rows, 1], tf.int32)
+    zeros = [tf.zeros(shape) for shape in stack.cache_shapes(rows, slots)]
+    caches, outputs = [NestedMap(key=z, value=z) for z in zeros], []
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def step(x_B1M, position, caches):
+        distances = tf.range(slots)[None, :] - position
+        view = CacheView(tf.fill([rows, 1], position), (distances <= 0)[None], distances, position)
+        y_B1M, caches, _ = stack.extend(weights, x_B1M, mask, view, caches, cached)
+        return y_B1M, caches
+
+    for position in range(length):
+        y_B1M, caches = step(x_BLM[:, position : position + 1], tf.constant(position), caches)
+        outputs.append(y_B1M)
+    return tf.concat(outputs, 1)
