@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import types
 
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.runtime.cluster.cluster import Cluster
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
@@ -55,18 +57,21 @@ class Backend:
       partitioning: mesh and strategy; None under the local runtime.
     """
 
-    def __init__(self, options: RuntimeOptions, params: Params, logdir: str = ""):
+    def __init__(
+        self, options: RuntimeOptions, params: Params, logdir: str = "", decodes: bool = False
+    ):
         """Connects processes and devices.
 
         Args:
           options: what to run on.
           params: the experiment, whose `sharding` fills in for options that are None.
           logdir: the run's directory, which all processes must share.
+          decodes: whether the model may decode, which jax does under every runtime.
 
         Raises:
           ValueError: options do not fit the runtime, the devices or each other.
         """
-        self.kind = _runtime_kind(options, params)
+        self.kind = _runtime_kind(options, params, decodes)
         self.cluster = Cluster()
         self.partitioning: Partitioning | None = None
         self._options = options
@@ -94,6 +99,16 @@ class Backend:
     def is_main(self) -> bool:
         """Whether this process prints and writes for all."""
         return self.cluster.is_main
+
+    @property
+    def partitioner(self) -> str:
+        """XLA's partitioner for programs of a mesh."""
+        return self._options.partitioner
+
+    @functools.cached_property
+    def devices(self) -> list[jax.Device]:
+        """The jax devices that decode: those of the mesh, or the first one."""
+        return self._devices if self.kind == "spmd" else jax.devices()[:1]
 
     def make_runtime(self, trainer: Trainer) -> Runtime:
         """Returns a trainer's runtime on these devices.
@@ -160,7 +175,7 @@ def check_choices(partitioner: str, device_order: str) -> None:
             raise ValueError(f"--{name}={value} is unknown. {names.nearest(value, valid)}")
 
 
-def _runtime_kind(options: RuntimeOptions, params: Params) -> str:
+def _runtime_kind(options: RuntimeOptions, params: Params, decodes: bool) -> str:
     """Returns the runtime to use; ValueError if an option is only for other runtimes."""
     given = options.given()
     has_mesh = "mesh" in given or "coordinator" in given or params.sharding.mesh
@@ -168,6 +183,9 @@ def _runtime_kind(options: RuntimeOptions, params: Params) -> str:
     if kind not in RUNTIMES:
         raise ValueError(f"--runtime={kind} is unknown. {names.nearest(kind, RUNTIMES)}")
     check_choices(options.partitioner, options.device_order)
+    if decodes:
+        # Decoding programs are cached under every runtime.
+        given.pop("compilation_cache", None)
     for name, value in given.items():
         if kind not in _READ_BY.get(name, RUNTIMES):
             needed = " or ".join(f"--runtime={runtime}" for runtime in _READ_BY[name])

@@ -14,18 +14,17 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.api.backend import Backend
+from lingvo_gshard.api.decoder import Decoder, open_decoder
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions, SamplingOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
-from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.loading import language_model_facts, make_engine, translation_facts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.inference.writer import Writer
-from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
+from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
@@ -92,6 +91,7 @@ class Run:
     Attributes:
       logdir: paths of the directory.
       params: the experiment.
+      options: where and how to run.
     """
 
     @names_arguments
@@ -106,7 +106,7 @@ class Run:
           ValueError: the directory holds no trained model; the message says what to do.
         """
         self._given = os.fspath(logdir)
-        self._options = options or RuntimeOptions()
+        self.options = options or RuntimeOptions()
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.path.is_dir():
@@ -138,7 +138,7 @@ class Run:
     @property
     def step(self) -> int:
         """The step of the newest checkpoint, or of the restored one if there is one."""
-        restored = self.__dict__.get("model")
+        restored = self.__dict__.get("model") or self.__dict__.get("decoder")
         step = restored.step if restored else self.logdir.last_step
         if step is None:
             raise self.no_checkpoint()
@@ -152,7 +152,7 @@ class Run:
     @functools.cached_property
     def backend(self) -> Backend:
         """The devices and processes that run the model, connected on first use."""
-        return Backend(self._options, self.params, self._given)
+        return Backend(self.options, self.params, self._given, decodes=True)
 
     @functools.cached_property
     def model(self) -> TrainedModel:
@@ -242,22 +242,13 @@ class Run:
         return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
 
     @functools.cached_property
-    def engine(self) -> Engine:
-        """The engine that decodes with this model, which translators and writers share.
+    def decoder(self) -> Decoder:
+        """What translators and writers of this run share.
 
         Raises:
           ValueError: the run's task decodes nothing.
         """
-        model, task = self.model, self.model.task
-        if isinstance(task, TranslationTask):
-            vocabulary = model.input.target_vocabulary
-            facts = translation_facts(task, vocabulary.bos_id, vocabulary.eos_id)
-        elif isinstance(task, LanguageModelTask):
-            vocabulary, length = model.input.vocabulary, model.input.p.length
-            facts = language_model_facts(task, vocabulary.bos_id, vocabulary.eos_id, length)
-        else:
-            raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
-        return make_engine(task, model.theta, facts)
+        return open_decoder(self)
 
     @names_arguments
     def export(self, output: str | os.PathLike, format: str) -> Export:
@@ -284,8 +275,8 @@ class Run:
           ValueError: the run's task is not translation.
         """
         self.check_decoder(Translator)
-        input_ = self.model.input
-        return Translator(self.engine, input_.source_vocabulary, input_.target_vocabulary, options)
+        engine, input_ = self.decoder.engine, self.decoder.input
+        return Translator(engine, input_.source_vocabulary, input_.target_vocabulary, options)
 
     @names_arguments
     def writer(self, options: SamplingOptions | None = None) -> Writer:
@@ -300,7 +291,8 @@ class Run:
         self.check_decoder(Writer)
         options = options or SamplingOptions()
         copies = 1 if options.temperature else options.samples
-        return Writer(self.engine, self.model.input.vocabulary, options.decoding(), copies)
+        engine, vocabulary = self.decoder.engine, self.decoder.input.vocabulary
+        return Writer(engine, vocabulary, options.decoding(), copies)
 
     def check_decoder(self, decoder: type) -> None:
         """Raises ValueError naming the run's task if it does not decode with a `decoder`."""

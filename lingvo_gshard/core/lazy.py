@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
     import tensorflow as tf
     from jax._src import clusters
-    from jax.experimental import multihost_utils
+    from jax.experimental import multihost_utils, serialize_executable
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import func, stablehlo
@@ -108,6 +108,7 @@ else:
     jnp = LazyModule("jax.numpy")
     jax_export = LazyModule("jax.export")
     multihost_utils = LazyModule("jax.experimental.multihost_utils")
+    serialize_executable = LazyModule("jax.experimental.serialize_executable")
     mlir = LazyModule("jax.interpreters.mlir")
     clusters = LazyModule("jax._src.clusters")
     ir = LazyModule("jaxlib.mlir.ir")

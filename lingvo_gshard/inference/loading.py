@@ -11,8 +11,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
 from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.maker import ProgramMaker
+from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker
 from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
@@ -76,6 +78,29 @@ def make_engine(
     """
     maker = ProgramMaker(task, facts, partitioning)
     executables = Executables(maker.make, devices or jax.devices()[:1])
+    return Engine(facts, executables, prepared_weights(executables, theta)[1], options)
+
+
+def prepared_weights(
+    executables: Executables, theta: NestedMap
+) -> tuple[tuple[Array, ...], list[jax.Array]]:
+    """Returns the decoding weights of a model: their names and layouts, and the arrays.
+
+    Args:
+      executables: the model's programs.
+      theta: its weights, NumPy arrays or jax.Arrays.
+    """
     prepare = executables.get(ProgramKey(PREPARE))
     values = [x if isinstance(x, jax.Array) else np.asarray(x) for x in theta.flatten()]
-    return Engine(facts, executables, prepare.call(*values), options)
+    return prepare.outputs, list(prepare.call(*values))
+
+
+def mesh_of(partitioning: Partitioning | None, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
+    """Returns the mesh of devices that decoding programs run on.
+
+    Args:
+      partitioning: the mesh and what is split over it; None for one device.
+      devices: the devices of the mesh, in its order.
+    """
+    mesh = partitioning.mesh if partitioning else Mesh.parse(ONE_DEVICE)
+    return jax.sharding.Mesh(mesh.arrange(devices), mesh.names)

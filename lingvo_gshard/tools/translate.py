@@ -74,8 +74,7 @@ def main(argv: list[str]) -> int:
     lines = LineReader(stream)
     translator = run.translator(decoding_options(values, values.best))
     if sys.stdin.isatty():
-        step = run.model.step
-        warn(f"{run.params.name}, step {step:,}. Type a line to translate; Ctrl-D ends.")
+        warn(f"{run.params.name}, step {run.step:,}. Type a line to translate; Ctrl-D ends.")
     with output.open_json_lines(values.json) as records:
         respond = functools.partial(_respond, translator, values.json, records)
         return answer_lines(lines, respond, skip_bad)

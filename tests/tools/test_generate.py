@@ -31,7 +31,7 @@ def trained(language_model_logdir):
 @pytest.fixture
 def run_here(language_model_logdir, trained, monkeypatch, capsys):
     """Returns a function from (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(Run, "engine", trained.engine)
+    monkeypatch.setattr(Run, "decoder", trained.decoder)
     monkeypatch.setattr(Run, "model", trained.model)
 
     def run(content, *flags):

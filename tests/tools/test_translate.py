@@ -37,7 +37,7 @@ def trained(trained_logdir):
 @pytest.fixture
 def run_here(trained_logdir, trained, monkeypatch, capsys):
     """Returns a function from (input, flags) to (exit code, standard output, standard error)."""
-    monkeypatch.setattr(Run, "engine", trained.engine)
+    monkeypatch.setattr(Run, "decoder", trained.decoder)
     monkeypatch.setattr(Run, "model", trained.model)
 
     def run(content, *flags):

@@ -13,7 +13,8 @@ from lingvo_gshard.decoding.kinds import SearchKind, StateShape, record_names
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.programs.executables import CompiledProgram, Executables
+from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
+from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.program_key import ADMIT, MOVE, STEPS, ProgramKey
 from lingvo_gshard.runtime.program.array import Array
 

@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.programs.program_key import ProgramKey
-from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
+from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
 from lingvo_gshard.runtime.program.program import Program
 
 # Returns the program of a key: lowers it, or reads it from a file.
 ProgramSource = Callable[[ProgramKey], Program]
 
 
-@dataclasses.dataclass(frozen=True)
-class CompiledProgram:
-    """A program that can be called.
+class ProgramStore(Protocol):
+    """Keeps compiled programs for later processes."""
 
-    Attributes:
-      inputs: its arguments.
-      call: takes one array for each input, and returns the outputs. Donated inputs are gone.
-    """
+    def read_program(
+        self, key: ProgramKey, devices: Sequence[jax.Device]
+    ) -> CompiledProgram | None:
+        """Returns a compiled program, loaded to devices; None if there is none."""
+        ...
 
-    inputs: tuple[Array, ...]
-    call: Callable[..., Sequence[jax.Array]]
-
-    def inputs_of(self, prefix: str) -> list[Array]:
-        """Returns the inputs whose paths start with `prefix` and a dot."""
-        return [array for array in self.inputs if array.path.startswith(f"{prefix}.")]
+    def write_program(self, key: ProgramKey, compiled: CompiledProgram) -> None:
+        """Keeps a compiled program."""
+        ...
 
 
 class Executables:
     """Compiles programs when they are first needed. Threads may share it."""
 
-    def __init__(self, source: ProgramSource, devices: Sequence[jax.Device]):
+    def __init__(
+        self,
+        source: ProgramSource,
+        devices: Sequence[jax.Device],
+        store: ProgramStore | None = None,
+    ):
         """Prepares to compile.
 
         Args:
           source: gives the programs.
           devices: the devices of the programs' mesh, in its order.
+          store: keeps compiled programs; None compiles all of them.
         """
-        self._source, self._devices = source, list(devices)
+        self._source, self._devices, self._store = source, list(devices), store
         self._lock = threading.Lock()
         self._lowering = threading.Lock()
         self._compiled: dict[ProgramKey, CompiledProgram] = {}
@@ -89,9 +91,14 @@ class Executables:
         return jax.sharding.Mesh(program.mesh.arrange(self._devices), program.mesh.names)
 
     def _compile(self, key: ProgramKey) -> CompiledProgram:
+        stored = self._store.read_program(key, self._devices) if self._store else None
+        if stored:
+            return stored
         # TensorFlow traces, and jax switches to 64 bits, for one thread at a time.
         with self._lowering:
             program = self._source(key)
             lowered = program.lower(self._devices)
-        call: Any = lowered.compile()
-        return CompiledProgram(program.inputs, call)
+        compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
+        if self._store and key.name != PREPARE:
+            self._store.write_program(key, compiled)
+        return compiled

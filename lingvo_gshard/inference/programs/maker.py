@@ -27,6 +27,9 @@ from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.tasks.token_task import TokenTask
 
+# The mesh of a model that is not sharded.
+ONE_DEVICE = "data=1"
+
 LOCAL_LETTERS = {"a": "texts that enter together", "p": "positions of given tokens"}
 
 
@@ -49,7 +52,7 @@ class ProgramMaker:
           partitioner: "gspmd" or "shardy".
         """
         self._task, self._facts, self._partitioner = task, facts, partitioner
-        self._partitioning = partitioning or Partitioning.make("data=1", "replicated")
+        self._partitioning = partitioning or Partitioning.make(ONE_DEVICE, "replicated")
 
     def make(self, key: ProgramKey) -> Program:
         """Returns a program. It is traced and lowered now, which takes about a second."""

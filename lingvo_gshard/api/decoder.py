@@ -1,0 +1,160 @@
+"""Decoder: what a run translates or generates with, from the start-up cache where it can."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from lingvo_gshard.core import user_cache
+from lingvo_gshard.data.input import Input
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.loading import (
+    language_model_facts,
+    mesh_of,
+    prepared_weights,
+    translation_facts,
+)
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.maker import ProgramMaker
+from lingvo_gshard.inference.programs.program_key import ProgramKey
+from lingvo_gshard.inference.startup import cache
+from lingvo_gshard.inference.startup.entry import CacheEntry
+from lingvo_gshard.inference.startup.fingerprint import code_stamp, environment
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
+from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.checkpoint.store import steps_in
+from lingvo_gshard.training.experiments import with_vocabulary_sizes
+
+if TYPE_CHECKING:
+    from lingvo_gshard.api.run import Run
+
+# A class in the text of Params.
+_CLASS = re.compile(r" : @([\w.]+)\.\w+$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A trained model that is ready to decode.
+
+    Attributes:
+      step: the step of its checkpoint.
+      engine: decodes.
+      input: the run's input, with the vocabularies of the checkpoint.
+    """
+
+    step: int
+    engine: Engine
+    input: Input
+
+
+def open_decoder(run: Run) -> Decoder:
+    """Returns the decoder of a run's newest readable checkpoint.
+
+    If the cache has it, TensorFlow is imported only when a program is needed that the cache lacks.
+
+    Raises:
+      ValueError: the run's task decodes nothing.
+    """
+    task: type[Task] = run.params.task.cls
+    if not issubclass(task, (TranslationTask, LanguageModelTask)):
+        raise ValueError(f"{task.__name__}, the task of this run, decodes nothing")
+    devices, partitioning = run.backend.devices, run.backend.partitioning
+    newest = None if "model" in run.__dict__ else _newest(run)
+    entry = _entry(run, newest)
+    found = entry.read_model(mesh_of(partitioning, devices)) if entry else None
+    if found:
+        assert newest is not None
+        run.input.load_vocabularies(newest.extras)
+        facts, weights = found
+        executables = Executables(_LateMaker(run, facts), devices, entry)
+        return Decoder(newest.step, Engine(facts, executables, weights), run.input)
+    return _opened_now(run)
+
+
+def _opened_now(run: Run) -> Decoder:
+    """Returns the decoder of the run's restored model, and adds it to the cache."""
+    model, devices = run.model, run.backend.devices
+    facts = _facts(model.task, model.input)
+    maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
+    entry = _entry(run, _checkpoint(run, model.step))
+    executables = Executables(maker.make, devices, entry)
+    arrays, weights = prepared_weights(executables, model.theta)
+    if entry:
+        entry.write_model(os.fspath(run.logdir.path), facts, arrays, weights)
+        cache.prune(entry)
+    return Decoder(model.step, Engine(facts, executables, weights), model.input)
+
+
+class _LateMaker:
+    """Makes programs that a cache lacks. Builds the model when the first is needed."""
+
+    def __init__(self, run: Run, facts: ModelFacts):
+        self._run, self._facts = run, facts
+        self._maker: ProgramMaker | None = None
+
+    def __call__(self, key: ProgramKey) -> Program:
+        if self._maker is None:
+            run = self._run
+            trainer = run.params.trainer.instantiate(
+                with_vocabulary_sizes(run.params.task, run.input)
+            )
+            backend = run.backend
+            self._maker = ProgramMaker(
+                trainer.task, self._facts, backend.partitioning, backend.partitioner
+            )
+        return self._maker.make(key)
+
+
+def _facts(task: Task, input_: Input) -> ModelFacts:
+    if isinstance(task, TranslationTask):
+        vocabulary = input_.target_vocabulary
+        return translation_facts(task, vocabulary.bos_id, vocabulary.eos_id)
+    assert isinstance(task, LanguageModelTask)
+    vocabulary = input_.vocabulary
+    return language_model_facts(task, vocabulary.bos_id, vocabulary.eos_id, input_.p.length)
+
+
+def _newest(run: Run) -> Checkpoint | None:
+    """Returns the newest checkpoint, without its arrays; None if it cannot be read."""
+    steps = steps_in(run.logdir.checkpoints)
+    return _checkpoint(run, steps[-1]) if steps else None
+
+
+def _checkpoint(run: Run, step: int) -> Checkpoint | None:
+    try:
+        return read_run(run.logdir.checkpoints / str(step))
+    except Exception:  # Restoring it reports what is wrong.
+        return None
+
+
+def _entry(run: Run, checkpoint: Checkpoint | None) -> CacheEntry | None:
+    """Returns the cache's entry for a checkpoint, which may not exist; None without a cache."""
+    given = run.options.compilation_cache
+    if given == "" or checkpoint is None or run.options.cluster is not None:
+        return None
+    directory = user_cache.directory("decoding")
+    if given:
+        directory = os.path.join(os.path.expanduser(given), "decoding")
+    backend, params = run.backend, run.params.to_text()
+    owner = [os.fspath(run.logdir.path), repr(backend.partitioning), backend.partitioner]
+    content = {
+        "params": params,
+        "code": code_stamp(_modules(params)),
+        "arrays": checkpoint.record.digests,
+        "files": checkpoint.record.files,
+        "environment": environment(device.device_kind for device in backend.devices),
+        "owner": owner,
+    }
+    return cache.find_entry(directory, owner, content)
+
+
+def _modules(params: str) -> list[pathlib.Path]:
+    """Returns the files of the modules whose classes Params name."""
+    modules = [sys.modules.get(name) for name in set(_CLASS.findall(params))]
+    return [pathlib.Path(m.__file__) for m in modules if m is not None and m.__file__]
