@@ -42,6 +42,14 @@ class StateShape:
     length: int
     memory_length: int = 0
 
+    def holds(self, other: StateShape) -> bool:
+        """Returns whether texts that fit the other shape fit this one."""
+        return (
+            self.rows >= other.rows
+            and self.length >= other.length
+            and self.memory_length >= other.memory_length
+        )
+
 
 def record_names(kind: SearchKind) -> tuple[str, ...]:
     """Returns the names of what each step records for the host, in order."""

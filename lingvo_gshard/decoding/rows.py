@@ -1,4 +1,4 @@
-"""Rows of a state: how new texts enter it, and how it moves to another shape."""
+"""Rows of a state: how new texts enter it."""
 
 from __future__ import annotations
 
@@ -121,65 +121,3 @@ def _in_ring(x_BNpD: tf.Tensor, time: tf.Tensor, length: int, beam: int) -> tf.T
     batch, heads, _, dim = x_BNpD.shape
     slots = tf.pad(at_T[:, :, :, None], [[0, 0], [0, 0], [0, 0], [0, beam - 1], [0, 0]])
     return tf.reshape(slots, [batch, heads, length * beam, dim])
-
-
-def move(
-    state: NestedMap, specs: NestedMap, beam: int, row_of_B: tf.Tensor, is_taken_B: tf.Tensor
-) -> NestedMap:
-    """Returns a state of another shape with some rows of a state.
-
-    Args:
-      state: the state. Positions that the new shape lacks must not be needed any more.
-      specs: `state_specs` of the new shape.
-      beam: W.
-      row_of_B: int32, the old row of each new row.
-      is_taken_B: int32, 0 for new rows that are empty.
-    """
-    old_length = state.caches[0].key.shape[2] // beam
-    new_length = specs.caches[0].key.shape[2] // beam
-    kept = min(old_length, new_length)
-    # Position i of the new ring is that of the age kept - i.
-    position_T = tf.math.floormod(state.time - kept + tf.range(kept), old_length)
-
-    def rows_of(x: tf.Tensor) -> tf.Tensor:
-        return tf.gather(x, row_of_B)
-
-    def ring(x: tf.Tensor, axis: int) -> tf.Tensor:
-        x = tf.gather(rows_of(x), position_T, axis=axis)
-        padding = [[0, 0] for _ in range(x.shape.rank)]
-        padding[axis] = [0, new_length - kept]
-        return tf.pad(x, padding)
-
-    def slots(x_BNKD: tf.Tensor) -> tf.Tensor:
-        rows, heads, _, dim = x_BNKD.shape
-        x = ring(tf.reshape(x_BNKD, [rows, heads, old_length, beam, dim]), 2)
-        return tf.reshape(x, [x.shape[0], heads, new_length * beam, dim])
-
-    moved = NestedMap(state)
-    for name in state:
-        if name not in ("time", "caches", "memory", "ancestor_BWT", "coverage_BWK"):
-            moved[name] = rows_of(state[name])
-    moved.time = tf.constant(kept)
-    moved.is_active_B *= is_taken_B
-    moved.caches = tf.nest.map_structure(slots, state.caches)
-    if "ancestor_BWT" in state:
-        moved.ancestor_BWT = ring(state.ancestor_BWT, 2)
-    if "memory" in state:
-        memory_length = specs.memory.bias_BK.shape[1]
-        moved.memory = tf.nest.map_structure(
-            lambda x: _resized(rows_of(x), -2, memory_length), NestedMap(layers=state.memory.layers)
-        )
-        bias_BK = rows_of(state.memory.bias_BK)
-        moved.memory.bias_BK = _resized(bias_BK, -1, memory_length, IMPOSSIBLE)
-    if "coverage_BWK" in state:
-        moved.coverage_BWK = _resized(rows_of(state.coverage_BWK), -1, memory_length)
-    return moved
-
-
-def _resized(x: tf.Tensor, axis: int, size: int, fill: float = 0.0) -> tf.Tensor:
-    """Returns x with one dimension cut or padded at its end."""
-    kept = min(x.shape[axis], size)
-    x = tf.gather(x, tf.range(kept), axis=axis)
-    padding = [[0, 0] for _ in range(x.shape.rank)]
-    padding[axis] = [0, size - kept]
-    return tf.pad(x, padding, constant_values=fill)

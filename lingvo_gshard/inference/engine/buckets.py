@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Rows that are decoded together, and texts that enter together.
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
+
+# Rows that are decoded together.
 ROWS = (1, 8, 32)
-# Positions of a state, and tokens of a source.
+# Positions of a state, and tokens of a source and of given texts.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# Given tokens that are computed in one pass.
-GIVEN = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# New texts enter when this share of the rows is free, or when all that wait can enter.
+FREE_SHARE = 4
 
 
 def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
@@ -22,3 +25,14 @@ def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
     """
     found = next((size for size in sizes if size >= wanted), sizes[-1])
     return found if most is None else min(found, most)
+
+
+def keys(kind: SearchKind, shape: StateShape) -> list[ProgramKey]:
+    """Returns the keys of the programs that texts without given tokens need in a shape."""
+    admit = ProgramKey(ADMIT, kind, shape, entering(shape.rows))
+    return [ProgramKey(STEPS, kind, shape), admit]
+
+
+def entering(rows: int) -> int:
+    """Returns the number of texts that enter a state of so many rows together."""
+    return max(rows // FREE_SHARE, 1)

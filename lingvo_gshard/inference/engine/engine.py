@@ -13,10 +13,13 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.decoding.kinds import StateShape
+from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.row import BeamRow, Row, TokenRow
 from lingvo_gshard.inference.engine.waiting import WaitingRows
 from lingvo_gshard.inference.engine.worker import Worker
 from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.requests import Answer, Request
 
@@ -88,6 +91,25 @@ class Engine:
         self._start_workers()
         self._waiting.put(rows)
         return answers
+
+    def warm_up(
+        self, options: DecodingOptions, lengths: Sequence[int], rows: Sequence[int]
+    ) -> None:
+        """Compiles the programs for texts of some sizes, so that no request waits for them.
+
+        Args:
+          options: how tokens will be chosen.
+          lengths: tokens of sources and texts.
+          rows: texts that are decoded together.
+        """
+        kind = options.kind
+        for count in rows:
+            for wanted in lengths:
+                length = buckets.fitting(buckets.LENGTHS, wanted)
+                source = min(length, self.facts.most_source)
+                shape = StateShape(buckets.fitting(buckets.ROWS, count), length, source)
+                for key in buckets.keys(kind, shape):
+                    self.executables.get(key)
 
     def close(self) -> None:
         """Stops when all requests are answered; then releases the threads."""

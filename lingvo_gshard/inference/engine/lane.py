@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Sequence
 
@@ -11,11 +10,12 @@ import numpy as np
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape, record_names
 from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.moving import moved
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.executables import Executables
-from lingvo_gshard.inference.programs.program_key import ADMIT, MOVE, STEPS, ProgramKey
+from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
 from lingvo_gshard.runtime.program.array import Array
 
 LOCAL_LETTERS = {
@@ -23,19 +23,6 @@ LOCAL_LETTERS = {
     "p": "positions of given tokens",
     "w": "the two words of a random key",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Need:
-    """The sizes that some texts need of a lane.
-
-    Attributes:
-      length: positions, those of tokens that are still to be generated estimated.
-      memory_length: tokens of the longest source.
-    """
-
-    length: int
-    memory_length: int
 
 
 class Lane:
@@ -58,7 +45,8 @@ class Lane:
         self.shape: StateShape | None = None
         self.rows: list[Row | None] = []
         self._facts, self._executables, self._weights = facts, executables, weights
-        self._state: list[jax.Array] = []
+        self._arrays: list[Array] = []
+        self._state: list[jax.Array] | list[np.ndarray] = []
 
     @property
     def active(self) -> int:
@@ -75,40 +63,33 @@ class Lane:
         """The largest number of positions that any row has computed."""
         return max((row.position for row in self.rows if row), default=0)
 
-    def keys(self, shape: StateShape) -> list[ProgramKey]:
-        """Returns the keys of the programs that taking up a shape and going on with it needs."""
-        found = [ProgramKey(STEPS, self.kind, shape)]
-        if self.shape and self.active and shape != self.shape:
-            found.append(ProgramKey(MOVE, self.kind, self.shape, target=shape))
-        return found
-
     def resize(self, shape: StateShape) -> None:
         """Takes up another shape. Texts keep their state and may change their row."""
         if shape == self.shape:
             return
+        arrays = self._executables.get(ProgramKey(STEPS, self.kind, shape)).inputs_of("state")
         if self.shape and self.active:
-            self._move(shape)
+            taken = [index for index, row in enumerate(self.rows) if row]
+            state = {a.path: np.asarray(x) for a, x in zip(self._arrays, self._state, strict=True)}
+            self._state = moved(state, arrays, self.kind.beam, taken)
+            self.rows = [self.rows[index] for index in taken]
         else:
-            steps = self._executables.get(ProgramKey(STEPS, self.kind, shape))
-            self._state = [_zeros(array) for array in steps.inputs_of("state")]
-            self.rows = [None] * shape.rows
-        self.shape = shape
-
-    def _move(self, shape: StateShape) -> None:
-        taken = [index for index, row in enumerate(self.rows) if row]
-        program = self._executables.get(ProgramKey(MOVE, self.kind, self.shape, target=shape))
-        row_of_B, is_taken_B = (np.zeros(shape.rows, np.int32) for _ in range(2))
-        row_of_B[: len(taken)], is_taken_B[: len(taken)] = taken, 1
-        self._state = list(program.call(*self._state, row_of_B, is_taken_B))
-        rows = [self.rows[index] for index in taken]
-        self.rows = [*rows, *[None] * (shape.rows - len(rows))]
+            self._state = [np.zeros(array.shape, array.struct.dtype) for array in arrays]
+            self.rows = []
+        self.rows += [None] * (shape.rows - len(self.rows))
+        self._arrays, self.shape = arrays, shape
 
     def admit(self, rows: Sequence[Row]) -> None:
         """Lets texts into free rows. There must be enough of them."""
-        texts = buckets.fitting(buckets.ROWS, len(rows))
+        texts = buckets.entering(self.shape.rows)
+        for first in range(0, len(rows), texts):
+            self._admit(rows[first : first + texts], texts)
+
+    def _admit(self, rows: Sequence[Row], texts: int) -> None:
         given = max(len(row.answer.request.given) - 1 for row in rows)
-        given = buckets.fitting(buckets.GIVEN, given, self.shape.length) if given else 0
-        key = ProgramKey(ADMIT, self.kind, self.shape, min(texts, self.shape.rows), given)
+        most = min(self.shape.length, self._facts.most_positions)
+        given = buckets.fitting(buckets.LENGTHS, given, most) if given else 0
+        key = ProgramKey(ADMIT, self.kind, self.shape, texts, given)
         program = self._executables.get(key)
         places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
         new = _NewTexts(program, self._facts, rows)
@@ -198,7 +179,3 @@ def _word(given: Sequence[int], text: int) -> int:
     """Returns an int32 that draws depend on: a hash of the given tokens and the text's number."""
     ids = np.array([*given, text], np.int32)
     return int(np.uint32(zlib.crc32(ids.tobytes())).view(np.int32))
-
-
-def _zeros(array: Array) -> np.ndarray:
-    return np.zeros(array.shape, array.struct.dtype)

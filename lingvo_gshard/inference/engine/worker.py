@@ -16,8 +16,8 @@ from lingvo_gshard.inference.programs.executables import Executables
 
 # Steps of a call while someone reads the tokens as they come.
 _STREAMED_STEPS = 4
-# New texts enter when this share of the rows is free, or when all that wait can enter.
-_FREE_SHARE = 4
+# With this many waiting texts a smaller shape pays for compiling its programs.
+_MANY = 4096
 
 
 class Worker:
@@ -33,6 +33,12 @@ class Worker:
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
         self._waiting, self._most_rows = waiting, rows
+        # In ascending order.
+        self._shapes = [
+            StateShape(rows, length, min(length, facts.most_source))
+            for rows in buckets.ROWS
+            for length in buckets.LENGTHS
+        ]
         self._lanes: dict[SearchKind, Lane] = {}
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
         self._thread.start()
@@ -73,7 +79,7 @@ class Worker:
         kind = lane.kind
         most = self._largest(kind)
         waiting, free = self._waiting.count(kind), most - lane.active
-        if not waiting or (waiting > free and free < max(most // _FREE_SHARE, 1)):
+        if not waiting or (waiting > free and free < max(most // buckets.FREE_SHARE, 1)):
             return []
         # While few wait, the other workers take their share.
         share = -(-waiting // self._waiting.workers)
@@ -84,41 +90,30 @@ class Worker:
         return max((n for n in buckets.ROWS if n * kind.beam <= self._most_rows), default=1)
 
     def _shape(self, lane: Lane, entering: Sequence[Row]) -> StateShape | None:
-        """Returns the shape that a lane needs next; None if it has nothing to do.
+        """Returns the shape that a lane has next; None if it has nothing to do.
 
-        A larger shape is taken at once; a smaller one if that pays.
+        A shape whose programs are compiled is preferred to a smaller one whose are not.
         """
-        rows = [row for row in lane.rows if row]
-        texts = [*rows, *entering]
+        texts = [*(row for row in lane.rows if row), *entering]
         if not texts:
             return None
-        facts = self._facts
+        waiting = self._waiting.count(lane.kind)
+        rows = min(len(texts) + waiting, self._largest(lane.kind))
+        sources = [len(row.answer.request.source) for row in texts]
+        # Source and target share a size, so that there are few shapes.
+        length = buckets.fitting(buckets.LENGTHS, max(*map(self._positions, texts), *sources, 0))
         needed = StateShape(
-            rows=buckets.fitting(buckets.ROWS, len(texts)),
-            length=buckets.fitting(buckets.LENGTHS, max(map(self._positions, texts))),
-            memory_length=buckets.fitting(
-                buckets.LENGTHS,
-                max(len(row.answer.request.source) for row in texts),
-                facts.most_source,
-            )
-            if facts.has_source
-            else 0,
+            buckets.fitting(buckets.ROWS, rows), length, min(length, self._facts.most_source)
         )
-        current = lane.shape
-        if current is None or not rows:
+        if waiting >= _MANY:
             return needed
-        grown = StateShape(
-            max(current.rows, needed.rows),
-            max(current.length, needed.length),
-            max(current.memory_length, needed.memory_length),
-        )
-        if grown != current:
-            return grown
-        is_smaller = needed.length < current.length or needed.rows < current.rows
-        is_smaller |= needed.memory_length < current.memory_length
-        waits = self._waiting.count(lane.kind) >= self._largest(lane.kind)
-        is_ready = all(map(self._executables.is_ready, lane.keys(needed)))
-        return needed if is_smaller and (waits or is_ready) else current
+        larger = (shape for shape in self._shapes if shape.holds(needed))
+        return next((s for s in larger if self._is_ready(lane.kind, s)), needed)
+
+    def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
+        """Returns whether decoding in a shape needs no program that is not compiled."""
+        keys = buckets.keys(kind, shape)
+        return all(map(self._executables.is_ready, keys))
 
     def _positions(self, row: Row) -> int:
         """Returns the positions that a text probably needs: those so far and some more."""
@@ -139,7 +134,7 @@ class Worker:
         """Returns how many texts must end for a call to return early."""
         if not self._waiting.count(lane.kind):
             return len(lane.rows)
-        return max(len(lane.rows) // _FREE_SHARE - lane.free, 1)
+        return max(len(lane.rows) // buckets.FREE_SHARE - lane.free, 1)
 
     def _fail(self, lane: Lane, entering: Sequence[Row], error: BaseException) -> None:
         """Reports an error to all who wait for a lane, and gives the lane up."""

@@ -19,6 +19,10 @@ ProgramSource = Callable[[ProgramKey], Program]
 class ProgramStore(Protocol):
     """Keeps compiled programs for later processes."""
 
+    def program_names(self) -> frozenset[str]:
+        """Returns the keys of all programs that it has, as texts."""
+        ...
+
     def read_program(
         self, key: ProgramKey, devices: Sequence[jax.Device]
     ) -> CompiledProgram | None:
@@ -51,6 +55,7 @@ class Executables:
         self._lowering = threading.Lock()
         self._compiled: dict[ProgramKey, CompiledProgram] = {}
         self._under_way: dict[ProgramKey, threading.Lock] = {}
+        self._stored = store.program_names() if store else frozenset()
         self.seconds = 0.0
 
     @property
@@ -69,8 +74,8 @@ class Executables:
         return len(self._devices)
 
     def is_ready(self, key: ProgramKey) -> bool:
-        """Returns whether a program is compiled."""
-        return key in self._compiled
+        """Returns whether a program need not be compiled."""
+        return key in self._compiled or str(key) in self._stored
 
     def get(self, key: ProgramKey) -> CompiledProgram:
         """Returns a program, compiled now if it was not needed before."""

@@ -14,11 +14,11 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
-from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission, move
+from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.state import state_specs
 from lingvo_gshard.decoding.steps import Steps
 from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.programs.program_key import ADMIT, MOVE, PREPARE, STEPS, ProgramKey
+from lingvo_gshard.inference.programs.program_key import ADMIT, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
@@ -61,7 +61,6 @@ class ProgramMaker:
         makers: dict[str, Callable[[ProgramKey], Program]] = {
             ADMIT: self._admit,
             STEPS: self._steps,
-            MOVE: self._move,
         }
         return makers[key.name](key)
 
@@ -147,19 +146,6 @@ class ProgramMaker:
         if key.given:
             new.given_ap = tf.TensorSpec((texts, key.given), tf.int32)
         return new
-
-    def _move(self, key: ProgramKey) -> Program:
-        state, target = self._state(key.kind, key.shape), self._state(key.kind, key.target)
-        rows = [
-            Array(f"new.{n}", (key.target.rows,), "int32", ((),))
-            for n in ("row_of_B", "is_taken_B")
-        ]
-
-        def run(*tensors: tf.Tensor) -> Outputs:
-            before = state.pack(tensors[:-2])
-            return self._described(move(before, target, key.kind.beam, *tensors[-2:]))
-
-        return self._lower(str(key), run, [*self._arrays("state", state), *rows])
 
     def _lower_on_state(
         self,

@@ -6,7 +6,7 @@ import dataclasses
 
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 
-PREPARE, ADMIT, STEPS, MOVE = "prepare", "admit", "steps", "move"
+PREPARE, ADMIT, STEPS = "prepare", "admit", "steps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,12 +15,11 @@ class ProgramKey:
 
     Attributes:
       name: PREPARE makes the weights for decoding from those of training. ADMIT lets texts into
-        rows, STEPS adds tokens, and MOVE takes rows to a state of another shape.
+        rows, and STEPS adds tokens.
       kind: how tokens are chosen; None for PREPARE.
       shape: the state before the call; None for PREPARE.
       texts: for ADMIT, the number of texts that enter together.
       given: for ADMIT, the number of positions for given tokens; 0 if no text has any.
-      target: for MOVE, the shape of the state after the call.
     """
 
     name: str
@@ -28,7 +27,6 @@ class ProgramKey:
     shape: StateShape | None = None
     texts: int = 0
     given: int = 0
-    target: StateShape | None = None
 
     def __str__(self) -> str:
         """Returns a name that is valid for a file and that only equal keys have."""
@@ -36,13 +34,10 @@ class ProgramKey:
         if self.kind:
             flags = [n for n in _FLAGS if getattr(self.kind, n)]
             parts += [f"beam{self.kind.beam}", *flags]
-        parts += [_text(shape) for shape in (self.shape, self.target) if shape]
+        if self.shape:
+            parts.append(f"{self.shape.rows}x{self.shape.length}x{self.shape.memory_length}")
         parts += [f"texts{self.texts}", f"given{self.given}"] if self.name == ADMIT else []
         return "-".join(parts)
 
 
 _FLAGS = tuple(f.name for f in dataclasses.fields(SearchKind) if f.name != "beam")
-
-
-def _text(shape: StateShape) -> str:
-    return f"{shape.rows}x{shape.length}x{shape.memory_length}"

@@ -31,6 +31,7 @@ from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.runtime.program.array import Array
 
 _MODEL, _WEIGHTS = "model.json", "weights.safetensors"
+_PROGRAM = ".program"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -121,6 +122,12 @@ class CacheEntry:
         except (OSError, safetensors.SafetensorError):
             return
 
+    def program_names(self) -> frozenset[str]:
+        """Returns the keys of the programs that are there, as texts."""
+        return frozenset(
+            file.name.removesuffix(_PROGRAM) for file in self.path.glob(f"*{_PROGRAM}")
+        )
+
     def read_program(
         self, key: ProgramKey, devices: Sequence[jax.Device]
     ) -> CompiledProgram | None:
@@ -156,7 +163,7 @@ class CacheEntry:
 
 
 def _file_of(key: ProgramKey) -> str:
-    return f"{key}.program"
+    return f"{key}{_PROGRAM}"
 
 
 def _check_owner(path: pathlib.Path) -> None:
