@@ -40,6 +40,11 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
       ValueError: names --mesh if jax has started with fewer devices, or if the processes of a
         cluster have another number of devices.
     """
+    if count is not None and count % processes:
+        raise ValueError(
+            f"--mesh needs {count} devices, which {processes} processes cannot share evenly; "
+            f"expected a multiple of {processes}"
+        )
     _leave_accelerators_to_jax()
     if count is not None:
         _make_virtual(max(count // processes, 1), count)

@@ -7,6 +7,7 @@ step as its annotations say. docs/tpu.md says how to start it and what was run w
 from __future__ import annotations
 
 import math
+import socket
 import threading
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.trainer import Trainer
 
 WAIT_SECONDS = 300.0
+_CONNECT_SECONDS = 10.0
 
 
 class TpuStrategyRuntime(SingleDeviceRuntime):
@@ -179,6 +181,7 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
     Raises:
       ValueError: names --tpu if there is no TPU, or no answer in time.
     """
+    _check_reachable(tpu)
     jax.config.update("jax_platforms", "cpu")
     found: list = []
 
@@ -203,6 +206,21 @@ def connect(tpu: str, wait_seconds: float = WAIT_SECONDS) -> tuple[tf.distribute
             "needs TensorFlow's TPU build on a TPU VM (docs/tpu.md); --runtime=spmd needs neither"
         )
     return one_replica(*found[0])
+
+
+def _check_reachable(tpu: str) -> None:
+    """Raises ValueError if nothing answers at `grpc://address:port`, for which TensorFlow waits."""
+    scheme, _, address = tpu.rpartition("://")
+    if scheme != "grpc":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"--tpu={tpu}: expected grpc://address:port, such as grpc://10.0.0.2:8470")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"--tpu={tpu}: {host}:{port} cannot be reached: {reason}") from None
 
 
 def one_replica(

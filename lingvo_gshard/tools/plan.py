@@ -49,6 +49,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.backend import check_choices
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
@@ -206,6 +207,12 @@ def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
 
     Without `diff` there are no files, and all arguments remain.
     """
+    subcommand = next(iter(argv[1:]), DIFF)
+    if not subcommand.startswith("-") and subcommand != DIFF:
+        raise ValueError(
+            f"the subcommand {subcommand!r} is unknown. {names.nearest(subcommand, [DIFF])} "
+            "Without one, flags say what to plan, see --help"
+        )
     if argv[1:2] != [DIFF]:
         return [], argv
     compared = [argument for argument in argv[2:] if not argument.startswith("--")]

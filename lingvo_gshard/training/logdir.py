@@ -108,7 +108,11 @@ class Logdir:
           ValueError: in all processes, if the directory cannot be written, if another run uses it,
             if processes do not see the same directory, or if it belongs to another run (`check`).
         """
-        if self.path.exists() and not self.path.is_dir():
+        try:
+            is_file = self.path.exists() and not self.path.is_dir()
+        except OSError as error:
+            raise ValueError(f"--logdir {self.path} cannot be written: {error.strerror}") from None
+        if is_file:
             raise ValueError(f"--logdir {self.path} is a file; a directory was expected")
         problem = self._take_lock(say) if processes.is_main() else None
         try:

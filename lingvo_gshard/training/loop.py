@@ -252,7 +252,11 @@ class TrainingLoop:
         where = diagnose(self._trainer, self._runtime.theta_on_host(), pending.batch, pending.step)
         self._store.finish()
         steps = self._store.steps
-        last = f"the last good checkpoint is step {steps[-1]:,}" if steps else "none was saved yet"
+        last = (
+            f"the last good checkpoint is step {steps[-1]:,}"
+            if steps
+            else "no checkpoint was saved yet"
+        )
         return NonFiniteError(
             f"step {pending.step:,}: loss {row['loss']}, gradient norm {row['gradient_norm']}: "
             f"{where}; {last}. {advice(self._trainer.p, row)}"

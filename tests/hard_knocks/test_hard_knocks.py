@@ -13,7 +13,8 @@ from tests.hard_knocks.sandbox import Sandbox, differences
 
 # What no user should see, whatever a row's "..." stands for.
 _NOISE = re.compile(
-    r"Traceback|^[IWEF]\d{4} |^WARNING: |<[\w.]+ object at |<class '|lib/python3|\.py:\d+\b",
+    r"Traceback|^[IWEF]\d{4} |^WARNING: |<[\w.]+ object at |<class '|lib/python3"
+    r"|\.py:\d+(\]|: \w*Warning)",
     re.MULTILINE,
 )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config import names, user_modules
 from lingvo_gshard.core.config.gin_reader import Reference
 from lingvo_gshard.core.config.params import Configurable, Params
 
@@ -75,13 +74,16 @@ def _dereference(reference: Reference, exemplar: Any) -> Any:
 
 def _import(name: str) -> Any:
     module_name, _, attribute = name.rpartition(".")
+    expected = (
+        "expected @package.module.Class, where the package is installed, in the current directory "
+        "or on PYTHONPATH"
+    )
+    if not module_name:
+        raise ValueError(f"@{name} names no module; {expected}")
     try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ValueError(
-            f"@{name} cannot be imported ({error}); expected @package.module.Class, where the "
-            "package is installed, in the current directory or on PYTHONPATH"
-        ) from None
+        module = user_modules.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"@{name} cannot be imported ({error}); {expected}") from None
     if not hasattr(module, attribute):
         raise ValueError(f"@{name} does not exist. {names.nearest(attribute, dir(module))}")
     return getattr(module, attribute)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import re
 from typing import Any
 
+from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
 
@@ -93,7 +93,7 @@ def _parse(text: str) -> Any:
     parts = text.split(".")
     for split in range(len(parts) - 1, 0, -1):
         try:
-            found: Any = importlib.import_module(".".join(parts[:split]))
+            found: Any = user_modules.import_module(".".join(parts[:split]))
         except ModuleNotFoundError:
             continue
         for part in parts[split:]:

@@ -6,12 +6,13 @@ An experiment outside the package is named by its module and its own name, such 
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import importlib.util
 import inspect
 from collections.abc import Callable
 
 from lingvo_gshard.core.config import names as names_lib
+from lingvo_gshard.core.config import user_modules
 from lingvo_gshard.core.config.params import Params
 
 ExperimentFunction = Callable[[], Params]
@@ -92,13 +93,6 @@ def _hint(name: str) -> str:
 
 def _import_module(name: str) -> None:
     """Imports a module, whose experiments are then registered; does nothing if there is none."""
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A module that exists but misses another one is an error of its author.
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise
-    except ValueError:
-        # The name has no module part.
-        if name:
-            raise
+    if name:
+        with contextlib.suppress(ModuleNotFoundError):
+            user_modules.import_module(name)

@@ -7,6 +7,7 @@ A tool is imported only when it runs, and TensorFlow and jax only when it uses t
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import importlib.util
 import os
@@ -19,9 +20,12 @@ from lingvo_gshard import tools
 from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime import standard_error
 from lingvo_gshard.tools.console import entry, libraries
+from lingvo_gshard.training.monitoring.closed_output import discard
+from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
 
 _PREFIX = "gshard-"
 VERSION = frozenset(("--version", "-version"))
+_CLOSED = "standard output is closed. Redirect it to a file, or to /dev/null"
 
 
 def run_script() -> None:
@@ -38,9 +42,9 @@ def run_module() -> None:
     program, *arguments = sys.argv
     tool = arguments[0] if arguments else "--help"
     if tool in VERSION:
-        print(f"lingvo_gshard {lingvo_gshard.__version__}")
+        sys.exit(_print("lingvo_gshard", f"lingvo_gshard {lingvo_gshard.__version__}"))
     elif tool in ("-h", "--help", "help"):
-        print(_overview())
+        sys.exit(_print("lingvo_gshard", _overview()))
     elif tool not in tool_names():
         sys.exit(
             f"lingvo_gshard: error: unknown command {tool!r}. {names.nearest(tool, tool_names())}"
@@ -60,10 +64,9 @@ def _run(tool: str, argv: list[str]) -> int:
     command = _PREFIX + tool
     entry.open_closed_streams()
     if sys.stdout is None:
-        return _fail(command, "standard output is closed. Redirect it to a file, or to /dev/null")
+        return _fail(command, _CLOSED)
     if VERSION.intersection(argv[1:]):
-        print(f"{command} {lingvo_gshard.__version__}")
-        return 0
+        return _print(command, f"{command} {lingvo_gshard.__version__}")
     if not os.environ.get("COLUMNS", "").strip("0"):
         # rich would print nothing where COLUMNS is 0.
         os.environ.pop("COLUMNS", None)
@@ -95,6 +98,21 @@ def _call(command: str, tool: str, argv: list[str]) -> int:
     flags.FLAGS(argv[:1])
     module = importlib.import_module(f"lingvo_gshard.tools.{tool}")
     return startup.guarded(command, module.main)(argv)
+
+
+def _print(command: str, text: str) -> int:
+    """Prints a command's whole output and returns the exit code."""
+    if sys.stdout is None:
+        return _fail(command, _CLOSED)
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Python would try again to write at exit.
+        discard(sys.stdout)
+        if error.errno == errno.EPIPE:
+            return EXIT_CODES[CLOSED_OUTPUT]
+        return _fail(command, f"standard output cannot be written: {error.strerror}")
+    return 0
 
 
 def _fail(command: str, message: str) -> int:

@@ -34,6 +34,10 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 # more cores. Where the limit is reached, they end with a segmentation fault.
 _LEAST_ADDRESS_SPACE = 4 * 2**30
 
+# Shared libraries, streams, and the files and threads that write a checkpoint. With fewer, a run
+# waits forever for a checkpoint that cannot be opened.
+_LEAST_OPEN_FILES = 64
+
 # Distributions that are not named as the package that they install.
 _DISTRIBUTIONS = {
     "absl": "absl-py",
@@ -80,14 +84,14 @@ def prepare() -> None:
 
     @contextlib.contextmanager
     def import_tensorflow() -> Iterator[None]:
-        check_address_space()
+        check_limits()
         with standard_error.hide():
             yield
             lazy.tf.config.list_physical_devices()
 
     @contextlib.contextmanager
     def import_jax() -> Iterator[None]:
-        check_address_space()
+        check_limits()
         yield
         devices.keep_jax_on_cpu()
 
@@ -100,7 +104,26 @@ def prepare() -> None:
         warnings.showwarning = messages.show_warning
 
 
-def check_address_space() -> None:
+def check_limits() -> None:
+    """Raises ValueError if `ulimit` leaves too little memory or too few open files to start."""
+    _check_open_files()
+    _check_address_space()
+
+
+def _check_open_files() -> None:
+    """Raises the limit of open files to what the system allows, if it is too small to start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or soft >= _LEAST_OPEN_FILES:
+        return
+    if hard < _LEAST_OPEN_FILES:
+        raise ValueError(
+            f"open files are limited to {hard} (ulimit -n). TensorFlow, jax and checkpoints need "
+            f"at least {_LEAST_OPEN_FILES}. Raise the limit with: ulimit -n 1024"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_LEAST_OPEN_FILES, hard))
+
+
+def _check_address_space() -> None:
     """Raises ValueError if `ulimit -v` leaves too little to start; warns of any other limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import pathlib
+import re
 import shlex
 import sys
 import textwrap
@@ -20,6 +21,11 @@ from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES, StoppedEr
 
 _PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_KINDS = {
+    "int": "a whole number, such as 100",
+    "float": "a number, such as 0.5",
+    "bool": "true, false or no value",
+}
 HELP = frozenset(("-h", "--h", "-help", "--help", "--helpshort", "--helpfull"))
 
 
@@ -46,12 +52,28 @@ def parse_flags(values: flags.FlagValues, argv: list[str], about: str) -> None:
     try:
         rest = values(argv)
     except flags.Error as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(_flag_error(values, " ".join(str(error).split()))) from None
     for name, value in values.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"--{name}={value}; expected a finite number")
     if rest[1:]:
         raise ValueError(f"{rest[1]!r} is not a flag; this command takes only flags, see --help")
+
+
+def _flag_error(values: flags.FlagValues, text: str) -> str:
+    """Returns absl's message on a flag in words of the command line.
+
+    Args:
+      values: the command's flags.
+      text: the message, such as "flag --steps=ten: invalid literal for int() with base 10: 'ten'".
+    """
+    found = re.match(r"flag --(\w+)=(.*?): (.*)", text)
+    if not found:
+        return text
+    name, given, reason = found.groups()
+    if reason.startswith(("invalid literal", "could not convert", "('Non-boolean")):
+        reason = f"expected {_KINDS[values[name].flag_type()]}"
+    return f"--{name}={given}: {reason}"
 
 
 def guarded(name: str, main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:

@@ -62,7 +62,7 @@ CASES = (
         "no time for the other processes",
         _TRAIN
         + "--coordinator=localhost:1 --num_processes=2 --process_id=0 --coordinator_timeout=0",
-        error="flag --coordinator_timeout=0: 0 is not a positive integer",
+        error="--coordinator_timeout=0: 0 is not a positive integer",
     ),
     Case(
         "a port that may not be opened",

@@ -1,7 +1,7 @@
 """Standard streams that are closed, full or not text, and flags of the console."""
 
 from tests.hard_knocks.case import CLOSED, FULL, Case
-from tests.hard_knocks.prepare import folder, trained, write
+from tests.hard_knocks.prepare import folder, remove, trained, write
 
 _TRANSLATE = "gshard-translate --logdir=run"
 _GENERATE = "gshard-generate --logdir=run"
@@ -156,5 +156,76 @@ CASES = (
         environment={"HOME": "/proc/home", "XDG_CACHE_HOME": ""},
         changes=("run*",),
         prints=("Trained 2 steps",),
+    ),
+    Case(
+        "help to a full device",
+        "gshard-train --help",
+        stdout=FULL,
+        error="standard output cannot be written: No space left on device",
+    ),
+    Case(
+        "a version to a full device",
+        "gshard-train --version",
+        stdout=FULL,
+        error="standard output cannot be written: No space left on device",
+    ),
+    Case(
+        "a list to a full device",
+        "gshard-train --list",
+        stdout=FULL,
+        error="standard output cannot be written: No space left on device",
+    ),
+    Case(
+        "machines to a full device",
+        "gshard-plan --list_topologies",
+        stdout=FULL,
+        error="standard output cannot be written: No space left on device",
+    ),
+    Case(
+        "hyperparameters to a full device",
+        "gshard-train --experiment=test.tiny --params",
+        stdout=FULL,
+        error="standard output cannot be written: No space left on device",
+    ),
+    Case(
+        "commands to a full device",
+        "python -m lingvo_gshard",
+        stdout=FULL,
+        says="lingvo_gshard: error: standard output cannot be written: No space left on device\n",
+        code=1,
+    ),
+    Case(
+        "commands where standard output is closed",
+        "python -m lingvo_gshard",
+        stdout=CLOSED,
+        says="lingvo_gshard: error: standard output is closed. Redirect it to a file, or to "
+        "/dev/null\n",
+        code=1,
+    ),
+    Case(
+        "an error to a full device",
+        "gshard-train --experiment=x --logdir=run",
+        stderr=FULL,
+        code=1,
+    ),
+    Case(
+        "a warning to a full device",
+        "gshard-evaluate --logdir=run --split=dev",
+        given=(trained("run"), remove("run/params.txt")),
+        stderr=FULL,
+        prints=("perplexity",),
+    ),
+    Case(
+        "a width of 0",
+        "gshard-train --list",
+        environment={"COLUMNS": "0"},
+        prints=("translation.quickstart\n",),
+    ),
+    Case(
+        "a table of width 1",
+        "gshard-evaluate --logdir=run --split=dev",
+        given=(trained("run"),),
+        environment={"COLUMNS": "1"},
+        prints=("perplexity",),
     ),
 )

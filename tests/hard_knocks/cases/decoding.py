@@ -14,21 +14,21 @@ CASES = (
         _TRANSLATE + "--beam_size=0",
         given=_RUN,
         stdin=b"Hund\n",
-        error="flag --beam_size=0: 0 is not a positive integer",
+        error="--beam_size=0: 0 is not a positive integer",
     ),
     Case(
         "a negative beam",
         _TRANSLATE + "--beam_size=-4",
         given=_RUN,
         stdin=b"Hund\n",
-        error="flag --beam_size=-4: -4 is not a positive integer",
+        error="--beam_size=-4: -4 is not a positive integer",
     ),
     Case(
         "a negative length exponent",
         _TRANSLATE + "--length_exponent=-1",
         given=_RUN,
         stdin=b"Hund\n",
-        error="flag --length_exponent=-1: -1.0 is not a non-negative number",
+        error="--length_exponent=-1: -1.0 is not a non-negative number",
     ),
     Case(
         "a length exponent that is NaN",
@@ -49,7 +49,7 @@ CASES = (
         _GENERATE + "--temperature=-1",
         given=_WRITER,
         stdin=b"the\n",
-        error="flag --temperature=-1: -1.0 is not a non-negative number",
+        error="--temperature=-1: -1.0 is not a non-negative number",
     ),
     Case(
         "a temperature that is NaN",
@@ -77,7 +77,7 @@ CASES = (
         _GENERATE + "--top_k=-1",
         given=_WRITER,
         stdin=b"the\n",
-        error="flag --top_k=-1: -1 is not a non-negative integer",
+        error="--top_k=-1: -1 is not a non-negative integer",
     ),
     Case(
         "a flag of the other decoder",
@@ -90,6 +90,6 @@ CASES = (
         "beams of an evaluation",
         "gshard-evaluate --logdir=run --beam_size=0",
         given=_RUN,
-        error="flag --beam_size=0: 0 is not a positive integer",
+        error="--beam_size=0: 0 is not a positive integer",
     ),
 )

@@ -1,6 +1,7 @@
 """Hyperparameters: names, values and classes that are wrong."""
 
 from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import write
 
 _QUICKSTART = "gshard-train --experiment=translation.quickstart --logdir=run --gin_param="
 
@@ -45,5 +46,91 @@ CASES = (
         "the hyperparameters of a pattern",
         "gshard-train --experiment=translation.quickstart --params=clip_norm",
         prints=("# Largest global norm", "trainer.clip_norm = 1.0"),
+    ),
+    Case(
+        "an experiment whose module has a syntax error",
+        "gshard-train --experiment=mine.small --logdir=run",
+        given=(write("mine.py", "import os\ndef f(:\n"),),
+        error="the module mine cannot be imported: .../mine.py:2: SyntaxError: invalid syntax",
+    ),
+    Case(
+        "an experiment whose module needs a missing package",
+        "gshard-train --experiment=mine.small --logdir=run",
+        given=(write("mine.py", "import os\nimport not_here\n"),),
+        error="the module mine cannot be imported: .../mine.py:2: ModuleNotFoundError: "
+        "No module named 'not_here'",
+    ),
+    Case(
+        "an experiment whose module fails",
+        "gshard-train --experiment=mine.small --logdir=run",
+        given=(write("mine.py", 'import json\njson.loads("x")\n'),),
+        error="the module mine cannot be imported: .../mine.py:2: JSONDecodeError: "
+        "Expecting value: line 1 column 1 (char 0)",
+    ),
+    Case(
+        "an experiment whose module ends the program",
+        "gshard-train --experiment=mine.small --logdir=run",
+        given=(write("mine.py", "import sys\nsys.exit(3)\n"),),
+        error="the module mine cannot be imported: .../mine.py:2: it ends the "
+        "program (exit code 3)",
+    ),
+    Case(
+        "a class whose module has a syntax error",
+        _QUICKSTART + "'trainer.optimizer = @mine.Optimizer'",
+        given=(write("mine.py", "import os\ndef f(:\n"),),
+        error="...trainer.optimizer: the module mine cannot be imported: .../mine.py:2: "
+        "SyntaxError: invalid syntax",
+    ),
+    Case(
+        "steps that are no number",
+        "gshard-train --experiment=test.tiny --logdir=run --steps=ten",
+        error="--steps=ten: expected a whole number, such as 100",
+    ),
+    Case(
+        "a seed that is no number",
+        "gshard-train --experiment=test.tiny --logdir=run --seed=abc",
+        error="--seed=abc: expected a whole number, such as 100",
+    ),
+    Case(
+        "a seed that is a text",
+        "gshard-train --experiment=test.tiny --logdir=run --gin_param='trainer.seed = \"x\"'",
+        error="--gin_param 'trainer.seed = \"x\"': trainer.seed: expected int, such as 1; got the "
+        "string 'x'",
+    ),
+    Case(
+        "a negative seed",
+        "gshard-train --experiment=test.tiny --logdir=run --seed=-1",
+        error="trainer.seed is -1; expected a whole number of 0 or more",
+    ),
+    Case(
+        "a seed of 67 bits",
+        "gshard-train --experiment=test.tiny --logdir=run --seed=99999999999999999999",
+        error="trainer.seed is 99999999999999999999; expected a whole number of 0 or more that "
+        "fits into 32 bits",
+    ),
+    Case(
+        "no rows in a batch",
+        _QUICKSTART + "'input.batch_rows = 0'",
+        error="--gin_param 'input.batch_rows = 0': input.batch_rows is 0; expected a whole number "
+        "of 1 or more",
+    ),
+    Case(
+        "rows of no source tokens",
+        _QUICKSTART + "'input.source_length = 0'",
+        error="--gin_param 'input.source_length = 0': input.source_length is 0; expected a whole "
+        "number of 1 or more",
+    ),
+    Case(
+        "rows of a negative number of target tokens",
+        _QUICKSTART + "'input.target_length = -1'",
+        error="--gin_param 'input.target_length = -1': input.target_length is -1; expected a whole "
+        "number of 2 or more",
+    ),
+    Case(
+        "rows of no tokens",
+        "gshard-train --experiment=language_model.quickstart --logdir=run "
+        "--gin_param='input.length = 0'",
+        error="--gin_param 'input.length = 0': input.length is 0; expected a whole number of 2 or "
+        "more",
     ),
 )

@@ -154,12 +154,12 @@ CASES = (
     Case(
         "a negative limit of replicated memory",
         _TRAIN + "--mesh=data=2 --max_replicated_mb=-1",
-        error="flag --max_replicated_mb=-1: -1.0 is not a non-negative number",
+        error="--max_replicated_mb=-1: -1.0 is not a non-negative number",
     ),
     Case(
         "a limit that is no number",
         _TRAIN + "--mesh=data=2 --max_replicated_mb=much",
-        error="flag --max_replicated_mb=much: could not convert string to float: 'much'",
+        error="--max_replicated_mb=much: expected a number, such as 0.5",
     ),
     Case(
         "a limit of replicated memory on one device",
@@ -218,5 +218,35 @@ CASES = (
         "a table with half an arrow",
         _TRAIN + "--mesh=data=2 --strategy='B->'",
         error="--strategy=B->: 'B->'; expected letters->axes, as in B,G->data",
+    ),
+    Case(
+        "a TPU at an address that does not exist",
+        _TRAIN + "--runtime=tpu_strategy --tpu=grpc://nowhere.invalid:8470",
+        error="--tpu=grpc://nowhere.invalid:8470: nowhere.invalid:8470 cannot be reached: ...",
+    ),
+    Case(
+        "a TPU at a port where nothing answers",
+        _TRAIN + "--runtime=tpu_strategy --tpu=grpc://localhost:1",
+        error="--tpu=grpc://localhost:1: localhost:1 cannot be reached: Connection refused",
+    ),
+    Case(
+        "a TPU at a port that does not exist",
+        _TRAIN + "--runtime=tpu_strategy --tpu=grpc://localhost:99999",
+        error="--tpu=grpc://localhost:99999: expected grpc://address:port, such as "
+        "grpc://10.0.0.2:8470",
+    ),
+    Case(
+        "a TPU without a port",
+        _TRAIN + "--runtime=tpu_strategy --tpu=grpc://localhost",
+        error="--tpu=grpc://localhost: expected grpc://address:port, such as grpc://10.0.0.2:8470",
+    ),
+    Case(
+        "libtpu, which the planner needs, without a TPU",
+        _TRAIN + "--mesh=data=2 --strategy=data --steps=1",
+        environment={"JAX_PLATFORMS": ""},
+        changes=("run", "run/*"),
+        prints=("devices     2 CPU devices", "Trained 1 steps"),
+        seconds=40,
+        slow=True,
     ),
 )

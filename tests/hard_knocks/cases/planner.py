@@ -82,12 +82,12 @@ CASES = (
     Case(
         "negative tokens",
         _PLAN + "--topology=v3:16x16 --tokens=-1",
-        error="flag --tokens=-1: -1.0 is not a non-negative number",
+        error="--tokens=-1: -1.0 is not a non-negative number",
     ),
     Case(
         "tokens that are no number",
         _PLAN + "--topology=v3:16x16 --tokens=many",
-        error="flag --tokens=many: could not convert string to float: 'many'",
+        error="--tokens=many: expected a number, such as 0.5",
     ),
     Case(
         "infinite tokens",
@@ -102,7 +102,7 @@ CASES = (
     Case(
         "negative remedies",
         _PLAN + "--topology=v3:16x16 --remedies=-1",
-        error="flag --remedies=-1: -1 is not a non-negative integer",
+        error="--remedies=-1: -1 is not a non-negative integer",
     ),
     Case(
         "a plan into a directory that is not there",
@@ -155,7 +155,8 @@ CASES = (
     Case(
         "an unknown subcommand of the planner",
         "gshard-plan dif a.json b.json",
-        error="'dif' is not a flag; this command takes only flags, see --help",
+        error="the subcommand 'dif' is unknown. Did you mean 'diff'? Without one, flags say what "
+        "to plan, see --help",
     ),
     Case(
         "unknown rows of the paper",

@@ -45,7 +45,7 @@ ANSWERS = {
     "gshard-plan --list_topologies": "v3",
     "gshard-train": "--experiment is missing",
     "gshard-train --experimnt=x": "Did you mean: experiment",
-    "gshard-train --steps=ten": "flag --steps=ten",
+    "gshard-train --steps=ten": "--steps=ten",
     "gshard-train --experiment=translation.quickstrt": "Did you mean 'translation.quickstart'?",
     "gshard-train --experiment=translation.quickstart": "--logdir is missing",
     "gshard-train --experiment=translation.quickstart --gin_param=task.model_dimm=1": (

@@ -108,7 +108,7 @@ def test_a_limit_on_virtual_memory_is_refused_or_warned_of(gib, refused, monkeyp
     monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
     if refused:
         with pytest.raises(ValueError, match=r"limited to 2\.0 GiB \(ulimit -v\)\. .* at least 4"):
-            libraries.check_address_space()
+            libraries.check_limits()
     else:
-        libraries.check_address_space()
+        libraries.check_limits()
         assert "limited to 6.0 GiB" in caplog.text
