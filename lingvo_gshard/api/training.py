@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, cast
 
 import rich.console
@@ -21,10 +21,13 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome, TrainingLoop
+from lingvo_gshard.training.monitoring import divergence
 from lingvo_gshard.training.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
+from lingvo_gshard.training.trainer import Trainer
 
 
 @names_arguments
@@ -77,15 +80,24 @@ def train(
         with (
             StopRequest() as stop,
             _stopping_when_closed(console, stop),
-            Backend(options, params, str(logdir)) as backend,
+            DataProgress(console) as progress,
+            _backend(options, params, str(logdir), progress) as backend,
         ):
             backend.cluster.logdir = directory
             backend.check_workers(params)
             console.quiet = console.quiet or not backend.is_main
             with directory.claim(params, functools.partial(_say, console)):
-                return _train(params, backend, directory, stop, console)
+                return _train(params, backend, directory, stop, console, progress)
     except StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
+
+
+def _backend(
+    options: RuntimeOptions, params: Params, logdir: str, progress: DataProgress
+) -> Backend:
+    """Returns what to run on. Imports TensorFlow and finds devices, which takes seconds."""
+    progress.begin("Starting")
+    return Backend(options, params, logdir)
 
 
 @contextlib.contextmanager
@@ -106,6 +118,7 @@ def _train(
     logdir: Logdir,
     stop: StopRequest,
     console: rich.console.Console,
+    progress: DataProgress,
 ) -> Outcome:
     """Builds the input, the task and the trainer, restores them, and trains."""
     say = functools.partial(_say, console)
@@ -115,24 +128,32 @@ def _train(
         input_ = params.input.instantiate()
         if newest:
             input_.load_vocabularies(newest.extras)
-        with DataProgress(console) as progress:
-            input_.observer = progress
-            task = with_vocabulary_sizes(params.task, input_)
-            progress.begin("Building the model")
-            trainer = params.trainer.instantiate(task)
-            runtime = backend.make_runtime(trainer)
-            checkpoint = store.restore(runtime.abstract_state())
-            if checkpoint and checkpoint.step >= params.trainer.steps:
-                return Outcome(checkpoint.step, True, None)
-            if checkpoint:
-                say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
-                _warn_of_new_schedule(console, params, checkpoint)
-                logdir.write_params(params)
-            summary.print_summary(console, params, input_, trainer, runtime)
+        input_.observer = progress
+        task = with_vocabulary_sizes(params.task, input_)
+        progress.begin("Building the model")
+        trainer = params.trainer.instantiate(task)
+        runtime = backend.make_runtime(trainer)
+        checkpoint = store.restore(runtime.abstract_state())
+        if checkpoint and checkpoint.step >= params.trainer.steps:
+            return _finished(trainer, checkpoint.step, logdir, say)
+        if checkpoint:
+            say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
+            _warn_of_new_schedule(console, params, checkpoint)
+            logdir.write_params(params)
+        summary.print_summary(console, params, input_, trainer, runtime)
         loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
-        return loop.run(checkpoint)
+        return loop.run(checkpoint, progress)
     finally:
         store.close()
+
+
+def _finished(trainer: Trainer, step: int, logdir: Logdir, say: Callable[[str], None]) -> Outcome:
+    """Returns how a run that has all its steps ended; says so if its loss has diverged."""
+    path = logdir.path / METRICS_FILE
+    found = divergence.of_run(path, trainer.p, step, trainer.task.guessing_loss())
+    for line in found.summary():
+        say(line)
+    return Outcome(step, True, None, diverged_since=found.since)
 
 
 def _warn_of_new_schedule(

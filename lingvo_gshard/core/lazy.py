@@ -17,6 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -53,6 +57,7 @@ class PrivateModule(LazyModule):
 def surround_import(package: str, context: Callable[[], contextlib.AbstractContextManager]) -> None:
     """Sets a context manager inside which a package is imported when it is first used.
 
+    It does not matter who imports the package: this file, another library, or a module of the user.
     The command lines use it to hide start-up messages.
 
     Args:
@@ -60,6 +65,8 @@ def surround_import(package: str, context: Callable[[], contextlib.AbstractConte
       context: makes the context manager.
     """
     _contexts[package] = context
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
 
 def _import_package(package: str) -> None:
@@ -71,6 +78,32 @@ def _import_package(package: str) -> None:
             _used.add(package)
             with _contexts.get(package, contextlib.nullcontext)():
                 importlib.import_module(package)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds packages as Python does, and has them executed inside their context."""
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns how to import a package that has a context; None for all others."""
+        if name not in _contexts or name in _used:
+            return None
+        # Also lets the call below find the package by the other finders.
+        _used.add(name)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_inside(module: types.ModuleType) -> None:
+                with _contexts[name]():
+                    execute(module)
+
+            spec.loader.exec_module = execute_inside
+        return spec
+
+
+_finder = _Finder()
 
 
 if TYPE_CHECKING:

@@ -110,8 +110,13 @@ class CorpusInput(Input):
         return [*self.report.notes(), *self._trainer.notes]
 
     def check_split(self, split: str) -> None:
-        """Reads and cleans a split; raises ValueError for rows that cannot be read."""
-        self.rows(split)
+        """Reads and cleans a split.
+
+        Raises:
+          ValueError: rows cannot be read, or none is left.
+        """
+        _, report = self._load(split)
+        _check_any_left(report, split)
 
     def train_batches(self, seed: int) -> TrainBatches:
         """Returns the endless iterator of training batches for a seed."""
@@ -158,14 +163,14 @@ class CorpusInput(Input):
                 report.read += count
                 report.dropped[reason] += count
             if split == "train":
-                _check_any_left(report)
+                _check_any_left(report, split)
             self._cleaned[split] = kept, report
         return self._cleaned[split]
 
     @functools.cached_property
     def _examples(self) -> Examples:
         examples = self._tokenize(*self._load("train"))
-        _check_any_left(examples.report)
+        _check_any_left(examples.report, "train")
         return examples
 
     def _held_out_examples(self, split: str) -> Examples:
@@ -209,13 +214,14 @@ def encode(
     return Tokens.of(table.gather(chosen), table.lengths[chosen])
 
 
-def _check_any_left(report: CleaningReport) -> None:
-    """Raises ValueError if no training row is left."""
+def _check_any_left(report: CleaningReport, split: str) -> None:
+    """Raises ValueError if no row of a split is left."""
     if report.kept:
         return
     if not report.read:
-        raise ValueError("input.corpus.train has no rows: its files are empty")
+        raise ValueError(f"input.corpus.{split} has no rows: its files are empty")
     advice = " ".join(limit.advice() for limit in report.limits)
+    kind = "training" if split == "train" else split
     raise ValueError(
-        f"No training row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()
+        f"No {kind} row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()
     )

@@ -15,6 +15,7 @@ from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.metrics import Row
@@ -102,26 +103,37 @@ class TrainingLoop:
         self._console = console
         self._pending: _Pending | None = None
         self._saved_step = 0
+        self._is_first = True
         self._last_row: Row = {}
         self.step = 0
 
-    def run(self, checkpoint: Checkpoint | None = None) -> Outcome:
+    def run(
+        self, checkpoint: Checkpoint | None = None, progress: DataProgress | None = None
+    ) -> Outcome:
         """Trains from a checkpoint, or from the initial weights if there is none.
 
         Checks the dev split before the first step, so that errors in it cost no training.
 
+        Args:
+          checkpoint: the checkpoint to resume from.
+          progress: shows the stages before the first step; closed there.
+
         Raises:
+          ValueError: the dev split cannot be read, or has no examples.
           NonFiniteError: a loss or gradient is not finite. Names the step and the layer.
           OSError: the last checkpoint could not be saved. Older checkpoints remain.
         """
         p = self._trainer.p
         self.step = self._saved_step = checkpoint.step if checkpoint else 0
         with contextlib.ExitStack() as stack:
-            if "dev" in self._input.splits:
-                self._input.check_split("dev")
+            self._check_dev()
             self._batches = self._input.train_batches(p.seed)
             stack.callback(self._batches.close)
+            if progress:
+                progress.begin("Initializing the weights" if checkpoint is None else "Loading")
             self._load(checkpoint)
+            if progress:
+                progress.close()
             guessing_loss = self._trainer.task.guessing_loss()
             log = RunLog(self._console, self._logdir, p, self.step, guessing_loss)
             self._log = stack.enter_context(log)
@@ -137,6 +149,15 @@ class TrainingLoop:
             self._last_row,
             self._log.diverged_since,
         )
+
+    def _check_dev(self) -> None:
+        """Reads and tokenizes the dev split, if there is one."""
+        if "dev" not in self._input.splits:
+            return
+        self._input.check_split("dev")
+        batches = iter(self._input.evaluation_batches("dev"))
+        if next(batches, None) is None:
+            raise ValueError("the dev split has no examples: none of its rows fits a batch")
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
         """Restores the state and the input's position, or initializes them."""
@@ -179,7 +200,9 @@ class TrainingLoop:
         # Announced first: the answer is known as soon as all work started earlier is done.
         self._stop.announce()
         compiled = self._runtime.compile_seconds
-        metrics = self._runtime.train_step(batch)
+        with self._log.compiling() if self._is_first else contextlib.nullcontext():
+            metrics = self._runtime.train_step(batch)
+        self._is_first = False
         # Before the first step is compiled and started, there is nothing to save.
         self._stop.finishing = True
         self._finish_step()

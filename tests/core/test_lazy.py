@@ -1,6 +1,7 @@
 """Tests that libraries that are slow to import are imported when they are first used."""
 
 import contextlib
+import importlib
 import pathlib
 import pkgutil
 import subprocess
@@ -37,7 +38,9 @@ def test_modules_import_no_library_that_is_slow_to_import():
     assert result.returncode == 0, f"{hint}\n{result.stderr}"
 
 
-def test_a_package_is_imported_once_inside_its_context(tmp_path, monkeypatch):
+@pytest.fixture
+def events(monkeypatch, tmp_path):
+    """Returns what the context of slow_package, which can be imported, has recorded."""
     (tmp_path / "slow_package").mkdir()
     (tmp_path / "slow_package" / "__init__.py").write_text("value = 1\n")
     (tmp_path / "slow_package" / "part.py").write_text("from slow_package import value\n")
@@ -50,11 +53,33 @@ def test_a_package_is_imported_once_inside_its_context(tmp_path, monkeypatch):
         yield
         events.append(sys.modules["slow_package"].value)
 
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(lazy, "_contexts", {})
+    monkeypatch.setattr(lazy, "_used", set())
     lazy.surround_import("slow_package", context)
+    yield events
+    for name in ("slow_package", "slow_package.part"):
+        sys.modules.pop(name, None)
+
+
+def test_a_package_is_imported_once_inside_its_context(events):
     part, package = lazy.LazyModule("slow_package.part"), lazy.LazyModule("slow_package")
     assert "slow_package" not in sys.modules and not events
     assert (part.value, package.value) == (1, 1)
     assert events == ["begin", 1]
+
+
+def test_a_package_that_others_import_first_is_imported_inside_its_context(events):
+    part = importlib.import_module("slow_package.part")
+    assert part.value == 1 and events == ["begin", 1]
+    assert lazy.LazyModule("slow_package").value == 1
+    assert events == ["begin", 1]
+
+
+def test_a_package_that_is_missing_stays_missing(events):
+    lazy.surround_import("no_such_package", contextlib.nullcontext)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        importlib.import_module("no_such_package")
 
 
 def test_an_unknown_attribute_raises_attribute_error():

@@ -171,6 +171,17 @@ def test_an_empty_file_says_so(place, tmp_path):
         p.instantiate().rows("train")
 
 
+def test_a_dev_split_without_rows_says_so(place, tmp_path):
+    (tmp_path / "empty.tsv").write_text("")
+    p = params(place)
+    p.corpus.dev = str(tmp_path / "empty.tsv")
+    with pytest.raises(ValueError, match="input.corpus.dev has no rows: its files are empty"):
+        p.instantiate().check_split("dev")
+    (tmp_path / "empty.tsv").write_text("de\t\tYes\n")
+    with pytest.raises(ValueError, match=r"No dev row is left of 1: 1 dropped: .*empty"):
+        p.instantiate().check_split("dev")
+
+
 def test_a_missing_dev_file_stops_before_train_is_read(place):
     p = params(place)
     p.corpus.set(dev=str(place / "de.tsv"), on_bad_row="skip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard import hlo
@@ -16,6 +17,8 @@ _HIDDEN = (
     "GSPMD sharding propagation is going to be deprecated",
     full_replications.WARNING_TEXT,
 )
+# jax's names of the values of TF_CPP_MIN_LOG_LEVEL.
+_LEVELS = ("INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class Executable:
@@ -96,5 +99,8 @@ def _compile(lowered: jax.stages.Lowered, partitioner: str) -> tuple[jax.stages.
         with standard_error.capture(_HIDDEN) as output, using_partitioner(partitioner):
             compiled = lowered.compile()
     finally:
+        # Where no level was set before, jax would keep the level of its libraries in C++.
+        level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))
+        jax.config.update("jax_logging_level", _LEVELS[min(level, len(_LEVELS) - 1)])
         jax.config.update("jax_logging_level", logged)
     return compiled, output.text

@@ -1,4 +1,4 @@
-"""DataProgress: shows the stages before training, such as reading, cleaning and tokenizing."""
+"""DataProgress: shows the stages before training, such as reading, cleaning and compiling."""
 
 from __future__ import annotations
 
@@ -53,12 +53,19 @@ class DataProgress(BarOnTerminal):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the last stage and the display. Later stages are not shown."""
+        if self._closed.is_set():
+            return
         self._closed.set()
         with self._lock:
             self._end_stage()
         if self._bar is None:
             self._ticker.join()
-        super().__exit__(*_)
+        else:
+            self._bar.stop()
 
     def begin(self, stage: str, unit: str = "") -> None:
         """Ends the stage before and shows that another one begins."""

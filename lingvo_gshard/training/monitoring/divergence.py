@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import math
+import pathlib
 import statistics
 from collections.abc import Iterable
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.training.monitoring.expert_balance import DEAD
-from lingvo_gshard.training.monitoring.metrics import Row
+from lingvo_gshard.training.monitoring.metrics import Row, first_and_last, rows_until
 from lingvo_gshard.training.optim.momentum import Momentum
 
 # The median of so many steps is compared, so that single spikes do not count.
@@ -111,6 +112,26 @@ class Divergence:
         if self._guessing is not None:
             words += f", {self._guessing:.4g} by guessing"
         return f"{words}. {advice(self._params, row)}"
+
+
+def of_run(
+    path: pathlib.Path, params: Params, step: int, guessing_loss: float | None = None
+) -> Divergence:
+    """Returns what the metrics of a finished run tell.
+
+    Args:
+      path: the file of metrics, which may be missing or damaged.
+      params: the trainer's Params.
+      step: the last step of the run.
+      guessing_loss: as in `Divergence`.
+    """
+    found = Divergence(params, guessing_loss)
+    found.resume(first_and_last(path, step, LONG))
+    if found.since is not None:
+        # Only all rows tell since when.
+        found = Divergence(params, guessing_loss)
+        found.resume(rows_until(path, step))
+    return found
 
 
 def advice(params: Params, row: Row) -> str:

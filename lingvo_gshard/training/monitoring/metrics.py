@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -18,14 +19,8 @@ METRICS_FILE = "metrics.jsonl"
 _TAIL = 1 << 18
 
 
-class _Step(msgspec.Struct):
-    """The field that every row of metrics.jsonl has."""
-
-    step: int
-
-
 _ENCODER = msgspec.json.Encoder()
-_STEP_DECODER = msgspec.json.Decoder(_Step)
+_DECODER = msgspec.json.Decoder(dict[str, int | float | None])
 
 
 class MetricsWriter:
@@ -47,9 +42,19 @@ class MetricsWriter:
         self._warned = False
         self._unwritten = b""
         self._path = logdir / METRICS_FILE
-        self._last_line = _drop_rows_after(self._path, step)
+        kept = _drop_rows_after(self._path, step)
+        self._last_line = kept[-1] if kept else b""
+        events = logdir / "events"
+        # A run that was made from another one has no rows of the steps of that one.
+        first = _DECODER.decode(kept[0])["step"] if kept else 1 if events.exists() else step + 1
+        lost = step + 1 - first - len(kept)
+        if lost > 0:
+            self._say(
+                f"Warning: {METRICS_FILE} lacks the rows of {lost:,} of the {step:,} steps so far; "
+                "they were damaged or removed"
+            )
         self._file = _open(self._path)
-        self._events = tf.summary.create_file_writer(str(logdir / "events"))
+        self._events = tf.summary.create_file_writer(str(events))
 
     def resumed_row(self, step: int) -> Row | None:
         """Returns the row of the step that the run resumes from; None if the file lacks it."""
@@ -133,7 +138,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
     Args:
       path: the file of metrics, which may be missing or damaged.
       step: the last step to return.
-      count: largest number of last rows.
+      count: largest number of last rows, of those in the last megabytes of the file.
     """
     try:
         with open(path, "rb") as file:
@@ -147,6 +152,20 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
     return [(row.pop("step"), row) for row in rows]
 
 
+def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, Row]]:
+    """Yields the steps and rows of a run from its first step to `step`.
+
+    Args:
+      path: the file of metrics, which may be missing or damaged.
+      step: the last step to return.
+    """
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            if _is_kept(line, step):
+                row = msgspec.json.decode(line)
+                yield row.pop("step"), row
+
+
 def _encode(step: int, row: Row) -> bytes:
     return _ENCODER.encode({"step": step, **row}) + b"\n"
 
@@ -155,17 +174,17 @@ def _open(path: pathlib.Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
-def _drop_rows_after(path: pathlib.Path, step: int) -> bytes:
+def _drop_rows_after(path: pathlib.Path, step: int) -> list[bytes]:
     """Rewrites the file without the rows of later steps and without damaged rows.
 
     Returns:
-      The last row that is kept; empty if there is none.
+      The rows that are kept.
     """
     if not path.exists():
-        return b""
+        return []
     kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_kept(line, step)]
     _replace(path, b"".join(kept))
-    return kept[-1] if kept else b""
+    return kept
 
 
 def _replace(path: pathlib.Path, content: bytes) -> None:
@@ -177,6 +196,6 @@ def _replace(path: pathlib.Path, content: bytes) -> None:
 
 def _is_kept(line: bytes, step: int) -> bool:
     try:
-        return line.endswith(b"\n") and _STEP_DECODER.decode(line).step <= step
-    except msgspec.DecodeError:
+        return line.endswith(b"\n") and _DECODER.decode(line)["step"] <= step
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return False

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Self
 
 import rich.console
 import rich.progress
+import rich.table
+import rich.text
 
 from lingvo_gshard.training.monitoring.metrics import Row
 
-_COLUMNS = (
-    rich.progress.TextColumn("step {task.completed:,}/{task.total:,}"),
-    rich.progress.BarColumn(bar_width=None),
-    rich.progress.TextColumn("{task.description}"),
-)
+_COMPILING = "compiling"
+# Seconds until the first line of `Waiting`; the time to the next one doubles.
+_FIRST_WAIT = 10.0
 
 
 class BarOnTerminal:
@@ -59,8 +60,9 @@ class Progress(BarOnTerminal):
         self._every = every
         self._bar = None
         if console.is_terminal:
-            self._bar = rich.progress.Progress(*_COLUMNS, console=console, refresh_per_second=4)
-            self._task = self._bar.add_task("compiling", total=steps, completed=step)
+            columns = _columns(steps)
+            self._bar = rich.progress.Progress(*columns, console=console, refresh_per_second=4)
+            self._task = self._bar.add_task(_COMPILING, total=steps, completed=step)
         self._rate = _Rate()
 
     @property
@@ -106,6 +108,60 @@ class Progress(BarOnTerminal):
             parts.append(f"{self._rate.steps:.2f} steps/s")
             parts.append(f"{duration((self._steps - step) / self._rate.steps)} left")
         return "  ".join(parts)
+
+
+class _Description(rich.progress.TextColumn):
+    """The description, with the time since the start until the first step is done."""
+
+    def render(self, task: rich.progress.Task) -> rich.text.Text:
+        """Returns the text of the column."""
+        text = super().render(task)
+        if task.description == _COMPILING:
+            text.append(f" {duration(task.elapsed or 0)}")
+        return text
+
+
+def _columns(steps: int) -> tuple[rich.progress.ProgressColumn, ...]:
+    """Returns the columns of a run's bar. In a narrow terminal the number of the step is kept."""
+    width = len(f"step {steps:,}/{steps:,}")
+    number = rich.table.Column(no_wrap=True, min_width=width)
+    return (
+        rich.progress.TextColumn("step {task.completed:,}/{task.total:,}", table_column=number),
+        rich.progress.BarColumn(bar_width=None),
+        _Description("{task.description}"),
+    )
+
+
+class Waiting:
+    """Says after some seconds, and again after twice as many, that work is still in progress.
+
+    Used as a context manager.
+    """
+
+    def __init__(self, what: str, say: Callable[[str], None]):
+        """Prepares the lines, such as "compiling: 10 s so far".
+
+        Args:
+          what: the work.
+          say: shows a line.
+        """
+        self._what, self._say = what, say
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._print_lines, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_done.set()
+        self._thread.join()
+
+    def _print_lines(self) -> None:
+        started, seconds = time.monotonic(), _FIRST_WAIT
+        while not self._is_done.wait(seconds):
+            self._say(f"{self._what}: {duration(time.monotonic() - started)} so far")
+            seconds *= 2
 
 
 class _Rate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 
 import rich.console
@@ -19,7 +20,7 @@ from lingvo_gshard.training.monitoring.metrics import (
     Row,
     first_and_last,
 )
-from lingvo_gshard.training.monitoring.progress import Progress
+from lingvo_gshard.training.monitoring.progress import Progress, Waiting
 
 _SHOWN_OF_DEV = ("loss", "perplexity", "accuracy")
 
@@ -70,9 +71,6 @@ class RunLog:
         self._writer = (
             MetricsWriter(self._logdir.path, self._step, self.say) if is_main else NoWriter()
         )
-        if not self._console.is_terminal:
-            # On a terminal the progress bar says so.
-            self.say("compiling")
         return self
 
     def __exit__(
@@ -83,6 +81,14 @@ class RunLog:
     ) -> None:
         self._writer.close()
         self._progress.__exit__(kind, error, traceback)
+
+    def compiling(self) -> contextlib.AbstractContextManager[object]:
+        """Returns a context in which the first step is compiled, which may take minutes."""
+        if self._console.is_terminal:
+            # The progress bar says so.
+            return contextlib.nullcontext()
+        self.say("compiling")
+        return Waiting("compiling", self.say)
 
     @property
     def diverged_since(self) -> int | None:

@@ -109,7 +109,7 @@ def test_a_file_without_permission_is_never_skipped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        (gzip.compress(GOOD), "its name must end in .gz"),
+        (gzip.compress(GOOD, mtime=0), "its name must end in .gz"),
         (lzma.compress(GOOD), "its name must end in .xz"),
         ("de\tJa\tYes\n".encode("utf-16"), "the file is in UTF-16"),
         ("de\tSch\xf6n\tFine\n".encode("latin-1"), "byte 6 of the line is 0xf6"),

@@ -1,5 +1,6 @@
 """Tests that a command answers signals at once: with one line, the right code, and nothing lost."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -28,6 +29,30 @@ with SignalWatch("gshard-test"):
         for _ in range(3):  # A signal interrupts one of them.
             ctypes.CDLL(None).sleep(30)
 """
+
+# The console script of gshard-train, which says when it watches signals.
+CONSOLE_SCRIPT = """
+import sys
+from lingvo_gshard.tools.console import entry
+from lingvo_gshard.tools.console.signal_watch import SignalWatch
+
+class Watch(SignalWatch):
+    def __enter__(self):
+        super().__enter__()
+        print("watched", file=sys.stderr, flush=True)
+
+entry.SignalWatch = Watch
+entry.run_script()
+"""
+EXPERIMENT = '''
+from lingvo_gshard.core.config import registry
+
+@registry.register("mine.tiny")
+def tiny_experiment():
+    """Trains in a second."""
+    from tests import tiny
+    return tiny.experiment_params()
+'''
 
 
 def start(setup="pass", finishing=False):
@@ -92,28 +117,33 @@ def test_hangup_that_nohup_ignores_stays_ignored():
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_at_any_time_of_the_start_is_one_line(tmp_path, number):
-    """From the start of the program, through imports and compilation, to the end of a step."""
-    codes = set()
-    for tenths in range(3, 150, 4):
+    """From the first line of the program, through imports and compilation, to the end of a step."""
+    script = tmp_path / "gshard-train"
+    script.write_text(CONSOLE_SCRIPT)
+    (tmp_path / "mine.py").write_text(EXPERIMENT)
+    codes, said = set(), set()
+    for tenths in range(0, 200, 5):
         logdir = tmp_path / str(tenths)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tools.train.tiny_train", "--experiment=test.tiny"]
-            + [f"--logdir={logdir}", "--steps=100000"],
-            cwd=ROOT,
+            [sys.executable, script, "--experiment=mine.tiny", f"--logdir={logdir}"]
+            + ["--steps=1000000"],
+            cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
-        try:
+        assert process.stderr.readline() == "watched\n"
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(tenths / 10)
-        except subprocess.TimeoutExpired:
-            process.send_signal(number)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
         codes.add(process.returncode)
-        lines = [line for line in err.splitlines() if line.startswith("gshard-train: ")]
-        assert len(lines) == 1 and "Traceback" not in err, (tenths, err)
+        lines = err.strip().splitlines()
+        assert len(lines) == 1 and lines[0].startswith("gshard-train: "), (tenths, err)
         assert not (logdir / "run.lock").exists()
+        said.add(lines[0].rpartition(": ")[2].partition(" ")[0])
         if "saving" in lines[0]:
             assert "saved at step" in out and list((logdir / "checkpoints").iterdir())
     assert codes == {128 + number}
+    assert {"stopped", "finishing"} <= said

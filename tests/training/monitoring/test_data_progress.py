@@ -57,3 +57,14 @@ def test_a_bar_on_a_terminal(monkeypatch):
         time.sleep(0.05)
     progress.begin("Reading dev")
     assert "500 rows" in stream.getvalue() and "Training a vocabulary: 0 s" in stream.getvalue()
+
+
+def test_stages_after_the_end_are_not_shown():
+    stream = io.StringIO()
+    with DataProgress(rich.console.Console(file=stream, force_terminal=True, width=99)) as progress:
+        progress.begin("Starting")
+        progress.close()
+        shown = stream.getvalue()
+        progress.begin("Tokenizing dev", "rows")
+        progress.update(5, 0.5)
+    assert "Starting" in shown and stream.getvalue() == shown

@@ -1,11 +1,13 @@
 """Checks when a loss counts as diverged, and what is advised then."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.training.monitoring.divergence import Divergence, advice
+from lingvo_gshard.training.monitoring import metrics
+from lingvo_gshard.training.monitoring.divergence import Divergence, advice, of_run
 from lingvo_gshard.training.optim.momentum import Momentum
 from lingvo_gshard.training.trainer import Trainer
 
@@ -108,3 +110,15 @@ def test_advice_counts_dead_experts_and_missing_warm_up():
     text = advice(Trainer.params(), row)
     assert "trainer.schedule.warmup_steps (0: there is no warm-up)" in text
     assert text.endswith("Experts without tokens: 4.")
+
+
+def test_a_finished_run_tells_since_when_it_has_diverged(tmp_path, monkeypatch):
+    """Also if the rows at the end of the file, which are read first, begin later."""
+    monkeypatch.setattr(metrics, "_TAIL", 2000)
+    path = tmp_path / "metrics.jsonl"
+    losses = [7.0, 6.5, *[1e13] * 200]
+    path.write_text("".join(json.dumps({"step": s, **row}) + "\n" for s, row in rows(losses)))
+    found = of_run(path, Trainer.params(), len(losses), GUESSING)
+    assert found.since == 5 and "has diverged since step 5: 1e+13 in step 202" in found.summary()[0]
+    assert of_run(path, Trainer.params(), 4, GUESSING).since is None
+    assert of_run(tmp_path / "none", Trainer.params(), 4, GUESSING).summary() == []

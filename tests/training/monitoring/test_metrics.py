@@ -6,6 +6,7 @@ import math
 import os
 
 import numpy as np
+import pytest
 
 from lingvo_gshard.training.monitoring.metrics import METRICS_FILE, MetricsWriter, first_and_last
 
@@ -87,3 +88,36 @@ def test_the_first_and_last_rows_of_a_run_are_read_up_to_a_step(tmp_path):
     )
     rows = first_and_last(path, 6, 2)
     assert rows == [(1, {"loss": 1.5}), (5, {"loss": 5.5}), (6, {"loss": 6.5})]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (lambda path: path.unlink(), 5),
+        (lambda path: path.write_bytes(b""), 5),
+        (
+            lambda path: path.write_bytes(path.read_bytes().replace(b'{"step":3', b'{"step":\xff')),
+            1,
+        ),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b'"loss":2', b'"l\xff":2')), 1),
+        (lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(True)[3:])), 0),
+        (lambda path: None, 0),
+    ],
+)
+def test_rows_that_are_lost_are_said(tmp_path, damage, lost):
+    """Rows are missing from the beginning where a run was made from another one."""
+    writer = MetricsWriter(tmp_path, 0)
+    for step in range(1, 9):
+        writer.write(step, {"loss": float(step)})
+    writer.close()
+    damage(tmp_path / "metrics.jsonl")
+    said = []
+    MetricsWriter(tmp_path, 5, said.append).close()
+    words = f"metrics.jsonl lacks the rows of {lost} of the 5 steps so far; they were damaged"
+    assert [words in line for line in said] == ([True] if lost else [])
+
+
+def test_a_run_made_from_another_one_misses_no_rows(tmp_path):
+    said = []
+    MetricsWriter(tmp_path, 5, said.append).close()
+    assert said == []

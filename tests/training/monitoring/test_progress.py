@@ -1,11 +1,13 @@
 """Checks that progress is a bar on a terminal and plain lines elsewhere."""
 
 import io
+import time
 
 import pytest
 import rich.console
 
-from lingvo_gshard.training.monitoring.progress import Progress, duration
+from lingvo_gshard.training.monitoring import progress as progress_lib
+from lingvo_gshard.training.monitoring.progress import Progress, Waiting, duration
 
 
 def show(**console):
@@ -28,6 +30,7 @@ def test_prints_a_line_every_few_steps():
 def test_a_terminal_gets_a_bar():
     shown = show(force_terminal=True)
     assert "\x1b" in shown and "━" in shown
+    assert "compiling 0 s" in shown
     assert "6/6" in shown and "loss 0.3333" in shown and "a line" in shown
 
 
@@ -37,3 +40,17 @@ def test_a_terminal_gets_a_bar():
 )
 def test_durations_are_formatted(seconds, words):
     assert duration(seconds) == words
+
+
+def test_long_work_is_said_at_growing_intervals(monkeypatch):
+    monkeypatch.setattr(progress_lib, "_FIRST_WAIT", 0.01)
+    said = []
+    with Waiting("compiling", lambda text: said.append((time.monotonic(), text))):
+        while len(said) < 4:
+            time.sleep(0.01)
+    times = [when for when, _ in said]
+    assert times[3] - times[2] > times[1] - times[0] or times[3] - times[2] >= 0.08
+    assert {text for _, text in said} == {"compiling: 0 s so far"}
+    with Waiting("compiling", said.append):
+        pass
+    assert len(said) <= 5
