@@ -36,7 +36,12 @@ from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation, Table
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
-from lingvo_gshard.tools.flags.decoding import define_decoding_flags
+from lingvo_gshard.tools.flags.decoding import (
+    DECODING_FLAGS,
+    decoding_fields,
+    decoding_options,
+    define_decoding_flags,
+)
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
@@ -45,7 +50,6 @@ NAME = "gshard-evaluate"
 
 # Flags that are options of some tasks' evaluation.
 _TASK_FLAGS = ("languages", "max_rows_per_language", "shuffled")
-_DECODING_FLAGS = ("beam_size", "length_exponent", "coverage_weight")
 
 
 def define_flags() -> flags.FlagValues:
@@ -124,15 +128,19 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     Raises ValueError if a flag is given that does not apply to the task.
     """
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
-    unused += [] if task.DECODER == Translator.__name__ else _DECODING_FLAGS
+    translates = task.DECODER == Translator.__name__
+    unused += [] if translates else DECODING_FLAGS
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
     for flag in unused:
         if values[flag].present:
             raise ValueError(
                 f"--{flag} does not apply to {task.__name__}, the task of {experiment}"
             )
-    used = [flag for flag in (*_TASK_FLAGS, *_DECODING_FLAGS) if flag not in unused]
-    return {flag: values[flag].value for flag in used}
+    used = {flag: values[flag].value for flag in _TASK_FLAGS if flag not in unused}
+    if translates:
+        used |= decoding_fields(values)
+        decoding_options(values)
+    return used
 
 
 def _print(console: rich.console.Console, title: str, evaluation: Evaluation) -> None:

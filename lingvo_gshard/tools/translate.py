@@ -71,8 +71,9 @@ def main(argv: list[str]) -> int:
     stream = standard_input()
     run = load(required_logdir(values), options=runtime_options(values))
     run.check_decoder(Translator)
+    options = decoding_options(values, values.best)
     lines = LineReader(stream)
-    translator = run.translator(decoding_options(values, values.best))
+    translator = run.translator(options)
     if sys.stdin.isatty():
         warn(f"{run.params.name}, step {run.step:,}. Type a line to translate; Ctrl-D ends.")
     with output.open_json_lines(values.json) as records:

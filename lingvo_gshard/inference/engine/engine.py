@@ -130,6 +130,7 @@ class Engine:
                 f"beam_size is {beam_size}; 1 to {facts.vocabulary_size - 1:,} was expected, fewer "
                 "than the vocabulary has tokens"
             )
+        self._check_ids(request.options)
         if facts.has_source != bool(source):
             wanted = "a source" if facts.has_source else "no source"
             raise ValueError(f"the model takes {wanted}, and the request has {source} tokens of it")
@@ -145,6 +146,16 @@ class Engine:
             )
         wanted = request.options.most_tokens or (2 * source + 10 if source else room)
         return min(wanted, room)
+
+    def _check_ids(self, options: DecodingOptions) -> None:
+        """Raises ValueError naming an allowed or forbidden id that the vocabulary lacks."""
+        size = self.facts.vocabulary_size
+        for name in ("allowed_tokens", "forbidden_tokens"):
+            for index in getattr(options, name):
+                if not 0 <= index < size:
+                    raise ValueError(
+                        f"{name} has {index}; ids from 0 to {size - 1:,} were expected"
+                    )
 
     def _rows(self, answer: Answer) -> list[Row]:
         """Returns the rows that answer a request: one for a search, or one for each draw."""

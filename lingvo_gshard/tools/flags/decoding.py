@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from absl import flags
 
 from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.inference.options import DecodingOptions
 
+# The flags of `define_decoding_flags`: the fields of `DecodingOptions`, `best` excepted.
+DECODING_FLAGS = tuple(f.name for f in dataclasses.fields(DecodingOptions) if f.name != "best")
+
 
 def define_decoding_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `DecodingOptions`."""
+    """Defines the flags of `DecodingOptions`, `best` excepted."""
     flags.DEFINE_integer(
         "beam_size",
         4,
@@ -33,6 +37,21 @@ def define_decoding_flags(values: flags.FlagValues) -> None:
         0.0,
         flag_values=values,
     )
+    _define_token_flags(
+        values, 0.0, "Largest number of new tokens; 0: twice those of the source and 10 more."
+    )
+    flags.DEFINE_integer(
+        "least_tokens",
+        0,
+        "Smallest number of new tokens, the end counted.",
+        0,
+        flag_values=values,
+    )
+    for name, what in (
+        ("allowed", "The only ids to choose from, besides the end"),
+        ("forbidden", "Ids that are not chosen"),
+    ):
+        flags.DEFINE_list(f"{name}_tokens", [], f"{what}, separated by commas.", flag_values=values)
 
 
 def decoding_options(values: flags.FlagValues, best: int = 1) -> DecodingOptions:
@@ -41,29 +60,59 @@ def decoding_options(values: flags.FlagValues, best: int = 1) -> DecodingOptions
     Args:
       values: the flags.
       best: translations of each sentence.
+
+    Raises:
+      ValueError: options are wrong or do not go together.
     """
-    return DecodingOptions(
-        beam_size=values.beam_size,
-        length_exponent=values.length_exponent,
-        coverage_weight=values.coverage_weight,
-        best=best,
-    )
+    return DecodingOptions(**decoding_fields(values), best=best)
+
+
+def decoding_fields(values: flags.FlagValues) -> dict[str, Any]:
+    """Returns the fields of `DecodingOptions` that the flags give: all but `best`."""
+    given = {name: values[name].value for name in DECODING_FLAGS}
+    given["stop"] = tuple(values.stop)
+    for name in ("allowed_tokens", "forbidden_tokens"):
+        given[name] = tuple(_id(name, text) for text in given[name])
+    return given
 
 
 def define_sampling_flags(values: flags.FlagValues) -> None:
     """Defines the flags of `SamplingOptions`."""
     flags.DEFINE_integer("samples", 1, "Texts per beginning.", 1, flag_values=values)
+    _define_token_flags(
+        values,
+        1.0,
+        "Largest number of new tokens per text; 0: until its row is full, at least half a row.",
+    )
+
+
+def sampling_options(values: flags.FlagValues) -> SamplingOptions:
+    """Returns the options of sampling that the flags give."""
+    names = (field.name for field in dataclasses.fields(SamplingOptions))
+    given = {name: values[name].value for name in names}
+    return SamplingOptions(**given | {"stop": tuple(values.stop)})
+
+
+def _define_token_flags(values: flags.FlagValues, temperature: float, most_tokens: str) -> None:
+    """Defines the flags of single tokens, for searching and drawing alike.
+
+    Args:
+      values: the command's flags.
+      temperature: the default.
+      most_tokens: help of --most_tokens.
+    """
     flags.DEFINE_integer(
         "most_tokens",
         0,
-        "Largest number of new tokens per text; 0: until its row is full, at least half a row.",
+        most_tokens,
         0,
         flag_values=values,
     )
     flags.DEFINE_float(
         "temperature",
-        1.0,
-        "Divides the logits: values below 1 favor likely tokens; 0 takes the likeliest.",
+        temperature,
+        "Divides the logits that tokens are drawn by: values below 1 favor likely tokens; 0 draws "
+        "none and takes the likeliest.",
         0.0,
         flag_values=values,
     )
@@ -87,13 +136,13 @@ def define_sampling_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "repetition_penalty",
         1.0,
-        "Values above 1 make tokens that occurred less likely.",
+        "Values above 1 make tokens that occurred less likely. Needs a temperature.",
         flag_values=values,
     )
     flags.DEFINE_multi_string(
         "stop",
         [],
-        "A text that ends a text, which then lacks it. May be repeated.",
+        "A text that ends a text, which then lacks it. May be repeated. Not for beam search.",
         flag_values=values,
     )
     flags.DEFINE_integer(
@@ -106,8 +155,8 @@ def define_sampling_flags(values: flags.FlagValues) -> None:
     )
 
 
-def sampling_options(values: flags.FlagValues) -> SamplingOptions:
-    """Returns the options of sampling that the flags give."""
-    names = (field.name for field in dataclasses.fields(SamplingOptions))
-    given = {name: values[name].value for name in names}
-    return SamplingOptions(**given | {"stop": tuple(values.stop)})
+def _id(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--{name}: {text!r} is no id; integers were expected") from None

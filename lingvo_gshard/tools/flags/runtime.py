@@ -43,8 +43,8 @@ def define_partitioning_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "compilation_cache",
         None,
-        "Directory that keeps compiled programs for later runs; '' disables it. Default: "
-        "lingvo_gshard/xla in $XDG_CACHE_HOME or ~/.cache.",
+        "Directory that keeps compiled programs for later runs, and the weights that decoding "
+        "reads; '' disables it. Default: lingvo_gshard in $XDG_CACHE_HOME or ~/.cache.",
         flag_values=values,
     )
     flags.DEFINE_float(

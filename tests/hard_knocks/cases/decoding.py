@@ -45,6 +45,28 @@ CASES = (
         error="--length_exponent=inf; expected a finite number",
     ),
     Case(
+        "drawing with a beam",
+        _TRANSLATE + "--temperature=1",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="temperature=1.0 draws tokens and beam_size=4 searches; set one of beam_size=1 and "
+        "temperature=0",
+    ),
+    Case(
+        "an allowed token that is no id",
+        _TRANSLATE + "--allowed_tokens=5,x",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="--allowed_tokens: 'x' is no id; integers were expected",
+    ),
+    Case(
+        "a forbidden token that no vocabulary has",
+        _TRANSLATE + "--forbidden_tokens=-1",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="forbidden_tokens has -1; ids from 0 to ... were expected",
+    ),
+    Case(
         "a negative temperature",
         _GENERATE + "--temperature=-1",
         given=_WRITER,
