@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import signal
 
 # TensorFlow and jax read these when they are imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -13,6 +14,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # equal but for rounding. Caches of compiled programs would save more; but XLA writes a warning of
 # its own when it loads from them, and hides the compiler's warnings, both of which tests read.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+# Under nohup processes ignore SIGHUP, and so would the commands that tests start and signal.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

@@ -63,5 +63,6 @@ def test_evaluation_and_rate_zero_change_nothing():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
 def test_rejects_rates_outside_the_unit_interval(rate):
-    with pytest.raises(ValueError, match=f"dropout.rate: {rate} is not in"):
+    message = rf"Dropout\.rate is {rate}; expected a number of 0 or more and below 1"
+    with pytest.raises(ValueError, match=message):
         drop(np.ones(4, np.float32), rate)

@@ -9,6 +9,7 @@ from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.config.params import Configurable
 from lingvo_gshard.training.experiments import batch_specs, make_trainer
 
+ROOMS = ("data", "layers", "tasks", "training")
 WRONG = (-1, 0, 10**12, 2**31 - 1, 1e9, math.nan, math.inf, "many", None)
 
 
@@ -44,14 +45,15 @@ def test_every_number_of_the_quickstart_works_or_is_refused_by_its_path():
 def configurables():
     """Returns all configurable classes of the package."""
     for module in pkgutil.walk_packages(lingvo_gshard.__path__, "lingvo_gshard."):
-        if module.name.split(".")[1] in ("data", "layers", "tasks", "training"):
+        if module.name.split(".")[1] in ROOMS:
             importlib.import_module(module.name)
     found, waiting = set(), [Configurable]
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()
         found.add(cls)
-    return [cls for cls in found if cls.__module__.startswith("lingvo_gshard.")]
+    rooms = tuple(f"lingvo_gshard.{room}." for room in ROOMS)
+    return [cls for cls in found if cls.__module__.startswith(rooms)]
 
 
 def test_every_number_declares_a_range():

@@ -141,7 +141,7 @@ def test_axes_of_a_strategy_are_listed():
         ("fsdp", Mesh.parse("model=2"), "needs axis 'data'"),
         ("H->modle", SQUARE, "axis 'modle', .*Did you mean 'model'?"),
         ("H->x,y", SQUARE, "needs axis 'x' and 'y', which --mesh=data=4,model=2 lacks"),
-        ("H->", SQUARE, "needs axis ''"),
+        ("H->", SQUARE, "'H->'; expected letters->axes"),
         ("H->model,none", SQUARE, "needs axis 'none'"),
         ("H->model,model", SQUARE, "'model,model' names an axis more than once"),
         ("X->model", SQUARE, "'X' is not the letter of a dimension. Valid: B"),

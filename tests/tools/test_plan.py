@@ -223,14 +223,14 @@ TOPOLOGY = "--topology=cpu:8"
         ([*TINY, TOPOLOGY, "--toplogy=x"], "toplogy"),
         ([*TINY, TOPOLOGY, "--tokens=-1"], "tokens"),
         ([*TINY, TOPOLOGY, "--tokens=0"], "--tokens=0.0: expected a number of tokens"),
-        ([*TINY, TOPOLOGY, "--tokens=inf"], "--tokens=inf: expected a number of tokens"),
+        ([*TINY, TOPOLOGY, "--tokens=inf"], "--tokens=inf; expected a finite number"),
         ([*TINY, TOPOLOGY, "--json=/dev/null/x"], "--json=/dev/null/x cannot be written: "),
         ([*TINY, TOPOLOGY, "--html=/tmp"], "--html=/tmp cannot be written: it is a directory"),
         ([*TINY, TOPOLOGY, "--html=-", "--json=-"], "standard output takes one of them"),
         (["diff", "one.json"], "compares two files written by --json; 1 was given"),
         (["diff", "one.json", "two.json"], "one.json: cannot be read: No such file"),
         (["diff", "a", "b", "--topology=cpu:8"], "diff does not take --topology=cpu:8"),
-        (["dif", "a", "b"], "'dif' is not a flag"),
+        (["dif", "a", "b"], "the subcommand 'dif' is unknown. Did you mean 'diff'?"),
     ],
 )
 def test_user_errors_are_one_line(flags, words, capsys):

@@ -79,7 +79,7 @@ def test_no_averages_without_a_decay():
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_out_of_range_decay_is_rejected(decay):
-    with pytest.raises(ValueError, match=rf"trainer\.average_decay is {decay}"):
+    with pytest.raises(ValueError, match=rf"Trainer\.average_decay is {decay}"):
         mixed_task.trainer(average_decay=decay)
 
 

@@ -170,7 +170,6 @@ def test_has_no_tensor_of_queries_by_keys():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"block_size": -1}, "kernel.block_size: -1; 1 or more"),
         ({"block_size": 4, "dropout_rate": 0.1}, "dropout_rate: 0.1 .*BlockwiseKernel"),
         ({"block_size": 4, "relative_buckets": 8}, "relative_buckets: 8 .*BlockwiseKernel"),
     ],

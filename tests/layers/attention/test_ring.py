@@ -74,7 +74,8 @@ def test_one_part_equals_dense_attention(values, dtype, has_memory, block_size):
         assert_close(tf.cast(one, tf.float32), tf.cast(other, tf.float32), separated_by)
 
 
-@pytest.mark.parametrize("option", ["dropout_rate", "relative_buckets"])
-def test_rejects_unsupported_options(option):
-    with pytest.raises(ValueError, match=f"attention.{option}: 8 .*attention.kernel, RingKernel"):
-        make(kernel=RingKernel.params(), **{option: 8})
+@pytest.mark.parametrize(("option", "value"), [("dropout_rate", 0.5), ("relative_buckets", 8)])
+def test_rejects_unsupported_options(option, value):
+    message = f"attention.{option}: {value} .*attention.kernel, RingKernel"
+    with pytest.raises(ValueError, match=message):
+        make(kernel=RingKernel.params(), **{option: value})

@@ -221,10 +221,10 @@ def test_rejects_inconsistent_sizes(name):
             r"moe.dispatch: 'gather' is not Params; .* GatherDispatch.params\(\)",
         ),
         ({"experts_activation": "rely"}, r"moe.experts.activation: .* Did you mean 'relu'\?"),
-        ({"group_size": 0}, "moe.group_size: 0; a positive size"),
+        ({"group_size": 0}, "MixtureOfExperts.group_size is 0; expected a whole number"),
         ({"router_mode": "papre"}, r"moe.router.mode: 'papre'. Did you mean 'paper'\?"),
         ({"num_experts": 1}, "moe.router: 2 experts per token"),
-        ({"hidden_dim": 0}, "moe.experts.w_in: dimension 'H'"),
+        ({"hidden_dim": 0}, "MixtureOfExperts.hidden_dim is 0; expected a whole number"),
     ],
 )
 def test_rejects_invalid_options(values, message):
@@ -235,7 +235,7 @@ def test_rejects_invalid_options(values, message):
 @pytest.mark.parametrize(("group_size", "warned"), [(8, True), (3, False)])
 def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypatch):
     said = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.layer.logging.warning", said.append)
+    monkeypatch.setattr("lingvo_gshard.layers.moe.layer._log.warning", said.append)
     layer = make_params(group_size=group_size).instantiate(path="moe")
     with use_partitioning(Partitioning.make("data=4", "expert")):
         tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)

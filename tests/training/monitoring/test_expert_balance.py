@@ -110,7 +110,7 @@ def test_run_warns_at_log_steps_and_ends_with_a_summary(tmp_path):
     run = Run(tmp_path, steps=12)
     run.params.task = Routed.params()
     run.go()
-    lines = [line for line in run.screen.getvalue().splitlines() if "compiled" not in line]
+    lines = [line for line in run.screen.getvalue().splitlines() if "compil" not in line]
     warning = "Warning: hidden: 2 experts or more have had no token in any step since step 1"
     assert [index for index, line in enumerate(lines) if line == warning] == [1, 4, 6]
     assert lines[2] == HELP and lines.count(HELP) == 1
