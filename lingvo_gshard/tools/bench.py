@@ -7,6 +7,8 @@
     gshard-bench moe --json=moe.json
     gshard-bench depth --depths=6,48
     gshard-bench choices --num_layers=6
+    gshard-bench decode --json=decode.json
+    gshard-bench decode --peers_python=peers/bin/python
     gshard-bench exported train_step.zip --json=exported.json
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
@@ -36,6 +38,17 @@ should not grow with depth. --rematerialize applies to both.
 `choices` measures steps of an experiment with --num_layers layers on each side, and each technique
 for training larger models (docs/training.md) by itself. ratio is relative to the step without any.
 The state is the step's arguments: weights, optimizer moments and the batch.
+
+`decode` measures how fast an experiment's model and --language_model generate tokens: with greedy
+and beam search, for many test sentences and for one. Weights are random, and every text gets a fixed
+number of tokens. With the extra `peers` (docs/decoding_speed.md), PyTorch with transformers and
+CTranslate2 decode the same batches in turn, with dense models of the same active FLOPs:
+
+    ratio = our tokens per second / tokens per second of the other engine
+    limit_share = flops / seconds / gemm_rate
+
+flops counts products that cannot be avoided. For one text gemm_rate is that of a vector with a
+matrix of the size of the model's weights. Values are medians of --repeats turns.
 
 `exported` runs a training step saved by gshard-inspect --program (docs/programs.md) with JAX alone,
 on a GPU or CPU. TensorFlow is not needed. The state comes from --init_state or is synthetic; the
@@ -68,7 +81,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "exported")
+SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "decode", "exported")
 EXPORTED = "exported"
 
 
@@ -82,7 +95,17 @@ def define_flags() -> flags.FlagValues:
     def string(name: str, default: str | None, help: str) -> None:
         flags.DEFINE_string(name, default, help, flag_values=values)
 
-    string("experiment", "translation.quickstart", "The experiment whose step is measured.")
+    string("experiment", "translation.quickstart", "The experiment whose model is measured.")
+    string("language_model", "language_model.quickstart", "The second model of `decode`.")
+    integer("sentences", 500, "Number of test sentences that `decode` translates.")
+    string("peers_python", None, "Python with torch, transformers and ctranslate2, for `decode`.")
+    flags.DEFINE_integer(
+        "threads",
+        0,
+        "Threads of each engine of `decode`; 0: one for each core.",
+        0,
+        flag_values=values,
+    )
     output.define_json_flag(values)
     integer("repeats", 10, "Number of measurements of each step.")
     integer(

@@ -12,6 +12,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step, tables
+from lingvo_gshard.tools.benchmarks.decode import command as decode
 
 
 def run(
@@ -24,6 +25,7 @@ def run(
         "moe": (measure_moe, tables.print_moe_table),
         "depth": (measure_depth, tables.print_depth_table),
         "choices": (measure_choices, tables.print_choices_table),
+        "decode": (decode.run, decode.print_table),
     }[subcommand]
     rows = measure(values, console)
     show(console, rows)

@@ -1,0 +1,1 @@
+"""gshard-bench decode: the speed of decoding beside that of other engines."""

@@ -1,0 +1,121 @@
+"""The subcommand `gshard-bench decode`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+
+import rich.box
+import rich.console
+import rich.table
+from absl import flags
+
+from lingvo_gshard import params as experiments  # noqa: F401
+from lingvo_gshard.api import tables
+from lingvo_gshard.core.config import registry
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources.cleaning import Normalizer
+from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
+from lingvo_gshard.tools.benchmarks.decode.peers import Peers, has_libraries
+
+# Positions of a text of the language model: room for the longest prompt and its continuation.
+_POSITIONS = 256
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure.Row]:
+    """Runs the benchmark, prints its table and returns the rows."""
+    python = peers_python(values.peers_python)
+    if not python:
+        console.print(
+            "Only lingvo_gshard is measured: the extra `peers` (torch, transformers, ctranslate2) "
+            "is not installed. --peers_python names another Python that has it."
+        )
+    threads = values.threads or len(os.sched_getaffinity(0))
+    with console.status("starting") as status:
+        status.update("reading the test sentences")
+        experiment = registry.get(values.experiment)
+        models = {cases.TRANSLATION: ours.initial_model(experiment)}
+        room = models[cases.TRANSLATION].facts.most_source - 1
+        found = cases.translation_cases(test_sources(experiment, values.sentences, room))
+        model = ours.initial_model(registry.get(values.language_model), _POSITIONS)
+        models[cases.LANGUAGE_MODEL] = model
+        found += cases.language_model_cases(model.facts)
+        peers = None
+        if python:
+            status.update("starting the other engines")
+            dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
+            peers = Peers(python, dense, found, threads)
+        rows = []
+        try:
+            if peers:
+                peers.__enter__()
+            for row in measure.measure(
+                models, found, peers, threads, values.repeats, status.update
+            ):
+                console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
+                rows.append(row)
+        finally:
+            if peers:
+                peers.__exit__(None, None, None)
+    return rows
+
+
+def peers_python(given: str | None) -> str | None:
+    """Returns the Python to run the other engines with; None if there is none.
+
+    Args:
+      given: --peers_python.
+
+    Raises:
+      ValueError: the given Python lacks the libraries.
+    """
+    if given:
+        if not has_libraries(given):
+            raise ValueError(
+                f"--peers_python={given}: this Python has not all of torch, transformers and "
+                "ctranslate2"
+            )
+        return given
+    libraries = ("torch", "transformers", "ctranslate2")
+    return sys.executable if all(map(importlib.util.find_spec, libraries)) else None
+
+
+def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
+    """Returns the ids of a fixed random choice of test sentences, without the ends.
+
+    Args:
+      experiment: Params whose input has the sentences and trains the vocabulary.
+      count: how many; all if there are not as many.
+      room: the largest number of ids of a sentence; longer ones are cut.
+    """
+    input_ = experiment.input.instantiate()
+    if not isinstance(input_, TranslationInput):
+        raise ValueError(f"--experiment={experiment.name} is not for translation")
+    rows, normal = input_.rows("test"), Normalizer()
+    chosen = random.Random(0).sample(rows, min(count, len(rows)))
+    encoded = input_.source_vocabulary.encode_batch([normal(row.source) for row in chosen])
+    return [ids[:room] for ids in encoded if ids]
+
+
+def print_table(console: rich.console.Console, rows: list[measure.Row]) -> None:
+    """Prints the rows of `gshard-bench decode`."""
+    caption = "ratio: our speed to this engine's; limit: share of the rate of a matrix product"
+    table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
+    for heading in ("case", "engine"):
+        table.add_column(heading)
+    for heading in ("tokens/s", "ms", "ratio", "limit"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        is_ours = row.engine == measure.OURS
+        table.add_row(
+            row.case if is_ours else "",
+            row.engine,
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.seconds * 1e3:,.1f}",
+            "" if is_ours else f"{row.ratio:.2f}",
+            f"{row.limit_share:.1%}",
+        )
+    tables.print_table(console, table)

@@ -1,0 +1,227 @@
+"""Decodes with PyTorch or CTranslate2, in a process without lingvo_gshard and TensorFlow.
+
+    python peer_process.py setup.json
+
+`peers.py` starts it with any Python that has torch, transformers and ctranslate2, and writes
+setup.json: the number of threads, the sizes of the models and the cases. For each line
+"ENGINE<tab>CASE" of standard input it decodes a case and answers with the seconds and the number of
+tokens. The weights are random; engines of one model have the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+HUGGING_FACE = "Hugging Face"
+CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8"}
+
+
+def make_translation_model(sizes):
+    """Returns a MarianMTModel with random weights. The last of its ids is padding."""
+    import transformers
+
+    config = transformers.MarianConfig(
+        vocab_size=sizes["vocabulary_size"] + 1,
+        d_model=sizes["model_dim"],
+        encoder_layers=sizes["encoder_layers"],
+        decoder_layers=sizes["decoder_layers"],
+        encoder_attention_heads=sizes["num_heads"],
+        decoder_attention_heads=sizes["num_heads"],
+        encoder_ffn_dim=sizes["encoder_hidden"],
+        decoder_ffn_dim=sizes["decoder_hidden"],
+        max_position_embeddings=sizes["positions"],
+        activation_function="relu",
+        eos_token_id=sizes["eos_id"],
+        pad_token_id=sizes["vocabulary_size"],
+        decoder_start_token_id=sizes["vocabulary_size"],
+        forced_eos_token_id=None,
+    )
+    return transformers.MarianMTModel(config).eval()
+
+
+def make_language_model(sizes):
+    """Returns a GPT2LMHeadModel with random weights."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=sizes["vocabulary_size"],
+        n_embd=sizes["model_dim"],
+        n_layer=sizes["decoder_layers"],
+        n_head=sizes["num_heads"],
+        n_inner=sizes["decoder_hidden"],
+        n_positions=sizes["positions"],
+        bos_token_id=sizes["eos_id"],
+        eos_token_id=sizes["eos_id"],
+        pad_token_id=sizes["eos_id"],
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def names_of_ids(sizes):
+    """Returns the vocabulary of CTranslate2, which takes texts as lists of names."""
+    names = [f"t{index}" for index in range(sizes["vocabulary_size"])]
+    names[0] = "<unk>"
+    names[sizes["eos_id"]] = "</s>"
+    return names
+
+
+def convert(model, sizes, quantization, directory):
+    """Writes a model of transformers for CTranslate2."""
+    from ctranslate2.converters import transformers as converters
+
+    is_translation = sizes["encoder_layers"] > 0
+    loader = converters.MarianMTLoader() if is_translation else converters.GPT2Loader()
+    spec = loader.get_model_spec(model)
+    loader.set_vocabulary(spec, names_of_ids(sizes))
+    spec.config.eos_token = "</s>"
+    spec.config.unk_token = "<unk>"
+    if is_translation:
+        spec.config.decoder_start_token = "</s>"
+    else:
+        spec.config.bos_token = "</s>"
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    os.makedirs(directory)
+    spec.save(directory)
+
+
+class HuggingFace:
+    """Models of transformers, run by PyTorch."""
+
+    def __init__(self, models, threads):
+        import torch
+
+        torch.set_num_threads(threads)
+        self.models = models
+
+    def decode(self, case):
+        """Decodes all texts of a case and returns their number of tokens."""
+        return sum(self._decode_batch(case, batch) for batch in case["batches"])
+
+    def _decode_batch(self, case, batch):
+        import torch
+
+        model, is_translation = self.models[case["model"]], case["model"] == "translation"
+        eos, pad = model.config.eos_token_id, model.config.pad_token_id
+        texts = [[*text, eos] if is_translation else [eos, *text] for text in batch["texts"]]
+        longest = max(map(len, texts))
+        ids = torch.tensor([text + [pad] * (longest - len(text)) for text in texts])
+        lengths = torch.tensor([len(text) for text in texts])
+        mask = (torch.arange(longest)[None] < lengths[:, None]).long()
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                num_beams=case["beam"],
+                do_sample=False,
+                min_new_tokens=batch["tokens"],
+                max_new_tokens=batch["tokens"],
+            )
+        before = 1 if is_translation else longest
+        return (found.shape[1] - before) * found.shape[0]
+
+
+class CTranslate2:
+    """Models in the format of CTranslate2."""
+
+    def __init__(self, directories, setup):
+        import ctranslate2
+
+        self.names = {name: names_of_ids(sizes) for name, sizes in setup["models"].items()}
+        makers = {"translation": ctranslate2.Translator, "language_model": ctranslate2.Generator}
+        # Several batches are fastest one on each thread, and one batch on all threads.
+        threads = setup["threads"]
+        self.engines = {
+            (name, has_many): makers[name](
+                directory,
+                inter_threads=threads if has_many else 1,
+                intra_threads=1 if has_many else threads,
+            )
+            for name, directory in directories.items()
+            for has_many in (False, True)
+        }
+
+    def decode(self, case):
+        """Decodes all texts of a case and returns their number of tokens."""
+        name, batches = case["model"], case["batches"]
+        engine = self.engines[name, len(batches) > 1]
+        results = []
+        for batch in batches:
+            texts = [[self.names[name][index] for index in text] for text in batch["texts"]]
+            start = self._translate if name == "translation" else self._generate
+            results += start(engine, texts, batch["tokens"], case["beam"])
+        return sum(result.result().count for result in map(Pending, results))
+
+    def _translate(self, engine, texts, tokens, beam):
+        return engine.translate_batch(
+            [[*text, "</s>"] for text in texts],
+            beam_size=beam,
+            min_decoding_length=tokens,
+            max_decoding_length=tokens,
+            asynchronous=True,
+        )
+
+    def _generate(self, engine, texts, tokens, beam):
+        return engine.generate_batch(
+            [["</s>", *text] for text in texts],
+            beam_size=beam,
+            min_length=tokens,
+            max_length=tokens,
+            include_prompt_in_result=False,
+            asynchronous=True,
+        )
+
+
+class Pending:
+    """The number of tokens of a result of CTranslate2, once it is there."""
+
+    def __init__(self, result):
+        self._result, self.count = result, 0
+
+    def result(self):
+        """Waits for the result."""
+        found = self._result.result()
+        texts = found.hypotheses if hasattr(found, "hypotheses") else found.sequences
+        self.count = len(texts[0])
+        return self
+
+
+def make_engines(setup):
+    """Returns engine name -> engine. Engines of one model have the same weights."""
+    import torch
+
+    torch.manual_seed(0)
+    makers = {"translation": make_translation_model, "language_model": make_language_model}
+    models = {name: makers[name](sizes) for name, sizes in setup["models"].items()}
+    engines = {HUGGING_FACE: HuggingFace(models, setup["threads"])}
+    for engine, quantization in CTRANSLATE2.items():
+        directories = {
+            name: os.path.join(setup["directory"], f"{name}-{quantization}") for name in models
+        }
+        for name, directory in directories.items():
+            convert(models[name], setup["models"][name], quantization, directory)
+        engines[engine] = CTranslate2(directories, setup)
+    return engines
+
+
+def main():
+    """Reads the setup, then answers requests until standard input ends."""
+    # What libraries print must not mix with the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    with open(sys.argv[1], encoding="utf-8") as file:
+        setup = json.load(file)
+    engines = make_engines(setup)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        engine, index = line.rstrip("\n").split("\t")
+        started = time.perf_counter()
+        tokens = engines[engine].decode(setup["cases"][int(index)])
+        seconds = time.perf_counter() - started
+        print(f"{seconds}\t{tokens}", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

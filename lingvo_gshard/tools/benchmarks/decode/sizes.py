@@ -1,0 +1,97 @@
+"""Sizes of dense models that have the active FLOPs of ours, and limits of speed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.tasks.translation import TranslationTask
+from lingvo_gshard.tools.benchmarks.decode.cases import Case
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseSizes:
+    """The sizes of a dense Transformer.
+
+    Attributes:
+      model_dim: M.
+      num_heads: N.
+      encoder_layers: layers of the encoder; 0 without one.
+      encoder_hidden: hidden dimension of the encoder's feed-forward layers.
+      decoder_layers: layers of the decoder.
+      decoder_hidden: hidden dimension of the decoder's feed-forward layers.
+      vocabulary_size: V.
+      eos_id: id that ends a text.
+      positions: positions of a text.
+    """
+
+    model_dim: int
+    num_heads: int
+    encoder_layers: int
+    encoder_hidden: int
+    decoder_layers: int
+    decoder_hidden: int
+    vocabulary_size: int
+    eos_id: int
+    positions: int
+
+
+def dense_sizes(task: TokenTask, facts: ModelFacts) -> DenseSizes:
+    """Returns the sizes of a dense model with the FLOPs that a token needs in `task`.
+
+    All of its layers have the same hidden dimension, with two products and an activation. Routing
+    and gated activations of `task` count as the products that they are.
+    """
+    has_encoder = isinstance(task, TranslationTask)
+    return DenseSizes(
+        model_dim=task.p.model_dim,
+        num_heads=task.decoder.p.num_heads,
+        encoder_layers=task.encoder.p.num_layers if has_encoder else 0,
+        encoder_hidden=_hidden(task.encoder) if has_encoder else 0,
+        decoder_layers=task.decoder.p.num_layers,
+        decoder_hidden=_hidden(task.decoder),
+        vocabulary_size=facts.vocabulary_size,
+        eos_id=facts.eos_id,
+        # One more for the id before all texts.
+        positions=max(facts.most_positions, facts.most_source) + 1,
+    )
+
+
+def _hidden(stack: TransformerStack) -> int:
+    """Returns the mean hidden dimension of a stack's active feed-forward layers."""
+    layers = stack.layers_in_order()
+    flops = sum(layer.children["feed_forward"].flops(TokenShape(1, 1)) for layer in layers)
+    return max(round(flops / len(layers) / (4 * stack.p.model_dim)), 1)
+
+
+def case_flops(task: TokenTask, case: Case) -> int:
+    """Returns the operations that decoding needs at least: products of every token once.
+
+    A source is encoded once for all of its hypotheses. Attention counts half of the positions of
+    the finished text, the mean number of those before a token.
+    """
+    total = 0
+    for batch in case.batches:
+        for text in batch.texts:
+            if isinstance(task, TranslationTask):
+                source = len(text) + 1
+                encoder = task.encoder.flops(TokenShape(1, source))
+                shape = TokenShape(1, batch.tokens, source)
+                decoder = task.flops(shape) - encoder - _later_positions(task, batch.tokens)
+                total += encoder + case.beam * decoder
+            else:
+                length = len(text) + batch.tokens
+                softmax = 2 * task.p.model_dim * task.p.vocabulary_size
+                # Of a prompt only the last position has logits.
+                total += task.flops(TokenShape(1, length)) - len(text) * softmax
+                total -= _later_positions(task, length)
+    return total
+
+
+def _later_positions(task: TokenTask, length: int) -> int:
+    """Returns the operations of attention to the positions after each token."""
+    attention = 2 * 2 * length * length * task.p.model_dim * task.decoder.p.num_layers
+    return attention // 2
