@@ -73,6 +73,8 @@ setup(
         "tensorflow~=2.21.0",
     ],
     extras_require={
+        # Other engines that `gshard-bench decode` compares with.
+        "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
         "plan": ["libtpu==0.0.42.1"],
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386

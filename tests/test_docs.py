@@ -55,6 +55,7 @@ TINY = {
         "--gemm_size=16",
     ],
     "gshard-evaluate --logdir=runs/quickstart": ["--languages=gl", "--beam_size=1"],
+    "gshard-bench decode": ["--sentences=4", "--repeats=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
     "gshard-plan --experiment=translation.quickstart": [
         *_SMALL_MODEL,
@@ -81,6 +82,7 @@ ELSEWHERE = {
 
 SLOW_PAGES = (
     "README.md",
+    "decoding_speed.md",
     "experts.md",
     "export.md",
     "extending.md",

@@ -40,9 +40,9 @@ for training larger models (docs/training.md) by itself. ratio is relative to th
 The state is the step's arguments: weights, optimizer moments and the batch.
 
 `decode` measures how fast an experiment's model and --language_model generate tokens: with greedy
-and beam search, for many test sentences and for one. Weights are random, and every text gets a fixed
-number of tokens. With the extra `peers` (docs/decoding_speed.md), PyTorch with transformers and
-CTranslate2 decode the same batches in turn, with dense models of the same active FLOPs:
+and beam search, for many test sentences and for one. Weights are random, and every text gets a
+fixed number of tokens. With the extra `peers` (docs/decoding_speed.md), PyTorch with transformers
+and CTranslate2 decode the same batches in turn, with dense models of the same active FLOPs:
 
     ratio = our tokens per second / tokens per second of the other engine
     limit_share = flops / seconds / gemm_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -20,6 +21,7 @@ from lingvo_gshard.data.sources.cleaning import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
 from lingvo_gshard.tools.benchmarks.decode.peers import Peers, has_libraries
+from lingvo_gshard.tools.console import output
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.
 _POSITIONS = 256
@@ -29,38 +31,47 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure
     """Runs the benchmark, prints its table and returns the rows."""
     python = peers_python(values.peers_python)
     if not python:
-        console.print(
+        output.say(
+            console,
             "Only lingvo_gshard is measured: the extra `peers` (torch, transformers, ctranslate2) "
-            "is not installed. --peers_python names another Python that has it."
+            "is not installed. --peers_python names another Python that has it.",
         )
-    threads = values.threads or len(os.sched_getaffinity(0))
-    with console.status("starting") as status:
-        status.update("reading the test sentences")
-        experiment = registry.get(values.experiment)
-        models = {cases.TRANSLATION: ours.initial_model(experiment)}
-        room = models[cases.TRANSLATION].facts.most_source - 1
-        found = cases.translation_cases(test_sources(experiment, values.sentences, room))
-        model = ours.initial_model(registry.get(values.language_model), _POSITIONS)
-        models[cases.LANGUAGE_MODEL] = model
-        found += cases.language_model_cases(model.facts)
+    threads, rows = values.threads or len(os.sched_getaffinity(0)), []
+    with contextlib.ExitStack() as stack:
+        status = stack.enter_context(console.status("reading the test sentences"))
+        models, found = make_cases(
+            registry.get(values.experiment),
+            registry.get(values.language_model),
+            values.sentences,
+        )
         peers = None
         if python:
             status.update("starting the other engines")
             dense = {name: sizes.dense_sizes(m.task, m.facts) for name, m in models.items()}
-            peers = Peers(python, dense, found, threads)
-        rows = []
-        try:
-            if peers:
-                peers.__enter__()
-            for row in measure.measure(
-                models, found, peers, threads, values.repeats, status.update
-            ):
-                console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
-                rows.append(row)
-        finally:
-            if peers:
-                peers.__exit__(None, None, None)
+            peers = stack.enter_context(Peers(python, dense, found, threads))
+        for row in measure.measure(models, found, peers, threads, values.repeats, status.update):
+            console.print(f"{row.case}, {row.engine}: {row.tokens_per_second:,.0f} tokens/s")
+            rows.append(row)
     return rows
+
+
+def make_cases(
+    translation: Params, language_model: Params, sentences: int
+) -> tuple[dict[str, ours.Model], list[cases.Case]]:
+    """Returns the models by name, and what is decoded with them.
+
+    Args:
+      translation: the experiment whose test sentences are translated.
+      language_model: the experiment of the language model.
+      sentences: the number of test sentences.
+    """
+    model = ours.initial_model(translation)
+    found = cases.translation_cases(
+        test_sources(translation, sentences, model.facts.most_source - 1)
+    )
+    other = ours.initial_model(language_model, _POSITIONS)
+    models = {cases.TRANSLATION: model, cases.LANGUAGE_MODEL: other}
+    return models, found + cases.language_model_cases(other.facts)
 
 
 def peers_python(given: str | None) -> str | None:

@@ -15,7 +15,7 @@ from lingvo_gshard.tools.benchmarks.decode.peers import ENGINES, Peers
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 
 OURS = "lingvo_gshard"
-# Turns of each engine before the first that counts: they compile programs for the shapes that occur.
+# Turns before the first that counts: they compile programs for the shapes that occur.
 _WARM_UP = 2
 # A turn on a short case decodes it this often, for about as long as one of the other cases.
 _SHORT_CASE_REPEATS = 5
