@@ -96,16 +96,6 @@ def define_flags() -> flags.FlagValues:
         flags.DEFINE_string(name, default, help, flag_values=values)
 
     string("experiment", "translation.quickstart", "The experiment whose model is measured.")
-    string("language_model", "language_model.quickstart", "The second model of `decode`.")
-    integer("sentences", 500, "Number of test sentences that `decode` translates.")
-    string("peers_python", None, "Python with torch, transformers and ctranslate2, for `decode`.")
-    flags.DEFINE_integer(
-        "threads",
-        0,
-        "Threads of each engine of `decode`; 0: one for each core.",
-        0,
-        flag_values=values,
-    )
     output.define_json_flag(values)
     integer("repeats", 10, "Number of measurements of each step.")
     integer(
@@ -145,7 +135,34 @@ def define_flags() -> flags.FlagValues:
         1,
         flag_values=values,
     )
+    define_decode_flags(values)
     return values
+
+
+def define_decode_flags(values: flags.FlagValues) -> None:
+    """Defines the flags that only `decode` has."""
+    flags.DEFINE_string(
+        "language_model",
+        "language_model.quickstart",
+        "The second model of `decode`.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "sentences", 500, "Test sentences that `decode` translates.", 1, flag_values=values
+    )
+    flags.DEFINE_string(
+        "peers_python",
+        None,
+        "Python with torch, transformers and ctranslate2, for `decode`.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "threads",
+        0,
+        "Threads of each engine of `decode`; 0: one for each core.",
+        0,
+        flag_values=values,
+    )
 
 
 def main(argv: list[str]) -> int:
