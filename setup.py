@@ -76,6 +76,7 @@ setup(
         # Other engines that `gshard-bench decode` compares with.
         "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
         "plan": ["libtpu==0.0.42.1"],
+        "export": ["tensorflow-text~=2.21.0"],
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
@@ -84,6 +85,7 @@ setup(
             "pytest>=8.1,<9.2",
             "pytest-xdist>=3.6",
             "ruff>=0.9",
+            "tensorflow-text~=2.21.0",
         ],
         "dev": ["pre-commit>=4.0"],
     },

@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 # Name -> the module that has it, imported on first use.
 _API = {
     "ClusterOptions": "options",
+    "DecoderSettings": "export",
     "DecodingOptions": "options",
     "Run": "run",
     "RuntimeOptions": "options",
@@ -35,6 +36,7 @@ _API = {
 }
 __all__ = [
     "ClusterOptions",
+    "DecoderSettings",
     "DecodingOptions",
     "Run",
     "RuntimeOptions",
@@ -50,6 +52,7 @@ __all__ = [
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.api.experiments import describe, experiment, experiments
+    from lingvo_gshard.api.export import DecoderSettings
     from lingvo_gshard.api.options import (
         ClusterOptions,
         DecodingOptions,

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.loading import (
-    language_model_facts,
-    mesh_of,
-    prepared_weights,
-    translation_facts,
-)
+from lingvo_gshard.inference.loading import facts_of, mesh_of, prepared_weights
 from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.maker import ProgramMaker
@@ -80,7 +75,7 @@ def open_decoder(run: Run) -> Decoder:
 def _opened_now(run: Run) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     model, devices = run.model, run.backend.devices
-    facts = _facts(model.task, model.input)
+    facts = facts_of(model.task, model.input)
     maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
     entry = _entry(run, _checkpoint(run, model.step))
     executables = Executables(maker.make, devices, entry)
@@ -109,15 +104,6 @@ class _LateMaker:
                 trainer.task, self._facts, backend.partitioning, backend.partitioner
             )
         return self._maker.make(key)
-
-
-def _facts(task: Task, input_: Input) -> ModelFacts:
-    if isinstance(task, TranslationTask):
-        vocabulary = input_.target_vocabulary
-        return translation_facts(task, vocabulary.bos_id, vocabulary.eos_id)
-    assert isinstance(task, LanguageModelTask)
-    vocabulary = input_.vocabulary
-    return language_model_facts(task, vocabulary.bos_id, vocabulary.eos_id, input_.p.length)
 
 
 def _newest(run: Run) -> Checkpoint | None:

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lingvo_gshard.core.config import names
-from lingvo_gshard.export import safetensors_writer
+from lingvo_gshard.export.decoder import DecoderSettings
+from lingvo_gshard.export.formats import format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
 from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run
-
-FORMATS = {"safetensors": safetensors_writer.write}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Export:
 
     Attributes:
       directory: where.
-      format: one of `FORMATS`.
+      format: name of the format.
       experiment: name of the experiment.
       step: the step of the checkpoint.
       files: path within the directory -> size in bytes.
@@ -51,27 +50,27 @@ class Export:
         return sum(self.files.values())
 
 
-def check_format(name: str) -> None:
-    """Raises ValueError with the nearest valid name if a format is unknown."""
-    if name not in FORMATS:
-        raise ValueError(f"--format={name} is unknown. {names.nearest(name, FORMATS)}")
-
-
-def export(run: Run, output: str | os.PathLike, format: str) -> Export:
+def export(
+    run: Run,
+    output: str | os.PathLike,
+    format: str,
+    settings: DecoderSettings | None = None,
+    show_progress: ShowProgress = no_progress,
+) -> Export:
     """Writes the newest readable checkpoint of a run; see `Run.export`."""
     started = time.monotonic()
-    check_format(format)
+    chosen = format_of(format)
     check_output(output)
+    chosen.check(format, run.params, settings)
     model = _read(run)
     with new_directory(output, model.nbytes) as directory:
-        FORMATS[format](model, directory)
-    directory = pathlib.Path(output)
+        chosen.write(model, directory, settings, show_progress)
     return Export(
         directory=os.fspath(output),
         format=format,
         experiment=model.params.name,
         step=model.step,
-        files=file_sizes(directory),
+        files=file_sizes(pathlib.Path(output)),
         seconds=time.monotonic() - started,
     )
 

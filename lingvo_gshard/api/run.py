@@ -21,6 +21,7 @@ from lingvo_gshard.api.options import RuntimeOptions, SamplingOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
+from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.inference.writer import Writer
@@ -251,18 +252,26 @@ class Run:
         return open_decoder(self)
 
     @names_arguments
-    def export(self, output: str | os.PathLike, format: str) -> Export:
+    def export(
+        self,
+        output: str | os.PathLike,
+        format: str,
+        settings: DecoderSettings | None = None,
+        show_progress: ShowProgress = no_progress,
+    ) -> Export:
         """Writes the model for programs that do not have this package; see docs/export.md.
 
         Args:
           output: the new directory. It is complete or not there at all.
-          format: "safetensors".
+          format: "safetensors", "stablehlo" or "saved_model".
+          settings: how the exported model decodes; not for "safetensors".
+          show_progress: opens progress bars.
 
         Raises:
-          ValueError: the directory exists and is not empty, cannot be written, or the format is
-            unknown.
+          ValueError: the directory exists and is not empty, or cannot be written; the format is
+            unknown, or not one for the run's task; or its packages are missing.
         """
-        return export(self, output, format)
+        return export(self, output, format, settings, show_progress)
 
     @names_arguments
     def translator(self, options: DecodingOptions | None = None) -> Translator:

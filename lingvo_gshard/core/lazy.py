@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
     import orbax.checkpoint as ocp
     import tensorflow as tf
+    import tensorflow_text as tf_text
     from jax._src import clusters
     from jax.experimental import multihost_utils, serialize_executable
     from jax.interpreters import mlir
@@ -129,6 +130,7 @@ if TYPE_CHECKING:
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 else:
     tf = LazyModule("tensorflow")
+    tf_text = LazyModule("tensorflow_text")
     gen_xla_ops = PrivateModule("tensorflow.compiler.tf2xla.ops.gen_xla_ops")
     xla_data_pb2 = PrivateModule("tensorflow.compiler.xla.xla_data_pb2")
     hlo_pb2 = PrivateModule("tensorflow.compiler.xla.service.hlo_pb2")

@@ -45,7 +45,7 @@ def write(model: TrainedModel, directory: pathlib.Path, file_bytes: int = FILE_B
         name = "model.safetensors"
         if len(groups) > 1:
             name = f"model-{number:05}-of-{len(groups):05}.safetensors"
-        _save(directory / name, arrays, metadata)
+        save(directory / name, arrays, metadata)
         file_of |= dict.fromkeys(arrays, name)
     if len(groups) > 1:
         index = {"metadata": {"total_size": model.nbytes}, "weight_map": file_of}
@@ -77,14 +77,16 @@ def _groups(
         if groups[-1] and size + value.nbytes > file_bytes:
             groups.append({})
             size = 0
-        groups[-1][path] = np.ascontiguousarray(value)
+        groups[-1][path] = value
         size += value.nbytes
     return groups
 
 
-def _save(path: pathlib.Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+def save(path: pathlib.Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes arrays by name into one file, with texts by name. Raises OSError if it cannot."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
-        safetensors.numpy.save_file(arrays, path, metadata)
+        safetensors.numpy.save_file(contiguous, path, metadata)
     except safetensors.SafetensorError as error:
         # "Error while serializing: I/O error: No space left on device (os error 28)"
         found = re.search(r"\(os error (\d+)\)", str(error))

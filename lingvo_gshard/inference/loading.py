@@ -8,6 +8,8 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Input
+from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
 from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import Executables
@@ -17,6 +19,7 @@ from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.tasks.translation import TranslationTask
 
@@ -56,6 +59,25 @@ def language_model_facts(
         most_source=0,
         most_positions=min(length, task.most_positions or length),
     )
+
+
+def facts_of(task: Task, input_: Input) -> ModelFacts:
+    """Returns what the host knows of a trained model.
+
+    Args:
+      task: a translation model or a language model.
+      input_: its input.
+
+    Raises:
+      ValueError: the task decodes nothing.
+    """
+    ids = Vocabulary.bos_id, Vocabulary.eos_id
+    if isinstance(task, TranslationTask):
+        return translation_facts(task, *ids)
+    if isinstance(task, LanguageModelTask):
+        length = task.token_shape(type(input_).batch_specs(input_.p)).length
+        return language_model_facts(task, *ids, length)
+    raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
 
 
 def make_engine(

@@ -1,16 +1,27 @@
 """Writes a trained model for programs that do not have this package.
 
-    gshard-export --logdir=runs/quickstart --output=model --format=safetensors
+    gshard-export --logdir=runs/quickstart --output=weights --format=safetensors
+    gshard-export --logdir=runs/quickstart --output=programs --format=stablehlo --beam_size=1
+    gshard-export --logdir=runs/quickstart --output=served/1 --format=saved_model
 
 Formats:
 
-safetensors: the weights by path in model.safetensors, their layouts in its metadata, the Params as
-JSON, and the vocabularies as SentencePiece models. For PyTorch, jax, NumPy, Rust, ...
+safetensors: the weights by path, their layouts in the metadata, the Params as JSON, and the
+vocabularies as SentencePiece models. For PyTorch, jax, NumPy, Rust, ...
+
+stablehlo: decoding programs that jax alone runs on CPU, GPU or TPU, from ids to ids, with their
+weights and vocabularies.
+
+saved_model: a SavedModel from strings to strings, which TensorFlow and tensorflow-text load, and
+TensorFlow Serving. The tokenizer is inside.
+
+The last two decode: translation models by beam search, language models greedily unless --beam_size
+says otherwise. There is one program for each size of batch, of --rows texts with --lengths tokens;
+a batch takes the next larger ones. Fewer sizes make a smaller export that pads more.
 
 If the run keeps averages of its weights, these are written, as evaluation and decoding use them.
-
 --output must not exist, or be empty. It is complete or not there at all: it is written under
-another name and renamed at the end. docs/export.md shows how to read each format.
+another name and renamed at the end. docs/export.md shows how to use each format.
 """
 
 from __future__ import annotations
@@ -19,13 +30,19 @@ import dataclasses
 
 from absl import flags
 
-from lingvo_gshard.api.export import FORMATS, check_format
+from lingvo_gshard.api.export import DecoderSettings
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 
 NAME = "gshard-export"
+
+_SEARCH_FLAGS = ("beam_size", "length_exponent", "most_tokens")
+_SIZE_FLAGS = ("rows", "lengths")
 
 
 def define_flags() -> flags.FlagValues:
@@ -34,8 +51,48 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     flags.DEFINE_string("output", None, "The new directory.", flag_values=values)
     flags.DEFINE_string("format", None, f"What to write: {', '.join(FORMATS)}.", flag_values=values)
+    _define_search_flags(values)
+    flags.DEFINE_list(
+        "rows",
+        None,
+        "Numbers of texts that programs decode together; by default 1,8,32.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "lengths",
+        None,
+        "Numbers of tokens that programs take of a text, such as 32,128; longer texts are cut. By "
+        "default 32,64,128, ... up to what the model takes.",
+        flag_values=values,
+    )
     output.define_json_flag(values, "what was written: files, bytes, seconds")
     return values
+
+
+def _define_search_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        "beam_size",
+        None,
+        "Hypotheses kept for each text; 1 is greedy decoding. By default 4 to translate, 1 for a "
+        "language model.",
+        1,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "length_exponent",
+        None,
+        "How much beam search favors longer texts; 0 disables it. By default 1.",
+        0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "most_tokens",
+        None,
+        "Largest number of new tokens per text. By default twice the source and 10 more, or until "
+        "a language model's row is full.",
+        1,
+        flag_values=values,
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -47,11 +104,17 @@ def main(argv: list[str]) -> int:
         raise ValueError("--output is missing: the directory to write")
     if not values.format:
         raise ValueError(f"--format is missing: {', '.join(FORMATS)}")
-    check_format(values.format)
+    format_of(values.format)
     check_output(values.output)
     output.check_writable(values, "json")
-    exported = Run(logdir).export(values.output, values.format)
+    run = Run(logdir)
+    settings = _settings(values, is_translation=run.params.task.cls.DECODER == "Translator")
     console = output.make_console(values.json)
+
+    def show_progress(what: str, unit: str, total: int) -> Progress:
+        return Progress(console, what, unit, total)
+
+    exported = run.export(values.output, values.format, settings, show_progress)
     output.say(
         console,
         f"{exported.experiment}, step {exported.step:,}: {len(exported.files)} files, "
@@ -61,3 +124,25 @@ def main(argv: list[str]) -> int:
     record = dataclasses.asdict(exported) | {"bytes": exported.bytes}
     output.write_json(values.json, record)
     return 0
+
+
+def _settings(values: flags.FlagValues, is_translation: bool) -> DecoderSettings | None:
+    """Returns how to decode as the flags say; None if none of them is given."""
+    given = {f: values[f].value for f in _SEARCH_FLAGS if values[f].value is not None}
+    sizes = {f: _sizes(f, values[f].value) for f in _SIZE_FLAGS if values[f].value is not None}
+    if not given and not sizes:
+        return None
+    options = None
+    if given:
+        options = DecodingOptions(**({"beam_size": 4 if is_translation else 1} | given))
+    return DecoderSettings(options=options, **sizes)
+
+
+def _sizes(flag: str, words: list[str]) -> tuple[int, ...]:
+    """Returns a flag's sizes; ValueError if a word is no number."""
+    try:
+        return tuple(int(word) for word in words)
+    except ValueError:
+        raise ValueError(
+            f"--{flag}={','.join(words)}: numbers were expected, such as --{flag}=1,8,32"
+        ) from None

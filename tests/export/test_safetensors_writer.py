@@ -101,7 +101,7 @@ def test_types_are_kept(dtype, tmp_path):
     import ml_dtypes  # noqa: F401  registers bfloat16
 
     array = np.arange(6).reshape(2, 3).astype(dtype)
-    safetensors_writer._save(tmp_path / "a", {"x": array}, {})
+    safetensors_writer.save(tmp_path / "a", {"x": array}, {})
     header = (tmp_path / "a").read_bytes()
     size = int.from_bytes(header[:8], "little")
     record = json.loads(header[8 : 8 + size])["x"]

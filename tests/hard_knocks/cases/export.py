@@ -27,6 +27,45 @@ CASES = (
         error="--format=safetensor is unknown. Did you mean 'safetensors'?",
     ),
     Case(
+        "a decoder of a task that decodes nothing",
+        _EXPORT + "--format=saved_model",
+        given=(_RUN,),
+        error="test.tiny has the task TinyTask, which decodes nothing; --format=safetensors writes "
+        "its weights",
+    ),
+    Case(
+        "a beam for an export of weights",
+        _SAFETENSORS + " --beam_size=4",
+        given=(_RUN,),
+        error="--format=safetensors writes weights, which do not depend on a decoder: --beam_size "
+        "does not apply",
+    ),
+    Case(
+        "sizes that are no numbers",
+        _EXPORT + "--format=stablehlo --rows=1,eight",
+        given=(_RUN,),
+        error="--rows=1,eight: numbers were expected, such as --rows=1,8,32",
+    ),
+    Case(
+        "sizes that are not ascending",
+        _EXPORT + "--format=stablehlo --lengths=64,32",
+        given=(_RUN,),
+        error="--lengths=64,32: ascending sizes were expected, such as --lengths=1,8,32",
+    ),
+    Case(
+        "a beam beyond the vocabulary for an export",
+        _EXPORT + "--format=stablehlo --beam_size=1000",
+        given=(trained("run", "translation"),),
+        error="--beam_size=1000: 1 to 300 was expected, the size of the vocabulary",
+    ),
+    Case(
+        "an export of longer texts than the model takes",
+        _EXPORT + "--format=stablehlo --lengths=32,1000",
+        given=(trained("run", "translation"),),
+        error="--lengths=32,1000: the model takes texts of 256 tokens at most",
+        slow=True,
+    ),
+    Case(
         "an export of no run",
         _SAFETENSORS,
         error="--logdir=run: there is no such directory. Train one first: gshard-train "

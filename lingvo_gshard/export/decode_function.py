@@ -1,0 +1,190 @@
+"""DecodeFunction: a whole search as one function, from the ids of texts to the ids of the answers.
+
+The engine in inference/ steers its programs from the host and lets texts enter at any time. A
+program that runs elsewhere has no such host. So here all texts enter at once, and a call returns
+when the last one has ended. Both are made of the same parts of decoding/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.core import context, dynamic_slice
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
+from lingvo_gshard.decoding.selection import largest
+from lingvo_gshard.decoding.state import IMPOSSIBLE, state_specs
+from lingvo_gshard.decoding.steps import Steps
+from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.tasks.token_task import TokenTask
+
+LOCAL_LETTERS = {
+    "c": "ways to end a hypothesis in a step",
+    "i": "steps of one call",
+    "p": "positions of given tokens",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeFunction:
+    """Searches for the answers to a batch of texts.
+
+    Attributes:
+      task: the model.
+      facts: what is known of the model besides its weights.
+      options: greedy decoding or beam search, and its options.
+    """
+
+    task: TokenTask
+    facts: ModelFacts
+    options: DecodingOptions
+
+    @property
+    def longest(self) -> int:
+        """The largest number of ids of a text. Longer ones must be cut before the call."""
+        if self.facts.has_source:
+            return self.facts.most_source
+        positions = self.facts.most_positions
+        return positions - (self.options.most_tokens or (positions + 1) // 2) + 1
+
+    def most_new(self, length: int) -> int:
+        """Returns the largest number of new ids of a batch whose texts have `length` ids."""
+        wanted = self.options.most_tokens or (2 * length + 10 if self.facts.has_source else 0)
+        return min(wanted or self.facts.most_positions, self.facts.most_positions)
+
+    def run(self, weights: NestedMap, ids_BK: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the new ids [B,L], 0 after their end, and the score [B] of each answer.
+
+        Args:
+          weights: `decoding_weights` of the task.
+          ids_BK: int32 ids, 0 in padding on the right. To translate, those of a sentence and the
+            end of text; to continue a text, the id before all texts and those of the text. A row of
+            zeros has no answer.
+        """
+        most = self.most_new(ids_BK.shape[1])
+        kind = self.options.kind
+        state = self._admit(weights, ids_BK, self._shape(ids_BK.shape))
+        state.is_active_B *= tf.cast(ids_BK[:, 0] > 0, tf.int32)
+        steps = Steps(self.task, kind, self.facts.eos_id, most)
+        nobody = ids_BK.shape[0] + 1
+        state, records = steps.run(weights, state, tf.constant(most), tf.constant(nobody))
+        if kind.beam > 1:
+            return _best_hypothesis(records, state.generated_B)
+        return _only_hypothesis(records, state.generated_B, self.facts.eos_id)
+
+    def _shape(self, sizes: tf.TensorShape) -> StateShape:
+        """Returns the sizes of the state of a batch of ids."""
+        rows, length = sizes
+        if self.facts.has_source:
+            return StateShape(rows, self.most_new(length), length)
+        return StateShape(rows, min(length - 1 + self.most_new(length), self.facts.most_positions))
+
+    def _admit(self, weights: NestedMap, ids_BK: tf.Tensor, shape: StateShape) -> NestedMap:
+        """Returns the state before the first step, with a text in each row."""
+        kind, facts, options = self.options.kind, self.facts, self.options
+        specs = state_specs(
+            self.task, kind, shape, facts.vocabulary_size, self.task.activation_dtype
+        )
+        state = specs.transform(lambda spec: tf.zeros(spec.shape, spec.dtype))
+        count_B = tf.reduce_sum(tf.cast(ids_BK > 0, tf.int32), 1)
+        given_B = tf.ones_like(count_B) if facts.has_source else count_B
+        room_B = facts.most_positions - given_B + 1
+        wanted_B = 2 * count_B + 10 if facts.has_source else room_B
+        if options.most_tokens:
+            wanted_B = tf.fill([shape.rows], options.most_tokens)
+        values = {
+            "limit_B": tf.minimum(wanted_B, room_B),
+            "least_B": options.least_tokens,
+            "wanted_B": options.best,
+            "length_exponent_B": options.length_exponent,
+            "coverage_weight_B": options.coverage_weight,
+        }
+        leaves = [name for name in OPTION_LEAVES if name in state]
+        new = NestedMap(options=NestedMap())
+        for name in leaves:
+            value = tf.cast(values[name], state[name].dtype)
+            new.options[name] = tf.broadcast_to(value, state[name].shape)
+        if facts.has_source:
+            new.source_aK, new.last_a = ids_BK, tf.fill([shape.rows], facts.bos_id)
+        else:
+            new.update(_given(ids_BK, count_B))
+        return Admission(self.task, kind).run(weights, state, new, tf.range(shape.rows))
+
+
+def check_options(options: DecodingOptions) -> None:
+    """Raises ValueError if options ask for what an exported program does not do."""
+    kind = options.kind
+    supported = SearchKind(beam=kind.beam, covers=kind.covers)
+    if kind != supported or options.stop or options.best > 1:
+        raise ValueError(
+            "an exported program finds the best text by beam search or greedily: it draws no "
+            "tokens, returns no several texts, and has neither stop nor sets of tokens"
+        )
+
+
+def decoding_weights(task: TokenTask, theta: NestedMap) -> NestedMap:
+    """Returns the weights that `DecodeFunction.run` takes, as NumPy arrays.
+
+    Args:
+      task: the model.
+      theta: its weights, NumPy arrays.
+    """
+    with tf.device("/device:CPU:0"), context.scope(training=False):
+        weights = task.decoding_weights(theta.transform(tf.constant))
+    return weights.transform(lambda weight: weight.numpy())
+
+
+def _given(ids_BK: tf.Tensor, count_B: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the last id of each text, and those before it aligned to the right."""
+    length = ids_BK.shape[1]
+    last = tf.maximum(count_B - 1, 0)
+    given = {"last_a": tf.gather(ids_BK, last, batch_dims=1)}
+    if length > 1:
+        index_Bp = tf.range(length - 1)[None, :] - (length - 1) + last[:, None]
+        before_Bp = tf.gather(ids_BK, tf.maximum(index_Bp, 0), batch_dims=1)
+        given["given_ap"] = tf.where(index_Bp >= 0, before_Bp, 0)
+    return given
+
+
+def _only_hypothesis(
+    records: NestedMap, generated_B: tf.Tensor, eos_id: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the ids that greedy decoding has chosen, and the sum of their log-probabilities."""
+    token_BL = tf.transpose(records.token_BW[..., 0])
+    gain_BL = tf.transpose(records.log_probability_BW[..., 0])
+    is_generated_BL = tf.range(token_BL.shape[1]) < generated_B[:, None]
+    is_kept_BL = is_generated_BL & tf.not_equal(token_BL, eos_id)
+    score_B = tf.reduce_sum(tf.where(is_generated_BL, gain_BL, 0.0), 1)
+    return tf.where(is_kept_BL, token_BL, 0), score_B
+
+
+def _best_hypothesis(records: NestedMap, generated_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the ids and the rank of the best hypothesis of each row, the first of equal ones."""
+    most, rows, beam = records.token_BW.shape
+    rank_iBc = tf.concat([records.end_BW, records.last_BW], -1)
+    is_step_iB = tf.range(most)[:, None] < generated_B[None, :]
+    rank_iBc = tf.where(is_step_iB[..., None], rank_iBc, IMPOSSIBLE)
+    ways = 2 * beam
+    score_B, choice_B = largest(tf.reshape(tf.transpose(rank_iBc, [1, 0, 2]), [rows, most * ways]))
+    # An ended hypothesis is one of the beam before the step, a cut one of the beam after it.
+    is_ended_B = tf.cast(choice_B % ways < beam, tf.int32)
+    last_B = choice_B // ways - is_ended_B
+
+    def is_running(step, *_):
+        return step >= 0
+
+    def run_one(step, place_B, token_iB):
+        is_part_B = step <= last_B
+        token_B = tf.gather(tf.gather(records.token_BW, step), place_B, batch_dims=1)
+        parent_B = tf.gather(tf.gather(records.parent_BW, step), place_B, batch_dims=1)
+        token_1B = tf.where(is_part_B, token_B, 0)[None]
+        token_iB = dynamic_slice.write(token_iB, token_1B, step)
+        token_iB.set_shape([most, rows])
+        return step - 1, tf.where(is_part_B, parent_B, place_B), token_iB
+
+    start = (tf.constant(most - 1), choice_B % beam, tf.zeros([most, rows], tf.int32))
+    _, _, token_iB = tf.while_loop(is_running, run_one, start)
+    return tf.transpose(token_iB), score_B

@@ -1,0 +1,163 @@
+"""PortableDecoder: what the formats that decode have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.export.decode_function import DecodeFunction, check_options, decoding_weights
+from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.inference.loading import facts_of
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.task import Task
+from lingvo_gshard.tasks.translation import TranslationTask
+
+TRANSLATION, LANGUAGE_MODEL = "translation", "language model"
+
+# Sizes of batches for which a program is made, unless others are asked for.
+ROWS = (1, 8, 32)
+LENGTHS = (32, 64, 128, 256, 512, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSettings:
+    """How an exported model decodes.
+
+    Attributes:
+      options: greedy decoding or beam search; None: a beam of 4 to translate, else greedily.
+      rows: texts in a batch, ascending. A batch takes the next size, filled up with empty rows.
+      lengths: ids of a text, ascending; longer texts are cut. Empty: up to what the model takes.
+    """
+
+    options: DecodingOptions | None = None
+    rows: tuple[int, ...] = ROWS
+    lengths: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.options:
+            check_options(self.options)
+        for flag, sizes in (("rows", self.rows), ("lengths", self.lengths)):
+            is_ascending = all(a < b for a, b in itertools.pairwise(sizes))
+            if not is_ascending or any(size < 1 for size in sizes):
+                given = ",".join(map(str, sizes))
+                raise ValueError(
+                    f"--{flag}={given}: ascending sizes were expected, such as --{flag}=1,8,32"
+                )
+        if not self.rows:
+            raise ValueError("--rows is empty: sizes of a batch were expected, such as --rows=1,8")
+
+    @property
+    def first_given(self) -> str:
+        """The first flag that differs from its default, for messages."""
+        defaults = DecodingOptions()
+        for field in dataclasses.fields(DecodingOptions) if self.options else ():
+            if getattr(self.options, field.name) != getattr(defaults, field.name):
+                return f"--{field.name}"
+        if self.options:
+            return "--beam_size"
+        return "--rows" if self.rows != ROWS else "--lengths"
+
+
+@dataclasses.dataclass(frozen=True)
+class PortableDecoder:
+    """A model's decoder, ready to be written.
+
+    Attributes:
+      model: the model.
+      function: decodes a batch.
+      weights: what `function` takes, as NumPy arrays.
+      rows: sizes of batches, ascending.
+      lengths: ids of a text, ascending.
+      source: encodes texts; None for a model of ids.
+      target: decodes answers; None for a model of ids.
+    """
+
+    model: TrainedModel
+    function: DecodeFunction
+    weights: NestedMap
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    source: Vocabulary | None
+    target: Vocabulary | None
+
+    @property
+    def kind(self) -> str:
+        """What the model does: TRANSLATION or LANGUAGE_MODEL."""
+        return TRANSLATION if self.function.facts.has_source else LANGUAGE_MODEL
+
+    @property
+    def buckets(self) -> list[tuple[int, int]]:
+        """The sizes (rows, length) of all programs, ascending."""
+        return list(itertools.product(self.rows, self.lengths))
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights in bytes."""
+        return sum(weight.nbytes for weight in self.weights.flatten())
+
+
+def check_task(params: Params) -> None:
+    """Raises ValueError naming the task of an experiment if it decodes nothing."""
+    task: type[Task] = params.task.cls
+    if not issubclass(task, (TranslationTask, LanguageModelTask)):
+        raise ValueError(
+            f"{params.name} has the task {task.__name__}, which decodes nothing; "
+            "--format=safetensors writes its weights"
+        )
+
+
+def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDecoder:
+    """Returns the decoder of a translation model or a language model.
+
+    Raises:
+      ValueError: the model cannot search so, or takes no text as long as `settings.lengths`.
+    """
+    task, facts = model.task, facts_of(model.task, model.input)
+    options = settings.options or DecodingOptions(beam_size=4 if facts.has_source else 1)
+    if options.beam_size > facts.vocabulary_size:
+        raise ValueError(
+            f"--beam_size={options.beam_size}: 1 to {facts.vocabulary_size:,} was expected, the "
+            "size of the vocabulary"
+        )
+    if options.most_tokens > facts.most_positions:
+        raise ValueError(
+            f"--most_tokens={options.most_tokens}: at most {facts.most_positions:,} was expected, "
+            "the positions of the model"
+        )
+    function = DecodeFunction(task, facts, options)
+    source, target = _vocabularies(model)
+    return PortableDecoder(
+        model,
+        function,
+        decoding_weights(task, model.theta),
+        settings.rows,
+        _lengths(settings.lengths, function.longest),
+        source,
+        target,
+    )
+
+
+def _lengths(wanted: tuple[int, ...], longest: int) -> tuple[int, ...]:
+    """Returns the lengths of the buckets; the default ends with the longest possible."""
+    if not wanted:
+        return (*(length for length in LENGTHS if length < longest), longest)
+    if wanted[-1] > longest:
+        raise ValueError(
+            f"--lengths={','.join(map(str, wanted))}: the model takes texts of {longest:,} tokens "
+            "at most"
+        )
+    return wanted
+
+
+def _vocabularies(model: TrainedModel) -> tuple[Vocabulary | None, Vocabulary | None]:
+    """Returns what encodes texts and what decodes answers; None for an input without them."""
+    input_ = model.input
+    names = ("source_vocabulary", "target_vocabulary")
+    if isinstance(model.task, LanguageModelTask):
+        names = ("vocabulary", "vocabulary")
+    source, target = (getattr(input_, name, None) for name in names)
+    return source, target

@@ -1,0 +1,106 @@
+"""Writes decoding programs as StableHLO, which jax alone runs.
+
+    model.json              what the model does, and its programs
+    weights.safetensors     the weights as the programs take them
+    decode-8x64.stablehlo   decodes up to 8 texts of up to 64 ids; a serialized jax.export.Exported
+    vocabulary/             SentencePiece models
+    params.json             every hyperparameter
+
+A program takes the weights, in the order of model.json, and int32 ids [rows, length], 0 in padding.
+It returns int32 ids of the answers, 0 after their ends, and float32 scores [rows]. docs/export.md
+has a program that runs it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import msgspec
+
+from lingvo_gshard.core.config import params_json
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.vocabulary import Vocabulary, save_pair
+from lingvo_gshard.export.decoder import PortableDecoder
+from lingvo_gshard.export.safetensors_writer import save
+from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
+
+WEIGHTS = "weights.safetensors"
+
+
+def write(
+    decoder: PortableDecoder, directory: pathlib.Path, show_progress: ShowProgress = no_progress
+) -> None:
+    """Writes a decoder.
+
+    Args:
+      decoder: the decoder.
+      directory: an empty directory.
+      show_progress: opens a progress bar.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    model = decoder.model
+    weights = dict(decoder.weights.flatten_items())
+    save(directory / WEIGHTS, weights, {"experiment": model.params.name, "step": str(model.step)})
+    (directory / "params.json").write_text(params_json.to_json(model.params), encoding="utf-8")
+    if decoder.source and decoder.target:
+        save_pair(str(directory / "vocabulary"), decoder.source, decoder.target)
+    programs = []
+    with show_progress("Lowering", "programs", len(decoder.buckets)) as progress:
+        for rows, length in decoder.buckets:
+            file = f"decode-{rows}x{length}.stablehlo"
+            exported = _program(decoder, rows, length).exported()
+            (directory / file).write_bytes(bytes(exported.serialize()))
+            programs.append({"file": file, "rows": rows, "length": length})
+            progress.update(len(programs))
+    record = _record(decoder) | {"weights": list(weights), "programs": programs}
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    (directory / "model.json").write_bytes(text)
+
+
+def _program(decoder: PortableDecoder, rows: int, length: int) -> Program:
+    """Returns the program for batches of a size."""
+    tree = decoder.weights
+
+    def run(*tensors: tf.Tensor) -> Outputs:
+        *weights, ids_BK = tensors
+        token_BL, score_B = decoder.function.run(tree.pack(weights), ids_BK)
+        return [("ids", token_BL, ((), ())), ("scores", score_B, ((),))]
+
+    arrays = [
+        Array(f"weights.{path}", weight.shape, weight.dtype.name, ((),) * weight.ndim)
+        for path, weight in tree.flatten_items()
+    ]
+    arrays.append(Array("ids", (rows, length), "int32", ((), ())))
+    one_device = Partitioning.make("data=1", "replicated")
+    return lower(f"decode_{rows}x{length}", run, arrays, one_device, partitioner="shardy")
+
+
+def _record(decoder: PortableDecoder) -> dict[str, object]:
+    """Returns what a program needs to know of the model besides its weights and programs."""
+    model, options = decoder.model, decoder.function.options
+    return {
+        "experiment": model.params.name,
+        "step": model.step,
+        "task": decoder.kind,
+        "beam_size": options.beam_size,
+        "length_exponent": options.length_exponent,
+        "bos": decoder.function.facts.bos_id,
+        "eos": decoder.function.facts.eos_id,
+        "longest": decoder.lengths[-1],
+        "source_vocabulary": _vocabulary_file(decoder, decoder.source, "source"),
+        "target_vocabulary": _vocabulary_file(decoder, decoder.target, "target"),
+    }
+
+
+def _vocabulary_file(
+    decoder: PortableDecoder, vocabulary: Vocabulary | None, side: str
+) -> str | None:
+    if vocabulary is None:
+        return None
+    return f"vocabulary/{'joint' if decoder.source is decoder.target else side}.model"
