@@ -62,7 +62,7 @@ class DecodeFunction:
           weights: `decoding_weights` of the task.
           ids_BK: int32 ids, 0 in padding on the right. To translate, those of a sentence and the
             end of text; to continue a text, the id before all texts and those of the text. A row of
-            zeros has no answer.
+            zeros has no answer, and the score 0.
         """
         most = self.most_new(ids_BK.shape[1])
         kind = self.options.kind
@@ -187,4 +187,4 @@ def _best_hypothesis(records: NestedMap, generated_B: tf.Tensor) -> tuple[tf.Ten
 
     start = (tf.constant(most - 1), choice_B % beam, tf.zeros([most, rows], tf.int32))
     _, _, token_iB = tf.while_loop(is_running, run_one, start)
-    return tf.transpose(token_iB), score_B
+    return tf.transpose(token_iB), tf.where(generated_B > 0, score_B, 0.0)
