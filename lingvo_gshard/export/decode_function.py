@@ -22,6 +22,7 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.token_task import TokenTask
 
 LOCAL_LETTERS = {
+    "a": "texts that enter together",
     "c": "ways to end a hypothesis in a step",
     "i": "steps of one call",
     "p": "positions of given tokens",
