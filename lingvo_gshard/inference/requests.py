@@ -96,6 +96,7 @@ class Answer:
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._finished: Finished | None = None
         self._canceled = threading.Event()
+        self._listener: Callable[[Event | BaseException], None] | None = None
 
     def __iter__(self) -> Iterator[Event]:
         """Yields the events. Raises what the engine failed with."""
@@ -114,6 +115,18 @@ class Answer:
         assert self._finished is not None
         return self._finished.hypotheses
 
+    def listen(self, listener: Callable[[Event | BaseException], None]) -> None:
+        """Passes all events, and what the engine fails with, to a function instead of the iterator.
+
+        Args:
+          listener: called at once with the events so far, and on the engine's threads with each of
+            the others. It must return quickly.
+        """
+        with self._lock:
+            while not self._events.empty():
+                listener(self._events.get_nowait())
+            self._listener = listener
+
     def cancel(self) -> None:
         """Asks the engine to stop; the request then finishes with what there is."""
         self._canceled.set()
@@ -125,7 +138,11 @@ class Answer:
 
     def put(self, event: Event | BaseException) -> None:
         """Adds an event; called by the engine."""
-        self._events.put(event)
+        with self._lock:
+            if self._listener:
+                self._listener(event)
+            else:
+                self._events.put(event)
 
     def complete(self, text: int, hypotheses: Sequence[Hypothesis]) -> None:
         """Adds the hypotheses of one text; `Finished` follows the last. Called by the engine."""

@@ -111,6 +111,11 @@ class Engine:
                 for key in buckets.keys(kind, shape):
                     self.executables.get(key)
 
+    @property
+    def waiting(self) -> int:
+        """The number of texts that wait for a place in a batch."""
+        return self._waiting.total
+
     def close(self) -> None:
         """Stops when all requests are answered; then releases the threads."""
         self._waiting.close()

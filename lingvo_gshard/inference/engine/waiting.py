@@ -43,6 +43,12 @@ class WaitingRows:
         """Returns the number of texts of a kind that wait."""
         return len(self._queues.get(kind, ()))
 
+    @property
+    def total(self) -> int:
+        """The number of texts of all kinds that wait."""
+        with self._changed:
+            return sum(map(len, self._queues.values()))
+
     def peek(self, kind: SearchKind, most: int) -> list[Row]:
         """Returns the next texts of a kind, which go on waiting."""
         with self._changed:

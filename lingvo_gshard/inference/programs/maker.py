@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.expert_gates import expert_gates
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.state import state_specs
 from lingvo_gshard.decoding.steps import Steps
 from lingvo_gshard.inference.model_facts import ModelFacts
-from lingvo_gshard.inference.programs.program_key import ADMIT, PREPARE, STEPS, ProgramKey
+from lingvo_gshard.inference.programs.program_key import ADMIT, GATES, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
@@ -61,6 +62,7 @@ class ProgramMaker:
         makers: dict[str, Callable[[ProgramKey], Program]] = {
             ADMIT: self._admit,
             STEPS: self._steps,
+            GATES: self._gates,
         }
         return makers[key.name](key)
 
@@ -146,6 +148,26 @@ class ProgramMaker:
         if key.given:
             new.given_ap = tf.TensorSpec((texts, key.given), tf.int32)
         return new
+
+    def _gates(self, key: ProgramKey) -> Program:
+        shape, (program, weights) = key.shape, self._prepared
+        sizes = {"ids_BL": shape.length, "source_BK": shape.memory_length}
+        texts = [
+            Array(f"new.{name}", (shape.rows, size), "int32", ((), ()))
+            for name, size in sizes.items()
+            if size
+        ]
+
+        def run(*tensors: tf.Tensor) -> Outputs:
+            count = len(tensors) - len(texts)
+            found = expert_gates(self._task, weights.pack(tensors[:count]), *tensors[count:])
+            return [
+                (f"{number}/{path}", gates_BLE, _whole(gates_BLE.shape))
+                for number, (path, gates_BLE) in enumerate(found)
+            ]
+
+        arrays = [Array(a.path, a.shape, a.dtype, a.split) for a in program.outputs]
+        return self._lower(str(key), run, [*arrays, *texts])
 
     def _lower_on_state(
         self,

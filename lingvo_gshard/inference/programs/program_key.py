@@ -6,7 +6,7 @@ import dataclasses
 
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 
-PREPARE, ADMIT, STEPS = "prepare", "admit", "steps"
+PREPARE, ADMIT, STEPS, GATES = "prepare", "admit", "steps", "gates"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +15,9 @@ class ProgramKey:
 
     Attributes:
       name: PREPARE makes the weights for decoding from those of training. ADMIT lets texts into
-        rows, and STEPS adds tokens.
+        rows, STEPS adds tokens, and GATES tells which experts the tokens of complete texts visit.
       kind: how tokens are chosen; None for PREPARE.
-      shape: the state before the call; None for PREPARE.
+      shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.
       texts: for ADMIT, the number of texts that enter together.
       given: for ADMIT, the number of positions for given tokens; 0 if no text has any.
     """

@@ -28,6 +28,9 @@ from lingvo_gshard.sharding.partitioning import current_partitioning
 _log = logging.getLogger(__name__)
 LOCAL_LETTERS = {"k": "choices of a token"}
 
+# Name under which observers get the gate of each expert for each token, [B,L,E].
+TOKEN_GATES = "token_gates"
+
 _COMBINATIONS = ("sum", "learned")
 
 
@@ -177,6 +180,7 @@ class MixtureOfExperts(Layer):
             ids_GS = self._token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         self._report(routing, mask_GS)
+        self.observe_named(TOKEN_GATES, lambda: groups.merge(routing.token_gates()))
         y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
         y_BLM = groups.merge(y_GSM)
         if self.p.shared_hidden_dim:
@@ -213,6 +217,7 @@ class MixtureOfExperts(Layer):
             mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
             x_GSM, ids_GS = groups.split(x_BLM), self._token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
+        self.observe_named(TOKEN_GATES, lambda: groups.merge(routing.token_gates()))
         choices = [
             (tf.where(a.kept_GS, a.expert_GS, self.p.num_experts)[0], a.gate_GS[0])
             for a in routing.assignments

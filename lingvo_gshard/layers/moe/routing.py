@@ -63,6 +63,10 @@ class Routing:
         """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
         raise NotImplementedError
 
+    def token_gates(self) -> tf.Tensor:
+        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
+        raise NotImplementedError
+
     def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
         """Returns the share of requests that overflowed, or of tokens that no expert chose.
 
@@ -107,6 +111,16 @@ class TokenChoiceRouting(Routing):
             ]
         )
 
+    def token_gates(self) -> tf.Tensor:
+        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
+        return tf.add_n(
+            [
+                tf.one_hot(a.expert_GS, self.num_experts)
+                * tf.where(a.kept_GS, a.gate_GS, 0.0)[..., None]
+                for a in self.assignments
+            ]
+        )
+
     def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
         """Returns the share of the requested capacity slots that were full, a float32 scalar."""
         del mask_GS
@@ -141,6 +155,12 @@ class ExpertChoiceRouting(Routing):
     def gate_sums(self) -> tf.Tensor:
         """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""
         return tf.reduce_sum(self.gate_of_slot_GEC, (0, 2))
+
+    def token_gates(self) -> tf.Tensor:
+        """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
+        # Empty slots have the token S, which one_hot leaves out.
+        chosen_GECS = tf.one_hot(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
+        return tf.einsum("GECS,GEC->GSE", chosen_GECS, self.gate_of_slot_GEC)
 
     def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
         """Returns the share of real tokens that no expert chose, a float32 scalar."""

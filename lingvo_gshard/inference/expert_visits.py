@@ -1,0 +1,75 @@
+"""ExpertVisits: tells which experts the tokens of a text visit, by a pass of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_gshard.decoding.kinds import StateShape
+from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.programs.program_key import GATES, ProgramKey
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerVisits:
+    """The experts of one layer that computed each token of a text.
+
+    Attributes:
+      path: the layer's path. Layers of a compiled loop share one.
+      reads_source: whether its tokens are those of the source.
+      num_experts: the number of its experts.
+      experts: for each token, (expert, gate) with the largest gate first.
+    """
+
+    path: str
+    reads_source: bool
+    num_experts: int
+    experts: list[list[tuple[int, float]]]
+
+
+def expert_visits(
+    engine: Engine, tokens: Sequence[int], source: Sequence[int] = ()
+) -> list[LayerVisits]:
+    """Returns the experts that each token of a text, and of its source, visits.
+
+    The text is given and not searched for, so that one pass tells all. Programs are compiled when
+    first needed.
+
+    Args:
+      engine: has the model.
+      tokens: all tokens of the text, that before all texts first.
+      source: all tokens of the source; empty for a model without one.
+    """
+    shape = StateShape(
+        rows=1,
+        length=buckets.fitting(buckets.LENGTHS, len(tokens)),
+        memory_length=buckets.fitting(buckets.LENGTHS, len(source), engine.facts.most_source)
+        if source
+        else 0,
+    )
+    program = engine.executables.get(ProgramKey(GATES, shape=shape))
+    sizes = [(tokens, shape.length), (source, shape.memory_length)]
+    ids = [_padded(given, size) for given, size in sizes if size]
+    gates = program.call(*engine.weights, *ids)
+    found = []
+    for output, gates_BLE in zip(program.outputs, map(np.asarray, gates), strict=True):
+        path = output.path.partition("/")[2]
+        reads_source = path.startswith("encoder")
+        length = len(source if reads_source else tokens)
+        experts = [_visited(gates_E) for gates_E in gates_BLE[0, :length]]
+        found.append(LayerVisits(path, reads_source, gates_BLE.shape[-1], experts))
+    return found
+
+
+def _padded(ids: Sequence[int], size: int) -> np.ndarray:
+    row = np.zeros((1, size), np.int32)
+    row[0, : len(ids)] = ids
+    return row
+
+
+def _visited(gates_E: np.ndarray) -> list[tuple[int, float]]:
+    order = np.argsort(-gates_E, kind="stable")
+    return [(int(expert), float(gates_E[expert])) for expert in order if gates_E[expert] > 0]
