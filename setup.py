@@ -16,7 +16,15 @@ TOOLS = (
     "plan",
     "experts",
     "export",
+    "serve",
 )
+# Extra `serve`, which the tests need, too.
+SERVE = [
+    "httptools>=0.6",
+    "prometheus-client>=0.20",
+    "starlette>=0.47",
+    "uvicorn>=0.30",
+]
 
 
 def version() -> str:
@@ -52,6 +60,9 @@ setup(
             "planning/picture/*.css",
             "planning/picture/*.html",
             "planning/picture/*.js",
+            "serving/page/*.css",
+            "serving/page/*.html",
+            "serving/page/*.js",
         ]
     },
     # The least version that is known to work; constraints.txt pins the row that was tested.
@@ -77,10 +88,13 @@ setup(
         "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
         "plan": ["libtpu==0.0.42.1"],
         "export": ["tensorflow-text~=2.21.0"],
+        "serve": SERVE,
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
+            *SERVE,
             "basedpyright>=1.30",
+            "httpx>=0.27",
             "hypothesis>=6.100",
             "pytest>=8.1,<9.2",
             "pytest-xdist>=3.6",

@@ -41,9 +41,14 @@ FOLDERS = {
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "params": (*MODEL, "training"),
     "api": (*MODEL, "training", "hlo", "runtime", "inference", "planning", "export", "params"),
+    "serving": (
+        *MODEL,
+        *("training", "hlo", "runtime", "inference", "planning", "export", "params", "api"),
+    ),
     "tools": (
         *MODEL,
         *("training", "hlo", "runtime", "inference", "planning", "export", "params", "api"),
+        "serving",
     ),
 }
 

@@ -73,6 +73,8 @@ ELSEWHERE = {
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"make pictures": "tests/test_pictures.py",
     r"python -m docs\.pictures .*": "tests/test_pictures.py",
+    r"gshard-serve .*": "tests/serving/test_process.py",
+    r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
     # These need a TPU. The files test the parts that do not.

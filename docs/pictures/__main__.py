@@ -11,6 +11,10 @@ also draws the curves of that run. Pictures of the planner's page are screenshot
 `gshard-plan --html` wrote; they need Chromium:
 
     python -m docs.pictures --plan=plan.html
+
+and so do those of the page of a gshard-serve with the quickstart's model, and its driver:
+
+    python -m docs.pictures --server=http://127.0.0.1:8000/
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import argparse
 import pathlib
 
 import lingvo_gshard
-from docs.pictures import all_to_all, curve, planner_page, weight_cut
+from docs.pictures import all_to_all, curve, planner_page, server_page, weight_cut
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.
@@ -35,6 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--logdir", type=pathlib.Path, help="a run, to draw its curves")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
+    parser.add_argument("--server", help="the address of a gshard-serve")
     given = parser.parse_args()
     for name, draw in DRAWN.items():
         (FOLDER / name).write_text(draw(), encoding="utf-8")
@@ -44,6 +49,8 @@ def main() -> None:
         (FOLDER / "curve.svg").write_text(text, encoding="utf-8")
     if given.plan:
         planner_page.take(given.plan, FOLDER)
+    if given.server:
+        server_page.take(given.server, FOLDER)
 
 
 if __name__ == "__main__":

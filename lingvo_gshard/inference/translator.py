@@ -9,8 +9,8 @@ from lingvo_gshard.data.sources.cleaning import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.inference.requests import Answer, Request
-from lingvo_gshard.inference.text import stop_check
+from lingvo_gshard.inference.requests import Hypothesis, Request
+from lingvo_gshard.inference.text import cut_at_stop, stop_check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,48 +95,63 @@ class Translator:
           options: how to search; None for those of the translator.
           prefixes: what each translation must begin with; empty for no prefixes.
         """
-        normal, options = Normalizer(), options or self._options
-        encoded = self._source_vocabulary.encode_batch([normal(text) for text in sentences])
-        given = [self._given(prefix) for prefix in prefixes] or [self._given("")] * len(encoded)
-        if len(given) != len(encoded):
+        encoded = self.encode(sentences)
+        prefixes = prefixes or [""] * len(encoded)
+        if len(prefixes) != len(encoded):
             raise ValueError(f"{len(prefixes)} prefixes were given for {len(encoded)} sentences")
-        room = self.longest - 1
-        cut = tuple(index for index, ids in enumerate(encoded) if len(ids) > room)
+        cut = tuple(i for i, ids in enumerate(encoded) if len(ids) > self.longest - 1)
         # Long sentences first: those that are decoded last, in few rows, then end soon.
         order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
-        requests = [
-            Request(
-                source=(*encoded[index][:room], self._source_vocabulary.eos_id),
-                given=given[index],
-                options=options,
-                should_stop=stop_check(self._target_vocabulary, options.stop),
-            )
-            for index in order
-        ]
+        requests = [self.request(encoded[i], options, prefixes[i]) for i in order]
         answers = self._engine.submit_all(requests)
         best: list[list[Translation]] = [[] for _ in sentences]
         for done, (index, answer) in enumerate(zip(order, answers, strict=True), start=1):
-            best[index] = self._translations(answer, normal)
+            best[index] = self.translations(answer.request, answer.result())
             if on_progress:
                 on_progress(len(sentences) - len(order) + done)
         if on_progress and not order:
             on_progress(len(sentences))
         return Translations([found[0].text if found else "" for found in best], cut, best)
 
-    def _given(self, prefix: str) -> tuple[int, ...]:
-        vocabulary = self._target_vocabulary
-        return (vocabulary.bos_id, *(vocabulary.encode(prefix) if prefix else ()))
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Returns the source tokens of each sentence, without the end."""
+        normal = Normalizer()
+        return self._source_vocabulary.encode_batch([normal(text) for text in sentences])
 
-    def _translations(self, answer: Answer, normal: Normalizer) -> list[Translation]:
-        """Waits for the answer to a request and returns its translations as texts."""
-        vocabulary, given = self._target_vocabulary, answer.request.given[1:]
+    def request(
+        self, ids: Sequence[int], options: DecodingOptions | None = None, prefix: str = ""
+    ) -> Request:
+        """Returns the request for the translation of one sentence.
+
+        Args:
+          ids: source tokens, without the end. More than the model takes are cut.
+          options: how to search; None for those of the translator.
+          prefix: what the translation must begin with.
+        """
+        options, vocabulary = options or self._options, self._target_vocabulary
+        return Request(
+            source=(*ids[: self.longest - 1], self._source_vocabulary.eos_id),
+            given=(vocabulary.bos_id, *(vocabulary.encode(prefix) if prefix else ())),
+            options=options,
+            should_stop=stop_check(vocabulary, options.stop),
+        )
+
+    def translations(self, request: Request, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
+        """Returns the texts of the hypotheses that answer a request."""
+        vocabulary, normal = self._target_vocabulary, Normalizer()
+        prefix, stop = vocabulary.decode(request.given), request.options.stop
+
+        def text(tokens: Sequence[int]) -> str:
+            whole = vocabulary.decode([*request.given, *tokens])
+            return normal(prefix + cut_at_stop(whole[len(prefix) :], stop))
+
         return [
             Translation(
-                normal(vocabulary.decode([*given, *found.tokens])),
+                text(found.tokens),
                 found.score,
                 tuple(map(vocabulary.piece, found.tokens)),
                 found.log_probabilities,
                 found.reason,
             )
-            for found in answer.result()
+            for found in hypotheses
         ]

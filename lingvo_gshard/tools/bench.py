@@ -10,6 +10,7 @@
     gshard-bench decode --json=decode.json
     gshard-bench decode --peers_python=peers/bin/python
     gshard-bench exported train_step.zip --json=exported.json
+    gshard-bench serve --logdir=runs/quickstart --clients=300 --seconds=60
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
 is measured with its mixtures of experts, and with dense layers of the same FLOPs instead. Steps
@@ -59,6 +60,11 @@ matrix products of the step's main dtype on all devices at once:
 
 flops and tokens are stored in the file; step_seconds and gemm_rate are medians of --repeats runs.
 
+`serve` starts gshard-serve with a trained translation model, lets --clients send one sentence after
+another for --seconds, and compares every answer with the translation in this process. ratio is the
+server's generated tokens per second relative to those of the translator in this process, which
+translates the same sentences before and after.
+
 The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
 benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
 and the table to standard error.
@@ -76,13 +82,14 @@ from absl import flags
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags.run import required_logdir
 
 if typing.TYPE_CHECKING:
-    from lingvo_gshard.tools.benchmarks import exported
+    from lingvo_gshard.tools.benchmarks import exported, serve
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "decode", "exported")
-EXPORTED = "exported"
+SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "decode", "exported", "serve")
+EXPORTED, SERVE = "exported", "serve"
 
 
 def define_flags() -> flags.FlagValues:
@@ -118,6 +125,10 @@ def define_flags() -> flags.FlagValues:
     integer("tokens", 4096, "Tokens of the encoder's batch.")
     integer("row_length", 256, "Tokens of a row of the encoder's batch.")
     integer("group_size", 1024, "Tokens that `moe` routes together as one group.")
+    string("logdir", None, "Directory of the trained model of `serve`.")
+    integer("clients", 300, "Clients of `serve` that send requests at the same time.")
+    integer("seconds", 60, "How long `serve` measures.")
+    integer("beam_size", 4, "Hypotheses of each search of `serve`.")
     flags.DEFINE_list(
         "experts",
         ["8", "32", "64", "128"],
@@ -181,6 +192,8 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json)
     if subcommand == EXPORTED:
         device, rows = measure_exported(values, files, console)
+    elif subcommand == SERVE:
+        device, rows = "CPU", [measure_server(values, console)]
     else:
         device, rows = measure_model(values, subcommand, console)
     output.write_json(values.json, {"device": device, "rows": rows})
@@ -194,6 +207,17 @@ def measure_model(
     from lingvo_gshard.tools.benchmarks import subcommands
 
     return subcommands.run(subcommand, values, console)
+
+
+def measure_server(values: flags.FlagValues, console: rich.console.Console) -> serve.Row:
+    """Measures gshard-serve with many clients; returns the row."""
+    from lingvo_gshard.tools.benchmarks import serve
+
+    logdir = required_logdir(values)
+    with console.status("starting") as status:
+        row = serve.measure(logdir, values.clients, values.seconds, values.beam_size, status.update)
+    serve.print_row(console, row)
+    return row
 
 
 def measure_exported(

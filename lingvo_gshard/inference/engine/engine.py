@@ -43,6 +43,11 @@ class Engine:
     Requests may come from any thread, and have different options. Those with the same kind of
     search are decoded together. The answer to a request does not depend on other requests, but for
     the rounding of floating-point sums.
+
+    Attributes:
+      facts: what the host knows of the model.
+      executables: the model's programs.
+      weights: the decoding weights.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class Engine:
           options: how to use the machine.
         """
         self.facts, self.executables = facts, executables
-        self._weights, self._options = list(weights), options or EngineOptions()
+        self.weights, self._options = list(weights), options or EngineOptions()
         self._waiting = WaitingRows()
         self._workers: list[Worker] = []
 
@@ -182,6 +187,6 @@ class Engine:
             count = len(os.sched_getaffinity(0)) if is_cpu else 1
         self._waiting.workers = count
         self._workers = [
-            Worker(self.facts, self.executables, self._weights, self._waiting, self._options.rows)
+            Worker(self.facts, self.executables, self.weights, self._waiting, self._options.rows)
             for _ in range(count)
         ]

@@ -38,6 +38,9 @@ _LEAST_ADDRESS_SPACE = 4 * 2**30
 # waits forever for a checkpoint that cannot be opened.
 _LEAST_OPEN_FILES = 64
 
+# Packages that extras of this one install.
+_EXTRAS = dict.fromkeys(("httptools", "prometheus_client", "starlette", "uvicorn"), "serve")
+
 # Distributions that are not named as the package that they install.
 _DISTRIBUTIONS = {
     "absl": "absl-py",
@@ -146,7 +149,12 @@ def advice_for_missing(error: ModuleNotFoundError) -> str | None:
     if not module or module == _PACKAGE.name:
         return None
     distribution = _DISTRIBUTIONS.get(module, module)
-    requirement = _requirements().get(distribution.lower().replace("_", "-"))
+    extra = _EXTRAS.get(module)
+    requirement = (
+        f"{_PACKAGE.name}[{extra}]"
+        if extra
+        else _requirements().get(distribution.lower().replace("_", "-"))
+    )
     if requirement is None:
         frames = [
             f for f in traceback.extract_tb(error.__traceback__) if "frozen" not in f.filename
@@ -154,7 +162,7 @@ def advice_for_missing(error: ModuleNotFoundError) -> str | None:
         where = f", which {frames[-1].filename}:{frames[-1].lineno} imports" if frames else ""
         return f"there is no module {error.name!r}{where}"
     command = shlex.join(
-        [sys.executable or "python3", "-m", "pip", "install", *_source(requirement)]
+        [sys.executable or "python3", "-m", "pip", "install", *_source(requirement, extra)]
     )
     return f"the package {distribution} is missing. To install it: {command}"
 
@@ -178,11 +186,12 @@ def _requirements() -> dict[str, str]:
     return found
 
 
-def _source(requirement: str) -> list[str]:
+def _source(requirement: str, extra: str | None) -> list[str]:
     """Returns pip's arguments: a clone with all it needs, in tested versions, or one package."""
     root = _PACKAGE.parent
     if _setup_text():
-        return ["-c", str(root / "constraints.txt"), "-e", str(root)]
+        clone = f"{root}[{extra}]" if extra else str(root)
+        return ["-c", str(root / "constraints.txt"), "-e", clone]
     return [requirement]
 
 

@@ -1,0 +1,102 @@
+"""The web application: routes, errors, the page, and what every request passes through."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lingvo_gshard.serving import page
+from lingvo_gshard.serving.endpoints import completions, generate, state, translate
+from lingvo_gshard.serving.errors import CLIENT_GONE, ClientGoneError, RequestError
+from lingvo_gshard.serving.service import Service
+
+Respond: TypeAlias = "Callable[[Service, Request], Awaitable[Response]]"
+
+# Path -> (method, function that answers).
+_PROTECTED: dict[str, tuple[str, Respond]] = {
+    translate.PATH: ("POST", translate.respond),
+    generate.PATH: ("POST", generate.respond),
+    completions.PATH: ("POST", completions.respond),
+    "/v1/models": ("GET", state.models),
+    "/metrics": ("GET", state.metrics),
+}
+_HEALTH = "/healthz"
+
+
+def make_app(service: Service) -> ASGIApp:
+    """Returns the application that serves a model."""
+    routes = [
+        Route(path, _answering(service, respond, is_protected=True), methods=[method])
+        for path, (method, respond) in _PROTECTED.items()
+    ]
+    routes.append(Route(_HEALTH, _answering(service, state.health), methods=["GET"]))
+    routes.append(Route("/", _answering(service, _page), methods=["GET"]))
+    handlers = {
+        RequestError: _on_request_error,
+        ClientGoneError: _on_client_gone,
+        HTTPException: _on_http_exception,
+        Exception: _on_bug,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    return service.metrics.measured(app, frozenset((*_PROTECTED, _HEALTH, "/")))
+
+
+def _answering(
+    service: Service, respond: Respond, is_protected: bool = False
+) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the endpoint of a route; a protected one needs the bearer token."""
+
+    async def endpoint(request: Request) -> Response:
+        if is_protected:
+            service.check_token(request)
+        return await respond(service, request)
+
+    return endpoint
+
+
+async def _page(service: Service, request: Request) -> Response:
+    """Answers with the page for people."""
+    del service, request
+    text, policy = _page_text()
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+
+@functools.cache
+def _page_text() -> tuple[str, str]:
+    return page.to_html()
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, RequestError)
+    return error.response()
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Answers a path that does not exist, or a method that it does not have."""
+    assert isinstance(error, HTTPException)
+    said = {
+        404: f"there is no {request.url.path}; docs/serving.md has the paths",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    message = said.get(error.status_code, error.detail)
+    return RequestError(error.status_code, message, headers=error.headers).response()
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """Answers where this program is wrong. The server's log has the traceback."""
+    del request, error
+    return RequestError(500, "the server failed; its log says why").response()

@@ -1,0 +1,150 @@
+"""Bodies of requests: reads JSON into typed objects, and says in a sentence what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Weight: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
+Texts: TypeAlias = str | list[str]
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+_LONGEST_SHOWN = 60
+_NOUNS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+class SearchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a request that say how tokens are chosen: those of `DecodingOptions`.
+
+    Attributes:
+      timeout: seconds after which the request is given up; None for the server's limit.
+      routing: whether the answer says which experts each token visits.
+    """
+
+    beam_size: Count = DecodingOptions.beam_size
+    best: Count = DecodingOptions.best
+    length_exponent: Weight = DecodingOptions.length_exponent
+    coverage_weight: Weight = DecodingOptions.coverage_weight
+    temperature: Weight = DecodingOptions.temperature
+    top_k: Count = DecodingOptions.top_k
+    top_p: Fraction = DecodingOptions.top_p
+    min_p: Fraction = DecodingOptions.min_p
+    repetition_penalty: Weight = DecodingOptions.repetition_penalty
+    seed: Count = DecodingOptions.seed
+    most_tokens: Count = DecodingOptions.most_tokens
+    least_tokens: Count = DecodingOptions.least_tokens
+    allowed_tokens: list[Count] = []
+    forbidden_tokens: list[Count] = []
+    stop: Texts = []
+    timeout: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    routing: bool = False
+
+    def options(self) -> DecodingOptions:
+        """Returns the options; ValueError if they do not go together."""
+        values = {name: getattr(self, name) for name in OPTION_NAMES}
+        for name in ("allowed_tokens", "forbidden_tokens"):
+            values[name] = tuple(values[name])
+        return DecodingOptions(**values | {"stop": tuple(listed(self.stop))})
+
+
+OPTION_NAMES = tuple(f for f in SearchFields.__struct_fields__ if f not in ("timeout", "routing"))
+
+
+def listed(texts: Texts) -> list[str]:
+    """Returns one text as a list, or a list as it is."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """Returns the body of a request; RequestError with 413 if it has more than `most` bytes."""
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > most:
+        raise _too_large(most)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse(body: bytes, kind: type[_Body], status: int = UNPROCESSABLE) -> _Body:
+    """Returns a JSON body as an object.
+
+    Args:
+      body: the bytes.
+      kind: the type of the object.
+      status: the HTTP status of a body that is JSON but not such an object.
+
+    Raises:
+      RequestError: it is not JSON, or a field is missing, unknown or wrong.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        said = str(error).removeprefix("JSON is malformed: ") or "it is nested too deeply"
+        raise RequestError(400, f"the body is not valid JSON: {said}") from None
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        field, message = _sentence(str(error), value, kind)
+        raise RequestError(status, message, field) from None
+
+
+def _too_large(most: int) -> RequestError:
+    return RequestError(413, f"the body has more than {most:,} bytes, the limit of this server")
+
+
+def _sentence(said: str, value: Any, kind: type[msgspec.Struct]) -> tuple[str | None, str]:
+    """Returns the field that msgspec complains of, and a sentence.
+
+    Args:
+      said: the message of msgspec, such as "Expected `int`, got `str` - at `$.beam_size`".
+      value: the decoded body.
+      kind: the type that was expected.
+    """
+    about = re.fullmatch(r"Object (missing required|contains unknown) field `(.*?)`.*", said)
+    if about:
+        name, known = about[2], kind.__struct_fields__
+        if about[1] == "missing required":
+            return name, f"{name} is missing"
+        return name, f"{name} is not a field of this request. {names.nearest(name, known)}"
+    expectation, _, place = said.partition(" - at `$")
+    field = place.removesuffix("`").removeprefix(".") or None
+    expected = expectation.removeprefix("Expected ").partition(", got ")[0]
+    expected = re.sub(r"`(.*?)`", lambda found: _in_words(found[1]), expected)
+    given = json.dumps(_at(value, field), ensure_ascii=False)
+    if len(given) > _LONGEST_SHOWN:
+        given = given[:_LONGEST_SHOWN] + "..."
+    return field, f"{field or 'the body'} is {given}; {expected} was expected"
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_NOUNS.get(name, name) for name in types.split(" | "))
+
+
+def _at(value: Any, field: str | None) -> Any:
+    """Returns the part of a decoded body at a path such as "stop[1]"."""
+    for step in re.findall(r"\w+", field or ""):
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    return value

@@ -1,0 +1,161 @@
+"""Desk: passes requests from the event loop to the engine, and events back, within a capacity."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import types
+from collections.abc import Sequence
+
+from starlette.types import Receive
+
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.requests import (
+    Answer,
+    Event,
+    Finished,
+    Hypothesis,
+    NewTokens,
+    Request,
+)
+from lingvo_gshard.serving.errors import ClientGoneError, RequestError
+from lingvo_gshard.serving.metrics import Metrics
+
+# Seconds after which a client may try again when the server is full.
+_RETRY_AFTER = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """What the event loop gets in place of an event when there will be no further ones."""
+
+    error: BaseException
+
+
+class Desk:
+    """Takes requests while there is room, and counts the texts under way.
+
+    Attributes:
+      under_way: texts that wait or are decoded, those of canceled requests included until the
+        engine has let them go.
+    """
+
+    def __init__(self, engine: Engine, capacity: int, metrics: Metrics):
+        """Prepares to take requests.
+
+        Args:
+          engine: answers them.
+          capacity: the largest number of texts under way.
+          metrics: count tokens.
+        """
+        self.under_way = 0
+        self._engine, self._capacity, self._metrics = engine, capacity, metrics
+
+    def submit(self, requests: Sequence[Request], receive: Receive) -> Answers:
+        """Returns the answers to the texts of one HTTP request, to be used as a context manager.
+
+        Args:
+          requests: one for each text.
+          receive: gives the next message of the client, after its body.
+
+        Raises:
+          RequestError: there is no room now, or not even in an empty queue.
+          ValueError: a request does not fit the model.
+        """
+        counts = [r.options.best if r.options.kind.draws else 1 for r in requests]
+        if sum(counts) > self._capacity:
+            raise RequestError(
+                413, f"the request has {sum(counts):,} texts; this server takes {self._capacity:,}"
+            )
+        if self.under_way + sum(counts) > self._capacity:
+            raise RequestError(
+                503,
+                f"the queue is full: {self.under_way:,} texts are under way",
+                code="queue_full",
+                headers={"Retry-After": str(_RETRY_AFTER)},
+            )
+        loop = asyncio.get_running_loop()
+        answers = Answers(self._engine.submit_all(requests), receive)
+        self.under_way += sum(counts)
+
+        def take(index: int, event: Event | _Failed) -> None:
+            if not isinstance(event, NewTokens):
+                self.under_way -= counts[index]
+            if isinstance(event, Finished):
+                tokens = sum(len(found.log_probabilities) for found in event.hypotheses)
+                self._metrics.tokens.inc(tokens)
+            answers.put(index, event)
+
+        for index, answer in enumerate(answers.answers):
+
+            def listen(event: Event | BaseException, index: int = index) -> None:
+                found = _Failed(event) if isinstance(event, BaseException) else event
+                # The loop is closed when the server has stopped waiting.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(take, index, found)
+
+            answer.listen(listen)
+        return answers
+
+
+class Answers:
+    """The answers to the texts of one HTTP request, as their events reach the event loop.
+
+    A context manager around their use; leaving it cancels those that are not complete.
+    """
+
+    def __init__(self, answers: Sequence[Answer], receive: Receive):
+        self.answers = answers
+        self._receive = receive
+        self._events: asyncio.Queue[tuple[int, Event | _Failed]] = asyncio.Queue()
+        self._watcher: asyncio.Task | None = None
+
+    async def __aenter__(self) -> Answers:
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self._watcher:
+            self._watcher.cancel()
+        # Has no effect on those that are complete.
+        for answer in self.answers:
+            answer.cancel()
+
+    def put(self, index: int, event: Event | _Failed) -> None:
+        """Adds an event of the text with a number; called by the desk."""
+        self._events.put_nowait((index, event))
+
+    async def next(self) -> tuple[int, Event]:
+        """Returns the next event with the number of its text.
+
+        Raises:
+          ClientGoneError: the client has closed its connection.
+          RuntimeError: the engine failed.
+        """
+        index, event = await self._events.get()
+        if not isinstance(event, _Failed):
+            return index, event
+        if isinstance(event.error, ClientGoneError):
+            raise event.error
+        raise RuntimeError("the engine failed") from event.error
+
+    async def results(self) -> list[tuple[Hypothesis, ...]]:
+        """Waits for all texts and returns their hypotheses. Raises what `next` raises."""
+        found: dict[int, tuple[Hypothesis, ...]] = {}
+        while len(found) < len(self.answers):
+            index, event = await self.next()
+            if isinstance(event, Finished):
+                found[index] = event.hypotheses
+        return [found[index] for index in range(len(self.answers))]
+
+    async def _watch(self) -> None:
+        """Adds an event when the client closes its connection."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.put(0, _Failed(ClientGoneError()))

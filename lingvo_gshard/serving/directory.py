@@ -1,0 +1,58 @@
+"""DirectoryWatch: notices that the directory of a served model was replaced or removed."""
+
+from __future__ import annotations
+
+import logging
+
+from lingvo_gshard.training.logdir import Logdir
+
+_log = logging.getLogger(__name__)
+
+UNCHANGED = "unchanged"
+
+
+class DirectoryWatch:
+    """Compares a run's directory with what it was when its model was loaded."""
+
+    def __init__(self, logdir: Logdir, step: int):
+        """Remembers the directory.
+
+        Args:
+          logdir: the directory.
+          step: the step of the checkpoint that was loaded.
+        """
+        self._logdir, self._step = logdir, step
+        self._identity = self._identify()
+        self._last = UNCHANGED
+
+    def state(self) -> str:
+        """Returns UNCHANGED, or in words what happened; logs a warning when that changes."""
+        found = self._look()
+        if found != self._last and found != UNCHANGED:
+            _log.warning(
+                f"{self._logdir.path}: {found}. The server goes on with the model of step "
+                f"{self._step:,}; restart it to load another one"
+            )
+        self._last = found
+        return found
+
+    def _look(self) -> str:
+        identity = self._identify()
+        if identity is None:
+            return "removed"
+        if identity != self._identity:
+            return "replaced"
+        newest = self._logdir.last_step
+        if newest is not None and newest > self._step:
+            return f"has a newer checkpoint, of step {newest}"
+        return UNCHANGED
+
+    def _identify(self) -> tuple[int, ...] | None:
+        """Returns numbers that another directory would not have; None if there is none."""
+        try:
+            parts = [self._logdir.path.stat(), self._logdir.params.stat()]
+        except OSError:
+            return None
+        return tuple(n for part in parts for n in (part.st_dev, part.st_ino)) + (
+            parts[1].st_mtime_ns,
+        )

@@ -1,0 +1,1 @@
+"""Endpoints: each answers the HTTP requests to one path."""

@@ -1,0 +1,192 @@
+"""POST /v1/completions: continues texts, in the format of OpenAI's API.
+
+https://platform.openai.com/docs/api-reference/completions
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.requests import END, STOP, Finished, Hypothesis, NewTokens
+from lingvo_gshard.inference.text import GrowingText
+from lingvo_gshard.serving.bodies import parse, read_bytes
+from lingvo_gshard.serving.desk import Answers
+from lingvo_gshard.serving.endpoints.completions_body import BAD_REQUEST, CompletionsBody
+from lingvo_gshard.serving.endpoints.generate import STREAM_HEADERS, new_text
+from lingvo_gshard.serving.endpoints.tokens import server_sent
+from lingvo_gshard.serving.errors import ClientGoneError, RequestError, json_response
+from lingvo_gshard.serving.model import ServedModel
+from lingvo_gshard.serving.service import Service
+
+PATH = "/v1/completions"
+
+
+async def respond(service: Service, request: Request) -> Response:
+    """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
+    service.check_task("language_model", PATH)
+    data = await read_bytes(request, service.limits.body_bytes)
+    body = parse(data, CompletionsBody, BAD_REQUEST)
+    deadline = service.deadline(body.timeout)
+    body.check(service.model, service.limits)
+    completion = _Completion(service.model, body)
+    answers = service.submit(completion.requests, request, BAD_REQUEST)
+    if body.stream:
+        events = _events(service, completion, answers, deadline)
+        return StreamingResponse(events, 200, STREAM_HEADERS, "text/event-stream")
+    async with service.until(deadline), answers:
+        return json_response(completion.complete(await answers.results()))
+
+
+class _Completion:
+    """The parts of the answer to one request."""
+
+    def __init__(self, model: ServedModel, body: CompletionsBody):
+        self._model, self._body = model, body
+        self.requests = body.requests(model)
+        # Without a temperature all texts of a prompt are equal, so that one is enough.
+        self._copies = 1 if self.requests[0].options.kind.draws else body.n or 1
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    def complete(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
+        """Returns the whole answer as a JSON value."""
+        choices = [
+            self._choice(request, found)
+            for request, hypotheses in zip(self.requests, results, strict=True)
+            for found in [*hypotheses] * self._copies
+        ]
+        for index, choice in enumerate(choices):
+            choice["index"] = index
+        return {**self._head, "choices": choices, "usage": self.usage(results)}
+
+    def usage(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
+        """Returns the numbers of tokens, without that before all texts."""
+        given = sum(len(request.given) - 1 for request in self.requests)
+        new = self._copies * sum(
+            len(found.log_probabilities) for hypotheses in results for found in hypotheses
+        )
+        return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+    def beginnings(self) -> list[tuple[inference.Request, GrowingText, str]]:
+        """Returns for each choice its request, its text to be, and the prompt if it is echoed."""
+        vocabulary = self._model.vocabulary
+        return [
+            (
+                request,
+                GrowingText(vocabulary, request.given, request.options.stop),
+                vocabulary.decode(request.given) if self._body.echo else "",
+            )
+            for request in self.requests
+            for _ in range(request.options.best * self._copies)
+        ]
+
+    def part(
+        self,
+        index: int,
+        text: str,
+        new: NewTokens | None = None,
+        reason: str | None = None,
+    ) -> dict:
+        """Returns a part of a streamed answer as a JSON value."""
+        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
+        if new and self._body.logprobs is not None:
+            choice["logprobs"] = self._logprobs(new.tokens, new.log_probabilities, [])
+        return {**self._head, "choices": [choice]}
+
+    def last_part(self, results: Sequence[Sequence[Hypothesis]]) -> dict | None:
+        """Returns the part that counts tokens; None if it was not asked for."""
+        wanted = self._body.stream_options
+        if not wanted or not wanted.include_usage:
+            return None
+        return {**self._head, "choices": [], "usage": self.usage(results)}
+
+    def _choice(self, request: inference.Request, found: Hypothesis) -> dict:
+        vocabulary = self._model.vocabulary
+        text = new_text(self._model, request, found.tokens)
+        choice = {"index": 0, "text": text, "finish_reason": finish_reason(found)}
+        choice["logprobs"] = None
+        if self._body.logprobs is not None:
+            ends = [vocabulary.decode(found.tokens[:n]) for n in range(len(found.tokens) + 1)]
+            offsets = [len(end) for end in ends]
+            choice["logprobs"] = self._logprobs(found.tokens, found.log_probabilities, offsets)
+        if self._body.echo:
+            choice["text"] = vocabulary.decode(request.given) + text
+        return choice
+
+    def _logprobs(
+        self, tokens: Sequence[int], values: Sequence[float], offsets: Sequence[int]
+    ) -> dict:
+        """Returns `logprobs` of a choice; the end of the text is no token of it."""
+        vocabulary = self._model.vocabulary
+        kept = [(vocabulary.piece(t), v) for t, v in zip(tokens, values, strict=False)]
+        is_top = self._body.logprobs == 1
+        return {
+            "tokens": [piece for piece, _ in kept],
+            "token_logprobs": [value for _, value in kept],
+            "top_logprobs": [{piece: value} for piece, value in kept] if is_top else None,
+            "text_offset": list(offsets[: len(kept)]),
+        }
+
+
+def finish_reason(found: Hypothesis) -> str:
+    """Returns why a text ended, in the API's words."""
+    return "stop" if found.reason in (END, STOP) else "length"
+
+
+async def _events(
+    service: Service, completion: _Completion, answers: Answers, deadline: float
+) -> AsyncIterator[str]:
+    """Yields the server-sent events of a streamed answer."""
+    try:
+        async with answers:
+            async for part in _parts(service, completion, answers, deadline):
+                yield server_sent(part)
+        yield "data: [DONE]\n\n"
+    except RequestError as error:
+        service.metrics.errors.labels(PATH, str(error.status)).inc()
+        yield server_sent(error.body())
+    except ClientGoneError:
+        return
+
+
+async def _parts(
+    service: Service, completion: _Completion, answers: Answers, deadline: float
+) -> AsyncIterator[dict]:
+    """Yields the parts of a streamed answer: new text, the reason of each end, and the usage."""
+    choices = completion.beginnings()
+    count = len(choices) // len(completion.requests)
+    for index, (_, _, echo) in enumerate(choices):
+        if echo:
+            yield completion.part(index, echo)
+    results: dict[int, Sequence[Hypothesis]] = {}
+    while len(results) < len(completion.requests):
+        async with service.until(deadline):
+            number, event = await answers.next()
+        first = number * count
+        if isinstance(event, NewTokens):
+            # Without a temperature, the one text that is decoded stands for all choices.
+            own = range(first, first + count)
+            draws = completion.requests[number].options.kind.draws
+            for index in own[event.text : event.text + 1] if draws else own:
+                text = choices[index][1].add(event.tokens)
+                if text:
+                    yield completion.part(index, text, event)
+        elif isinstance(event, Finished):
+            results[number] = event.hypotheses
+            for index in range(first, first + count):
+                found = event.hypotheses[min(index - first, len(event.hypotheses) - 1)]
+                rest = choices[index][1].add((), is_last=True)
+                yield completion.part(index, rest, reason=finish_reason(found))
+    last = completion.last_part([results[n] for n in range(len(completion.requests))])
+    if last:
+        yield last

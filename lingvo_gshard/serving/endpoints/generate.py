@@ -1,0 +1,143 @@
+"""POST /v1/generate: continues a text, at once or as server-sent events."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.requests import Finished
+from lingvo_gshard.inference.text import GrowingText, cut_at_stop, stop_check
+from lingvo_gshard.serving import visits
+from lingvo_gshard.serving.bodies import Count, SearchFields, Weight, parse, read_bytes
+from lingvo_gshard.serving.desk import Answers
+from lingvo_gshard.serving.endpoints.tokens import server_sent, tokens_json
+from lingvo_gshard.serving.errors import (
+    UNPROCESSABLE,
+    ClientGoneError,
+    RequestError,
+    json_response,
+)
+from lingvo_gshard.serving.model import ServedModel
+from lingvo_gshard.serving.service import Service
+
+PATH = "/v1/generate"
+# Proxies must not hold back events.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class GenerateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request.
+
+    Attributes:
+      prompt: the beginning of the text; empty lets the model begin.
+      stream: whether the text is sent as it grows.
+    """
+
+    prompt: str = ""
+    stream: bool = False
+    beam_size: Count = 1
+    temperature: Weight = 1.0
+
+
+async def respond(service: Service, request: Request) -> Response:
+    """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
+    service.check_task("language_model", PATH)
+    data = await read_bytes(request, service.limits.body_bytes)
+    body = parse(data, GenerateBody)
+    deadline = service.deadline(body.timeout)
+    service.check_search(body)
+    asked = _request(service.model, body)
+    answers = service.submit([asked], request)
+    if body.stream:
+        events = _events(service, asked, answers, deadline)
+        return StreamingResponse(events, 200, STREAM_HEADERS, "text/event-stream")
+    async with service.until(deadline), answers:
+        (hypotheses,) = await answers.results()
+        texts = await _texts(service, asked, hypotheses, body.routing)
+    model = service.model
+    return json_response({"model": model.name, "step": model.step, "texts": texts})
+
+
+def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[int]) -> str:
+    """Returns the text that tokens add to those given, up to the first stop string."""
+    start = len(model.vocabulary.decode(request.given))
+    text = model.vocabulary.decode([*request.given, *tokens])[start:]
+    return cut_at_stop(text, request.options.stop)
+
+
+def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
+    ids = model.vocabulary.encode(body.prompt)
+    most = model.engine.facts.most_positions
+    if len(ids) + 1 > most:
+        raise RequestError(
+            UNPROCESSABLE,
+            f"prompt has {len(ids)} tokens; the model reads {most - 1} at most",
+            "prompt",
+        )
+    try:
+        options = body.options()
+    except ValueError as error:
+        raise RequestError(UNPROCESSABLE, str(error)) from None
+    return inference.Request(
+        given=(model.vocabulary.bos_id, *ids),
+        options=options,
+        streams=body.stream,
+        should_stop=stop_check(model.vocabulary, options.stop),
+    )
+
+
+async def _texts(
+    service: Service,
+    request: inference.Request,
+    hypotheses: Sequence[inference.Hypothesis],
+    routing: bool = False,
+) -> list[dict]:
+    """Returns the complete texts as JSON values."""
+    model, texts = service.model, []
+    for found in hypotheses:
+        pieces = list(map(model.vocabulary.piece, found.tokens))
+        text = {
+            "text": new_text(model, request, found.tokens),
+            "score": found.score,
+            "reason": found.reason,
+            "tokens": tokens_json(pieces, found.log_probabilities, found.reason),
+        }
+        if routing:
+            compute = functools.partial(visits.describe, model, request, found)
+            text["routing"] = await service.visit(compute)
+        texts.append(text)
+    return texts
+
+
+async def _events(
+    service: Service, request: inference.Request, answers: Answers, deadline: float
+) -> AsyncIterator[str]:
+    """Yields server-sent events: new text as it comes, then `done` with the complete texts."""
+    model, options = service.model, request.options
+    count = options.best if options.kind.draws else 1
+    growing = [GrowingText(model.vocabulary, request.given, options.stop) for _ in range(count)]
+    try:
+        async with answers:
+            while True:
+                async with service.until(deadline):
+                    _, event = await answers.next()
+                if isinstance(event, Finished):
+                    for index, text in enumerate(growing):
+                        if rest := text.add((), is_last=True):
+                            yield server_sent({"index": index, "text": rest})
+                    yield server_sent(
+                        {"texts": await _texts(service, request, event.hypotheses)}, "done"
+                    )
+                    return
+                new = growing[event.text].add(event.tokens)
+                if new:
+                    yield server_sent({"index": event.text, "text": new})
+    except RequestError as error:
+        service.metrics.errors.labels(PATH, str(error.status)).inc()
+        yield server_sent(error.body(), "error")
+    except ClientGoneError:
+        return

@@ -1,0 +1,50 @@
+"""GET /healthz, /metrics and /v1/models: what the server is and how it is doing."""
+
+from __future__ import annotations
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lingvo_gshard.serving.errors import json_response
+from lingvo_gshard.serving.service import Service
+
+
+async def health(service: Service, request: Request) -> Response:
+    """Answers with 200 while the server takes requests, and with 503 when it is about to stop."""
+    del request
+    state = {
+        "status": "draining" if service.is_draining else "ok",
+        "model": service.model.name,
+        "step": service.model.step,
+        "texts_under_way": service.desk.under_way,
+        "queue_size": service.limits.queue_size,
+    }
+    if service.directory:
+        state["directory"] = await run_in_threadpool(service.directory.state)
+    return json_response(state, 503 if service.is_draining else 200)
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """Answers with all metrics in Prometheus's text format."""
+    del request
+    text, media_type = service.metrics.text()
+    return Response(text, media_type=media_type)
+
+
+async def models(service: Service, request: Request) -> Response:
+    """Answers with the one model in the format of OpenAI's API, and some fields more."""
+    del request
+    model, facts = service.model, service.model.engine.facts
+    described = {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "lingvo_gshard",
+        "task": model.task,
+        "step": model.step,
+        "languages": model.languages,
+        "most_tokens": facts.most_source - 1 if facts.has_source else facts.most_positions - 1,
+        "most_beam_size": service.limits.beam_size,
+    }
+    return json_response({"object": "list", "data": [described]})

@@ -1,0 +1,136 @@
+"""POST /v1/translate: translates one sentence or several."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.inference.translator import Translation, Translator
+from lingvo_gshard.serving import visits
+from lingvo_gshard.serving.bodies import SearchFields, Texts, listed, parse, read_bytes
+from lingvo_gshard.serving.endpoints.tokens import tokens_json
+from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError, json_response
+from lingvo_gshard.serving.service import Service
+
+PATH = "/v1/translate"
+
+# Bodies with more bytes are tokenized on a thread, so that others do not wait.
+_FEW_BYTES = 4096
+
+
+class TranslateBody(SearchFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request.
+
+    Attributes:
+      text: a sentence, or several.
+      prefix: what the translation must begin with, or one for each sentence.
+      language: the language of the sentences. The model needs none; one that it was not trained on
+        is refused.
+    """
+
+    text: Texts
+    prefix: Texts = ""
+    language: str | None = None
+
+
+async def respond(service: Service, request: Request) -> Response:
+    """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
+    service.check_task("translation", PATH)
+    data = await read_bytes(request, service.limits.body_bytes)
+    body = parse(data, TranslateBody)
+    deadline = service.deadline(body.timeout)
+    service.check_search(body)
+    prepare = functools.partial(_requests, service, body)
+    asked = await run_in_threadpool(prepare) if len(data) > _FEW_BYTES else prepare()
+    async with service.until(deadline):
+        async with service.submit([one for one in asked if one], request) as answers:
+            found = iter(await answers.results())
+        results = []
+        for text, one in zip(listed(body.text), asked, strict=True):
+            hypotheses = next(found) if one else ()
+            results.append(await _result(service, text, one, hypotheses, body.routing))
+    model = service.model
+    return json_response({"model": model.name, "step": model.step, "translations": results})
+
+
+def _requests(service: Service, body: TranslateBody) -> list[inference.Request | None]:
+    """Returns a request for each sentence; None for an empty one, as the translator has it."""
+    translator, texts = _translator(service), listed(body.text)
+    prefixes = [body.prefix] * len(texts) if isinstance(body.prefix, str) else body.prefix
+    _check(service, body, texts, prefixes)
+    try:
+        options = body.options()
+    except ValueError as error:
+        raise RequestError(UNPROCESSABLE, str(error)) from None
+    requests = []
+    for index, ids in enumerate(translator.encode(texts)):
+        if len(ids) > translator.longest - 1:
+            field = "text" if isinstance(body.text, str) else f"text[{index}]"
+            raise RequestError(
+                UNPROCESSABLE,
+                f"{field} has {len(ids)} tokens; the model reads {translator.longest - 1} at most. "
+                "Split it into sentences",
+                field,
+            )
+        requests.append(translator.request(ids, options, prefixes[index]) if ids else None)
+    return requests
+
+
+def _check(
+    service: Service, body: TranslateBody, texts: Sequence[str], prefixes: Sequence[str]
+) -> None:
+    """Raises RequestError for too few prefixes or a language without training data."""
+    if len(prefixes) != len(texts):
+        raise RequestError(
+            UNPROCESSABLE,
+            f"prefix has {len(prefixes)} texts; {len(texts)}, one for each sentence, were expected",
+            "prefix",
+        )
+    languages = service.model.languages
+    if body.language is not None and languages and body.language not in languages:
+        raise RequestError(
+            UNPROCESSABLE,
+            f"language is {body.language!r}, which {service.model.name} was not trained on. "
+            f"{names.nearest(body.language, languages)}",
+            "language",
+        )
+
+
+async def _result(
+    service: Service,
+    text: str,
+    request: inference.Request | None,
+    hypotheses: Sequence[inference.Hypothesis],
+    routing: bool,
+) -> dict:
+    """Returns the translations of one sentence as a JSON value."""
+    if request is None:
+        return {"source": text, "text": "", "alternatives": []}
+    translations = _translator(service).translations(request, hypotheses)
+    alternatives = list(map(_alternative, translations))
+    if routing:
+        for alternative, hypothesis in zip(alternatives, hypotheses, strict=True):
+            compute = functools.partial(visits.describe, service.model, request, hypothesis)
+            alternative["routing"] = await service.visit(compute)
+    return {"source": text, "text": translations[0].text, "alternatives": alternatives}
+
+
+def _alternative(found: Translation) -> dict:
+    return {
+        "text": found.text,
+        "score": found.score,
+        "reason": found.reason,
+        "tokens": tokens_json(found.pieces, found.log_probabilities, found.reason),
+    }
+
+
+def _translator(service: Service) -> Translator:
+    translator = service.model.translator
+    assert translator is not None
+    return translator

@@ -1,0 +1,62 @@
+"""Errors that a client gets as an answer, in the format of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+UNPROCESSABLE = 422
+# What nginx answers when there is nobody to answer any more; only logs and metrics show it.
+CLIENT_GONE = 499
+
+
+class RequestError(Exception):
+    """A request that cannot be answered.
+
+    Attributes:
+      status: the HTTP status.
+      field: path of the field that is wrong; None if no field is.
+      code: a short name of the error for programs; None if it has none.
+      headers: further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        field: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.field, self.code = status, field, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict:
+        """Returns the error as a JSON value."""
+        is_server = self.status >= 500
+        return {
+            "error": {
+                "message": str(self),
+                "type": "server_error" if is_server else "invalid_request_error",
+                "param": self.field,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        """Returns the error as an HTTP response."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before it was answered."""
+
+
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns a JSON value as an HTTP response."""
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -1,0 +1,64 @@
+"""ServedModel: a trained model with all that answers need."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from lingvo_gshard.api.run import Run
+from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.translator import Translator
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """A trained model.
+
+    Attributes:
+      name: what requests call it.
+      step: training step of its checkpoint.
+      engine: decodes with it.
+      vocabulary: of the texts that it writes.
+      translator: encodes sentences and decodes translations; None for a language model.
+      source_vocabulary: of the sentences that it translates; None for a language model.
+      languages: source languages that it was trained on; empty if unknown.
+      created: when it was loaded, in seconds since 1970.
+    """
+
+    name: str
+    step: int
+    engine: Engine
+    vocabulary: Vocabulary
+    translator: Translator | None = None
+    source_vocabulary: Vocabulary | None = None
+    languages: tuple[str, ...] = ()
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of_run(cls, run: Run) -> ServedModel:
+        """Returns the newest checkpoint of a run, loaded now.
+
+        Raises:
+          ValueError: the run's task decodes nothing, or no checkpoint can be read.
+        """
+        engine, input_ = run.engine, run.model.input
+        name = run.params.name
+        if not engine.facts.has_source:
+            return cls(name, run.model.step, engine, input_.vocabulary)
+        languages = input_.p.get("languages") if "languages" in input_.p else ()
+        languages = (languages,) if isinstance(languages, str) else tuple(languages)
+        return cls(
+            name,
+            run.model.step,
+            engine,
+            input_.target_vocabulary,
+            run.translator(),
+            input_.source_vocabulary,
+            languages,
+        )
+
+    @property
+    def task(self) -> str:
+        """What the model does, in a word for programs."""
+        return "translation" if self.translator else "language_model"

@@ -1,0 +1,171 @@
+"""Service: what all endpoints share, which are the model, the desk, the limits and the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from lingvo_gshard.inference import requests as inference
+from lingvo_gshard.serving.bodies import SearchFields
+from lingvo_gshard.serving.desk import Answers, Desk
+from lingvo_gshard.serving.directory import DirectoryWatch
+from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
+from lingvo_gshard.serving.metrics import Metrics
+from lingvo_gshard.serving.model import ServedModel
+
+_Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the server takes.
+
+    Attributes:
+      queue_size: texts that wait or are decoded, of all requests.
+      body_bytes: bytes of the body of a request.
+      seconds: after which a request is given up; a request may ask for less.
+      beam_size: hypotheses of a search, and texts drawn for one request. Each beam size needs
+        programs of its own, which are compiled at its first use.
+    """
+
+    queue_size: int = 1024
+    body_bytes: int = 2**20
+    seconds: float = 60.0
+    beam_size: int = 8
+
+
+class Service:
+    """One model being served.
+
+    Attributes:
+      model: the model.
+      limits: what the server takes.
+      metrics: of this server.
+      desk: passes requests to the engine.
+      directory: watches where the model was loaded from; None if it was in memory.
+      is_draining: whether the server is about to stop.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        limits: Limits | None = None,
+        token: str = "",
+        directory: DirectoryWatch | None = None,
+    ):
+        """Prepares to serve.
+
+        Args:
+          model: the model.
+          limits: what to take.
+          token: what requests must bring as a bearer token; empty for none.
+          directory: watches where the model was loaded from.
+        """
+        self.model, self.limits, self.directory = model, limits or Limits(), directory
+        self.metrics = Metrics(model.engine)
+        self.desk = Desk(model.engine, self.limits.queue_size, self.metrics)
+        self.is_draining = False
+        self._token = token.encode()
+        self._visiting = asyncio.Lock()
+
+    def check_token(self, request: Request) -> None:
+        """Raises RequestError with 401 if a request lacks the bearer token."""
+        if not self._token:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        is_equal = hmac.compare_digest(given.strip().encode(), self._token)
+        if kind.lower() != "bearer" or not is_equal:
+            said = "is wrong" if given else "is missing"
+            raise RequestError(
+                401,
+                f"the bearer token {said}; send the header Authorization: Bearer TOKEN",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def check_task(self, task: str, path: str) -> None:
+        """Raises RequestError with 404 if the model does something else than an endpoint."""
+        if self.model.task != task:
+            own = {"translation": "/v1/translate", "language_model": "/v1/generate"}
+            raise RequestError(
+                404,
+                f"{self.model.name} is a {self.model.task.replace('_', ' ')} model, for which "
+                f"{path} does nothing; use {own[self.model.task]}",
+            )
+
+    def check_search(self, fields: SearchFields) -> None:
+        """Raises RequestError if a request asks for more than the limits or the vocabulary have."""
+        for name in ("beam_size", "best"):
+            if getattr(fields, name) > self.limits.beam_size:
+                raise RequestError(
+                    UNPROCESSABLE,
+                    f"{name} is {getattr(fields, name)}; at most {self.limits.beam_size}, the "
+                    "limit of this server, was expected",
+                    name,
+                )
+        size = self.model.engine.facts.vocabulary_size
+        for name in ("allowed_tokens", "forbidden_tokens"):
+            for index, token in enumerate(getattr(fields, name)):
+                if token >= size:
+                    field = f"{name}[{index}]"
+                    raise RequestError(
+                        UNPROCESSABLE, f"{field} is {token}; 0 to {size - 1} was expected", field
+                    )
+
+    def deadline(self, seconds: float | None) -> float:
+        """Returns when a request that began now must be answered, in the event loop's time.
+
+        Raises:
+          RequestError: it asks for more time than the server gives.
+        """
+        most = self.limits.seconds
+        if seconds is not None and seconds > most:
+            raise RequestError(
+                UNPROCESSABLE,
+                f"timeout is {seconds:g}; at most {most:g} seconds, the limit of this server, was "
+                "expected",
+                "timeout",
+            )
+        return asyncio.get_running_loop().time() + (seconds or most)
+
+    @contextlib.asynccontextmanager
+    async def until(self, deadline: float) -> AsyncIterator[None]:
+        """Raises RequestError with 504 if what happens inside takes longer than the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TimeoutError:
+            raise RequestError(504, "the time for this request is over", code="timeout") from None
+
+    def submit(
+        self,
+        requests: Sequence[inference.Request],
+        request: Request,
+        status: int = UNPROCESSABLE,
+    ) -> Answers:
+        """Returns the answers to texts; see `Desk.submit`.
+
+        Args:
+          requests: one for each text.
+          request: the HTTP request.
+          status: the HTTP status of a text that does not fit the model.
+
+        Raises:
+          RequestError: there is no room, or a text does not fit.
+        """
+        try:
+            return self.desk.submit(requests, request.receive)
+        except ValueError as error:
+            raise RequestError(status, str(error)) from None
+
+    async def visit(self, compute: Callable[[], _Result]) -> _Result:
+        """Returns what a function computes on a thread, one at a time."""
+        async with self._visiting:
+            return await run_in_threadpool(compute)

@@ -1,0 +1,145 @@
+"""Serves a trained model over HTTP: a JSON interface, and a page to try it.
+
+    gshard-serve --logdir=runs/quickstart
+    gshard-serve --logdir=runs/quickstart --port=0 --port_file=port.txt
+    gshard-serve --logdir=runs/quickstart --host=0.0.0.0 --token_file=token.txt
+
+    curl localhost:8000/v1/translate -d '{"text": "No se pudo guardar el archivo."}'
+
+Open the address that the command prints in a browser to try the model. docs/serving.md describes
+the interface. Requests of all clients are decoded together. The server listens on this machine only
+unless --host says otherwise; give it a --token_file then.
+
+SIGTERM and Ctrl-C stop the server: it accepts no more connections, answers the requests that it
+has, for --drain_seconds at most, and ends. A second signal ends it at once.
+
+Needs the extra `serve`: pip install 'lingvo_gshard[serve]'
+
+Exit code: 0 if all requests were answered before the end, else 1.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from absl import flags
+
+from lingvo_gshard.api.run import load
+from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
+
+NAME = "gshard-serve"
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this command's flags."""
+    values = flags.FlagValues()
+    define_logdir_flag(values)
+
+    def integer(name: str, default: int, help: str, least: int = 1, most: int | None = None):
+        flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
+
+    def string(name: str, default: str | None, help: str):
+        flags.DEFINE_string(name, default, help, flag_values=values)
+
+    string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 for all networks of this machine.")
+    integer("port", 8000, "Port to listen on; 0 chooses a free one.", 0, 65535)
+    string("port_file", None, "File for the port, written when the server is ready.")
+    string(
+        "token_file",
+        None,
+        "File with a bearer token that requests must bring; the page asks for it.",
+    )
+    integer("queue_size", 1024, "Most texts that wait or are decoded; beyond it: status 503.")
+    integer("most_body_bytes", 2**20, "Most bytes of a request's body; beyond it: status 413.")
+    integer("most_beam_size", 8, "Largest beam, and most texts drawn, that a request may ask for.")
+    flags.DEFINE_float(
+        "timeout",
+        60.0,
+        "Seconds after which a request is given up with status 504. It may ask for less.",
+        0.001,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "drain_seconds",
+        30.0,
+        "Seconds that requests under way have after a signal to stop.",
+        1.0,
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "warm_up",
+        True,
+        "Compiles what most requests need before the first is accepted.",
+        flag_values=values,
+    )
+    define_runtime_flags(values, in_cluster=False)
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    values = define_flags()
+    startup.parse_flags(values, argv, __doc__)
+    logdir = required_logdir(values)
+    output.check_writable(values, "port_file")
+    token = _token(values.token_file)
+    # Whether the extra is installed, and the port is free, is known before the model is loaded.
+    from lingvo_gshard.serving import server
+
+    bound = server.bind(values.host, values.port)
+    with bound:
+        run = load(logdir, options=runtime_options(values))
+        service = _service(values, run, token)
+        port = bound.getsockname()[1]
+        if values.port_file:
+            output.write_text(values.port_file, f"{port}\n", "port_file")
+        host = f"[{values.host}]" if ":" in values.host else values.host
+        model = service.model
+        _say(f"{model.name}, step {model.step:,}: http://{host}:{port}/  Ctrl-C stops")
+        cut_off = server.run(service, bound, values.drain_seconds, _say)
+    if cut_off:
+        _say(f"{cut_off} requests were cut off after {values.drain_seconds:g} s")
+    return int(cut_off > 0)
+
+
+def _service(values: flags.FlagValues, run, token: str):
+    """Returns the service of a run's model, loaded and compiled now."""
+    from lingvo_gshard.serving.directory import DirectoryWatch
+    from lingvo_gshard.serving.model import ServedModel
+    from lingvo_gshard.serving.service import Limits, Service
+    from lingvo_gshard.serving.warm_up import warm_up
+
+    model = ServedModel.of_run(run)
+    if values.warm_up:
+        warm_up(model, min(4, values.most_beam_size), _say)
+    limits = Limits(
+        queue_size=values.queue_size,
+        body_bytes=values.most_body_bytes,
+        seconds=values.timeout,
+        beam_size=values.most_beam_size,
+    )
+    return Service(model, limits, token, DirectoryWatch(run.logdir, model.step))
+
+
+def _token(path: str | None) -> str:
+    """Returns the token in a file, or an empty text without a file."""
+    if path is None:
+        return ""
+    try:
+        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not text"
+        raise ValueError(f"--token_file={path} cannot be read: {said}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"--token_file={path}: one token of printable ASCII characters without spaces was "
+            "expected"
+        )
+    return token
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
