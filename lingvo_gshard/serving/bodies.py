@@ -101,8 +101,10 @@ def parse(body: bytes, kind: type[_Body], status: int = UNPROCESSABLE) -> _Body:
     """
     try:
         value = msgspec.json.decode(body)
-    except (ValueError, RecursionError) as error:
-        said = str(error).removeprefix("JSON is malformed: ") or "it is nested too deeply"
+    except RecursionError:
+        raise RequestError(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        said = str(error).removeprefix("JSON is malformed: ")
         raise RequestError(400, f"the body is not valid JSON: {said}") from None
     try:
         return msgspec.convert(value, kind)

@@ -42,15 +42,15 @@ class ServedModel:
         Raises:
           ValueError: the run's task decodes nothing, or no checkpoint can be read.
         """
-        engine, input_ = run.engine, run.model.input
-        name = run.params.name
+        decoder, name = run.decoder, run.params.name
+        engine, input_ = decoder.engine, decoder.input
         if not engine.facts.has_source:
-            return cls(name, run.model.step, engine, input_.vocabulary)
+            return cls(name, decoder.step, engine, input_.vocabulary)
         languages = input_.p.get("languages") if "languages" in input_.p else ()
         languages = (languages,) if isinstance(languages, str) else tuple(languages)
         return cls(
             name,
-            run.model.step,
+            decoder.step,
             engine,
             input_.target_vocabulary,
             run.translator(),
