@@ -9,32 +9,30 @@ from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.serving.model import ServedModel
 
-# Texts that arrive together, so that small and large batches are compiled.
-_TOGETHER = (1, 4, 48)
-_SOURCE_TOKENS, _NEW_TOKENS = 12, 24
+# Tokens of most sources and texts.
+_LENGTHS = (32, 64)
+# Hypotheses that are decoded together when many clients ask.
+_HYPOTHESES = 32
 
 
 def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> None:
-    """Decodes short texts one by one and many at once, so that their programs are compiled.
+    """Compiles the programs for short texts, one by one and many at once.
 
     Args:
       model: the model.
-      beam_size: the beam that most requests will ask for.
+      beam_size: the beam that most requests to a translation model will ask for.
       say: shows a line.
     """
-    engine = model.engine
-    draws = not engine.facts.has_source
-    options = DecodingOptions(
-        beam_size=1 if draws else beam_size,
-        temperature=1.0 if draws else 0.0,
-        most_tokens=_NEW_TOKENS,
+    engine, facts = model.engine, model.engine.facts
+    options = (
+        DecodingOptions(beam_size=beam_size)
+        if facts.has_source
+        else DecodingOptions(beam_size=1, temperature=1.0, most_tokens=4)
     )
-    token = model.vocabulary.unk_id
-    source = (token,) * _SOURCE_TOKENS + (engine.facts.eos_id,) if engine.facts.has_source else ()
-    given = (engine.facts.bos_id,) if source else (engine.facts.bos_id, token, token)
-    request = Request(source=source, given=given, options=options)
-    for count in _TOGETHER:
-        for answer in engine.submit_all([request] * count):
-            answer.result()
+    engine.warm_up(options, _LENGTHS, (1, max(_HYPOTHESES // options.beam_size, 1)))
+    source = (model.vocabulary.unk_id, facts.eos_id) if facts.has_source else ()
+    # A language model computes given tokens, for which it has programs of their own.
+    given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)
+    engine.submit(Request(source=source, given=given, options=options)).result()
     expert_visits(engine, given, source)
     say(f"Compiled {engine.executables.count} programs in {engine.executables.seconds:.0f} s")
