@@ -55,7 +55,9 @@ def answer(opened, text):
 
 
 def until(opened, condition):
-    for _ in range(600):
+    # The first request compiles.
+    limit = time.monotonic() + 300
+    while time.monotonic() < limit:
         if opened.run(condition):
             return
         time.sleep(0.05)
