@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
+from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
 
 from lingvo_gshard.inference.engine.engine import Engine
 
@@ -64,7 +66,7 @@ class Metrics:
           paths: the paths to tell apart.
         """
 
-        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def run(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
