@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import user_cache
@@ -106,7 +107,7 @@ class Backend:
         return self._options.partitioner
 
     @functools.cached_property
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Any]:
         """The jax devices that decode: those of the mesh, or the first one."""
         return self._devices if self.kind == "spmd" else jax.devices()[:1]
 

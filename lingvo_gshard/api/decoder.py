@@ -22,6 +22,7 @@ from lingvo_gshard.inference.startup.entry import CacheEntry
 from lingvo_gshard.inference.startup.fingerprint import code_stamp, environment
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
+from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.checkpoint.store import steps_in
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
@@ -76,6 +77,7 @@ def _opened_now(run: Run) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     model, devices = run.model, run.backend.devices
     facts = facts_of(model.task, model.input)
+    assert isinstance(model.task, TokenTask)
     maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
     entry = _entry(run, _checkpoint(run, model.step))
     executables = Executables(maker.make, devices, entry)

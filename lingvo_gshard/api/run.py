@@ -284,8 +284,9 @@ class Run:
           ValueError: the run's task is not translation.
         """
         self.check_decoder(Translator)
-        engine, input_ = self.decoder.engine, self.decoder.input
-        return Translator(engine, input_.source_vocabulary, input_.target_vocabulary, options)
+        input_: Any = self.decoder.input
+        source, target = input_.source_vocabulary, input_.target_vocabulary
+        return Translator(self.decoder.engine, source, target, options)
 
     @names_arguments
     def writer(self, options: SamplingOptions | None = None) -> Writer:
@@ -300,8 +301,8 @@ class Run:
         self.check_decoder(Writer)
         options = options or SamplingOptions()
         copies = 1 if options.temperature else options.samples
-        engine, vocabulary = self.decoder.engine, self.decoder.input.vocabulary
-        return Writer(engine, vocabulary, options.decoding(), copies)
+        input_: Any = self.decoder.input
+        return Writer(self.decoder.engine, input_.vocabulary, options.decoding(), copies)
 
     def check_decoder(self, decoder: type) -> None:
         """Raises ValueError naming the run's task if it does not decode with a `decoder`."""

@@ -39,7 +39,8 @@ _LEAST_ADDRESS_SPACE = 4 * 2**30
 _LEAST_OPEN_FILES = 64
 
 # Packages that extras of this one install.
-_EXTRAS = dict.fromkeys(("httptools", "prometheus_client", "starlette", "uvicorn"), "serve")
+_SERVING = ("httptools", "prometheus_client", "starlette", "uvicorn")
+_EXTRAS: dict[str, str] = dict.fromkeys(_SERVING, "serve")
 
 # Distributions that are not named as the package that they install.
 _DISTRIBUTIONS = {

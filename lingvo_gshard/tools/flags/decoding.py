@@ -69,7 +69,7 @@ def decoding_options(values: flags.FlagValues, best: int = 1) -> DecodingOptions
 
 def decoding_fields(values: flags.FlagValues) -> dict[str, Any]:
     """Returns the fields of `DecodingOptions` that the flags give: all but `best`."""
-    given = {name: values[name].value for name in DECODING_FLAGS}
+    given: dict[str, Any] = {name: values[name].value for name in DECODING_FLAGS}
     given["stop"] = tuple(values.stop)
     for name in ("allowed_tokens", "forbidden_tokens"):
         given[name] = tuple(_id(name, text) for text in given[name])
@@ -89,8 +89,9 @@ def define_sampling_flags(values: flags.FlagValues) -> None:
 def sampling_options(values: flags.FlagValues) -> SamplingOptions:
     """Returns the options of sampling that the flags give."""
     names = (field.name for field in dataclasses.fields(SamplingOptions))
-    given = {name: values[name].value for name in names}
-    return SamplingOptions(**given | {"stop": tuple(values.stop)})
+    given: dict[str, Any] = {name: values[name].value for name in names}
+    given["stop"] = tuple(values.stop)
+    return SamplingOptions(**given)
 
 
 def _define_token_flags(values: flags.FlagValues, temperature: float, most_tokens: str) -> None:
