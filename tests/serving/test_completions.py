@@ -133,7 +133,10 @@ def test_generate_streams_what_it_answers_at_once(writer_client):
     event, data = done.split("\n")
     assert event == "event: done"
     final = json.loads(data.removeprefix("data: "))["texts"]
-    assert [one["tokens"] for one in final] == [one["tokens"] for one in whole]
+    for one, other in zip(final, whole, strict=True):
+        for token, same in zip(one["tokens"], other["tokens"], strict=True):
+            assert token["text"] == same["text"]
+            assert token["log_probability"] == pytest.approx(same["log_probability"], abs=1e-4)
     (layer,) = whole[0]["routing"]["layers"]
     assert layer["stack"] == "decoder" and layer["num_experts"] == 4
     for token in whole[0]["routing"]["tokens"]:

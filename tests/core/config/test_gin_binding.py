@@ -332,7 +332,7 @@ def test_references_can_set_lists_functions_and_empty_values():
         ("trainer.optimizer", f"{HERE}.Mixture", "Mixture cannot replace Momentum"),
         ("trainer.optimizer", "@builtins.min", "expected a configurable class"),
         ("trainer.optimizer", f"{HERE}.Adma", "does not exist. Did you mean 'Adam'"),
-        ("trainer.optimizer", "@Adam", "cannot be imported"),
+        ("trainer.optimizer", "@Adam", "@Adam names no module"),
         ("trainer.optimizer", "@no.such.Module", "cannot be imported"),
         ("trainer.optimizer", f"{HERE}.Adam()", "would call it"),
         ("trainer.steps", f"{HERE}.Adam", "expected int, such as 10; got the reference"),

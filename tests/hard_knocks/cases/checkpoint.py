@@ -175,7 +175,7 @@ CASES = (
         "a flag that evaluation lacks",
         _EVALUATE + " --step=5",
         given=_RUN,
-        error="Unknown command line flag 'step'",
+        error="Unknown command line flag 'step'. Did you mean: stop ?",
     ),
     Case(
         "a translation by a model that cannot",

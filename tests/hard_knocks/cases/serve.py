@@ -53,7 +53,7 @@ CASES = (
         "a port that does not exist",
         _SERVE + "--port=70000",
         given=_RUN,
-        error="flag --port=70000: 70000 is not an integer in the range [0, 65535]",
+        error="--port=70000: 70000 is not an integer in the range [0, 65535]",
     ),
     Case(
         "a host that is not this machine's",
@@ -90,7 +90,7 @@ CASES = (
         "a queue without room",
         _SERVE + "--queue_size=0",
         given=_RUN,
-        error="flag --queue_size=0: 0 is not a positive integer",
+        error="--queue_size=0: 0 is not a positive integer",
     ),
     Case(
         "a load for a model that is not named",

@@ -113,7 +113,9 @@ def test_json_of_a_list_is_alone_on_standard_output(tool, answers):
     assert all(name in text for name in names)
 
 
-@pytest.mark.parametrize("tool", sorted({*launcher.tool_names()} - {"translate", "experts"}))
+@pytest.mark.parametrize(
+    "tool", sorted({*launcher.tool_names()} - {"translate", "experts", "serve"})
+)
 def test_commands_with_results_have_json(tool, answers):
     _, output, _ = answers[f"gshard-{tool} --help"]
     assert "--json=JSON" in output
