@@ -8,8 +8,11 @@ from starlette.testclient import TestClient
 from lingvo_gshard.api.run import load
 from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.model import ServedModel
-from lingvo_gshard.serving.service import Service
+from lingvo_gshard.serving.service import Limits, Service
 from tests.tools.conftest import language_model_logdir, trained_logdir
+
+# Programs are compiled while the first requests wait.
+PATIENT = Limits(seconds=600.0)
 
 __all__ = ["language_model_logdir", "trained_logdir"]
 
@@ -35,12 +38,14 @@ def writing(language_model_logdir):
 @pytest.fixture
 def client(translating):
     """Returns a client of a server that translates."""
-    with TestClient(make_app(Service(translating)), raise_server_exceptions=False) as opened:
+    with TestClient(
+        make_app(Service(translating, PATIENT)), raise_server_exceptions=False
+    ) as opened:
         yield opened
 
 
 @pytest.fixture
 def writer_client(writing):
     """Returns a client of a server with a language model."""
-    with TestClient(make_app(Service(writing)), raise_server_exceptions=False) as opened:
+    with TestClient(make_app(Service(writing, PATIENT)), raise_server_exceptions=False) as opened:
         yield opened

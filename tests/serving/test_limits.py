@@ -19,6 +19,7 @@ from lingvo_gshard.serving.model import ServedModel
 from lingvo_gshard.serving.service import Limits, Service
 from lingvo_gshard.training.logdir import Logdir
 from tests.data import corpora
+from tests.serving.conftest import PATIENT
 
 pytestmark = pytest.mark.xdist_group("serving")
 
@@ -70,7 +71,7 @@ def test_concurrent_requests_get_the_answers_of_the_offline_translator(translati
     sources = [row.source for row in corpora.rows(24)]
     options = DecodingOptions(beam_size=1, most_tokens=8)
     expected = translating.translator.translate(sources, options=options).texts
-    app = make_app(Service(translating))
+    app = make_app(Service(translating, PATIENT))
     responses = asyncio.run(posted(app, *(BODY | {"text": text} for text in sources)))
     assert [r.status_code for r in responses] == [200] * len(sources)
     assert [r.json()["translations"][0]["text"] for r in responses] == expected
@@ -193,7 +194,7 @@ def test_a_bearer_token_guards_the_interface_but_not_page_and_health(translating
 
 
 def test_metrics_count_requests_errors_tokens_and_seconds(translating):
-    client = TestClient(make_app(Service(translating)))
+    client = TestClient(make_app(Service(translating, PATIENT)))
     client.post("/v1/translate", json=BODY)
     client.post("/v1/translate", json={})
     client.get("/secret/path")
@@ -215,7 +216,7 @@ def test_health_says_what_became_of_the_directory(translating, trained_logdir, t
     path = tmp_path / "run"
     shutil.copytree(trained_logdir, path)
     watch = DirectoryWatch(Logdir(path), translating.step)
-    service = Service(translating, directory=watch)
+    service = Service(translating, PATIENT, directory=watch)
     client = TestClient(make_app(service))
     assert client.get("/healthz").json()["directory"] == "unchanged"
     path.rename(tmp_path / "gone")

@@ -12,6 +12,7 @@ from lingvo_gshard.serving.server import Server, bind
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora
 from tests.planning.picture import browser
+from tests.serving.conftest import PATIENT
 
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 pytestmark = pytest.mark.xdist_group("serving")
@@ -56,7 +57,7 @@ def answer(opened, text):
 
 def until(opened, condition):
     # The first request compiles.
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + PATIENT.seconds
     while time.monotonic() < limit:
         if opened.run(condition):
             return
@@ -66,7 +67,7 @@ def until(opened, condition):
 
 @needs_browser
 def test_a_sentence_shows_translations_probabilities_and_experts(serve, window, translating):
-    window.open(serve(Service(translating)))
+    window.open(serve(Service(translating, PATIENT)))
     answer(window, SENTENCE)
     alternatives = window.texts("#alternatives .text")
     assert len(alternatives) == 4 and window.texts("#best")[0] == alternatives[0]
@@ -102,7 +103,7 @@ def test_a_sentence_shows_translations_probabilities_and_experts(serve, window, 
 
 @needs_browser
 def test_the_page_of_a_language_model_continues_a_text(serve, window, writing):
-    window.open(serve(Service(writing)))
+    window.open(serve(Service(writing, PATIENT)))
     answer(window, "the")
     assert window.texts("#go") == ["Continue"]
     assert len(window.texts("#alternatives .text")) == 4

@@ -104,7 +104,7 @@ def test_routing_is_that_of_a_forward_pass_of_training(client, translating, tran
         (b'{"text": "a", "best": 5}', 422, "best is 5, but a search with beam_size=4 finds 4"),
         (b'{"text": "a", "seed": 9999999999}', 422, "seed is 9999999999; an integer <= 21474836"),
         (b'{"text": "a", "top_p": -1}', 422, "top_p is -1; a number >= 0"),
-        (b'{"text": "a", "timeout": 1e5}', 422, "timeout is 100000; at most 60 seconds"),
+        (b'{"text": "a", "timeout": 1e5}', 422, "timeout is 100000; at most 600 seconds"),
         (b'{"text": "a", "forbidden_tokens": [5, 9999]}', 422, "forbidden_tokens[1] is 9999; 0 to"),
         (b'{"text": ["a", "b"], "prefix": ["c"]}', 422, "prefix has 1 texts; 2, one for each"),
     ],
