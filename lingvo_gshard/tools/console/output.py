@@ -33,11 +33,18 @@ def define_json_flag(values: flags.FlagValues, what: str = "the result") -> None
     flags.DEFINE_string("json", None, text, flag_values=values)
 
 
+class _Console(rich.console.Console):
+    """A console that leaves a closed standard output to its caller, where rich exits with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError.
+
+
 def make_console(*paths: str | None) -> rich.console.Console:
     """Returns the console for tables: standard error if one of `paths` is standard output."""
     stream = sys.stderr if STANDARD_OUTPUT in paths else sys.stdout
     width = None if stream.isatty() else _WIDTH_OF_FILES
-    return rich.console.Console(file=stream, width=width, highlight=False)
+    return _Console(file=stream, width=width, highlight=False)
 
 
 def say(console: rich.console.Console, text: str) -> None:

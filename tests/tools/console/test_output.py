@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.training.monitoring.closed_output import discard
 
 
 @dataclasses.dataclass
@@ -106,3 +107,14 @@ def test_link_stays_a_link(tmp_path):
     output.write_json(str(tmp_path / "link"), [1])
     assert (tmp_path / "link").is_symlink()
     assert json.loads((tmp_path / "row.json").read_text()) == [1]
+
+
+def test_a_reader_that_went_away_is_left_to_the_caller(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError), os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        try:
+            output.make_console().print("a table")
+        finally:
+            discard(stream)
