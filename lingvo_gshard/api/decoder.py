@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import re
 import sys
 from typing import TYPE_CHECKING
 
 from lingvo_gshard.core import user_cache
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Input
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.loading import facts_of, mesh_of, prepared_weights
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.maker import ProgramMaker
 from lingvo_gshard.inference.programs.program_key import ProgramKey
@@ -21,17 +21,13 @@ from lingvo_gshard.inference.startup import cache
 from lingvo_gshard.inference.startup.entry import CacheEntry
 from lingvo_gshard.inference.startup.fingerprint import code_stamp, environment
 from lingvo_gshard.runtime.program.program import Program
-from lingvo_gshard.tasks import LanguageModelTask, Task, TranslationTask
+from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.checkpoint.store import steps_in
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run
-
-# A class in the text of Params.
-_CLASS = re.compile(r" : @([\w.]+)\.\w+$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +54,7 @@ def open_decoder(run: Run) -> Decoder:
       ValueError: the run's task decodes nothing.
     """
     task: type[Task] = run.params.task.cls
-    if not issubclass(task, (TranslationTask, LanguageModelTask)):
+    if not task.DECODER:
         raise ValueError(f"{task.__name__}, the task of this run, decodes nothing")
     devices, partitioning = run.backend.devices, run.backend.partitioning
     newest = None if "model" in run.__dict__ else _newest(run)
@@ -76,7 +72,7 @@ def open_decoder(run: Run) -> Decoder:
 def _opened_now(run: Run) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     model, devices = run.model, run.backend.devices
-    facts = facts_of(model.task, model.input)
+    facts = facts_of(model.task, model.input.p)
     assert isinstance(model.task, TokenTask)
     maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
     entry = _entry(run, _checkpoint(run, model.step))
@@ -97,14 +93,10 @@ class _LateMaker:
 
     def __call__(self, key: ProgramKey) -> Program:
         if self._maker is None:
-            run = self._run
-            trainer = run.params.trainer.instantiate(
-                with_vocabulary_sizes(run.params.task, run.input)
-            )
-            backend = run.backend
-            self._maker = ProgramMaker(
-                trainer.task, self._facts, backend.partitioning, backend.partitioner
-            )
+            backend = self._run.backend
+            task = self._run.make_trainer().task
+            assert isinstance(task, TokenTask)
+            self._maker = ProgramMaker(task, self._facts, backend.partitioning, backend.partitioner)
         return self._maker.make(key)
 
 
@@ -129,11 +121,11 @@ def _entry(run: Run, checkpoint: Checkpoint | None) -> CacheEntry | None:
     directory = user_cache.directory("decoding")
     if given:
         directory = os.path.join(os.path.expanduser(given), "decoding")
-    backend, params = run.backend, run.params.to_text()
+    backend = run.backend
     owner = [os.fspath(run.logdir.path), repr(backend.partitioning), backend.partitioner]
     content = {
-        "params": params,
-        "code": code_stamp(_modules(params)),
+        "params": run.params.to_text(),
+        "code": code_stamp(_modules(run.params)),
         "arrays": checkpoint.record.digests,
         "files": checkpoint.record.files,
         "environment": environment(device.device_kind for device in backend.devices),
@@ -142,7 +134,9 @@ def _entry(run: Run, checkpoint: Checkpoint | None) -> CacheEntry | None:
     return cache.find_entry(directory, owner, content)
 
 
-def _modules(params: str) -> list[pathlib.Path]:
-    """Returns the files of the modules whose classes Params name."""
-    modules = [sys.modules.get(name) for name in set(_CLASS.findall(params))]
+def _modules(params: Params) -> list[pathlib.Path]:
+    """Returns the files of the modules whose classes and functions Params name."""
+    named = [node.cls for _, node in params.nodes()] + [value for _, value in params.leaves()]
+    names = {value.__module__ for value in named if hasattr(value, "__qualname__")}
+    modules = [sys.modules.get(name) for name in names]
     return [pathlib.Path(m.__file__) for m in modules if m is not None and m.__file__]

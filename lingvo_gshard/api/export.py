@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,7 @@ from lingvo_gshard.export.formats import format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
 from lingvo_gshard.export.trained_model import TrainedModel
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
-from lingvo_gshard.training.experiments import with_vocabulary_sizes
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run
@@ -76,22 +73,11 @@ def export(
 
 
 def _read(run: Run) -> TrainedModel:
-    """Returns the newest readable checkpoint; reports damaged ones on standard error."""
-    store = CheckpointStore(
-        run.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
-    )
-    try:
-        newest = store.peek()
-        if newest is None:
-            raise run.no_checkpoint()
-        run.input.load_vocabularies(newest.extras)
-        task = with_vocabulary_sizes(run.params.task, run.input)
-        trainer = run.params.trainer.instantiate(task)
+    """Returns the newest readable checkpoint of a run."""
+    with run.open_checkpoints() as (store, trainer):
         checkpoint = store.restore(parts=(trainer.evaluated_part,))
-        if checkpoint is None:
-            raise run.no_checkpoint()
-    finally:
-        store.close()
+    if checkpoint is None:
+        raise run.no_checkpoint()
     specs, found = trainer.theta_specs, restored_theta(trainer, checkpoint)
     pairs = zip(specs.flatten(), found.flatten(), strict=True)
     return TrainedModel(

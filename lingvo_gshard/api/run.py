@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.runtime_protocol import Runtime
+from lingvo_gshard.training.trainer import Trainer
 
 
 @names_arguments
@@ -158,7 +160,15 @@ class Run:
     @functools.cached_property
     def model(self) -> TrainedModel:
         """The newest readable checkpoint, restored. Damaged ones are reported on standard error."""
-        return self._restore(lambda text: print(text, file=sys.stderr))
+        with self.open_checkpoints() as (store, trainer):
+            runtime = self.backend.make_runtime(trainer)
+            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
+        if checkpoint is None:
+            raise self.no_checkpoint()
+        part = restored_theta(trainer, checkpoint)
+        runtime.load_theta(part)
+        theta = trainer.evaluated_theta(part)
+        return TrainedModel(checkpoint.step, trainer.task, theta, runtime, self.input)
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
@@ -317,23 +327,27 @@ class Run:
         """Returns the error of a run whose checkpoints were deleted after it was opened."""
         return ValueError(f"{self.logdir.checkpoints} holds no complete checkpoint")
 
-    def _restore(self, report: Callable[[str], None]) -> TrainedModel:
-        """Restores the newest readable checkpoint; calls `report` for each damaged one."""
-        store = CheckpointStore(self.logdir.checkpoints, say=report, writable=False)
+    def make_trainer(self) -> Trainer:
+        """Returns the run's trainer. The vocabularies must be loaded."""
+        return self.params.trainer.instantiate(with_vocabulary_sizes(self.params.task, self.input))
+
+    @contextlib.contextmanager
+    def open_checkpoints(self) -> Iterator[tuple[CheckpointStore, Trainer]]:
+        """Loads the vocabularies of the newest readable checkpoint and makes the trainer.
+
+        The store reports damaged checkpoints on standard error and changes nothing.
+
+        Raises:
+          ValueError: there is no readable checkpoint.
+        """
+        store = CheckpointStore(
+            self.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
+        )
         try:
             newest = store.peek()
             if newest is None:
                 raise self.no_checkpoint()
             self.input.load_vocabularies(newest.extras)
-            task = with_vocabulary_sizes(self.params.task, self.input)
-            trainer = self.params.trainer.instantiate(task)
-            runtime = self.backend.make_runtime(trainer)
-            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
-            if checkpoint is None:
-                raise self.no_checkpoint()
+            yield store, self.make_trainer()
         finally:
             store.close()
-        part = restored_theta(trainer, checkpoint)
-        runtime.load_theta(part)
-        theta = trainer.evaluated_theta(part)
-        return TrainedModel(checkpoint.step, trainer.task, theta, runtime, self.input)

@@ -22,22 +22,13 @@ def read(tensor: tf.Tensor, start: tf.Tensor | int, count: int) -> tf.Tensor:
     return part
 
 
-def write(tensor: tf.Tensor, part: tf.Tensor, start: tf.Tensor | int) -> tf.Tensor:
-    """Returns the tensor with tensor[start : start + len(part)] replaced by `part`.
-
-    A start index past the last full slice is clamped, as in StableHLO's dynamic_update_slice
-    (https://openxla.org/stablehlo/spec).
-    """
-    starts = [start] + [0] * (tensor.shape.rank - 1)
-    return gen_xla_ops.xla_dynamic_update_slice(tensor, part, tf.stack(starts))
-
-
-def write_at(
-    tensor: tf.Tensor, part: tf.Tensor, start: tf.Tensor | int, dimension: int
+def write(
+    tensor: tf.Tensor, part: tf.Tensor, start: tf.Tensor | int, dimension: int = 0
 ) -> tf.Tensor:
     """Returns the tensor with `part` written from index `start` of one dimension on.
 
-    XLA writes in place if nothing else reads the tensor. The start index is clamped, as in `write`.
+    XLA writes in place if nothing else reads the tensor. A start index past the last full slice is
+    clamped, as in StableHLO's dynamic_update_slice (https://openxla.org/stablehlo/spec).
     """
     starts = [start if d == dimension else 0 for d in range(tensor.shape.rank)]
     written = gen_xla_ops.xla_dynamic_update_slice(tensor, part, tf.stack(starts))

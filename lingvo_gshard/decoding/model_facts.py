@@ -26,3 +26,12 @@ class ModelFacts:
     most_source: int
     most_positions: int
     most_steps: int = 16
+
+
+def usual_tokens(source):
+    """Returns the largest number of new tokens of a translation, unless a request says otherwise.
+
+    Args:
+      source: the number of source tokens, an int or an integer tensor.
+    """
+    return 2 * source + 10

@@ -120,7 +120,7 @@ def _threshold(
     rows = logits_BV.shape[0]
 
     def search() -> tf.Tensor:
-        ordered_BV = _as_ordered(logits_BV)
+        ordered_BV = _flip_negative(tf.bitcast(logits_BV, tf.int32))
 
         def halve(step, low_B, high_B):
             # The mean, rounded up, without overflow.
@@ -135,19 +135,14 @@ def _threshold(
         low_B, high_B = tf.reduce_min(ordered_BV, 1), tf.reduce_max(ordered_BV, 1)
         start = (tf.constant(0), low_B, high_B)
         _, low_B, _ = tf.while_loop(lambda step, *_: step < _HALVINGS, halve, start)
-        return tf.where(is_limited_B, _as_float(low_B), -float("inf"))[:, None]
+        least_B = tf.bitcast(_flip_negative(low_B), tf.float32)
+        return tf.where(is_limited_B, least_B, -float("inf"))[:, None]
 
     unlimited = lambda: tf.fill([rows, 1], -float("inf"))  # noqa: E731
     return tf.cond(tf.reduce_any(is_limited_B), search, unlimited)
 
 
-def _as_ordered(x: tf.Tensor) -> tf.Tensor:
-    """Returns int32 in the order of the floats. Its own inverse, but for the types."""
-    bits = tf.bitcast(x, tf.int32)
+def _flip_negative(bits: tf.Tensor) -> tf.Tensor:
+    """Maps the bits of floats to int32 in the order of the floats, and back again."""
     flip = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 31), tf.constant(0x7FFFFFFF))
     return tf.bitwise.bitwise_xor(bits, flip)
-
-
-def _as_float(ordered: tf.Tensor) -> tf.Tensor:
-    flip = tf.bitwise.bitwise_and(tf.bitwise.right_shift(ordered, 31), tf.constant(0x7FFFFFFF))
-    return tf.bitcast(tf.bitwise.bitwise_xor(ordered, flip), tf.float32)

@@ -66,8 +66,6 @@ class Steps:
             records = NestedMap(
                 {n: dynamic_slice.write(x, record[n][None], step) for n, x in records.items()}
             )
-            for x in records.values():
-                x.set_shape([self.most, rows, beam])
             return step + 1, state, records
 
         with context.scope(training=False):

@@ -13,11 +13,11 @@ from lingvo_gshard.core import context, dynamic_slice
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.selection import largest
 from lingvo_gshard.decoding.state import IMPOSSIBLE, state_specs
 from lingvo_gshard.decoding.steps import Steps
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.token_task import TokenTask
 
@@ -53,7 +53,8 @@ class DecodeFunction:
 
     def most_new(self, length: int) -> int:
         """Returns the largest number of new ids of a batch whose texts have `length` ids."""
-        wanted = self.options.most_tokens or (2 * length + 10 if self.facts.has_source else 0)
+        usual = usual_tokens(length) if self.facts.has_source else 0
+        wanted = self.options.most_tokens or usual
         return min(wanted or self.facts.most_positions, self.facts.most_positions)
 
     def run(self, weights: NestedMap, ids_BK: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -93,21 +94,15 @@ class DecodeFunction:
         count_B = tf.reduce_sum(tf.cast(ids_BK > 0, tf.int32), 1)
         given_B = tf.ones_like(count_B) if facts.has_source else count_B
         room_B = facts.most_positions - given_B + 1
-        wanted_B = 2 * count_B + 10 if facts.has_source else room_B
+        wanted_B = usual_tokens(count_B) if facts.has_source else room_B
         if options.most_tokens:
             wanted_B = tf.fill([shape.rows], options.most_tokens)
-        values = {
-            "limit_B": tf.minimum(wanted_B, room_B),
-            "least_B": options.least_tokens,
-            "wanted_B": options.best,
-            "length_exponent_B": options.length_exponent,
-            "coverage_weight_B": options.coverage_weight,
-        }
-        leaves = [name for name in OPTION_LEAVES if name in state]
+        values = {**options.row_values(), "limit_B": tf.minimum(wanted_B, room_B)}
         new = NestedMap(options=NestedMap())
-        for name in leaves:
-            value = tf.cast(values[name], state[name].dtype)
-            new.options[name] = tf.broadcast_to(value, state[name].shape)
+        for name in OPTION_LEAVES:
+            if name in state:
+                value = tf.cast(values[name], state[name].dtype)
+                new.options[name] = tf.broadcast_to(value, state[name].shape)
         if facts.has_source:
             new.source_aK, new.last_a = ids_BK, tf.fill([shape.rows], facts.bos_id)
         else:
@@ -183,7 +178,6 @@ def _best_hypothesis(records: NestedMap, generated_B: tf.Tensor) -> tuple[tf.Ten
         parent_B = tf.gather(tf.gather(records.parent_BW, step), place_B, batch_dims=1)
         token_1B = tf.where(is_part_B, token_B, 0)[None]
         token_iB = dynamic_slice.write(token_iB, token_1B, step)
-        token_iB.set_shape([most, rows])
         return step - 1, tf.where(is_part_B, parent_B, place_B), token_iB
 
     start = (tf.constant(most - 1), choice_B % beam, tf.zeros([most, rows], tf.int32))

@@ -12,9 +12,7 @@ from lingvo_gshard.export.decode_function import DecodeFunction, check_options, 
 from lingvo_gshard.export.trained_model import TrainedModel
 from lingvo_gshard.inference.loading import facts_of
 from lingvo_gshard.inference.options import DecodingOptions
-from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.task import Task
-from lingvo_gshard.tasks.translation import TranslationTask
 
 TRANSLATION, LANGUAGE_MODEL = "translation", "language model"
 
@@ -103,7 +101,7 @@ class PortableDecoder:
 def check_task(params: Params) -> None:
     """Raises ValueError naming the task of an experiment if it decodes nothing."""
     task: type[Task] = params.task.cls
-    if not issubclass(task, (TranslationTask, LanguageModelTask)):
+    if not task.DECODER:
         raise ValueError(
             f"{params.name} has the task {task.__name__}, which decodes nothing; "
             "--format=safetensors writes its weights"
@@ -116,7 +114,7 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
     Raises:
       ValueError: the model cannot search so, or takes no text as long as `settings.lengths`.
     """
-    task, facts = model.task, facts_of(model.task, model.input)
+    task, facts = model.task, facts_of(model.task, model.input.p)
     options = settings.options or DecodingOptions(beam_size=4 if facts.has_source else 1)
     if options.beam_size > facts.vocabulary_size:
         raise ValueError(
@@ -129,7 +127,7 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
             "the positions of the model"
         )
     function = DecodeFunction(task, facts, options)
-    source, target = _vocabularies(model)
+    source, target = _vocabularies(model, facts.has_source)
     return PortableDecoder(
         model,
         function,
@@ -153,11 +151,10 @@ def _lengths(wanted: tuple[int, ...], longest: int) -> tuple[int, ...]:
     return wanted
 
 
-def _vocabularies(model: TrainedModel) -> tuple[Vocabulary | None, Vocabulary | None]:
+def _vocabularies(
+    model: TrainedModel, has_source: bool
+) -> tuple[Vocabulary | None, Vocabulary | None]:
     """Returns what encodes texts and what decodes answers; None for an input without them."""
-    input_ = model.input
-    names = ("source_vocabulary", "target_vocabulary")
-    if isinstance(model.task, LanguageModelTask):
-        names = ("vocabulary", "vocabulary")
-    source, target = (getattr(input_, name, None) for name in names)
+    names = ("source_vocabulary", "target_vocabulary") if has_source else ("vocabulary",) * 2
+    source, target = (getattr(model.input, name, None) for name in names)
     return source, target

@@ -118,7 +118,8 @@ class _Server:
 
     def __init__(self, decoder: PortableDecoder, searches: Sequence[Search]):
         self._translates = decoder.kind == TRANSLATION
-        self._searches, self._rows, self._lengths = searches, decoder.rows, decoder.lengths
+        self._searches, self._sizes = searches, decoder.buckets
+        self._rows, self._lengths = decoder.rows, decoder.lengths
         self._facts = decoder.function.facts
         self._most_new = decoder.function.most_new(decoder.lengths[-1])
         self._normal = NormalizerInGraph()
@@ -195,6 +196,6 @@ class _Server:
 
             return run
 
-        sizes = [(rows, length) for rows in self._rows for length in self._lengths]
-        branches = [branch(s, *size) for s, size in zip(self._searches, sizes, strict=True)]
+        pairs = zip(self._searches, self._sizes, strict=True)
+        branches = [branch(search, *size) for search, size in pairs]
         return tf.switch_case(row_bucket * len(self._lengths) + length_bucket, branches)

@@ -1,4 +1,4 @@
 """Inference: serves requests with a trained model, by compiled programs under jax.
 
-Only programs.py needs TensorFlow, to lower programs. Everything else runs where they are loaded.
+Only programs/maker.py needs TensorFlow, to lower programs. All else runs where they are loaded.
 """

@@ -6,78 +6,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker
 from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
-
-# Longer sentences are cut: the model has seen none.
-_MOST_SOURCE = 256
 
 
-def translation_facts(task: TranslationTask, bos_id: int, eos_id: int) -> ModelFacts:
-    """Returns what the host knows of a translation model."""
-    positions = task.most_positions or _MOST_SOURCE
-    return ModelFacts(
-        vocabulary_size=task.p.target_vocabulary_size,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        has_source=True,
-        most_source=min(_MOST_SOURCE, positions),
-        most_positions=positions,
-    )
-
-
-def language_model_facts(
-    task: LanguageModelTask, bos_id: int, eos_id: int, length: int
-) -> ModelFacts:
-    """Returns what the host knows of a language model.
+def facts_of(task: Task, input_params: Params, length: int | None = None) -> ModelFacts:
+    """Returns what the host knows of a model.
 
     Args:
       task: the model.
-      bos_id: id before all texts.
-      eos_id: id that ends a text.
-      length: positions of a row in training; texts are not longer.
-    """
-    return ModelFacts(
-        vocabulary_size=task.p.vocabulary_size,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        has_source=False,
-        most_source=0,
-        most_positions=min(length, task.most_positions or length),
-    )
-
-
-def facts_of(task: Task, input_: Input) -> ModelFacts:
-    """Returns what the host knows of a trained model.
-
-    Args:
-      task: a translation model or a language model.
-      input_: its input.
+      input_params: the Params of its input.
+      length: positions of a text of a language model; None: those of a row of the input.
 
     Raises:
       ValueError: the task decodes nothing.
     """
-    ids = Vocabulary.bos_id, Vocabulary.eos_id
-    if isinstance(task, TranslationTask):
-        return translation_facts(task, *ids)
-    if isinstance(task, LanguageModelTask):
-        length = task.token_shape(type(input_).batch_specs(input_.p)).length
-        return language_model_facts(task, *ids, length)
-    raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
+    if not isinstance(task, TokenTask) or not task.DECODER:
+        raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
+    if length is None:
+        length = task.token_shape(input_params.cls.batch_specs(input_params)).length
+    return task.model_facts(length, Vocabulary.bos_id, Vocabulary.eos_id)
 
 
 def make_engine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from lingvo_gshard.decoding.kinds import SearchKind
 
@@ -67,7 +68,7 @@ class DecodingOptions:
 
     def _check_together(self) -> None:
         """Raises ValueError if options do not go together."""
-        draws = self.temperature > 0
+        draws = self.draws
         if draws and self.beam_size > 1:
             raise ValueError(
                 f"temperature={self.temperature} draws tokens and beam_size={self.beam_size} "
@@ -90,11 +91,35 @@ class DecodingOptions:
             )
 
     @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn; else the best ones are searched for."""
+        return self.temperature > 0
+
+    @property
+    def texts(self) -> int:
+        """The number of texts that are decoded independently for one request."""
+        return self.best if self.draws else 1
+
+    def row_values(self) -> dict[str, Any]:
+        """Returns the values of the leaves of a decoding state that options alone decide."""
+        return {
+            "least_B": self.least_tokens,
+            "wanted_B": self.best,
+            "length_exponent_B": self.length_exponent,
+            "coverage_weight_B": self.coverage_weight,
+            "temperature_B": self.temperature,
+            "top_k_B": self.top_k,
+            "top_p_B": self.top_p,
+            "min_p_B": self.min_p,
+            "repetition_B": self.repetition_penalty,
+        }
+
+    @property
     def kind(self) -> SearchKind:
         """What a program computes to choose the tokens."""
         return SearchKind(
             beam=self.beam_size,
-            draws=self.temperature > 0,
+            draws=self.draws,
             penalizes_repetition=self.repetition_penalty != 1,
             restricts_tokens=bool(self.allowed_tokens or self.forbidden_tokens),
             covers=self.coverage_weight > 0,

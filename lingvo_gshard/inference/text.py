@@ -30,6 +30,14 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
+def continuation(
+    vocabulary: Vocabulary, given: Sequence[int], tokens: Sequence[int], stop: Sequence[str]
+) -> str:
+    """Returns the text that tokens add to those given, up to the first stop string."""
+    start = len(vocabulary.decode(given))
+    return cut_at_stop(vocabulary.decode([*given, *tokens])[start:], stop)
+
+
 class GrowingText:
     """The text of tokens that are generated one after another.
 

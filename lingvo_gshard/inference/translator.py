@@ -10,7 +10,7 @@ from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Hypothesis, Request
-from lingvo_gshard.inference.text import cut_at_stop, stop_check
+from lingvo_gshard.inference.text import continuation, stop_check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +142,7 @@ class Translator:
         prefix, stop = vocabulary.decode(request.given), request.options.stop
 
         def text(tokens: Sequence[int]) -> str:
-            whole = vocabulary.decode([*request.given, *tokens])
-            return normal(prefix + cut_at_stop(whole[len(prefix) :], stop))
+            return normal(prefix + continuation(vocabulary, request.given, tokens, stop))
 
         return [
             Translation(

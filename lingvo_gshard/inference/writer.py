@@ -9,7 +9,7 @@ from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis, Request
-from lingvo_gshard.inference.text import GrowingText, cut_at_stop, stop_check
+from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +107,7 @@ class Writer:
     def _text(self, ids: list[int], answer: Answer) -> Text:
         """Waits for the answer to a request and returns its texts."""
         found = answer.result()
-        beginning = self._vocabulary.decode(ids)
-        samples = []
-        for hypothesis in found:
-            text = self._vocabulary.decode([*ids, *hypothesis.tokens])
-            new = cut_at_stop(text[len(beginning) :], self._options.stop)
-            samples.append(text[: len(beginning)] + new)
+        vocabulary, stop = self._vocabulary, self._options.stop
+        beginning = vocabulary.decode(ids)
+        samples = [beginning + continuation(vocabulary, ids, h.tokens, stop) for h in found]
         return Text(samples * self._copies, self._cut(ids), found)

@@ -21,11 +21,6 @@ class Dropout(Layer):
         p.define("rate", 0.0, "Fraction of the elements that are zeroed.", minimum=0, below=1)
         return p
 
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        if not 0 <= self.p.rate < 1:
-            raise ValueError(f"{path}.rate: {self.p.rate} is not in [0, 1)")
-
     @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x with elements dropped. The shape of x must be static."""

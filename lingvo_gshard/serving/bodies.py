@@ -59,11 +59,14 @@ class SearchFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routing: bool = False
 
     def options(self) -> DecodingOptions:
-        """Returns the options; ValueError if they do not go together."""
+        """Returns the options; RequestError if they do not go together."""
         values = {name: getattr(self, name) for name in OPTION_NAMES}
         for name in ("allowed_tokens", "forbidden_tokens"):
             values[name] = tuple(values[name])
-        return DecodingOptions(**values | {"stop": tuple(listed(self.stop))})
+        try:
+            return DecodingOptions(**values | {"stop": tuple(listed(self.stop))})
+        except ValueError as error:
+            raise RequestError(UNPROCESSABLE, str(error)) from None
 
 
 OPTION_NAMES = tuple(f for f in SearchFields.__struct_fields__ if f not in ("timeout", "routing"))

@@ -63,7 +63,7 @@ class Desk:
           RequestError: there is no room now, or not even in an empty queue.
           ValueError: a request does not fit the model.
         """
-        counts = [r.options.best if r.options.kind.draws else 1 for r in requests]
+        counts = [request.options.texts for request in requests]
         if sum(counts) > self._capacity:
             raise RequestError(
                 413, f"the request has {sum(counts):,} texts; this server takes {self._capacity:,}"

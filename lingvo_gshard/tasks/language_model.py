@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
@@ -97,6 +98,17 @@ class LanguageModelTask(TokenTask):
         with context.tokens(ids_BL):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
         return self._logits(theta, x_BLM)
+
+    def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
+        """Returns what a decoder must know of the model. Texts are as long as rows at most."""
+        return ModelFacts(
+            vocabulary_size=self.p.vocabulary_size,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            has_source=False,
+            most_source=0,
+            most_positions=min(length, self.most_positions or length),
+        )
 
     def evaluate(
         self,

@@ -12,6 +12,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -85,6 +86,16 @@ class TokenTask(Task):
         vocabulary_size = self._shared_embedding().p.vocabulary_size
         softmax = 2 * shape.tokens * self.p.model_dim * vocabulary_size
         return self.decoder.flops(shape) + softmax
+
+    def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
+        """Returns what a decoder must know of the model. A task with a DECODER defines it.
+
+        Args:
+          length: positions of a row in training.
+          bos_id: id before the first token.
+          eos_id: id that ends a text.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no model_facts")
 
     @property
     def most_positions(self) -> int | None:

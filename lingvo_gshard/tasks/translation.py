@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import Memory
@@ -22,6 +23,9 @@ from lingvo_gshard.tasks.evaluation.translation_scores import Translate, Transla
 from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
+
+# Longer sentences are cut when decoding: the model has seen none.
+_MOST_SOURCE = 256
 
 
 class TranslationTask(TokenTask):
@@ -149,6 +153,19 @@ class TranslationTask(TokenTask):
         with context.tokens(ids_BK):
             output_BKM, _, _ = self.encoder.extend(theta.encoder, x_BKM, segments_BK, view)
         return self.decoder.cache_memory(theta.decoder, Memory(output_BKM, segments_BK))
+
+    def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
+        """Returns what a decoder must know of the model. Rows of training hold many sentences."""
+        del length
+        positions = self.most_positions or _MOST_SOURCE
+        return ModelFacts(
+            vocabulary_size=self.p.target_vocabulary_size,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            has_source=True,
+            most_source=min(_MOST_SOURCE, positions),
+            most_positions=positions,
+        )
 
     def evaluate(
         self,

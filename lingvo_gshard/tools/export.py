@@ -35,6 +35,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
 from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> int:
     check_output(values.output)
     output.check_writable(values, "json")
     run = Run(logdir)
-    settings = _settings(values, is_translation=run.params.task.cls.DECODER == "Translator")
+    settings = _settings(values, is_translation=run.params.task.cls.DECODER == Translator.__name__)
     console = output.make_console(values.json)
 
     def show_progress(what: str, unit: str, total: int) -> Progress:

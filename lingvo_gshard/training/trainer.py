@@ -107,7 +107,7 @@ class Trainer(Configurable):
         if isinstance(task, Params):
             task = dtypes.typed(task).instantiate()
         dtypes.check(task)
-        self.task = task
+        self.task: Task = task
         self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.loading import make_engine, translation_facts
+from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -28,7 +28,7 @@ def decoded(mesh, strategy):
     model = tiny_engine.translation_model()
     partitioning = Partitioning.make(mesh, strategy) if mesh else None
     devices = jax.devices()[: partitioning.mesh.size] if partitioning else ()
-    facts = translation_facts(model.task, BOS, EOS)
+    facts = model.task.model_facts(0, BOS, EOS)
     with make_engine(model.task, model.theta, facts, partitioning, devices) as engine:
         found = [answer.result() for answer in engine.submit_all(REQUESTS)]
     return found, engine

@@ -10,11 +10,10 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
-from lingvo_gshard.inference.loading import language_model_facts, make_engine, translation_facts
+from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
 from tests.decoding import tiny_model
 
 BOS, EOS = tiny_model.BOS, tiny_model.EOS
@@ -35,12 +34,7 @@ class Model:
 
     def engine(self, **options: int) -> Engine:
         """Returns an engine of the model."""
-        if isinstance(self.task, TranslationTask):
-            facts = translation_facts(self.task, BOS, EOS)
-        else:
-            assert isinstance(self.task, LanguageModelTask)
-            facts = language_model_facts(self.task, BOS, EOS, 64)
-        facts = dataclasses.replace(facts, most_steps=5)
+        facts = dataclasses.replace(self.task.model_facts(64, BOS, EOS), most_steps=5)
         return make_engine(self.task, self.theta, facts, options=EngineOptions(**options))
 
     def log_probabilities(self, source, texts) -> np.ndarray:

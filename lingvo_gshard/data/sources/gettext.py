@@ -145,7 +145,11 @@ def _parse_po(path: str, content: bytes) -> tuple[dict[str, str], list[_Entry]]:
 
 
 def _check_strings(text: str) -> None:
-    """Raises DamagedCatalogError for what polib passes over: strings and entries without an end."""
+    """Checks a .po file for damage that polib ignores.
+
+    Raises:
+      DamagedCatalogError: a string or an entry has no end, or the text has NUL bytes.
+    """
     keyword = ""
     for number, line in enumerate(re.split("\r\n|\r|\n", text), start=1):
         if "\0" in line:

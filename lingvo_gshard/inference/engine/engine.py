@@ -8,17 +8,18 @@ the compiled programs.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import StateShape
+from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.row import BeamRow, Row, TokenRow
 from lingvo_gshard.inference.engine.waiting import WaitingRows
 from lingvo_gshard.inference.engine.worker import Worker
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.requests import Answer, Request
@@ -89,8 +90,7 @@ class Engine:
         """Returns the answers to requests, which are taken up in order."""
         answers, rows = [], []
         for request in requests:
-            options = request.options
-            answer = Answer(request, options.best if options.kind.draws else 1)
+            answer = Answer(request, request.options.texts)
             answers.append(answer)
             rows += self._rows(answer)
         self._start_workers()
@@ -154,7 +154,7 @@ class Engine:
                 f"the request gives {len(request.given)} tokens; 1 to {facts.most_positions} were "
                 "expected, that before all texts counted"
             )
-        wanted = request.options.most_tokens or (2 * source + 10 if source else room)
+        wanted = request.options.most_tokens or (usual_tokens(source) if source else room)
         return min(wanted, room)
 
     def _check_ids(self, options: DecodingOptions) -> None:
@@ -175,8 +175,8 @@ class Engine:
             if request.streams or request.should_stop:
                 raise ValueError("beam search cannot stream or stop early; set beam_size=1")
             return [BeamRow(answer, 0, limit)]
-        texts = options.best if options.kind.draws else 1
-        return [TokenRow(answer, text, limit, self.facts.eos_id) for text in range(texts)]
+        eos_id = self.facts.eos_id
+        return [TokenRow(answer, text, limit, eos_id) for text in range(options.texts)]
 
     def _start_workers(self) -> None:
         if self._workers:
@@ -190,3 +190,13 @@ class Engine:
             Worker(self.facts, self.executables, self.weights, self._waiting, self._options.rows)
             for _ in range(count)
         ]
+        # A thread must not be inside XLA when Python ends, and threads outlive an engine that
+        # nobody holds. Functions run in reverse order: this one before jax's own, there by now.
+        atexit.register(_stop, self._waiting, self._workers)
+
+
+def _stop(waiting: WaitingRows, workers: Sequence[Worker]) -> None:
+    """Stops after the current step of each thread. Requests under way get no answer."""
+    waiting.stop()
+    for worker in workers:
+        worker.join()

@@ -9,10 +9,10 @@ import numpy as np
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape, record_names
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.moving import moved
 from lingvo_gshard.inference.engine.row import Row
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
@@ -147,20 +147,12 @@ class _NewTexts:
         before = request.given[:-1]
         if before and "new.given_ap" in self.arrays:
             self.arrays["new.given_ap"][text, -len(before) :] = before
-        for leaf, value in {
+        values = options.row_values() | {
             "limit_B": row.limit,
-            "least_B": options.least_tokens,
-            "wanted_B": options.best,
-            "length_exponent_B": options.length_exponent,
-            "coverage_weight_B": options.coverage_weight,
-            "temperature_B": options.temperature,
-            "top_k_B": options.top_k,
-            "top_p_B": options.top_p,
-            "min_p_B": options.min_p,
             "word_B": _word(request.given, row.text),
             "key_Bw": (options.seed, 0),
-            "repetition_B": options.repetition_penalty,
-        }.items():
+        }
+        for leaf, value in values.items():
             self._set(f"options.{leaf}", text, value)
         if "new.options.seen_BV" in self.arrays:
             self.arrays["new.options.seen_BV"][text, list(request.given)] = 1

@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.runtime.program.array import Array
-
-# Bias of positions of a memory that hold no token.
-_MASKED = -1e9
 
 
 def moved(
@@ -50,7 +48,7 @@ def moved(
             result[: len(rows), :, :kept] = values[rows][:, :, positions]
         else:
             if array.path == "state.memory.bias_BK":
-                result[:] = _MASKED
+                result[:] = MASKED
             part = values[rows]
             sizes = map(min, part.shape, result.shape)
             where = tuple(slice(size) for size in sizes)

@@ -15,6 +15,7 @@ class WaitingRows:
 
     Attributes:
       workers: the number of workers that share it.
+      is_stopped: whether workers stop after their current call, whatever waits.
     """
 
     def __init__(self):
@@ -22,6 +23,7 @@ class WaitingRows:
         self._queues: dict[SearchKind, deque[Row]] = {}
         self._changed = threading.Condition()
         self._is_closed = False
+        self.is_stopped = False
 
     def put(self, rows: Sequence[Row]) -> None:
         """Adds texts at the end. Raises ValueError if the engine is closed."""
@@ -37,6 +39,13 @@ class WaitingRows:
         """Takes no more texts; workers stop when none waits."""
         with self._changed:
             self._is_closed = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Takes no more texts and gives up those that wait."""
+        with self._changed:
+            self._is_closed = self.is_stopped = True
+            self._queues.clear()
             self._changed.notify_all()
 
     def count(self, kind: SearchKind) -> int:

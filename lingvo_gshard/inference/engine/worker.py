@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.lane import Lane
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.engine.waiting import WaitingRows
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.executables import Executables
 
 # Steps of a call while someone reads the tokens as they come.
@@ -48,7 +48,7 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        while not self._waiting.is_stopped:
             active = [kind for kind, lane in self._lanes.items() if lane.active]
             waiting = self._waiting.kinds(is_idle=not active)
             if waiting is None:

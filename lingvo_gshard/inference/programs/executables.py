@@ -91,10 +91,6 @@ class Executables:
                 self.seconds += time.monotonic() - started
         return self._compiled[key]
 
-    def mesh(self, program: Program) -> jax.sharding.Mesh:
-        """Returns the mesh of a program's devices."""
-        return jax.sharding.Mesh(program.mesh.arrange(self._devices), program.mesh.names)
-
     def _compile(self, key: ProgramKey) -> CompiledProgram:
         stored = self._store.read_program(key, self._devices) if self._store else None
         if stored:

@@ -15,10 +15,10 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.expert_gates import expert_gates
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.state import state_specs
 from lingvo_gshard.decoding.steps import Steps
-from lingvo_gshard.inference.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.program_key import ADMIT, GATES, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
@@ -166,8 +166,7 @@ class ProgramMaker:
                 for number, (path, gates_BLE) in enumerate(found)
             ]
 
-        arrays = [Array(a.path, a.shape, a.dtype, a.split) for a in program.outputs]
-        return self._lower(str(key), run, [*arrays, *texts])
+        return self._lower(str(key), run, [*program.outputs, *texts])
 
     def _lower_on_state(
         self,
@@ -179,7 +178,7 @@ class ProgramMaker:
         """Returns the program of a function of weights, state and extra arrays."""
         program, weights = self._prepared
         arrays = [
-            *(Array(a.path, a.shape, a.dtype, a.split) for a in program.outputs),
+            *program.outputs,
             *self._arrays("state", state),
             *extra,
         ]

@@ -24,7 +24,7 @@ import safetensors.numpy
 
 from lingvo_gshard.core.lazy import jax, jnp, serialize_executable
 from lingvo_gshard.data.sources.files import write_atomically
-from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.runtime import standard_error
@@ -69,7 +69,7 @@ class CacheEntry:
           mesh: the devices that the weights go to.
         """
         try:
-            record = msgspec.json.decode(self._read(_MODEL), type=_Record)
+            record = self._record()
             _check_owner(self.path / _WEIGHTS)
             values = safetensors.numpy.load_file(self.path / _WEIGHTS)
             arrays = []
@@ -88,7 +88,7 @@ class CacheEntry:
     def is_stale(self) -> bool:
         """Whether the entry is damaged, or the directory of its run is gone."""
         try:
-            record = msgspec.json.decode(self._read(_MODEL), type=_Record)
+            record = self._record()
         except (OSError, ValueError):
             return True
         return not os.path.isdir(record.logdir)
@@ -156,6 +156,9 @@ class CacheEntry:
             write_atomically(str(self.path / _file_of(key)), content)
         except Exception:  # Not every backend can; the program is then compiled at every start.
             return
+
+    def _record(self) -> _Record:
+        return msgspec.json.decode(self._read(_MODEL), type=_Record)
 
     def _read(self, name: str) -> bytes:
         _check_owner(self.path / name)

@@ -77,7 +77,7 @@ def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
       view: the slots.
     """
     return NestedMap(
-        {name: dynamic_slice.write_at(cache[name], new[name], view.first_slot, 2) for name in cache}
+        {name: dynamic_slice.write(cache[name], new[name], view.first_slot, 2) for name in cache}
     )
 
 

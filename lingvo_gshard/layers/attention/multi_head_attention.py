@@ -57,19 +57,17 @@ class MultiHeadAttention(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if p.num_heads < 1 or (not p.head_dim and p.model_dim % p.num_heads):
+        if not p.head_dim and p.model_dim % p.num_heads:
             raise ValueError(
                 f"{path}.num_heads: {p.num_heads} heads do not divide model_dim {p.model_dim}"
             )
         self.head_dim = p.head_dim or p.model_dim // p.num_heads
         self.key_value_heads = p.num_key_value_heads or p.num_heads
-        if self.key_value_heads < 1 or p.num_heads % self.key_value_heads:
+        if p.num_heads % self.key_value_heads:
             raise ValueError(
                 f"{path}.num_key_value_heads: {p.num_key_value_heads} does not divide "
                 f"{path}.num_heads, {p.num_heads}"
             )
-        if p.logit_cap < 0:
-            raise ValueError(f"{path}.logit_cap: {p.logit_cap} is negative")
         self.kernel: AttentionKernel = p.kernel.instantiate(path=f"{path}.kernel")
         if p.dropout_rate and not self.kernel.supports_dropout:
             self._refuse_with_kernel("dropout_rate")

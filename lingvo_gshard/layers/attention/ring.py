@@ -40,11 +40,6 @@ class RingKernel(AttentionKernel):
         )
         return p
 
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        if self.p.block_size < 0:
-            raise ValueError(f"{path}.block_size: {self.p.block_size} is negative")
-
     def attend(
         self,
         query_BNLD: tf.Tensor,

@@ -51,8 +51,6 @@ class SelfAttention(MultiHeadAttention):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        if p.window < 0:
-            raise ValueError(f"{path}.window: {p.window} is negative")
         if p.relative_buckets and not self.kernel.supports_relative_bias:
             self._refuse_with_kernel("relative_buckets")
         rotary.check(p, self.head_dim, path)

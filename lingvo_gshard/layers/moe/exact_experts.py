@@ -108,7 +108,7 @@ def _run_blocks(
 
     def run(done: tf.Tensor, y_rM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         x_CM = dynamic_slice.read(x_rM, start + done, block)
-        return done + block, dynamic_slice.write_at(y_rM, network(weights, x_CM), start + done, 0)
+        return done + block, dynamic_slice.write(y_rM, network(weights, x_CM), start + done)
 
     return tf.while_loop(is_running, run, (tf.constant(0), y_rM))[1]
 

@@ -100,7 +100,7 @@ class Pipeline(Execution):
         super().__init__(params, path)
         p = self.p
         chunks = p.stages * p.circulations
-        if chunks < 1 or p.times % chunks:
+        if p.times % chunks:
             raise ValueError(
                 f"{path}: {p.times} times a body of {len(p.body)} layers, in {p.stages} stages and "
                 f"{p.circulations} circulations"

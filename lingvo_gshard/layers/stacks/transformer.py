@@ -80,7 +80,7 @@ class TransformerStack(Layer):
         super().__init__(params, path)
         p = self.p
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
-        if not 0 <= p.dense_first <= p.num_layers:
+        if p.dense_first > p.num_layers:
             raise ValueError(
                 f"{path}.dense_first: {p.dense_first} is not in 0 to {path}.num_layers, "
                 f"{p.num_layers}"
@@ -220,7 +220,7 @@ class TransformerStack(Layer):
 
     @layer_method
     def cache_memory(self, theta: NestedMap, memory: Memory) -> NestedMap:
-        """Returns what `extend` needs of a memory with one segment per row.
+        """Computes the keys and values of a memory for `extend`. Each row is one segment.
 
         Args:
           theta: `decoding_weights` of the stack, a decoder.

@@ -169,18 +169,17 @@ def records() -> list[dict[str, Any]]:
 def listing() -> str:
     """Returns the table of topologies that --list_topologies prints."""
     rows = [("topology", "chip", "devices", "memory", "peak bf16", "link", "compiler")]
-    for name in names():
-        topology = get(name)
-        chip = topology.chip
+    for record in records():
+        link = record["link_bandwidth"]
         rows.append(
             (
-                name,
-                chip.name,
-                f"{topology.devices:,}",
-                f"{chip.usable_bytes / 2**30:.2f} GiB",
-                f"{chip.peak('bf16') / 1e12:.1f} TFLOP/s",
-                f"{chip.link_bandwidth / 1e9:.0f} GB/s" if chip.links else "-",
-                topology.compiler,
+                record["topology"],
+                record["chip"],
+                f"{record['devices']:,}",
+                f"{record['usable_bytes'] / 2**30:.2f} GiB",
+                f"{record['peak_bf16'] / 1e12:.1f} TFLOP/s",
+                "-" if link is None else f"{link / 1e9:.0f} GB/s",
+                record["compiler"],
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import importlib.resources
 import pathlib
-import re
 
 import msgspec
 
-from lingvo_gshard.planning.picture import splits
+from lingvo_gshard.planning.picture import html_page, splits
 from lingvo_gshard.planning.plan.plan import Plan
 
 # In order: each script uses only those before it.
@@ -46,10 +42,11 @@ def to_html(plan: Plan) -> str:
     Raises:
       ValueError: if the plan's mesh does not have as many devices as the plan.
     """
-    style, script = _file("style.css"), _script()
+    style = html_page.read(__package__, "style.css")
+    script = html_page.join_scripts(__package__, _SCRIPTS)
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
-        f"script-src {_digest(script)}"
+        f"default-src 'none'; img-src data:; style-src {html_page.source_expression(style)}; "
+        f"script-src {html_page.source_expression(script)}"
     )
     filled = {
         "POLICY": policy,
@@ -58,7 +55,7 @@ def to_html(plan: Plan) -> str:
         "PLAN": _embedded({"plan": plan, "mesh": splits.describe(plan)}),
         "SCRIPT": script,
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: filled[match[1]], _file("page.html"))
+    return html_page.fill(html_page.read(__package__, "page.html"), filled)
 
 
 def _embedded(value: object) -> str:
@@ -67,17 +64,3 @@ def _embedded(value: object) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _script() -> str:
-    body = "\n".join(_file(name) for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{body}\n}})();'
-
-
-def _digest(text: str) -> str:
-    """Returns the content security policy's source expression that allows exactly this text."""
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
-
-def _file(name: str) -> str:
-    return (importlib.resources.files(__package__) / name).read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ class _Completion:
         self._model, self._body = model, body
         self.requests = body.requests(model)
         # Without a temperature all texts of a prompt are equal, so that one is enough.
-        self._copies = 1 if self.requests[0].options.kind.draws else body.n or 1
+        self._copies = 1 if self.requests[0].options.draws else body.n or 1
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -176,7 +176,7 @@ async def _parts(
         if isinstance(event, NewTokens):
             # Without a temperature, the one text that is decoded stands for all choices.
             own = range(first, first + count)
-            draws = completion.requests[number].options.kind.draws
+            draws = completion.requests[number].options.draws
             for index in own[event.text : event.text + 1] if draws else own:
                 text = choices[index][1].add(event.tokens)
                 if text:

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from lingvo_gshard.inference import requests as inference
 from lingvo_gshard.inference.requests import Finished
-from lingvo_gshard.inference.text import GrowingText, cut_at_stop, stop_check
+from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
 from lingvo_gshard.serving import visits
 from lingvo_gshard.serving.bodies import Count, SearchFields, Weight, parse, read_bytes
 from lingvo_gshard.serving.desk import Answers
@@ -64,9 +64,7 @@ async def respond(service: Service, request: Request) -> Response:
 
 def new_text(model: ServedModel, request: inference.Request, tokens: Sequence[int]) -> str:
     """Returns the text that tokens add to those given, up to the first stop string."""
-    start = len(model.vocabulary.decode(request.given))
-    text = model.vocabulary.decode([*request.given, *tokens])[start:]
-    return cut_at_stop(text, request.options.stop)
+    return continuation(model.vocabulary, request.given, tokens, request.options.stop)
 
 
 def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
@@ -78,10 +76,7 @@ def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
             f"prompt has {len(ids)} tokens; the model reads {most - 1} at most",
             "prompt",
         )
-    try:
-        options = body.options()
-    except ValueError as error:
-        raise RequestError(UNPROCESSABLE, str(error)) from None
+    options = body.options()
     return inference.Request(
         given=(model.vocabulary.bos_id, *ids),
         options=options,
@@ -118,8 +113,9 @@ async def _events(
 ) -> AsyncIterator[str]:
     """Yields server-sent events: new text as it comes, then `done` with the complete texts."""
     model, options = service.model, request.options
-    count = options.best if options.kind.draws else 1
-    growing = [GrowingText(model.vocabulary, request.given, options.stop) for _ in range(count)]
+    growing = [
+        GrowingText(model.vocabulary, request.given, options.stop) for _ in range(options.texts)
+    ]
     try:
         async with answers:
             while True:

@@ -64,10 +64,7 @@ def _requests(service: Service, body: TranslateBody) -> list[inference.Request |
     translator, texts = _translator(service), listed(body.text)
     prefixes = [body.prefix] * len(texts) if isinstance(body.prefix, str) else body.prefix
     _check(service, body, texts, prefixes)
-    try:
-        options = body.options()
-    except ValueError as error:
-        raise RequestError(UNPROCESSABLE, str(error)) from None
+    options = body.options()
     requests = []
     for index, ids in enumerate(translator.encode(texts)):
         if len(ids) > translator.longest - 1:

@@ -90,15 +90,14 @@ class TextScores(Evaluation):
         Perplexity per word grows exponentially with the cost of a word. Beyond a million it is left
         out, since it says no more than that the model knows no words yet.
         """
+        words = "perplexity per word", f"{self.perplexity_per_word:,.1f}", f"{self.words:,} words"
         rows = [
             ("bits per byte", f"{self.bits_per_byte:.4f}", f"{self.bytes:,} bytes"),
-            ("perplexity per word", f"{self.perplexity_per_word:,.1f}", f"{self.words:,} words"),
+            *([] if self._is_perplexity_per_word_useless else [words]),
             ("perplexity per token", f"{self.perplexity:,.2f}", f"{self.tokens:,} tokens"),
             ("cross-entropy", f"{self.cross_entropy:.4f}", "nats per token"),
             ("token accuracy", f"{self.accuracy:.4f}", ""),
         ]
-        if self._is_perplexity_per_word_useless:
-            del rows[1]
         return Table(("measure", "", "of"), rows, text_columns=(0, 2))
 
     def notes(self) -> list[str]:

@@ -22,6 +22,7 @@ import rich.box
 import rich.console
 import rich.table
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
@@ -143,7 +144,7 @@ def print_row(console: rich.console.Console, row: Row) -> None:
         ("SIGTERM", f"exit code {row.exit_code}"),
     ):
         table.add_row(name, text)
-    console.print(table)
+    tables.print_table(console, table)
 
 
 def _sentences(run: Run) -> list[str]:

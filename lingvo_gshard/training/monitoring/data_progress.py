@@ -68,7 +68,7 @@ class DataProgress(BarOnTerminal):
             self._bar.stop()
 
     def begin(self, stage: str, unit: str = "") -> None:
-        """Ends the stage before and shows that another one begins."""
+        """Ends the current stage and shows the next one."""
         with self._lock:
             self._end_stage()
             self._stage, self._unit = stage, unit

@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.startup import cache
 from lingvo_gshard.inference.startup.fingerprint import code_stamp
 from lingvo_gshard.runtime.program.array import Array

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.decoding.model_facts import ModelFacts
 
 TRANSLATION, LANGUAGE_MODEL = "translation", "language_model"
 

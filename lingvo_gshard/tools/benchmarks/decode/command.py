@@ -20,7 +20,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources.cleaning import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
-from lingvo_gshard.tools.benchmarks.decode.peers import Peers, has_libraries
+from lingvo_gshard.tools.benchmarks.decode.peers import LIBRARIES, Peers, has_libraries
 from lingvo_gshard.tools.console import output
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.
@@ -90,8 +90,7 @@ def peers_python(given: str | None) -> str | None:
                 "ctranslate2"
             )
         return given
-    libraries = ("torch", "transformers", "ctranslate2")
-    return sys.executable if all(map(importlib.util.find_spec, libraries)) else None
+    return sys.executable if all(map(importlib.util.find_spec, LIBRARIES)) else None
 
 
 def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:

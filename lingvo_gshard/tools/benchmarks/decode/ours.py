@@ -1,4 +1,4 @@
-"""The models of `gshard-bench decode` on our own engine."""
+"""Runs the models of `gshard-bench decode` on the inference engine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import time
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
-from lingvo_gshard.inference.loading import language_model_facts, make_engine, translation_facts
-from lingvo_gshard.inference.model_facts import ModelFacts
+from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
-from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
-from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools.benchmarks.decode.cases import Case
 from lingvo_gshard.training.experiments import with_configured_vocabularies
-
-# Ids of vocabularies made by this package; the speed does not depend on them.
-_BOS, _EOS = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +49,7 @@ def initial_model(experiment: Params, positions: int | None = None) -> Model:
       ValueError: the experiment's task decodes nothing.
     """
     task = with_configured_vocabularies(experiment).instantiate()
-    if isinstance(task, TranslationTask):
-        facts = translation_facts(task, _BOS, _EOS)
-    elif isinstance(task, LanguageModelTask):
-        facts = language_model_facts(task, _BOS, _EOS, positions or experiment.input.length)
-    else:
-        raise ValueError(
-            f"{experiment.name}: {type(task).__name__} decodes nothing; a translation or language "
-            "model was expected"
-        )
+    facts = facts_of(task, experiment.input, positions)
     theta = task.init(0).transform(lambda weight: weight.numpy())
     return Model(task, theta, facts)
 

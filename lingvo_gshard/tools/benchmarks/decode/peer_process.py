@@ -153,7 +153,7 @@ class CTranslate2:
             texts = [[self.names[name][index] for index in text] for text in batch["texts"]]
             start = self._translate if name == "translation" else self._generate
             results += start(engine, texts, batch["tokens"], case["beam"])
-        return sum(result.result().count for result in map(Pending, results))
+        return sum(map(count_tokens, results))
 
     def _translate(self, engine, texts, tokens, beam):
         return engine.translate_batch(
@@ -175,18 +175,11 @@ class CTranslate2:
         )
 
 
-class Pending:
-    """The number of tokens of a result of CTranslate2, once it is there."""
-
-    def __init__(self, result):
-        self._result, self.count = result, 0
-
-    def result(self):
-        """Waits for the result."""
-        found = self._result.result()
-        texts = found.hypotheses if hasattr(found, "hypotheses") else found.sequences
-        self.count = len(texts[0])
-        return self
+def count_tokens(pending):
+    """Waits for a result of CTranslate2 and returns its number of tokens."""
+    found = pending.result()
+    texts = found.hypotheses if hasattr(found, "hypotheses") else found.sequences
+    return len(texts[0])
 
 
 def make_engines(setup):

@@ -15,12 +15,12 @@ from lingvo_gshard.tools.benchmarks.decode.cases import Case
 from lingvo_gshard.tools.benchmarks.decode.sizes import DenseSizes
 
 ENGINES = (peer_process.HUGGING_FACE, *peer_process.CTRANSLATE2)
-_LIBRARIES = ("torch", "transformers", "ctranslate2")
+LIBRARIES = ("torch", "transformers", "ctranslate2")
 
 
 def has_libraries(python: str) -> bool:
     """Returns whether a Python has the libraries of the extra `peers`."""
-    modules = ", ".join(map(repr, _LIBRARIES))
+    modules = ", ".join(map(repr, LIBRARIES))
     program = f"import importlib.util as u; assert all(map(u.find_spec, ({modules},)))"
     try:
         return not subprocess.run([python, "-c", program], capture_output=True).returncode

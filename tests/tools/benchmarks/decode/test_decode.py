@@ -6,7 +6,6 @@ import pytest
 
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.inference.loading import language_model_facts, translation_facts
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks.decode import cases, command, measure, ours, peers, sizes
 from tests.inference import tiny_engine
@@ -18,10 +17,10 @@ def tiny_models():
     translation, language = tiny_engine.translation_model(), tiny_engine.language_model()
     return {
         cases.TRANSLATION: ours.Model(
-            translation.task, translation.theta, translation_facts(translation.task, BOS, EOS)
+            translation.task, translation.theta, translation.task.model_facts(0, BOS, EOS)
         ),
         cases.LANGUAGE_MODEL: ours.Model(
-            language.task, language.theta, language_model_facts(language.task, BOS, EOS, 64)
+            language.task, language.theta, language.task.model_facts(64, BOS, EOS)
         ),
     }
 
