@@ -15,6 +15,7 @@ from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.loading import facts_of, mesh_of, prepared_weights
 from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.layout import row_parts
 from lingvo_gshard.inference.programs.maker import ProgramMaker
 from lingvo_gshard.inference.programs.program_key import ProgramKey
 from lingvo_gshard.inference.startup import cache
@@ -64,7 +65,7 @@ def open_decoder(run: Run) -> Decoder:
         assert newest is not None
         run.input.load_vocabularies(newest.extras)
         facts, weights = found
-        executables = Executables(_LateMaker(run, facts), devices, entry)
+        executables = Executables(_LateMaker(run, facts), devices, entry, row_parts(partitioning))
         return Decoder(newest.step, Engine(facts, executables, weights), run.input)
     return _opened_now(run)
 
@@ -76,7 +77,7 @@ def _opened_now(run: Run) -> Decoder:
     assert isinstance(model.task, TokenTask)
     maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
     entry = _entry(run, _checkpoint(run, model.step))
-    executables = Executables(maker.make, devices, entry)
+    executables = Executables(maker.make, devices, entry, row_parts(run.backend.partitioning))
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
         entry.write_model(os.fspath(run.logdir.path), facts, arrays, weights)

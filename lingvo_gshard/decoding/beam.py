@@ -65,7 +65,7 @@ def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedM
     end_BW = tf.where(_is_among_best(end_score_BW, score_BW, beam), end_BW, IMPOSSIBLE)
     is_last_B = length_B >= state.limit_B
     last_BW = score_BW / penalty_B1 + tf.gather(coverage_BW, parent_BW, batch_dims=1)
-    last_BW = tf.where(is_last_B[:, None], last_BW, IMPOSSIBLE)
+    last_BW = tf.where(is_last_B[:, None] & _exists(score_BW), last_BW, IMPOSSIBLE)
     ended_Bc = tf.concat([state.ended_BW, end_BW, last_BW], 1)
     ended_BW, _ = top_few(ended_Bc, beam)
     ended_BW = tf.maximum(ended_BW, IMPOSSIBLE)
@@ -74,7 +74,9 @@ def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedM
     soonest_B = length_penalty(length_B + 1, state.length_exponent_B)
     latest_B = length_penalty(state.limit_B, state.length_exponent_B)
     best_B = score_BW[:, 0] / tf.maximum(soonest_B, latest_B)
-    threshold_B = tf.gather(ended_BW, state.wanted_B - 1, batch_dims=1)
+    # A sum, because XLA's partitioner would collect the rows of all devices for a gather.
+    is_last_wanted_BW = tf.equal(tf.range(1, beam + 1), state.wanted_B[:, None])
+    threshold_B = tf.reduce_sum(tf.where(is_last_wanted_BW, ended_BW, 0.0), 1)
     return NestedMap(
         token_BW=token_BW,
         parent_BW=parent_BW,
@@ -84,7 +86,7 @@ def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedM
         end_log_probability_BW=end_gain_BW,
         last_BW=last_BW,
         ended_BW=ended_BW,
-        is_done_B=is_last_B | (threshold_B >= best_B),
+        is_done_B=is_last_B | (threshold_B >= best_B) | ~_exists(score_BW[:, 0]),
     )
 
 
@@ -113,7 +115,15 @@ def _is_among_best(end_BW: tf.Tensor, other_BW: tf.Tensor, count: int) -> tf.Ten
     """Returns whether each end is one of the `count` best of all ends and other scores."""
     better_BW = tf.reduce_sum(tf.cast(other_BW[:, None, :] > end_BW[..., None], tf.int32), -1)
     better_BW += tf.reduce_sum(tf.cast(end_BW[:, None, :] > end_BW[..., None], tf.int32), -1)
-    return (better_BW < count) & (end_BW > IMPOSSIBLE / 2)
+    return (better_BW < count) & _exists(end_BW)
+
+
+def _exists(score: tf.Tensor) -> tf.Tensor:
+    """Returns whether hypotheses with these log probabilities exist.
+
+    Those of restricted tokens do not, and a beam has fewer than W until there are as many texts.
+    """
+    return score > IMPOSSIBLE / 2
 
 
 def _coverage_term(state: NestedMap) -> tf.Tensor:

@@ -13,6 +13,7 @@ from lingvo_gshard.decoding.kinds import SearchKind, record_names
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.decoding.sampling import draw
 from lingvo_gshard.decoding.state import next_token_view
+from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {"i": "steps of one call"}
 
@@ -83,6 +84,8 @@ class Steps:
             weights, state.ids_BW, mask_BL, view, state.caches, state.get("memory")
         )
         logits_BWV = self.model.next_logits(weights, x_BWM)
+        # Choosing compares all tokens: gathered once, not for each comparison.
+        logits_BWV = annotate(logits_BWV, "BLV", unsplit="V")
         if kind.covers:
             state.coverage_BWK = add_coverage(state, weights_BNWK)
         if kind.beam > 1:

@@ -13,6 +13,7 @@ from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
 from lingvo_gshard.inference.programs.executables import Executables
+from lingvo_gshard.inference.programs.layout import row_parts
 from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker
 from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
 from lingvo_gshard.runtime.program.array import Array
@@ -59,7 +60,9 @@ def make_engine(
       options: how to use the machine.
     """
     maker = ProgramMaker(task, facts, partitioning)
-    executables = Executables(maker.make, devices or jax.devices()[:1])
+    executables = Executables(
+        maker.make, devices or jax.devices()[:1], batches=row_parts(partitioning)
+    )
     return Engine(facts, executables, prepared_weights(executables, theta)[1], options)
 
 

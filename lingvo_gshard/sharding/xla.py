@@ -147,6 +147,21 @@ def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
     return None
 
 
+def annotated_split(tensor: tf.Tensor, mesh: Mesh) -> Split | None:
+    """Returns the split that a tensor of a graph is annotated with; None if it has none.
+
+    Args:
+      tensor: The tensor, or an identity of the annotated one.
+      mesh: The mesh.
+    """
+    operation = tensor.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    if operation.type != "XlaSharding":
+        return None
+    return split_of(operation.get_attr("sharding"), tensor.shape.rank, mesh)
+
+
 def _sharding(split: Split, mesh: Mesh) -> xla_sharding.Sharding:
     used = [axis for axes in split for axis in axes]
     for axis in used:

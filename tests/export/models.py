@@ -25,7 +25,7 @@ def translations(logdir, sentences, beam_size):
 def continuations(logdir, beginnings, beam_size):
     """Returns the texts with which the run continues beginnings."""
     run = gshard.load(logdir)
-    writer = Writer(run.engine, run.input.vocabulary, DecodingOptions(beam_size=beam_size))
+    writer = Writer(run.decoder.engine, run.input.vocabulary, DecodingOptions(beam_size=beam_size))
     return [text.samples[0] for text in writer.write(beginnings)]
 
 

@@ -112,6 +112,37 @@ def test_tokens_are_restricted(model, engine):
         check(found, tokens, gains, sum(gains))
 
 
+def test_a_beam_has_no_more_hypotheses_than_there_are_texts(model, engine):
+    """Of token 4 alone there are two texts of 6 tokens: with an end, and without."""
+    options = dataclasses.replace(
+        BEAM, beam_size=5, best=5, allowed_tokens=(4,), least_tokens=6, most_tokens=6
+    )
+    gains = []
+    for length in range(6):
+        (row,) = model.log_probabilities(SOURCES[0], [[BOS, *[4] * length]])
+        gains.append((row[4], row[EOS]))
+    going_on = [gain for gain, _ in gains]
+    texts = [((4,) * 6, going_on, "length"), ((4,) * 5, [*going_on[:5], gains[5][1]], "end")]
+    # The penalty of 6 tokens is more than 1,000: it makes any score look possible.
+    for exponent in (1.0, 12.0):
+        asked = dataclasses.replace(options, length_exponent=exponent)
+        found = {h.tokens: h for h in answers(engine, asked, SOURCES[:1])[0]}
+        assert len(found) == 2
+        for tokens, gained, reason in texts:
+            assert found[tokens].reason == reason
+            np.testing.assert_allclose(found[tokens].log_probabilities, gained, rtol=1e-4)
+            score = sum(gained) / (11 / 6) ** exponent
+            np.testing.assert_allclose(found[tokens].score, score, rtol=1e-4)
+
+
+def test_a_search_ends_when_no_text_can_go_on(engine):
+    """The end alone is allowed, so that two of the three wanted hypotheses never come."""
+    everything = tuple(i for i in range(tiny_engine.V) if i != EOS)
+    options = dataclasses.replace(BEAM, forbidden_tokens=everything, most_tokens=64)
+    (found,) = answers(engine, options, SOURCES[:1])
+    assert [h.tokens for h in found] == [()]
+
+
 def test_tokens_are_streamed_as_they_come(engine):
     events = list(engine.submit(Request(SOURCES[0], (BOS,), GREEDY, streams=True)))
     *parts, last = events
@@ -136,6 +167,12 @@ def test_a_text_stops_where_the_caller_says(engine):
         ([5, 2], [], GREEDY, "gives 0 tokens; 1 to 1024"),
         ([5, 2], [5] * 1025, GREEDY, "gives 1025 tokens; 1 to 1024"),
         ([5, 2], [BOS], DecodingOptions(beam_size=13), "beam_size is 13; 1 to 12 was expected"),
+        (
+            [5, 2],
+            [BOS],
+            DecodingOptions(allowed_tokens=(EOS, 4), forbidden_tokens=(4,), least_tokens=2),
+            "leave no token besides the end, and least_tokens is 2",
+        ),
     ],
 )
 def test_requests_that_do_not_fit_are_refused(engine, source, given, options, words):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
 
-# Rows that are decoded together.
+# Rows that one batch decodes together.
 ROWS = (1, 8, 32)
 # Positions of a state, and tokens of a source and of given texts.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -27,12 +27,17 @@ def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
     return found if most is None else min(found, most)
 
 
-def keys(kind: SearchKind, shape: StateShape) -> list[ProgramKey]:
+def keys(kind: SearchKind, shape: StateShape, batches: int) -> list[ProgramKey]:
     """Returns the keys of the programs that texts without given tokens need in a shape."""
-    admit = ProgramKey(ADMIT, kind, shape, entering(shape.rows))
+    admit = ProgramKey(ADMIT, kind, shape, entering(shape.rows, batches))
     return [ProgramKey(STEPS, kind, shape), admit]
 
 
-def entering(rows: int) -> int:
-    """Returns the number of texts that enter a state of so many rows together."""
-    return max(rows // FREE_SHARE, 1)
+def entering(rows: int, batches: int) -> int:
+    """Returns the number of texts that enter a state together.
+
+    Args:
+      rows: rows of the state.
+      batches: batches that the devices decode at once.
+    """
+    return max(rows // FREE_SHARE, batches)

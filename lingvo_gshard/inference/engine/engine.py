@@ -31,7 +31,7 @@ class EngineOptions:
 
     Attributes:
       workers: threads that decode side by side; 0: one for each core of a CPU, else one.
-      rows: the largest number of rows of a lane, hypotheses counted.
+      rows: the largest number of rows of one batch of a lane, hypotheses counted.
     """
 
     workers: int = 0
@@ -105,15 +105,15 @@ class Engine:
         Args:
           options: how tokens will be chosen.
           lengths: tokens of sources and texts.
-          rows: texts that are decoded together.
+          rows: texts that one batch decodes together.
         """
-        kind = options.kind
+        kind, batches = options.kind, self.executables.batches
         for count in rows:
             for wanted in lengths:
                 length = buckets.fitting(buckets.LENGTHS, wanted)
                 source = min(length, self.facts.most_source)
-                shape = StateShape(buckets.fitting(buckets.ROWS, count), length, source)
-                for key in buckets.keys(kind, shape):
+                shape = StateShape(batches * buckets.fitting(buckets.ROWS, count), length, source)
+                for key in buckets.keys(kind, shape, batches):
                     self.executables.get(key)
 
     @property
@@ -158,7 +158,7 @@ class Engine:
         return min(wanted, room)
 
     def _check_ids(self, options: DecodingOptions) -> None:
-        """Raises ValueError naming an allowed or forbidden id that the vocabulary lacks."""
+        """Raises ValueError if the vocabulary lacks an id, or if no token is left to choose."""
         size = self.facts.vocabulary_size
         for name in ("allowed_tokens", "forbidden_tokens"):
             for index in getattr(options, name):
@@ -166,6 +166,12 @@ class Engine:
                     raise ValueError(
                         f"{name} has {index}; ids from 0 to {size - 1:,} were expected"
                     )
+        left = set(options.allowed_tokens or range(size)) if options.least_tokens > 1 else {-1}
+        if not left - {*options.forbidden_tokens, self.facts.eos_id}:
+            raise ValueError(
+                "allowed_tokens and forbidden_tokens leave no token besides the end, and "
+                f"least_tokens is {options.least_tokens}"
+            )
 
     def _rows(self, answer: Answer) -> list[Row]:
         """Returns the rows that answer a request: one for a search, or one for each draw."""

@@ -81,7 +81,7 @@ class Lane:
 
     def admit(self, rows: Sequence[Row]) -> None:
         """Lets texts into free rows. There must be enough of them."""
-        texts = buckets.entering(self.shape.rows)
+        texts = buckets.entering(self.shape.rows, self._executables.batches)
         for first in range(0, len(rows), texts):
             self._admit(rows[first : first + texts], texts)
 

@@ -32,11 +32,12 @@ class Worker:
         rows: int,
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
-        self._waiting, self._most_rows = waiting, rows
+        self._waiting, self._most_rows = waiting, rows * executables.batches
         # In ascending order.
+        self._row_counts = [rows * executables.batches for rows in buckets.ROWS]
         self._shapes = [
             StateShape(rows, length, min(length, facts.most_source))
-            for rows in buckets.ROWS
+            for rows in self._row_counts
             for length in buckets.LENGTHS
         ]
         self._lanes: dict[SearchKind, Lane] = {}
@@ -87,7 +88,8 @@ class Worker:
 
     def _largest(self, kind: SearchKind) -> int:
         """Returns the largest number of rows of a lane."""
-        return max((n for n in buckets.ROWS if n * kind.beam <= self._most_rows), default=1)
+        fitting = (n for n in self._row_counts if n * kind.beam <= self._most_rows)
+        return max(fitting, default=self._row_counts[0])
 
     def _shape(self, lane: Lane, entering: Sequence[Row]) -> StateShape | None:
         """Returns the shape that a lane has next; None if it has nothing to do.
@@ -103,7 +105,7 @@ class Worker:
         # Source and target share a size, so that there are few shapes.
         length = buckets.fitting(buckets.LENGTHS, max(*map(self._positions, texts), *sources, 0))
         needed = StateShape(
-            buckets.fitting(buckets.ROWS, rows), length, min(length, self._facts.most_source)
+            buckets.fitting(self._row_counts, rows), length, min(length, self._facts.most_source)
         )
         if waiting >= _MANY:
             return needed
@@ -112,7 +114,7 @@ class Worker:
 
     def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
         """Returns whether decoding in a shape needs no program that is not compiled."""
-        keys = buckets.keys(kind, shape)
+        keys = buckets.keys(kind, shape, self._executables.batches)
         return all(map(self._executables.is_ready, keys))
 
     def _positions(self, row: Row) -> int:

@@ -42,6 +42,7 @@ class Executables:
         source: ProgramSource,
         devices: Sequence[jax.Device],
         store: ProgramStore | None = None,
+        batches: int = 1,
     ):
         """Prepares to compile.
 
@@ -49,7 +50,9 @@ class Executables:
           source: gives the programs.
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
+          batches: batches that the devices decode at once; see `layout.row_parts`.
         """
+        self.batches = batches
         self._source, self._devices, self._store = source, list(devices), store
         self._lock = threading.Lock()
         self._lowering = threading.Lock()

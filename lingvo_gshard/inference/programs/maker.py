@@ -19,10 +19,12 @@ from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.state import state_specs
 from lingvo_gshard.decoding.steps import Steps
+from lingvo_gshard.inference.programs.layout import decoding_partitioning
 from lingvo_gshard.inference.programs.program_key import ADMIT, GATES, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -53,7 +55,8 @@ class ProgramMaker:
           partitioner: "gspmd" or "shardy".
         """
         self._task, self._facts, self._partitioner = task, facts, partitioner
-        self._partitioning = partitioning or Partitioning.make(ONE_DEVICE, "replicated")
+        partitioning = partitioning or Partitioning.make(ONE_DEVICE, "replicated")
+        self._partitioning = decoding_partitioning(partitioning)
 
     def make(self, key: ProgramKey) -> Program:
         """Returns a program. It is traced and lowered now, which takes about a second."""
@@ -78,7 +81,7 @@ class ProgramMaker:
                 weights = self._task.decoding_weights(theta)
             trees[:] = [weights.transform(lambda x: tf.TensorSpec(x.shape, x.dtype))]
             return [
-                (f"weights.{path}", tf.identity(x), _whole(x.shape))
+                (f"weights.{path}", tf.identity(x), self._weight_split(x))
                 for path, x in weights.flatten_items()
             ]
 
@@ -179,7 +182,7 @@ class ProgramMaker:
         program, weights = self._prepared
         arrays = [
             *program.outputs,
-            *self._arrays("state", state),
+            *self._arrays(state),
             *extra,
         ]
         first = len(weights.flatten())
@@ -207,23 +210,30 @@ class ProgramMaker:
             self._task, kind, shape, self._facts.vocabulary_size, self._task.activation_dtype
         )
 
-    def _arrays(self, prefix: str, specs: NestedMap) -> list[Array]:
+    def _arrays(self, specs: NestedMap) -> list[Array]:
         return [
-            Array(f"{prefix}.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(s.shape))
+            Array(f"state.{path}", tuple(s.shape.as_list()), s.dtype.name, self._split(path, s))
             for path, s in specs.flatten_items()
         ]
 
     def _described(self, state: NestedMap) -> list:
         """Returns a state as the outputs that `lower` takes: (path, tensor, split)."""
-        return [(f"state.{path}", x, self._split(x.shape)) for path, x in state.flatten_items()]
+        return [(f"state.{path}", x, self._split(path, x)) for path, x in state.flatten_items()]
 
-    def _split(self, shape: tf.TensorShape) -> Split:
-        """Returns the split of an array of the state: rows like those of a batch."""
-        rank = len(shape)
-        if not rank:
+    def _weight_split(self, weight: tf.Tensor) -> Split:
+        """Returns the split of a decoding weight: that of its annotation."""
+        split = xla.annotated_split(weight, self._partitioning.mesh) or _whole(weight.shape)
+        return self._partitioning.storage_split(weight.shape.as_list(), split)
+
+    def _split(self, path: str, array: tf.Tensor | tf.TensorSpec) -> Split:
+        """Returns the split of an array of the state: by rows, keys and values by heads, too."""
+        shape = array.shape.as_list()
+        if not shape:
             return ()
-        rows = self._partitioning.split("B")[0]
-        return self._partitioning.storage_split(shape.as_list(), (rows, *((),) * (rank - 1)))
+        has_heads = path.startswith(("caches", "memory.layers"))
+        split = self._partitioning.split("BN" if has_heads else "B")
+        whole = ((),) * (len(shape) - len(split))
+        return self._partitioning.storage_split(shape, (*split, *whole))
 
 
 def _whole(shape: tf.TensorShape) -> Split:

@@ -99,7 +99,7 @@ class MultiHeadAttention(Layer):
         """Returns the weights for inference: those of one product are joined beforehand."""
         weights = NestedMap(theta)
         for names in self._products():
-            weights[_joined(names)] = _join(theta, names)
+            weights[_joined(names)] = annotate(_join(theta, names), "MND", "weights")
             for name in names:
                 del weights[name]
         return weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 
 from lingvo_gshard.core import context, initializers
@@ -22,7 +24,7 @@ from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metr
 from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import Routing
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.sharding import annotate_like, einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 _log = logging.getLogger(__name__)
@@ -174,6 +176,13 @@ class MixtureOfExperts(Layer):
         """
         groups = Groups.for_batch(*x_BLM.shape[:2], self.p.group_size)
         self._warn_of_uneven_groups(groups)
+        return self._run_groups(theta, x_BLM, mask_BL, groups)
+
+    @layer_method
+    def _run_groups(
+        self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, groups: Groups
+    ) -> tf.Tensor:
+        """Returns `fprop` with these groups of tokens."""
         x_GSM = groups.split(x_BLM)
         mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
         with groups.stable_random_numbers():
@@ -192,8 +201,15 @@ class MixtureOfExperts(Layer):
         """Returns the weights for inference: those of each expert by itself, if they are few."""
         if not self._runs_exactly():
             return theta
-        count = self.p.num_experts
-        experts = [theta.experts.transform(lambda w, i=i: w[i]) for i in range(count)]
+        count, specs = self.p.num_experts, self.experts.variable_specs().flatten()
+        layouts = [dataclasses.replace(spec, layout=spec.layout[1:]) for spec in specs]
+        experts = [
+            theta.experts.pack(
+                annotate_like(w[i], spec)
+                for w, spec in zip(theta.experts.flatten(), layouts, strict=True)
+            )
+            for i in range(count)
+        ]
         return NestedMap(theta, experts=experts)
 
     @layer_method
@@ -210,9 +226,11 @@ class MixtureOfExperts(Layer):
           mask_BL: 0 at padding.
         """
         with context.override(keeps_all_tokens=True):
-            if not self._runs_exactly():
-                return self.fprop(theta, x_BLM, mask_BL)
             batch, length, model_dim = x_BLM.shape.as_list()
+            if not self._runs_exactly():
+                size = self._inference_group_size(batch * length)
+                groups = Groups.for_batch(batch, length, size)
+                return self._run_groups(theta, x_BLM, mask_BL, groups)
             groups = Groups.for_batch(batch, length, batch * length)
             mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
             x_GSM, ids_GS = groups.split(x_BLM), self._token_ids(x_BLM.shape, groups)
@@ -237,6 +255,18 @@ class MixtureOfExperts(Layer):
         if self.p.shared_hidden_dim:
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)
         return self.observe(y_BLM)
+
+    def _inference_group_size(self, tokens: int) -> int:
+        """Returns the size of groups for inference.
+
+        If tokens choose their experts, outputs do not depend on the groups. Each device then gets
+        equally many, which have only its own tokens.
+        """
+        current, most = current_partitioning(), self.p.group_size
+        if current is None or not isinstance(self.router, TokenChoiceRouter):
+            return most
+        own = math.ceil(tokens / current.parts(current.split("G", path=self.path)[0]))
+        return math.ceil(own / math.ceil(own / most))
 
     def _runs_exactly(self) -> bool:
         """Returns whether `run_experts` can compute this layer for inference.

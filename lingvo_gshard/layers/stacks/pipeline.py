@@ -18,7 +18,7 @@ from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding import annotate, annotate_like
 from lingvo_gshard.sharding.partitioning import current_partitioning, use_partitioning
 
 LOCAL_LETTERS = {"m": "micro-batches"}
@@ -133,7 +133,9 @@ class Pipeline(Execution):
     @layer_method
     def _body_of_iteration(self, theta: NestedMap, i: int) -> list[tuple[Layer, NestedMap]]:
         stage, r = (int(index) for (index,) in np.nonzero(self._iterations_PR == i))
-        weights = theta.transform(lambda weight: weight[stage, r])
+        # Slices need annotations of their own.
+        pairs = zip(theta.flatten(), super().variable_specs().flatten(), strict=True)
+        weights = theta.pack(annotate_like(weight[stage, r], spec) for weight, spec in pairs)
         return list(zip(self.body, weights.body, strict=True))
 
     @layer_method

@@ -13,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.loop import Loop
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding import annotate, annotate_like
 
 # Letters of the input and the output of every layer.
 _ACTIVATIONS = "BLM"
@@ -51,7 +51,9 @@ class Repeat(Execution):
 
     @layer_method
     def _body_of_iteration(self, theta: NestedMap, r: int) -> list[tuple[Layer, NestedMap]]:
-        weights = theta.transform(lambda weight: weight[r])
+        # Slices need annotations of their own.
+        pairs = zip(theta.flatten(), super().variable_specs().flatten(), strict=True)
+        weights = theta.pack(annotate_like(weight[r], spec) for weight, spec in pairs)
         return list(zip(self.body, weights.body, strict=True))
 
     @layer_method
