@@ -57,6 +57,7 @@ def open_decoder(run: Run) -> Decoder:
     task: type[Task] = run.params.task.cls
     if not task.DECODER:
         raise ValueError(f"{task.__name__}, the task of this run, decodes nothing")
+    run.observer.begin("Loading the model")
     devices, partitioning = run.backend.devices, run.backend.partitioning
     newest = None if "model" in run.__dict__ else _newest(run)
     entry = _entry(run, newest)
@@ -65,7 +66,9 @@ def open_decoder(run: Run) -> Decoder:
         assert newest is not None
         run.input.load_vocabularies(newest.extras)
         facts, weights = found
-        executables = Executables(_LateMaker(run, facts), devices, entry, row_parts(partitioning))
+        executables = Executables(
+            _LateMaker(run, facts), devices, entry, row_parts(partitioning), run.observer
+        )
         return Decoder(newest.step, Engine(facts, executables, weights), run.input)
     return _opened_now(run)
 
@@ -75,9 +78,11 @@ def _opened_now(run: Run) -> Decoder:
     model, devices = run.model, run.backend.devices
     facts = facts_of(model.task, model.input.p)
     assert isinstance(model.task, TokenTask)
+    run.observer.begin("Preparing the weights")
     maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
     entry = _entry(run, _checkpoint(run, model.step))
-    executables = Executables(maker.make, devices, entry, row_parts(run.backend.partitioning))
+    batches = row_parts(run.backend.partitioning)
+    executables = Executables(maker.make, devices, entry, batches, run.observer)
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
         entry.write_model(os.fspath(run.logdir.path), facts, arrays, weights)

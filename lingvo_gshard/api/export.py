@@ -60,6 +60,7 @@ def export(
     check_output(output)
     chosen.check(format, run.params, settings)
     model = _read(run)
+    run.observer.begin(f"Writing {format}")
     with new_directory(output, model.nbytes) as directory:
         chosen.write(model, directory, settings, show_progress)
     return Export(
@@ -74,6 +75,7 @@ def export(
 
 def _read(run: Run) -> TrainedModel:
     """Returns the newest readable checkpoint of a run."""
+    run.observer.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
         checkpoint = store.restore(parts=(trainer.evaluated_part,))
     if checkpoint is None:

@@ -22,6 +22,7 @@ from lingvo_gshard.api.options import RuntimeOptions, SamplingOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
+from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
@@ -95,7 +96,10 @@ class Run:
       logdir: paths of the directory.
       params: the experiment.
       options: where and how to run.
+      observer: is told how far reading data, loading and compiling are; by default nobody is.
     """
+
+    observer: Observer = SilentObserver()
 
     @names_arguments
     def __init__(self, logdir: str | os.PathLike, options: RuntimeOptions | None = None):
@@ -150,7 +154,9 @@ class Run:
     @functools.cached_property
     def input(self) -> Input:
         """The run's input. It reads no data before it is used."""
-        return self.params.input.instantiate()
+        made = self.params.input.instantiate()
+        made.observer = self.observer
+        return made
 
     @functools.cached_property
     def backend(self) -> Backend:
@@ -160,6 +166,7 @@ class Run:
     @functools.cached_property
     def model(self) -> TrainedModel:
         """The newest readable checkpoint, restored. Damaged ones are reported on standard error."""
+        self.observer.begin("Restoring the weights")
         with self.open_checkpoints() as (store, trainer):
             runtime = self.backend.make_runtime(trainer)
             checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))

@@ -1,5 +1,6 @@
 """Observer: is told how far the preparation of data has come."""
 
+import contextlib
 from typing import Protocol
 
 
@@ -27,6 +28,14 @@ class Observer(Protocol):
         """
         ...
 
+    def within(self, stage: str) -> contextlib.AbstractContextManager[None]:
+        """Shows work within the current stage, in any thread, for as long as a `with` block lasts.
+
+        Args:
+          stage: the work, such as "Compiling".
+        """
+        ...
+
 
 class SilentObserver:
     """An Observer that shows nothing."""
@@ -36,3 +45,7 @@ class SilentObserver:
 
     def update(self, done: int, share: float | None = None) -> None:
         """Does nothing."""
+
+    def within(self, stage: str) -> contextlib.AbstractContextManager[None]:
+        """Does nothing."""
+        return contextlib.nullcontext()

@@ -22,6 +22,7 @@ Everything is read from --logdir: Params, vocabularies and the newest complete c
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import rich.console
@@ -93,24 +94,29 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    run = Run(required_logdir(values), runtime_options(values))
-    options = _options(values, run.params.task.cls, run.params.name)
-    if values.split not in run.input.splits:
-        hint = names.nearest(values.split, run.input.splits)
-        raise ValueError(f"--split={values.split} is unknown. {hint}")
-    with run:
-        console = output.make_console(values.json, values.output)
+    logdir = required_logdir(values)
+    console = output.make_console(values.json, values.output)
+    with contextlib.ExitStack() as stack:
+        stages = stack.enter_context(DataProgress(console))
+        stages.begin("Starting")
+        run = Run(logdir, runtime_options(values))
+        run.observer = stages
+        options = _options(values, run.params.task.cls, run.params.name)
+        if values.split not in run.input.splits:
+            hint = names.nearest(values.split, run.input.splits)
+            raise ValueError(f"--split={values.split} is unknown. {hint}")
+        stack.enter_context(run)
         console.quiet = not run.backend.is_main
         if run.backend.is_main:
             output.check_writable(values, "json", "output")
 
         def show_progress(what: str, unit: str, total: int) -> Progress:
+            stages.close()
             return Progress(console, what, unit, total)
 
-        with DataProgress(console) as progress:
-            run.input.observer = progress
-            run.input.check_split(values.split)
+        run.input.check_split(values.split)
         evaluation = run.evaluate(values.split, show_progress, **options)
+        stages.close()
         title = f"{run.params.name}, step {run.step:,}: {evaluation.size} of {values.split}"
         _print(console, title, evaluation)
         if run.backend.is_main:

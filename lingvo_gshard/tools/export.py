@@ -39,6 +39,7 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 
 NAME = "gshard-export"
 
@@ -108,14 +109,19 @@ def main(argv: list[str]) -> int:
     format_of(values.format)
     check_output(values.output)
     output.check_writable(values, "json")
-    run = Run(logdir)
-    settings = _settings(values, is_translation=run.params.task.cls.DECODER == Translator.__name__)
     console = output.make_console(values.json)
+    with DataProgress(console) as stages:
+        stages.begin("Starting")
+        run = Run(logdir)
+        run.observer = stages
+        is_translation = run.params.task.cls.DECODER == Translator.__name__
+        settings = _settings(values, is_translation)
 
-    def show_progress(what: str, unit: str, total: int) -> Progress:
-        return Progress(console, what, unit, total)
+        def show_progress(what: str, unit: str, total: int) -> Progress:
+            stages.close()
+            return Progress(console, what, unit, total)
 
-    exported = run.export(values.output, values.format, settings, show_progress)
+        exported = run.export(values.output, values.format, settings, show_progress)
     output.say(
         console,
         f"{exported.experiment}, step {exported.step:,}: {len(exported.files)} files, "

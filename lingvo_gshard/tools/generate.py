@@ -39,6 +39,7 @@ from lingvo_gshard.tools.console.line_input import (
     warn,
     write_lines,
 )
+from lingvo_gshard.tools.console.terminal_progress import LineProgress
 from lingvo_gshard.tools.flags.decoding import define_sampling_flags, sampling_options
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
@@ -64,21 +65,28 @@ def main(argv: list[str]) -> int:
     output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)
     stream = standard_input()
-    run = load(required_logdir(values), options=runtime_options(values))
-    run.check_decoder(Writer)
-    options = sampling_options(values)
-    lines = LineReader(stream)
-    typed = sys.stdin.isatty()
-    writer = run.writer(options)
-    if typed:
-        warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
-    with output.open_json_lines(values.json) as records:
-        respond = functools.partial(_respond, writer, values.json, records)
-        return answer_lines(lines, respond, skip_bad)
+    logdir = required_logdir(values)
+    with LineProgress("Writing") as progress, output.open_json_lines(values.json) as records:
+        run = load(logdir, options=runtime_options(values))
+        run.observer = progress.stages
+        run.check_decoder(Writer)
+        options = sampling_options(values)
+        lines = LineReader(stream)
+        writer = run.writer(options)
+        progress.rest()
+        if sys.stdin.isatty():
+            warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
+        respond = functools.partial(_respond, writer, values.json, records, progress)
+        return answer_lines(lines, respond, skip_bad, progress)
 
 
 def _respond(
-    writer: Writer, path: str | None, records: TextIO | None, lines: list[str], before: int
+    writer: Writer,
+    path: str | None,
+    records: TextIO | None,
+    progress: LineProgress,
+    lines: list[str],
+    before: int,
 ) -> None:
     """Writes the texts for a batch of lines, each as soon as it is complete.
 
@@ -86,6 +94,7 @@ def _respond(
       writer: the model.
       path: --json. If it is standard output, that gets JSON instead of texts.
       records: the file for JSON, if there is one.
+      progress: shows how many lines are done.
       lines: the beginnings.
       before: number of lines before them.
     """
@@ -97,6 +106,8 @@ def _respond(
                 f"Warning: line {number} leaves no room: the model did not see its first "
                 f"{text.cut} tokens"
             )
+        progress.update(number - before)
+        progress.before_answers()
         record = _record(beginning, text)
         as_json = path == output.STANDARD_OUTPUT
         write_lines([record] if as_json else map(_on_one_line, text.samples))

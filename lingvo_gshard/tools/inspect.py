@@ -43,6 +43,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.inspection import inspection, tables
@@ -105,10 +106,12 @@ def main(argv: list[str]) -> int:
     if mesh is None:
         raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
-    trainer = experiments.make_trainer(params)
-    experiments.check_overrides(partitioning, trainer)
     console = output.make_console(values.json)
-    sharding = inspection.state_sharding(trainer, partitioning)
+    with stages_on_terminal() as stages:
+        stages.begin("Building the model")
+        trainer = experiments.make_trainer(params)
+        experiments.check_overrides(partitioning, trainer)
+        sharding = inspection.state_sharding(trainer, partitioning)
     tables.print_sharding(console, params.name, partitioning, sharding, values.slots)
     pipelines = inspection.pipelines(trainer)
     tables.print_pipelines(console, pipelines)
@@ -119,17 +122,21 @@ def main(argv: list[str]) -> int:
     }
     record["pipelines"] = pipelines
     if values.compile or values.program:
-        # Lowering and saving start jax, which can add no virtual devices after that.
-        devices = devices_for(mesh.size) if values.compile else []
-        program = inspection.lower(
-            values.function, params, trainer, partitioning, values.partitioner
-        )
-        if values.program:
-            _save(program, values.program, console)
-        if values.compile:
-            compiled = inspection.compile_program(program, trainer.task, devices)
-            tables.print_compiled(console, compiled)
-            record["compiled"] = msgspec.to_builtins(compiled)
+        with stages_on_terminal() as stages:
+            # Lowering and saving start jax, which can add no virtual devices after that.
+            devices = devices_for(mesh.size) if values.compile else []
+            stages.begin("Lowering")
+            program = inspection.lower(
+                values.function, params, trainer, partitioning, values.partitioner
+            )
+            if values.program:
+                _save(program, values.program, console)
+            if values.compile:
+                stages.begin("Compiling")
+                compiled = inspection.compile_program(program, trainer.task, devices)
+                stages.pause()
+                tables.print_compiled(console, compiled)
+                record["compiled"] = msgspec.to_builtins(compiled)
     output.write_json(values.json, record)
     return 0
 

@@ -27,6 +27,7 @@ from absl import flags
 
 from lingvo_gshard.api.run import load
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
@@ -91,8 +92,10 @@ def main(argv: list[str]) -> int:
 
     bound = server.bind(values.host, values.port)
     with bound:
-        run = load(logdir, options=runtime_options(values))
-        service = _service(values, run, token)
+        with stages_on_terminal() as stages:
+            run = load(logdir, options=runtime_options(values))
+            run.observer = stages
+            service = _service(values, run, token)
         port = bound.getsockname()[1]
         if values.port_file:
             output.write_text(values.port_file, f"{port}\n", "port_file")
@@ -114,6 +117,7 @@ def _service(values: flags.FlagValues, run, token: str):
 
     model = ServedModel.of_run(run)
     if values.warm_up:
+        run.observer.begin("Compiling what most requests need")
         warm_up(model, min(4, values.most_beam_size), _say)
     limits = Limits(
         queue_size=values.queue_size,

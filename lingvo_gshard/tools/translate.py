@@ -37,6 +37,7 @@ from lingvo_gshard.tools.console.line_input import (
     warn,
     write_lines,
 )
+from lingvo_gshard.tools.console.terminal_progress import LineProgress
 from lingvo_gshard.tools.flags.decoding import decoding_options, define_decoding_flags
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
@@ -69,22 +70,26 @@ def main(argv: list[str]) -> int:
     output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)
     stream = standard_input()
-    run = load(required_logdir(values), options=runtime_options(values))
-    run.check_decoder(Translator)
-    options = decoding_options(values, values.best)
-    lines = LineReader(stream)
-    translator = run.translator(options)
-    if sys.stdin.isatty():
-        warn(f"{run.params.name}, step {run.step:,}. Type a line to translate; Ctrl-D ends.")
-    with output.open_json_lines(values.json) as records:
-        respond = functools.partial(_respond, translator, values.json, records)
-        return answer_lines(lines, respond, skip_bad)
+    logdir = required_logdir(values)
+    with LineProgress("Translating") as progress, output.open_json_lines(values.json) as records:
+        run = load(logdir, options=runtime_options(values))
+        run.observer = progress.stages
+        run.check_decoder(Translator)
+        options = decoding_options(values, values.best)
+        lines = LineReader(stream)
+        translator = run.translator(options)
+        progress.rest()
+        if sys.stdin.isatty():
+            warn(f"{run.params.name}, step {run.step:,}. Type a line to translate; Ctrl-D ends.")
+        respond = functools.partial(_respond, translator, values.json, records, progress)
+        return answer_lines(lines, respond, skip_bad, progress)
 
 
 def _respond(
     translator: Translator,
     path: str | None,
     records: TextIO | None,
+    progress: LineProgress,
     sentences: list[str],
     before: int,
 ) -> None:
@@ -94,10 +99,12 @@ def _respond(
       translator: the model.
       path: --json. If it is standard output, that gets JSON instead of translations.
       records: the file for JSON, if there is one.
+      progress: shows how many lines are done.
       sentences: the lines.
       before: number of input lines before the batch, for warnings.
     """
-    translations = translator.translate(sentences)
+    translations = translator.translate(sentences, progress.update)
+    progress.before_answers()
     for index in translations.cut:
         warn(
             f"Warning: line {before + index + 1} is longer than {translator.longest} tokens and "

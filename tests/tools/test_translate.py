@@ -167,3 +167,22 @@ def test_averaged_weights_are_used_for_decoding(trained_logdir, tmp_path):
     source.write(f"{tmp_path}/run", params, state, source.checkpoint.step)
     found = load(tmp_path / "run").model.theta.target_embedding.table
     np.testing.assert_array_equal(found, 2 * source.theta.target_embedding.table)
+
+
+def test_a_terminal_shows_what_happens_before_the_answer(run_here, monkeypatch, capsys):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    code, out, _ = run_here(b"der Hund\n", "--json")
+    assert code == 0 and json.loads(out)["source"] == "der Hund"
+    assert "Starting" in screen.getvalue() and "Translating" in screen.getvalue()
+
+
+def test_a_line_of_three_million_characters_is_cut(run_here):
+    marks = "e" + 150_000 * "\u0301\u0323"
+    code, out, err = run_here(b"x" * 3_000_000 + b"\n" + marks.encode())
+    assert code == 0 and out.count("\n") == 2
+    for line in (1, 2):
+        assert f"Warning: line {line} is longer than " in err

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
 from lingvo_gshard.runtime.program.program import Program
@@ -43,6 +44,7 @@ class Executables:
         devices: Sequence[jax.Device],
         store: ProgramStore | None = None,
         batches: int = 1,
+        observer: Observer | None = None,
     ):
         """Prepares to compile.
 
@@ -51,9 +53,11 @@ class Executables:
           devices: the devices of the programs' mesh, in its order.
           store: keeps compiled programs; None compiles all of them.
           batches: batches that the devices decode at once; see `layout.row_parts`.
+          observer: is told which program is being compiled.
         """
         self.batches = batches
         self._source, self._devices, self._store = source, list(devices), store
+        self._observer = observer or SilentObserver()
         self._lock = threading.Lock()
         self._lowering = threading.Lock()
         self._compiled: dict[ProgramKey, CompiledProgram] = {}
@@ -98,11 +102,12 @@ class Executables:
         stored = self._store.read_program(key, self._devices) if self._store else None
         if stored:
             return stored
-        # TensorFlow traces, and jax switches to 64 bits, for one thread at a time.
-        with self._lowering:
-            program = self._source(key)
-            lowered = program.lower(self._devices)
-        compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
+        with self._observer.within(f"Compiling {key}"):
+            # TensorFlow traces, and jax switches to 64 bits, for one thread at a time.
+            with self._lowering:
+                program = self._source(key)
+                lowered = program.lower(self._devices)
+            compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
         if self._store and key.name != PREPARE:
             self._store.write_program(key, compiled)
         return compiled

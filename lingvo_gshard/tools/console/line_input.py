@@ -12,6 +12,7 @@ from typing import BinaryIO
 from absl import flags
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.console.terminal_progress import LineProgress
 
 _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")
 
@@ -87,7 +88,10 @@ def standard_input() -> BinaryIO:
 
 
 def answer_lines(
-    lines: LineReader, respond: Callable[[list[str], int], None], skip_bad: bool
+    lines: LineReader,
+    respond: Callable[[list[str], int], None],
+    skip_bad: bool,
+    progress: LineProgress,
 ) -> int:
     """Answers lines as they arrive and returns the exit code.
 
@@ -96,6 +100,7 @@ def answer_lines(
       respond: writes the answers to a batch of lines. Its second argument is the number of lines
         before the batch.
       skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.
+      progress: shows that a batch is being answered.
 
     Raises:
       ValueError: a line is not UTF-8 and `skip_bad` is False. All lines before it are answered.
@@ -104,6 +109,7 @@ def answer_lines(
     try:
         for batch in lines.batches():
             texts, error = _decode(batch, answered, skip_bad)
+            progress.begin_batch(answered)
             respond(texts, answered)
             if error:
                 raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -45,6 +46,15 @@ def make_console(*paths: str | None) -> rich.console.Console:
     stream = sys.stderr if STANDARD_OUTPUT in paths else sys.stdout
     width = None if stream.isatty() else _WIDTH_OF_FILES
     return _Console(file=stream, width=width, highlight=False)
+
+
+def copy_of_standard_error() -> tuple[TextIO, bool]:
+    """Returns a stream that survives the redirection of descriptor 2, and whether it is new."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (io.UnsupportedOperation, OSError, ValueError):
+        return sys.stderr, False
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1), True
 
 
 def say(console: rich.console.Console, text: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import os
-import sys
 import time
-from typing import TextIO
 
 import rich.console
 import rich.progress
 
+from lingvo_gshard.tools.console import output
 from lingvo_gshard.training.monitoring.progress import duration
 
 
@@ -27,7 +24,7 @@ class Stages:
           heading: a line to print before the first stage.
         """
         self._heading = heading
-        self._stream, self._is_own = _standard_error()
+        self._stream, self._is_own = output.copy_of_standard_error()
         self._console = rich.console.Console(file=self._stream)
         self._started = time.monotonic()
         self._spinner = None
@@ -67,12 +64,3 @@ class Stages:
             self._spinner.update(self._task, description=stage)
         else:
             self.say(stage)
-
-
-def _standard_error() -> tuple[TextIO, bool]:
-    """Returns a stream that survives the redirection of descriptor 2, and whether it is new."""
-    try:
-        descriptor = os.dup(sys.stderr.fileno())
-    except (io.UnsupportedOperation, OSError, ValueError):
-        return sys.stderr, False
-    return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1), True

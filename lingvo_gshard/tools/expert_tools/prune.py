@@ -32,6 +32,7 @@ from lingvo_gshard.tools.expert_tools.language_use import (
 )
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 from lingvo_gshard.training.surgery import pruning
 
@@ -60,15 +61,18 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         raise ValueError(f"--keep={values.keep:g}; more than 0 and at most 1 was expected")
     if values.by not in pruning.CRITERIA:
         raise ValueError(f"--by={values.by}: {names.nearest(values.by, pruning.CRITERIA)}")
-    run = Run(required_logdir(values))
-    run.check_decoder(Translator)
-    params = run.params.copy()
-    try:
-        params.task = pruning.pruned_task(params.task, values.keep)
-    except ValueError as error:
-        raise ValueError(f"--logdir={values.logdir}: {error}") from None
-    rows = choose_rows_by_flags(values, run)
-    source = SourceRun.read(run)
+    with DataProgress(console) as stages:
+        stages.begin("Starting")
+        run = Run(required_logdir(values))
+        run.observer = stages
+        run.check_decoder(Translator)
+        params = run.params.copy()
+        try:
+            params.task = pruning.pruned_task(params.task, values.keep)
+        except ValueError as error:
+            raise ValueError(f"--logdir={values.logdir}: {error}") from None
+        rows = choose_rows_by_flags(values, run)
+        source = SourceRun.read(run)
     pruned = source.trainer_of(params)
     by_language = use_by_language(run, source.trainer.task, source.theta, rows, console)
     use = _sum_over_languages(by_language)

@@ -41,6 +41,7 @@ from lingvo_gshard.tools.expert_tools.language_use import (
 )
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
 
 _MOST_SHOWN = 3
@@ -64,10 +65,13 @@ def define_flags() -> flags.FlagValues:
 def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     """Runs the subcommand. Raises ValueError for a user's mistake."""
     output.check_writable(values, "json", "html")
-    run = Run(required_logdir(values))
-    run.check_decoder(Translator)
-    rows = choose_rows_by_flags(values, run)
-    source = SourceRun.read(run, parts=("theta",))
+    with DataProgress(console) as stages:
+        stages.begin("Starting")
+        run = Run(required_logdir(values))
+        run.observer = stages
+        run.check_decoder(Translator)
+        rows = choose_rows_by_flags(values, run)
+        source = SourceRun.read(run, parts=("theta",))
     use = use_by_language(run, source.trainer.task, source.theta, rows, console)
     record = {
         "logdir": values.logdir,

@@ -59,6 +59,7 @@ class SourceRun:
           run: the run.
           parts: names of the parts to read, such as "theta"; empty for all.
         """
+        run.observer.begin("Restoring the weights")
         store = CheckpointStore(
             run.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
         )

@@ -35,6 +35,7 @@ from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import source_run
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import required_logdir
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.surgery import upcycling
 from lingvo_gshard.training.trainer import Trainer
 
@@ -87,17 +88,21 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         )
     if values.experts < 2:
         raise ValueError(f"--experts={values.experts}; 2 or more were expected")
-    run = Run(required_logdir(values))
-    run.check_decoder(Translator)
-    params = _params(values, run.params)
-    source = SourceRun.read(run)
-    sparse = source.trainer_of(params)
-    moments = None if values.restart else source.checkpoint.moments
-    state = upcycling.upcycled_state(source.trainer, sparse, source.checkpoint.theta, moments)
-    if values.exact:
-        _check(source, sparse, state)
-    step = 0 if values.restart else source.checkpoint.step
-    source.write(values.output, params, state, step)
+    with DataProgress(console) as stages:
+        stages.begin("Starting")
+        run = Run(required_logdir(values))
+        run.observer = stages
+        run.check_decoder(Translator)
+        params = _params(values, run.params)
+        source = SourceRun.read(run)
+        stages.begin("Adding experts")
+        sparse = source.trainer_of(params)
+        moments = None if values.restart else source.checkpoint.moments
+        state = upcycling.upcycled_state(source.trainer, sparse, source.checkpoint.theta, moments)
+        if values.exact:
+            _check(source, sparse, state)
+        step = 0 if values.restart else source.checkpoint.step
+        source.write(values.output, params, state, step)
     before, after = map(source_run.count_parameters, (source.trainer, sparse))
     head = f"{run.params.name}, step {source.checkpoint.step:,}"
     console.print(f"{head}: {before:,} parameters became {after:,}", markup=False)

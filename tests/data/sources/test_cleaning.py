@@ -113,3 +113,13 @@ def test_counts_add_up(rows, split):
 def test_option_errors(values):
     with pytest.raises(ValueError, match=next(iter(values))):
         cleaner(**values)
+
+
+# Letters, marks of several classes, letters that are marks when decomposed, and Hangul.
+_COMPOSED = "ae é\u1ed7\u0301\u0323\u0327\u0344\u0f73\u1100\u1161\u11a8\ud55c\u05b0\u05bc"
+
+
+@hypothesis.given(st.text(_COMPOSED, max_size=40))
+def test_marks_of_long_texts_are_composed_as_unicode_says(text):
+    repeated = text * (cleaning._MANY_CHARACTERS // max(len(text), 1) + 2)
+    assert cleaning._composed(repeated) == unicodedata.normalize("NFC", repeated)
