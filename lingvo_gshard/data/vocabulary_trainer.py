@@ -143,11 +143,19 @@ class VocabularyTrainer(Configurable):
             try:
                 vocabulary.save(directory, key)
             except OSError as error:
-                _log.warning("The vocabulary is not cached in %s: %s", directory, error)
+                is_file = isinstance(error, (FileExistsError, NotADirectoryError))
+                reason = "a file; a directory was expected" if is_file else error.strerror
+                _log.warning(
+                    "The vocabulary is not kept for later runs in %s, %s: %s",
+                    "input.vocabulary.cache_directory",
+                    directory,
+                    reason,
+                )
         if vocabulary.size < size:
+            word = "sentence" if len(chosen) == 1 else "sentences"
             self.notes.append(
                 f"The vocabulary has {vocabulary.size:,} ids: the training text of {len(chosen):,} "
-                f"sentences gives no more, though input.{path} = {size} allows them."
+                f"{word} gives no more, though input.{path} = {size} allows them."
             )
         return vocabulary
 

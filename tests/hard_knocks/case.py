@@ -51,6 +51,8 @@ class _Options:
       environment: variables set beside those of the test.
       limits: resource limits by name, such as "RLIMIT_FSIZE".
       changes: patterns of the paths that the command may write, such as "run/*".
+      signal: name of a signal that is sent during training, such as "SIGHUP".
+      meanwhile: a training in the same directory, from before the command until after it.
       then: steps that check the directory afterwards.
       new_process: whether a new interpreter runs it, since imports matter. It takes seconds.
       seconds: the longest time that the command may take.
@@ -68,6 +70,8 @@ class _Options:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     changes: tuple[str, ...] = ()
+    signal: str = ""
+    meanwhile: str = ""
     then: tuple[Step, ...] = ()
     new_process: bool = False
     seconds: float = 120.0

@@ -1,8 +1,14 @@
 """Runs every case: the exit code, the one sentence, and nothing lost."""
 
+import contextlib
 import importlib
+import os
+import pathlib
 import pkgutil
 import re
+import signal
+import time
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -11,6 +17,8 @@ from tests.hard_knocks.case import CLOSED, Case
 from tests.hard_knocks.launch import Launch
 from tests.hard_knocks.sandbox import Sandbox, differences
 
+# What a training prints after some steps.
+_TRAINS = re.compile(r"^step [\d,]+/", re.MULTILINE)
 # What no user should see, whatever a row's "..." stands for.
 _NOISE = re.compile(
     r"Traceback|^[IWEF]\d{4} |^WARNING: |<[\w.]+ object at |<class '|lib/python3"
@@ -32,7 +40,8 @@ def test_hard_knock(case: Case, sandbox: Sandbox, zygote: processes.Zygote):
     for step in case.given:
         step(sandbox)
     before = sandbox.files()
-    code, printed, said = _run(case, sandbox, zygote)
+    with _meanwhile(case, sandbox, zygote):
+        code, printed, said = _run(case, sandbox, zygote)
     seen = f"\nexit code {code}\n{printed}\n{said}"
     assert code == case.exit_code, seen
     assert not _NOISE.search(said), seen
@@ -51,25 +60,71 @@ def test_hard_knock(case: Case, sandbox: Sandbox, zygote: processes.Zygote):
 
 def _run(case: Case, sandbox: Sandbox, zygote: processes.Zygote) -> tuple[int, str, str]:
     """Runs a case's command. Returns its exit code, standard output and standard error."""
-    paths = [sandbox.outside(name) for name in ("stdin", "stdout", "stderr")]
-    for path in paths:
-        path.touch()
+    paths = _stream_files(sandbox, "")
     if isinstance(case.stdin, bytes):
         paths[0].write_bytes(case.stdin)
     streams = (case.stdin, case.stdout, case.stderr)
-    launch = Launch(
-        arguments=processes.arguments_of(case.command, sandbox.outside("")),
-        directory=str(sandbox.path),
-        environment=processes.environment(
-            **{"XDG_CACHE_HOME": str(sandbox.outside("cache")), **case.environment}
-        ),
-        streams=[_stream(own, str(path)) for own, path in zip(streams, paths, strict=True)],
-        limits=dict(case.limits),
+    launch = _launch(
+        case.command,
+        sandbox,
+        case.environment,
+        [_stream(own, str(path)) for own, path in zip(streams, paths, strict=True)],
     )
+    launch.limits = dict(case.limits)
     starter = processes.NewInterpreters() if case.new_process else zygote
-    code = starter.wait(starter.start(launch), case.seconds)
+    process = starter.start(launch)
+    if case.signal:
+        _await_text(paths[1], _TRAINS, case.seconds)
+        os.kill(process, signal.Signals[case.signal])
+    code = starter.wait(process, case.seconds)
     printed, said = (path.read_text(encoding="utf-8", errors="replace") for path in paths[1:])
     return code, printed, said
+
+
+@contextlib.contextmanager
+def _meanwhile(case: Case, sandbox: Sandbox, zygote: processes.Zygote) -> Iterator[None]:
+    """Trains beside the case's command if it says so, and stops that training in order."""
+    if not case.meanwhile:
+        yield
+        return
+    paths = _stream_files(sandbox, "meanwhile.")
+    process = zygote.start(_launch(case.meanwhile, sandbox, {}, list(map(str, paths))))
+    try:
+        _await_text(paths[1], _TRAINS, case.seconds)
+        yield
+        os.kill(process, signal.SIGTERM)
+    finally:
+        code = zygote.wait(process, case.seconds)
+    assert code == 128 + signal.SIGTERM, paths[2].read_text(encoding="utf-8")
+
+
+def _launch(
+    command: str, sandbox: Sandbox, environment: Mapping[str, str], streams: list[str | None]
+) -> Launch:
+    return Launch(
+        arguments=processes.arguments_of(command, sandbox.outside("")),
+        directory=str(sandbox.path),
+        environment=processes.environment(
+            **{"XDG_CACHE_HOME": str(sandbox.outside("cache")), **environment}
+        ),
+        streams=streams,
+        limits={},
+    )
+
+
+def _stream_files(sandbox: Sandbox, prefix: str) -> list[pathlib.Path]:
+    """Returns empty files for the standard streams."""
+    paths = [sandbox.outside(prefix + name) for name in ("stdin", "stdout", "stderr")]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+def _await_text(path: pathlib.Path, text: re.Pattern[str], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not text.search(path.read_text(encoding="utf-8")):
+        assert time.monotonic() < end, path.read_text(encoding="utf-8")[-2000:]
+        time.sleep(0.01)
 
 
 def _stream(own: bytes | str | None, default: str) -> str | None:

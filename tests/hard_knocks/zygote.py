@@ -17,6 +17,7 @@ import atexit
 import gc
 import importlib
 import json
+import logging
 import os
 import pathlib
 import pkgutil
@@ -121,9 +122,10 @@ def _import_everything() -> None:
     for name in (*(module.__name__ for module in used_late), *names, _EXPERIMENTS, "tensorboard"):
         importlib.import_module(name)
     # Each command prepares for its first use of a library, such as by hiding what it says then,
-    # and a library that is not imported yet has asked absl for nothing.
+    # and a library that is not imported yet has asked absl for nothing and logs nothing.
     lazy._used.clear()
     app._init_callbacks.clear()
+    logging.getLogger().handlers.clear()
     # jax keeps libtpu from waiting for the metadata of a TPU by a variable.
     _set_by_imports.update(os.environ.items() - variables.items())
     threads = os.listdir("/proc/self/task")

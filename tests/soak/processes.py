@@ -94,10 +94,10 @@ def _train(flags: list[str], output: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.argv = ["gshard-train", *flags]
-    from lingvo_gshard.tools.console import launcher
+    from lingvo_gshard.tools.console import entry
 
     try:
-        launcher.run_script()
+        entry.run_script()
     finally:
         # A fork ends without what a process of its own does at its end.
         atexit._run_exitfuncs()

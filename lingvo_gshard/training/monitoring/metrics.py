@@ -97,7 +97,13 @@ class MetricsWriter:
             self._warn(f"TensorBoard events cannot be written ({error.message})")
 
     def close(self) -> None:
-        """Closes both files."""
+        """Closes both files. Says so if rows were lost, since the disk is still full."""
+        self.flush()
+        if self._unwritten:
+            count = self._unwritten.count(b"\n")
+            self._say(
+                f"Warning: {METRICS_FILE} lacks the last {count:,} rows, which could not be written"
+            )
         os.close(self._file)
         try:
             self._events.close()

@@ -237,6 +237,12 @@ CASES = (
         "more",
     ),
     Case(
+        "no capacity at all",
+        _MODEL + "--gin_param='task.encoder.moe.router.minimum_capacity = 0'",
+        error="--gin_param 'task.encoder.moe.router.minimum_capacity = 0': "
+        "task.encoder.moe.router.minimum_capacity is 0; expected a whole number of 1 or more",
+    ),
+    Case(
         "a group of no tokens",
         _MODEL + "--gin_param='task.encoder.moe.group_size = 0'",
         error="--gin_param 'task.encoder.moe.group_size = 0': task.encoder.moe.group_size "

@@ -31,6 +31,19 @@ CASES = (
         "target) set apart by tabs. ...",
     ),
     Case(
+        "a training file of one row",
+        _TRAIN + "--steps=1",
+        given=(corpus(), write("train.tsv", "de\tHund\tdog\n")),
+        changes=_WRITTEN,
+        prints=(
+            "read          │ 1 │",
+            "The vocabulary has ... ids: the training text of 2 sentences "
+            "gives no more, though input.vocabulary.size = 300 allows them.",
+            "Trained 1 steps",
+        ),
+        slow=True,
+    ),
+    Case(
         "a row without a translation",
         _TRAIN,
         given=(corpus(), write("train.tsv", "de\tHund\n")),
@@ -117,6 +130,39 @@ CASES = (
         error="train.txt:1: not UTF-8: the file is in UTF-16: convert it by `iconv -f "
         "UTF-16 -t UTF-8`. Set input.corpus.on_bad_row='skip' to leave such rows "
         "out, counted.",
+    ),
+    Case(
+        "a text of NUL bytes, as after a crash",
+        _TEXT,
+        given=(text_corpus(), write("train.txt", bytes(100))),
+        changes=_WRITTEN,
+        error="train.txt:1: NUL bytes: no text has any. Set input.corpus.on_bad_row='skip' to "
+        "leave such rows out, counted.",
+    ),
+    Case(
+        "an empty text",
+        _TEXT,
+        given=(text_corpus(), write("train.txt", "")),
+        changes=_WRITTEN,
+        error="input.corpus.train has no rows: its files are empty",
+    ),
+    Case(
+        "a text of one row",
+        _TEXT + "--steps=1",
+        given=(text_corpus(), write("train.txt", "a\n")),
+        changes=_WRITTEN,
+        prints=("read          │ 1 │", "ids: the training text of 1 sentence gives no more"),
+        slow=True,
+    ),
+    Case(
+        "a directory of vocabularies that is a file",
+        _TEXT + "--steps=1 --gin_param='input.vocabulary.cache_directory = \"file\"'",
+        given=(text_corpus(), write("file", "x")),
+        changes=_WRITTEN,
+        says="Warning: The vocabulary is not kept for later runs in "
+        "input.vocabulary.cache_directory, file: a file; a directory was expected\n",
+        prints=("Trained 1 steps",),
+        slow=True,
     ),
     Case(
         "an unknown kind of document",

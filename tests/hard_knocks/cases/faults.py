@@ -1,0 +1,80 @@
+"""Faults while a run trains: signals, a second trainer, a disk that fills up."""
+
+from tests.hard_knocks.case import Case
+from tests.hard_knocks.prepare import corpus, trained
+
+_TRAIN = "gshard-train --experiment=test.tiny --logdir=run "
+_FROM_FILES = "gshard-train --experiment=translation.from_files --gin_file=small.gin --logdir=run "
+_ENDLESS = "--steps=1000000"
+_RUN = ("run", "run/*")
+
+
+def _stopped(name: str, word: str, code: int) -> Case:
+    """Returns the row of a signal that ends training in order."""
+    return Case(
+        f"{name} while a run trains",
+        _TRAIN + _ENDLESS,
+        signal=name,
+        changes=_RUN,
+        code=code,
+        says=f"\ngshard-train: {word}: finishing the step and saving. Repeat to quit without "
+        "saving\n",
+        prints=(f"{word}: saved at step ", "Continue with:\n  gshard-train ..." + _ENDLESS),
+    )
+
+
+CASES = (
+    _stopped("SIGHUP", "SIGHUP", 129),
+    _stopped("SIGTERM", "SIGTERM", 143),
+    _stopped("SIGINT", "Ctrl-C", 130),
+    Case(
+        "a second trainer in the same directory",
+        _TRAIN + _ENDLESS,
+        meanwhile=_TRAIN + _ENDLESS,
+        changes=_RUN,
+        error="--logdir ...run is in use by process ... on ..., since ... UTC. Stop that run "
+        "first, or choose another directory",
+    ),
+    Case(
+        "an evaluation beside a trainer",
+        "gshard-evaluate --logdir=run --split=dev",
+        given=(trained("run"),),
+        meanwhile=_TRAIN + _ENDLESS,
+        changes=_RUN,
+        prints=("perplexity",),
+    ),
+    Case(
+        "a disk that fills up with metrics",
+        _TRAIN,
+        limits={"RLIMIT_FSIZE": 2000},
+        changes=_RUN,
+        prints=(
+            "Warning: metrics.jsonl cannot be written (File too large); new rows wait in memory",
+            "Warning: metrics.jsonl lacks the last ... rows, which could not be written",
+            "Trained 12 steps",
+        ),
+    ),
+    Case(
+        "a disk that fills up with a checkpoint",
+        _FROM_FILES + "--steps=2",
+        given=(corpus(),),
+        limits={"RLIMIT_FSIZE": 60_000},
+        changes=_RUN,
+        error="step 2 could not be saved. Free some disk space; the same command then resumes from "
+        "step 0",
+        prints=("Warning: the checkpoint of step 2 could not be saved (",),
+        slow=True,
+    ),
+    Case(
+        "groups of 7 tokens, of which rows and devices have no whole number",
+        _FROM_FILES + "--steps=1 --gin_param='task.encoder.moe.group_size = 7' --runtime=spmd "
+        "--mesh=data=2 --strategy=expert",
+        given=(corpus(),),
+        changes=_RUN,
+        says="Warning: encoder.layers[0].feed_forward: 37 token groups do not divide evenly over 2 "
+        "devices. Choose a group_size that gives a multiple of 2 groups to avoid padding and extra "
+        "communication.\n",
+        prints=("Trained 1 steps",),
+        slow=True,
+    ),
+)
