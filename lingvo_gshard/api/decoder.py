@@ -79,9 +79,12 @@ def _opened_now(run: Run) -> Decoder:
     facts = facts_of(model.task, model.input.p)
     assert isinstance(model.task, TokenTask)
     run.observer.begin("Preparing the weights")
-    maker = ProgramMaker(model.task, facts, run.backend.partitioning, run.backend.partitioner)
+    backend = run.backend
+    maker = ProgramMaker(
+        model.task, facts, backend.partitioning, backend.partitioner, run.precision
+    )
     entry = _entry(run, _checkpoint(run, model.step))
-    batches = row_parts(run.backend.partitioning)
+    batches = row_parts(backend.partitioning)
     executables = Executables(maker.make, devices, entry, batches, run.observer)
     arrays, weights = prepared_weights(executables, model.theta)
     if entry:
@@ -102,7 +105,9 @@ class _LateMaker:
             backend = self._run.backend
             task = self._run.make_trainer().task
             assert isinstance(task, TokenTask)
-            self._maker = ProgramMaker(task, self._facts, backend.partitioning, backend.partitioner)
+            self._maker = ProgramMaker(
+                task, self._facts, backend.partitioning, backend.partitioner, self._run.precision
+            )
         return self._maker.make(key)
 
 
@@ -128,7 +133,12 @@ def _entry(run: Run, checkpoint: Checkpoint | None) -> CacheEntry | None:
     if given:
         directory = os.path.join(os.path.expanduser(given), "decoding")
     backend = run.backend
-    owner = [os.fspath(run.logdir.path), repr(backend.partitioning), backend.partitioner]
+    owner = [
+        os.fspath(run.logdir.path),
+        repr(backend.partitioning),
+        backend.partitioner,
+        run.precision,
+    ]
     content = {
         "params": run.params.to_text(),
         "code": code_stamp(_modules(run.params)),

@@ -19,10 +19,12 @@ from lingvo_gshard.api.decoder import Decoder, open_decoder
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.options import RuntimeOptions, SamplingOptions
+from lingvo_gshard.api.quality import Quality, compare_precisions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS, TRAINED, check_precision
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
@@ -46,6 +48,7 @@ def load(
     mesh: str | None = None,
     strategy: str | None = None,
     options: RuntimeOptions | None = None,
+    precision: str = TRAINED,
 ) -> Run:
     """Returns the run that `train` or gshard-train left in a directory.
 
@@ -57,12 +60,14 @@ def load(
       mesh: as in `RuntimeOptions`.
       strategy: as in `RuntimeOptions`.
       options: where and how to run; the arguments above override its fields.
+      precision: how the weights are stored and multiplied to translate and generate: "trained",
+        "int8" or "int8_weights"; see docs/decoding_speed.md.
 
     Raises:
       ValueError: the directory holds no trained model, or an option is wrong.
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
-    run = Run(logdir, options)
+    run = Run(logdir, options, precision)
     # Wrong options are reported here, not when the run is first used.
     _ = run.backend
     return run
@@ -97,22 +102,31 @@ class Run:
       params: the experiment.
       options: where and how to run.
       observer: is told how far reading data, loading and compiling are; by default nobody is.
+      precision: how the weights are stored and multiplied to translate and generate.
     """
 
     observer: Observer = SilentObserver()
 
     @names_arguments
-    def __init__(self, logdir: str | os.PathLike, options: RuntimeOptions | None = None):
+    def __init__(
+        self,
+        logdir: str | os.PathLike,
+        options: RuntimeOptions | None = None,
+        precision: str = TRAINED,
+    ):
         """Reads the Params of a run.
 
         Args:
           logdir: directory of the run.
           options: where and how to run.
+          precision: one of decoding/precision.py.
 
         Raises:
-          ValueError: the directory holds no trained model; the message says what to do.
+          ValueError: the directory holds no trained model, or the precision is unknown; the message
+            says what to do.
         """
-        self._given = os.fspath(logdir)
+        check_precision(precision)
+        self._given, self.precision = os.fspath(logdir), precision
         self.options = options or RuntimeOptions()
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
@@ -289,6 +303,29 @@ class Run:
             unknown, or not one for the run's task; or its packages are missing.
         """
         return export(self, output, format, settings, show_progress)
+
+    @names_arguments
+    def compare_precisions(
+        self,
+        precisions: Sequence[str] = (TRAINED, INT8, INT8_WEIGHTS),
+        split: str = "dev",
+        limit: int = 500,
+        options: DecodingOptions | None = None,
+        show_progress: ShowProgress = no_progress,
+    ) -> list[Quality]:
+        """Translates rows with each precision, and scores the translations.
+
+        Args:
+          precisions: what to compare; the first is what others are compared with.
+          split: "train", "dev" or "test".
+          limit: translates a fixed random choice of at most this many rows.
+          options: how to search.
+          show_progress: opens progress bars.
+
+        Raises:
+          ValueError: the run's task is not translation, or the split is empty.
+        """
+        return compare_precisions(self, precisions, split, limit, options, show_progress)
 
     @names_arguments
     def translator(self, options: DecodingOptions | None = None) -> Translator:

@@ -6,6 +6,8 @@ import rich.console
 import rich.measure
 import rich.table
 
+from lingvo_gshard.tasks.evaluation import Table
+
 # The width of a terminal that does not say it, and one that no table needs.
 _USUAL, _UNLIMITED = 80, 10_000
 
@@ -23,3 +25,16 @@ def print_table(console: rich.console.Console, table: rich.table.Table) -> None:
     if least > console.width:
         table.width = least
     console.print(table, highlight=False, crop=False)
+
+
+def rich_table(table: Table) -> rich.table.Table:
+    """Returns a table of scores as rich prints it."""
+    made = rich.table.Table()
+    for index, column in enumerate(table.columns):
+        made.add_column(column, justify="left" if index in table.text_columns else "right")
+    for row in table.rows:
+        made.add_row(*row)
+    if table.summary:
+        made.add_section()
+        made.add_row(*table.summary, style="bold")
+    return made

@@ -41,6 +41,8 @@ class Context:
       token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
       group_order: int [G] number of each MoE token group, if groups are stored in another order.
       keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
+      weight_precision: How `decoding_weights` stores the weights of products (layers/products.py),
+        or empty to leave them as they are.
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
     """
@@ -55,6 +57,7 @@ class Context:
     token_ids: tf.Tensor | None = None
     group_order: np.ndarray | None = None
     keeps_all_tokens: bool = False
+    weight_precision: str = ""
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
 

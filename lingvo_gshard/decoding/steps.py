@@ -13,6 +13,7 @@ from lingvo_gshard.decoding.kinds import SearchKind, record_names
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.decoding.sampling import draw
 from lingvo_gshard.decoding.state import next_token_view
+from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {"i": "steps of one call"}
@@ -48,6 +49,8 @@ class Steps:
         Returns:
           The state after the steps, and the records [i,B,W] by name; see `record_names`.
         """
+        # Once for all steps, and not in each.
+        weights = restore(weights, only_small=True)
         rows, beam = state.ids_BW.shape
         active_before = tf.reduce_sum(state.is_active_B)
         records = NestedMap()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import context, dynamic_slice
+from lingvo_gshard.core import dynamic_slice
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
+from lingvo_gshard.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.selection import largest
 from lingvo_gshard.decoding.state import IMPOSSIBLE, state_specs
@@ -121,15 +122,16 @@ def check_options(options: DecodingOptions) -> None:
         )
 
 
-def decoding_weights(task: TokenTask, theta: NestedMap) -> NestedMap:
+def decoding_weights(task: TokenTask, theta: NestedMap, precision: str = TRAINED) -> NestedMap:
     """Returns the weights that `DecodeFunction.run` takes, as NumPy arrays.
 
     Args:
       task: the model.
       theta: its weights, NumPy arrays.
+      precision: how they are stored and multiplied; one of decoding/precision.py.
     """
-    with tf.device("/device:CPU:0"), context.scope(training=False):
-        weights = task.decoding_weights(theta.transform(tf.constant))
+    with tf.device("/device:CPU:0"):
+        weights = stored_weights(task, theta.transform(tf.constant), precision)
     return weights.transform(lambda weight: weight.numpy())
 
 

@@ -8,6 +8,7 @@ import itertools
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.export.decode_function import DecodeFunction, check_options, decoding_weights
 from lingvo_gshard.export.trained_model import TrainedModel
 from lingvo_gshard.inference.loading import facts_of
@@ -29,13 +30,16 @@ class DecoderSettings:
       options: greedy decoding or beam search; None: a beam of 4 to translate, else greedily.
       rows: texts in a batch, ascending. A batch takes the next size, filled up with empty rows.
       lengths: ids of a text, ascending; longer texts are cut. Empty: up to what the model takes.
+      precision: how weights are stored and multiplied; one of decoding/precision.py.
     """
 
     options: DecodingOptions | None = None
     rows: tuple[int, ...] = ROWS
     lengths: tuple[int, ...] = ()
+    precision: str = TRAINED
 
     def __post_init__(self):
+        check_precision(self.precision)
         if self.options:
             check_options(self.options)
         for flag, sizes in (("rows", self.rows), ("lengths", self.lengths)):
@@ -57,6 +61,8 @@ class DecoderSettings:
                 return f"--{field.name}"
         if self.options:
             return "--beam_size"
+        if self.precision != TRAINED:
+            return "--precision"
         return "--rows" if self.rows != ROWS else "--lengths"
 
 
@@ -72,6 +78,7 @@ class PortableDecoder:
       lengths: ids of a text, ascending.
       source: encodes texts; None for a model of ids.
       target: decodes answers; None for a model of ids.
+      precision: how the weights are stored and multiplied.
     """
 
     model: TrainedModel
@@ -81,6 +88,7 @@ class PortableDecoder:
     lengths: tuple[int, ...]
     source: Vocabulary | None
     target: Vocabulary | None
+    precision: str = TRAINED
 
     @property
     def kind(self) -> str:
@@ -131,11 +139,12 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
     return PortableDecoder(
         model,
         function,
-        decoding_weights(task, model.theta),
+        decoding_weights(task, model.theta, settings.precision),
         settings.rows,
         _lengths(settings.lengths, function.longest),
         source,
         target,
+        settings.precision,
     )
 
 

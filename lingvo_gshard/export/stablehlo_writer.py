@@ -88,6 +88,7 @@ def _record(decoder: PortableDecoder) -> dict[str, object]:
         "experiment": model.params.name,
         "step": model.step,
         "task": decoder.kind,
+        "precision": decoder.precision,
         "beam_size": options.beam_size,
         "length_exponent": options.length_exponent,
         "bos": decoder.function.facts.bos_id,

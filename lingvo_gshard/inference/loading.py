@@ -11,6 +11,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.layout import row_parts
@@ -48,6 +49,7 @@ def make_engine(
     partitioning: Partitioning | None = None,
     devices: Sequence[jax.Device] = (),
     options: EngineOptions | None = None,
+    precision: str = TRAINED,
 ) -> Engine:
     """Returns an engine of a model in memory. Programs are compiled when first needed.
 
@@ -58,8 +60,13 @@ def make_engine(
       partitioning: the mesh and what is split over it; None for the first device of jax.
       devices: the devices of the mesh, in its order.
       options: how to use the machine.
+      precision: how weights are stored and multiplied; one of decoding/precision.py.
+
+    Raises:
+      ValueError: the precision is unknown.
     """
-    maker = ProgramMaker(task, facts, partitioning)
+    check_precision(precision)
+    maker = ProgramMaker(task, facts, partitioning, precision=precision)
     executables = Executables(
         maker.make, devices or jax.devices()[:1], batches=row_parts(partitioning)
     )

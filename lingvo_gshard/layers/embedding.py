@@ -13,7 +13,8 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lookup import lookup
-from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.layers.products import is_stored, look_up, multiply, store
+from lingvo_gshard.sharding import annotate
 
 
 class TokenEmbedding(Layer):
@@ -41,16 +42,21 @@ class TokenEmbedding(Layer):
         scale = math.sqrt(self.p.model_dim)
         # If weights are split by M, this gathers the table first. XLA would look up parts of rows
         # and then reshard them.
-        table_VM = annotate(theta.table, "VM")
+        table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")
         # The lookup runs where the shards of V are. Only its result is split by L.
         ids_BL = annotate(ids_BL, "BL", reserved="V")
-        rows_BLM = annotate(lookup(table_VM, ids_BL), "BLM", reserved="V")
+        rows_BLM = annotate(look_up(table_VM, ids_BL), "BLM", reserved="V")
         return annotate(rows_BLM, "BLM") * scale
 
     @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the logits [B,L,V] of a softmax whose weight is this table."""
-        return einsum("BLM,VM->BLV", x_BLM, tf.cast(theta.table, x_BLM.dtype))
+        return multiply("BLM,VM->BLV", x_BLM, theta.table)
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference. An id has a scale of its own in both uses."""
+        return NestedMap(table=store(theta.table, "VM", "M"))
 
 
 class Softmax(Layer):
@@ -72,7 +78,12 @@ class Softmax(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
-        return einsum("BLM,MV->BLV", x_BLM, tf.cast(theta.w, x_BLM.dtype))
+        return multiply("BLM,MV->BLV", x_BLM, theta.w)
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference."""
+        return NestedMap(w=store(theta.w, "MV", "M"))
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the product with the weight."""

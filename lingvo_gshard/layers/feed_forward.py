@@ -10,7 +10,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.layers.products import multiply, store
 
 
 class FeedForward(Layer):
@@ -73,18 +73,21 @@ class FeedForward(Layer):
           mask_BL: 0 in padding. It is ignored: padding is computed like any token.
         """
         del mask_BL
-        cast = theta.transform(lambda w: tf.cast(w, x_BLM.dtype))
-        h_BLH = self._project_in(cast, "in", x_BLM)
-        factor_BLH = self._project_in(cast, "factor", x_BLM) if self.activation.is_gated else None
-        y_BLM = einsum("BLH,HM->BLM", self.activation(h_BLH, factor_BLH), cast.w_out)
+        h_BLH = self._project_in(theta, "in", x_BLM)
+        factor_BLH = self._project_in(theta, "factor", x_BLM) if self.activation.is_gated else None
+        y_BLM = multiply("BLH,HM->BLM", self.activation(h_BLH, factor_BLH), theta.w_out)
         if self.p.use_bias:
-            y_BLM = add_bias(y_BLM, cast.b_out)
+            y_BLM = add_bias(y_BLM, tf.cast(theta.b_out, y_BLM.dtype))
         return self.observe(y_BLM)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights as `infer` reads them. The default are those of `fprop`."""
-        return theta
+        """Returns the weights as `infer` reads them."""
+        weights = NestedMap(theta)
+        for name in ("in", "factor") if self.activation.is_gated else ("in",):
+            weights[f"w_{name}"] = store(theta[f"w_{name}"], "MH", "M")
+        weights.w_out = store(theta.w_out, "HM", "H")
+        return weights
 
     @layer_method
     def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
@@ -104,5 +107,7 @@ class FeedForward(Layer):
 
     @layer_method
     def _project_in(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
-        h_BLH = einsum("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
-        return add_bias(h_BLH, theta[f"b_{name}"]) if self.p.use_bias else h_BLH
+        h_BLH = multiply("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
+        if not self.p.use_bias:
+            return h_BLH
+        return add_bias(h_BLH, tf.cast(theta[f"b_{name}"], h_BLH.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
@@ -105,7 +105,14 @@ class TokenTask(Task):
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights for inference; see `decoding.models`."""
-        return NestedMap(theta, decoder=self.decoder.decoding_weights(theta.decoder))
+        children: dict[str, Any] = self.children
+        names = [name for name in self._with_products if name in children]
+        return NestedMap(theta, **{n: children[n].decoding_weights(theta[n]) for n in names})
+
+    @property
+    def _with_products(self) -> tuple[str, ...]:
+        """Names of the children whose weights decoding reads in another form, if there are such."""
+        return (self.EMBEDDING, "decoder", "softmax")
 
     @layer_method
     def extend(

@@ -137,11 +137,9 @@ class TranslationTask(TokenTask):
             output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 
-    @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference; see `decoding.models`."""
-        weights = super().decoding_weights(theta)
-        return NestedMap(weights, encoder=self.encoder.decoding_weights(theta.encoder))
+    @property
+    def _with_products(self) -> tuple[str, ...]:
+        return (*super()._with_products, "source_embedding", "encoder")
 
     @layer_method
     def encode_memory(self, theta: NestedMap, ids_BK: tf.Tensor) -> NestedMap:

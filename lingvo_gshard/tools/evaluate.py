@@ -26,7 +26,6 @@ import contextlib
 from typing import Any
 
 import rich.console
-import rich.table
 from absl import flags
 
 from lingvo_gshard.api import tables
@@ -34,7 +33,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tasks import Task
-from lingvo_gshard.tasks.evaluation import Evaluation, Table
+from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.decoding import (
@@ -42,6 +41,7 @@ from lingvo_gshard.tools.flags.decoding import (
     decoding_fields,
     decoding_options,
     define_decoding_flags,
+    define_precision_flag,
 )
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
@@ -86,6 +86,7 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     define_decoding_flags(values)
+    define_precision_flag(values)
     define_runtime_flags(values)
     return values
 
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         stages = stack.enter_context(DataProgress(console))
         stages.begin("Starting")
-        run = Run(logdir, runtime_options(values))
+        run = Run(logdir, runtime_options(values), values.precision)
         run.observer = stages
         options = _options(values, run.params.task.cls, run.params.name)
         if values.split not in run.input.splits:
@@ -121,7 +122,7 @@ def main(argv: list[str]) -> int:
         _print(console, title, evaluation)
         if run.backend.is_main:
             record = {"logdir": values.logdir, "experiment": run.params.name, "step": run.step}
-            record |= {"split": values.split, **evaluation.to_record()}
+            record |= {"split": values.split, "precision": run.precision, **evaluation.to_record()}
             output.write_json(values.json, record)
             lines = ("\t".join(cells) + "\n" for cells in evaluation.output_rows())
             output.write_text(values.output, "".join(lines), "output")
@@ -135,7 +136,7 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
     """
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
     translates = task.DECODER == Translator.__name__
-    unused += [] if translates else DECODING_FLAGS
+    unused += [] if translates else [*DECODING_FLAGS, "precision"]
     unused += [] if task.HAS_OUTPUT_ROWS else ["output"]
     for flag in unused:
         if values[flag].present:
@@ -151,18 +152,6 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
 
 def _print(console: rich.console.Console, title: str, evaluation: Evaluation) -> None:
     output.say(console, title)
-    tables.print_table(console, _rich_table(evaluation.table()))
+    tables.print_table(console, tables.rich_table(evaluation.table()))
     for line in evaluation.notes():
         output.say(console, line)
-
-
-def _rich_table(table: Table) -> rich.table.Table:
-    made = rich.table.Table()
-    for index, column in enumerate(table.columns):
-        made.add_column(column, justify="left" if index in table.text_columns else "right")
-    for row in table.rows:
-        made.add_row(*row)
-    if table.summary:
-        made.add_section()
-        made.add_row(*table.summary, style="bold")
-    return made

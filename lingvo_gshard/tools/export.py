@@ -19,6 +19,10 @@ The last two decode: translation models by beam search, language models greedily
 says otherwise. There is one program for each size of batch, of --rows texts with --lengths tokens;
 a batch takes the next larger ones. Fewer sizes make a smaller export that pads more.
 
+--precision=int8 stores the weights as int8 and multiplies large ones in int8; int8_weights only
+stores them so. The run's own decoder then translates --quality_rows rows of the dev split with both
+precisions, and a table shows the size, chrF, BLEU and speed of each.
+
 If the run keeps averages of its weights, these are written, as evaluation and decoding use them.
 --output must not exist, or be empty. It is complete or not there at all: it is written under
 another name and renamed at the end. docs/export.md shows how to use each format.
@@ -28,16 +32,21 @@ from __future__ import annotations
 
 import dataclasses
 
+import rich.console
 from absl import flags
 
+from lingvo_gshard.api import tables
 from lingvo_gshard.api.export import DecoderSettings
+from lingvo_gshard.api.quality import Quality, table_of
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
+from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 
@@ -54,6 +63,14 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string("output", None, "The new directory.", flag_values=values)
     flags.DEFINE_string("format", None, f"What to write: {', '.join(FORMATS)}.", flag_values=values)
     _define_search_flags(values)
+    define_precision_flag(values, default=None)
+    flags.DEFINE_integer(
+        "quality_rows",
+        500,
+        "Most rows of the dev split to measure what --precision costs; 0 measures nothing.",
+        0,
+        flag_values=values,
+    )
     flags.DEFINE_list(
         "rows",
         None,
@@ -129,20 +146,35 @@ def main(argv: list[str]) -> int:
         f"{exported.seconds:.1f} s",
     )
     record = dataclasses.asdict(exported) | {"bytes": exported.bytes}
+    if settings and settings.precision != TRAINED and values.quality_rows and is_translation:
+        compared = run.compare_precisions(
+            (TRAINED, settings.precision),
+            limit=values.quality_rows,
+            options=settings.options,
+            show_progress=show_progress,
+        )
+        _print_quality(console, compared)
+        record["quality"] = [dataclasses.asdict(each) for each in compared]
     output.write_json(values.json, record)
     return 0
+
+
+def _print_quality(console: rich.console.Console, compared: list[Quality]) -> None:
+    output.say(console, f"Translations of {compared[0].rows:,} rows of dev:")
+    tables.print_table(console, tables.rich_table(table_of(compared)))
 
 
 def _settings(values: flags.FlagValues, is_translation: bool) -> DecoderSettings | None:
     """Returns how to decode as the flags say; None if none of them is given."""
     given = {f: values[f].value for f in _SEARCH_FLAGS if values[f].value is not None}
     sizes = {f: _sizes(f, values[f].value) for f in _SIZE_FLAGS if values[f].value is not None}
-    if not given and not sizes:
+    precision = {"precision": values.precision} if values.precision else {}
+    if not given and not sizes and not precision:
         return None
     options = None
     if given:
         options = DecodingOptions(**({"beam_size": 4 if is_translation else 1} | given))
-    return DecoderSettings(options=options, **sizes)
+    return DecoderSettings(options=options, **sizes, **precision)
 
 
 def _sizes(flag: str, words: list[str]) -> tuple[int, ...]:

@@ -40,7 +40,11 @@ from lingvo_gshard.tools.console.line_input import (
     write_lines,
 )
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
-from lingvo_gshard.tools.flags.decoding import define_sampling_flags, sampling_options
+from lingvo_gshard.tools.flags.decoding import (
+    define_precision_flag,
+    define_sampling_flags,
+    sampling_options,
+)
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
@@ -52,6 +56,7 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     define_logdir_flag(values)
     define_sampling_flags(values)
+    define_precision_flag(values)
     output.define_json_flag(values, "a line for each beginning")
     define_line_flags(values)
     define_runtime_flags(values, in_cluster=False)
@@ -67,7 +72,7 @@ def main(argv: list[str]) -> int:
     stream = standard_input()
     logdir = required_logdir(values)
     with LineProgress("Writing") as progress, output.open_json_lines(values.json) as records:
-        run = load(logdir, options=runtime_options(values))
+        run = load(logdir, options=runtime_options(values), precision=values.precision)
         run.observer = progress.stages
         run.check_decoder(Writer)
         options = sampling_options(values)

@@ -28,6 +28,7 @@ from absl import flags
 from lingvo_gshard.api.run import load
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
+from lingvo_gshard.tools.flags.decoding import define_precision_flag
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
@@ -76,6 +77,7 @@ def define_flags() -> flags.FlagValues:
         "Compiles what most requests need before the first is accepted.",
         flag_values=values,
     )
+    define_precision_flag(values)
     define_runtime_flags(values, in_cluster=False)
     return values
 
@@ -93,7 +95,7 @@ def main(argv: list[str]) -> int:
     bound = server.bind(values.host, values.port)
     with bound:
         with stages_on_terminal() as stages:
-            run = load(logdir, options=runtime_options(values))
+            run = load(logdir, options=runtime_options(values), precision=values.precision)
             run.observer = stages
             service = _service(values, run, token)
         port = bound.getsockname()[1]

@@ -38,7 +38,11 @@ from lingvo_gshard.tools.console.line_input import (
     write_lines,
 )
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
-from lingvo_gshard.tools.flags.decoding import decoding_options, define_decoding_flags
+from lingvo_gshard.tools.flags.decoding import (
+    decoding_options,
+    define_decoding_flags,
+    define_precision_flag,
+)
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
@@ -51,6 +55,7 @@ def define_flags() -> flags.FlagValues:
     define_logdir_flag(values)
     define_line_flags(values)
     define_decoding_flags(values)
+    define_precision_flag(values)
     flags.DEFINE_integer(
         "best",
         1,
@@ -72,7 +77,7 @@ def main(argv: list[str]) -> int:
     stream = standard_input()
     logdir = required_logdir(values)
     with LineProgress("Translating") as progress, output.open_json_lines(values.json) as records:
-        run = load(logdir, options=runtime_options(values))
+        run = load(logdir, options=runtime_options(values), precision=values.precision)
         run.observer = progress.stages
         run.check_decoder(Translator)
         options = decoding_options(values, values.best)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.expert_gates import expert_gates
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
 from lingvo_gshard.decoding.state import state_specs
 from lingvo_gshard.decoding.steps import Steps
@@ -45,6 +45,7 @@ class ProgramMaker:
         facts: ModelFacts,
         partitioning: Partitioning | None = None,
         partitioner: str = "gspmd",
+        precision: str = TRAINED,
     ):
         """Prepares to lower; nothing is traced yet.
 
@@ -53,8 +54,10 @@ class ProgramMaker:
           facts: what the host knows of the model.
           partitioning: the mesh and what is split over it; None for one device.
           partitioner: "gspmd" or "shardy".
+          precision: how weights are stored and multiplied; one of decoding/precision.py.
         """
         self._task, self._facts, self._partitioner = task, facts, partitioner
+        self._precision = precision
         partitioning = partitioning or Partitioning.make(ONE_DEVICE, "replicated")
         self._partitioning = decoding_partitioning(partitioning)
 
@@ -77,8 +80,7 @@ class ProgramMaker:
 
         def prepare(*tensors: tf.Tensor) -> Outputs:
             theta = annotate_weights(specs.pack(tensors), specs, "weights")
-            with context.scope(training=False):
-                weights = self._task.decoding_weights(theta)
+            weights = stored_weights(self._task, theta, self._precision)
             trees[:] = [weights.transform(lambda x: tf.TensorSpec(x.shape, x.dtype))]
             return [
                 (f"weights.{path}", tf.identity(x), self._weight_split(x))

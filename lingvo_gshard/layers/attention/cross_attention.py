@@ -75,7 +75,7 @@ class CrossAttention(MultiHeadAttention):
         return self._count_flops(shape.rows, shape.length, shape.memory_length)
 
     def _products(self) -> list[tuple[str, ...]]:
-        return [("w_key", "w_value")]
+        return [("w_query",), ("w_key", "w_value")]
 
     @layer_method
     def _project_query(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:

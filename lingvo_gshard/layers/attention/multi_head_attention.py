@@ -17,7 +17,8 @@ from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.sharding import annotate, einsum
+from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.sharding import annotate
 
 
 class MultiHeadAttention(Layer):
@@ -97,15 +98,20 @@ class MultiHeadAttention(Layer):
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights for inference: those of one product are joined beforehand."""
-        weights = NestedMap(theta)
-        for names in self._products():
-            weights[_joined(names)] = annotate(_join(theta, names), "MND", "weights")
-            for name in names:
-                del weights[name]
+        products = self._products()
+        joined = {name for names in products for name in names}
+        weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
+        for names in products:
+            w_MND = annotate(_join(theta, names), "MND", "weights")
+            weights[_joined(names)] = store(w_MND, "MND", "M")
+        weights.w_out = store(theta.w_out, "NDM", "ND")
         return weights
 
     def _products(self) -> list[tuple[str, ...]]:
-        """Returns the names of the weights that are joined for each product with an input."""
+        """Returns the names of the weights that are joined for each product with an input.
+
+        Every product is listed, also that of a single weight.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no _products")
 
     @layer_method
@@ -117,8 +123,7 @@ class MultiHeadAttention(Layer):
         """
         joined = theta.get(_joined(weights))
         w_MND = _join(theta, weights) if joined is None else joined
-        w_MND = tf.cast(w_MND, x_BLM.dtype)
-        projected = tf.split(einsum("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)
+        projected = tf.split(multiply("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)
         return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
 
     def _normalize(self, name: str, theta: NestedMap, x_BLND: tf.Tensor) -> tf.Tensor:
@@ -155,7 +160,7 @@ class MultiHeadAttention(Layer):
             dropout_BNLK,
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
-        y_BLM = einsum("BLND,NDM->BLM", mixed_BLND, tf.cast(theta.w_out, mixed_BLND.dtype))
+        y_BLM = multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out)
         return self.observe(y_BLM)
 
     @layer_method
@@ -172,8 +177,7 @@ class MultiHeadAttention(Layer):
         mixed_BLND, weights_BNLK = cached.attend(
             query_BLND, slots.key, slots.value, bias_BLK, self.p.logit_cap, relative_bias_NLK
         )
-        w_out = tf.cast(theta.w_out, mixed_BLND.dtype)
-        return einsum("BLND,NDM->BLM", mixed_BLND, w_out), weights_BNLK
+        return multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out), weights_BNLK
 
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:
         """Returns the floating-point operations of the projections and of both products."""

@@ -174,4 +174,4 @@ class SelfAttention(MultiHeadAttention):
     def _products(self) -> list[tuple[str, ...]]:
         if self.key_value_heads == self.p.num_heads:
             return [("w_query", "w_key", "w_value")]
-        return [("w_key", "w_value")]
+        return [("w_query",), ("w_key", "w_value")]

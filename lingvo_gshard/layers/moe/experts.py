@@ -11,7 +11,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.sharding import einsum
+from lingvo_gshard.layers.products import multiply, store
 
 
 class Experts(Layer):
@@ -60,30 +60,43 @@ class Experts(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, x_EGCM: tf.Tensor) -> tf.Tensor:
         """Returns [E,G,C,M]: each expert's output for the rows in its buffers, in x's dtype."""
-        cast = theta.transform(lambda w: tf.cast(w, x_EGCM.dtype))
-        return self._compute(cast, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
+        return self._compute(theta, x_EGCM, "EGCM,EMH->EGCH", "EGCH,EHM->EGCM")
 
     @layer_method
     def compute_one(self, theta: NestedMap, x_CM: tf.Tensor) -> tf.Tensor:
         """Returns one expert's outputs [C,M] for its rows.
 
         Args:
-          theta: the weights of that expert, without the dimension E.
-          x_CM: the rows, in the dtype of the weights.
+          theta: the weights of that expert, without the dimension E; maybe `decoding_weights`.
+          x_CM: the rows.
         """
         return self._compute(theta, x_CM, "CM,MH->CH", "CH,HM->CM")
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap, is_one: bool = False) -> NestedMap:
+        """Returns the weights for inference.
+
+        Args:
+          theta: the weights.
+          is_one: whether they are those of one expert, without the dimension E.
+        """
+        first = "" if is_one else "E"
+        weights = NestedMap(theta, w_out=store(theta.w_out, f"{first}HM", "H"))
+        for name in self._input_products:
+            weights[f"w_{name}"] = store(theta[f"w_{name}"], f"{first}MH", "M")
+        return weights
 
     @layer_method
     def _compute(
         self, theta: NestedMap, x: tf.Tensor, input_equation: str, output_equation: str
     ) -> tf.Tensor:
         def hidden(name: str) -> tf.Tensor:
-            h = einsum(input_equation, x, theta[f"w_{name}"])
+            h = multiply(input_equation, x, theta[f"w_{name}"])
             return add_bias(h, _broadcast(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
         factor = hidden("factor") if self.activation.is_gated else None
         h = self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
-        y = einsum(output_equation, h, theta.w_out)
+        y = multiply(output_equation, h, theta.w_out)
         return add_bias(y, _broadcast(theta.b_out, y)) if self.p.use_bias else y
 
     def flops(self, shape: TokenShape) -> int:
@@ -93,7 +106,7 @@ class Experts(Layer):
 
 
 def _broadcast(bias: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns the bias reshaped to broadcast over the rows of its expert."""
+    """Returns the bias in the type of the rows, shaped to broadcast over those of its expert."""
     shape = bias.shape.as_list()
     between = [1] * (rows.shape.rank - bias.shape.rank)
-    return tf.reshape(bias, [*shape[:-1], *between, shape[-1]])
+    return tf.reshape(tf.cast(bias, rows.dtype), [*shape[:-1], *between, shape[-1]])

@@ -24,6 +24,7 @@ from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metr
 from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import Routing
+from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate_like, einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
@@ -199,18 +200,25 @@ class MixtureOfExperts(Layer):
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights for inference: those of each expert by itself, if they are few."""
+        weights = NestedMap(theta)
+        if self.p.shared_hidden_dim:
+            weights.shared = self.shared.decoding_weights(theta.shared)
         if not self._runs_exactly():
-            return theta
+            weights.experts = self.experts.decoding_weights(theta.experts)
+            return weights
         count, specs = self.p.num_experts, self.experts.variable_specs().flatten()
         layouts = [dataclasses.replace(spec, layout=spec.layout[1:]) for spec in specs]
-        experts = [
-            theta.experts.pack(
-                annotate_like(w[i], spec)
-                for w, spec in zip(theta.experts.flatten(), layouts, strict=True)
+        weights.experts = [
+            self.experts.decoding_weights(
+                theta.experts.pack(
+                    annotate_like(w[i], spec)
+                    for w, spec in zip(theta.experts.flatten(), layouts, strict=True)
+                ),
+                is_one=True,
             )
             for i in range(count)
         ]
-        return NestedMap(theta, experts=experts)
+        return weights
 
     @layer_method
     def infer(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
@@ -230,6 +238,7 @@ class MixtureOfExperts(Layer):
             if not self._runs_exactly():
                 size = self._inference_group_size(batch * length)
                 groups = Groups.for_batch(batch, length, size)
+                theta = NestedMap(theta, experts=restore(theta.experts))
                 return self._run_groups(theta, x_BLM, mask_BL, groups)
             groups = Groups.for_batch(batch, length, batch * length)
             mask_GS = groups.split(tf.cast(tf.not_equal(mask_BL, 0), tf.float32))
@@ -241,16 +250,7 @@ class MixtureOfExperts(Layer):
             for a in routing.assignments
         ]
         expert_kT, gate_kT = map(tf.stack, zip(*choices, strict=True))
-        dtype = x_BLM.dtype
-        y_TM = run_experts(
-            lambda weights, x_CM: self.experts.compute_one(
-                weights.transform(lambda w: tf.cast(w, dtype)), x_CM
-            ),
-            theta.experts,
-            x_GSM[0],
-            expert_kT,
-            gate_kT,
-        )
+        y_TM = run_experts(self.experts.compute_one, theta.experts, x_GSM[0], expert_kT, gate_kT)
         y_BLM = tf.reshape(y_TM, [batch, length, model_dim])
         if self.p.shared_hidden_dim:
             y_BLM = self._with_shared(theta, x_BLM, mask_BL, y_BLM)

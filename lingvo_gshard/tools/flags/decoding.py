@@ -8,10 +8,23 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard.api.options import SamplingOptions
+from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.inference.options import DecodingOptions
 
 # The flags of `define_decoding_flags`: the fields of `DecodingOptions`, `best` excepted.
 DECODING_FLAGS = tuple(f.name for f in dataclasses.fields(DecodingOptions) if f.name != "best")
+
+
+def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINED) -> None:
+    """Defines --precision, which says how weights are stored and multiplied."""
+    flags.DEFINE_string(
+        "precision",
+        default,
+        "How the weights are stored and multiplied: trained, as in training; int8, with a quarter "
+        "of the memory and faster products; int8_weights, stored as int8 and multiplied as in "
+        "training, which is more exact and slower.",
+        flag_values=values,
+    )
 
 
 def define_decoding_flags(values: flags.FlagValues) -> None:

@@ -1,0 +1,118 @@
+"""Quality: what a precision of decoding costs in translation scores, and what it gains."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.tasks.evaluation import chrf_bleu
+from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, Table, no_progress
+
+if TYPE_CHECKING:
+    from lingvo_gshard.api.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How a model decodes with one precision.
+
+    Attributes:
+      precision: one of decoding/precision.py.
+      mebibytes: the size of the decoding weights.
+      rows: number of rows translated.
+      chrf: chrF of all rows together.
+      bleu: BLEU of all rows together.
+      tokens_per_second: tokens of the translations by the time they took, programs compiled before.
+      equal: share of the translations that are those of the weights as trained.
+    """
+
+    precision: str
+    mebibytes: float
+    rows: int
+    chrf: float
+    bleu: float
+    tokens_per_second: float
+    equal: float
+
+
+def compare_precisions(
+    run: Run,
+    precisions: Sequence[str],
+    split: str = "dev",
+    limit: int = 500,
+    options: DecodingOptions | None = None,
+    show_progress: ShowProgress = no_progress,
+) -> list[Quality]:
+    """Translates rows of a split with each precision; see `Run.compare_precisions`."""
+    run.check_decoder(Translator)
+    runs = [_with_precision(run, precision) for precision in precisions]
+    translators = [each.translator(options) for each in runs]
+    rows = _rows(run, split, limit)
+    sources = [row.source for row in rows]
+    qualities, first = [], []
+    for precision, translator in zip(precisions, translators, strict=True):
+        with show_progress(f"Compiling, {precision}", "rows", len(rows)) as progress:
+            translator.translate(sources, progress.update)
+        with show_progress(f"Translating, {precision}", "rows", len(rows)) as progress:
+            started = time.monotonic()
+            found = translator.translate(sources, progress.update)
+            seconds = time.monotonic() - started
+        first = first or found.texts
+        score = chrf_bleu.score(found.texts, [row.target for row in rows])
+        tokens = sum(len(best[0].log_probabilities) for best in found.best if best)
+        qualities.append(
+            Quality(
+                precision=precision,
+                mebibytes=sum(w.nbytes for w in translator.engine.weights) / 2**20,
+                rows=len(rows),
+                chrf=score.chrf,
+                bleu=score.bleu,
+                tokens_per_second=tokens / seconds,
+                equal=sum(map(str.__eq__, found.texts, first)) / len(rows),
+            )
+        )
+    return qualities
+
+
+def table_of(qualities: Sequence[Quality]) -> Table:
+    """Returns a row for each precision; scores beside what they differ by from the first."""
+    columns = ("precision", "MiB", "chrF", "BLEU", "equal", "tokens/s")
+    rows, first = [], qualities[0]
+    for found in qualities:
+        scores = (f"{found.chrf:.2f}", f"{found.bleu:.2f}")
+        if found is not first:
+            lost = (found.chrf - first.chrf, found.bleu - first.bleu)
+            scores = tuple(f"{s} ({d:+.2f})" for s, d in zip(scores, lost, strict=True))
+        rows.append(
+            (
+                found.precision,
+                f"{found.mebibytes:,.1f}",
+                *scores,
+                f"{found.equal:.1%}",
+                f"{found.tokens_per_second:,.0f}",
+            )
+        )
+    return Table(columns, rows)
+
+
+def _with_precision(run: Run, precision: str) -> Run:
+    """Returns a run with a precision."""
+    if precision == run.precision:
+        return run
+    other = type(run)(run.logdir.path, run.options, precision)
+    other.observer = run.observer
+    return other
+
+
+def _rows(run: Run, split: str, limit: int) -> list[Row]:
+    """Returns a fixed random choice of at most `limit` rows of a split."""
+    input_: Any = run.input
+    input_.check_split(split)
+    rows = input_.rows(split)
+    return [rows[index] for index in mixing.permutation(len(rows), 0)[:limit]]

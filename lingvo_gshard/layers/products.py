@@ -1,0 +1,172 @@
+"""Products of activations with weights, which decoding may store as int8.
+
+A weight stored as int8 is a NestedMap of its values and their `scale`, one for each output channel.
+The weight is about values x scale. The name of the values says how they are multiplied:
+
+  int8          int8 products with int32 sums. The activations are rounded to int8 as well, anew at
+                every product, with one scale for each row (Dettmers et al. 2022, arXiv 2208.07339,
+                section 2.1: vector-wise quantization).
+  int8_weights  products in the type of the activations.
+
+Scales are largest magnitudes / 127, and there is no zero point.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.layers.lookup import lookup
+from lingvo_gshard.sharding import annotate, einsum
+
+INT8, INT8_WEIGHTS = "int8", "int8_weights"
+
+# The largest int8 value in use. With -128 as well, the scale would be off center.
+_LARGEST = 127
+# A product with fewer weights takes longer in int8 than in float32: activations must be rounded.
+# Measured under XLA for CPU; docs/decoding_speed.md has the table.
+SMALL = 2**18
+# Sums of so many products of int8 values are exact in float32, whatever their order.
+_EXACT_IN_FLOAT32 = 2**24 // _LARGEST**2
+# Up to this many rows, XLA for CPU computes float32 products faster than those of int8.
+_FEW_ROWS = 1
+
+
+def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | NestedMap:
+    """Returns a weight as `multiply` reads it, with the precision of the context.
+
+    Args:
+      weight: the weight.
+      layout: its letters. Experts, E, have a product each.
+      contracted: the letters that products sum over. They are the first or the last of a product's.
+    """
+    precision = context.current().weight_precision
+    if not precision:
+        return weight
+    sizes = dict(zip(layout, known_sizes(weight.shape), strict=True))
+    if math.prod(size for letter, size in sizes.items() if letter != "E") < SMALL:
+        precision = INT8_WEIGHTS
+    weight = tf.cast(weight, tf.float32)
+    axes = [layout.index(letter) for letter in contracted]
+    largest = tf.reduce_max(tf.abs(weight), axes, keepdims=True)
+    values = tf.cast(tf.round(weight * _to_unit(largest)), tf.int8)
+    values = annotate(values, layout, "weights")
+    scale = annotate(largest / _LARGEST, layout, "weights", unsplit=contracted)
+    return NestedMap({precision: values, "scale": scale})
+
+
+def is_stored(weight: Any) -> bool:
+    """Returns whether a weight is what `store` makes of one: int8 values and their scale."""
+    return isinstance(weight, NestedMap) and (INT8 in weight or INT8_WEIGHTS in weight)
+
+
+def multiply(equation: str, x: tf.Tensor, weight: tf.Tensor | NestedMap) -> tf.Tensor:
+    """Returns einsum(equation, x, weight) in the type of x.
+
+    Args:
+      equation: the contracted letters are the last of x and the first or the last of the weight;
+        the other ones make the result, in order.
+      x: activations.
+      weight: a weight, or what `store` returned for it.
+    """
+    if not isinstance(weight, NestedMap):
+        return einsum(equation, x, tf.cast(weight, x.dtype))
+    inputs, _, output = equation.partition("->")
+    left, right = inputs.split(",")
+    sizes = dict(zip(right, known_sizes(_values(weight).shape), strict=True))
+    scale = tf.reshape(weight.scale, [sizes[letter] for letter in right if letter in output])
+    if INT8 in weight:
+        y = annotate(_multiply_int8(left, right, output, x, weight[INT8]), output)
+    else:
+        y = tf.cast(einsum(equation, x, tf.cast(weight[INT8_WEIGHTS], x.dtype)), tf.float32)
+    return tf.cast(y * scale, x.dtype)
+
+
+def look_up(table: tf.Tensor | NestedMap, ids: tf.Tensor) -> tf.Tensor:
+    """Returns float32 rows of a table, with the dimensions of the ids followed by those of a row.
+
+    Args:
+      table: [V,...], or what `store` returned for it with a scale for each row.
+      ids: integers in [0, V), of any shape.
+    """
+    if not isinstance(table, NestedMap):
+        return lookup(table, ids)
+    return tf.cast(tf.gather(_values(table), ids), tf.float32) * tf.gather(table.scale, ids)
+
+
+def restore(weights: Any, only_small: bool = False) -> Any:
+    """Returns a tree of weights in which those that are stored as int8 are float32 again.
+
+    Args:
+      weights: NestedMaps and lists of weights.
+      only_small: leaves weights as they are whose products are fast, or whose conversion is slow.
+    """
+    if is_stored(weights):
+        values = _values(weights)
+        if only_small and math.prod(known_sizes(values.shape)) >= SMALL:
+            return weights
+        return tf.cast(values, tf.float32) * weights.scale
+    if isinstance(weights, dict):
+        return NestedMap({name: restore(each, only_small) for name, each in weights.items()})
+    if isinstance(weights, (list, tuple)):
+        return [restore(each, only_small) for each in weights]
+    return weights
+
+
+def _multiply_int8(
+    left: str, right: str, output: str, x: tf.Tensor, weight: tf.Tensor
+) -> tf.Tensor:
+    """Returns x times int8 values, in float32. The rows of x are rounded to int8.
+
+    Args:
+      left: layout of x.
+      right: layout of the weight.
+      output: layout of the result.
+      x: activations.
+      weight: int8 values.
+    """
+    contracted = "".join(letter for letter in left if letter not in output)
+    count = len(contracted)
+    is_transposed = not right.startswith(contracted)
+    is_matrix = left.endswith(contracted) and output.startswith(left[:-count])
+    if not is_matrix or (is_transposed and not right.endswith(contracted)):
+        raise ValueError(f"multiply {left},{right}->{output}: no product of matrices in this order")
+    outer, inner = known_sizes(x.shape)[:-count], math.prod(known_sizes(x.shape)[-count:])
+    columns = known_sizes(weight.shape)
+    columns = columns[:-count] if is_transposed else columns[count:]
+    x = tf.cast(tf.reshape(x, [math.prod(outer), inner]), tf.float32)
+    largest = tf.reduce_max(tf.abs(x), -1, keepdims=True)
+    shape = [math.prod(columns), inner] if is_transposed else [inner, math.prod(columns)]
+    rounded = tf.round(x * _to_unit(largest))
+    y = _sums(rounded, tf.reshape(weight, shape), is_transposed) * (largest / _LARGEST)
+    return tf.reshape(y, [*outer, *columns])
+
+
+def _sums(x: tf.Tensor, weight: tf.Tensor, is_transposed: bool) -> tf.Tensor:
+    """Returns the exact product of two matrices of int8 values, as float32.
+
+    Args:
+      x: float32, integers.
+      weight: int8.
+      is_transposed: whether the weight is to be transposed.
+    """
+    rows, inner = known_sizes(x.shape)
+    if rows <= _FEW_ROWS and inner <= _EXACT_IN_FLOAT32:
+        return tf.matmul(x, tf.cast(weight, tf.float32), transpose_b=is_transposed)
+    x = tf.cast(x, tf.int8)
+    sums = tf.matmul(x, weight, transpose_b=is_transposed, output_type=tf.int32)
+    return tf.cast(sums, tf.float32)
+
+
+def _to_unit(largest: tf.Tensor) -> tf.Tensor:
+    """Returns what numbers of at most this magnitude are multiplied by before they are rounded."""
+    return tf.where(largest > 0, _LARGEST / largest, 0.0)
+
+
+def _values(weight: NestedMap) -> tf.Tensor:
+    """Returns the int8 values of a stored weight."""
+    return weight[INT8] if INT8 in weight else weight[INT8_WEIGHTS]
