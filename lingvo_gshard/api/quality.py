@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, Table, no_pr
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run
 
+# Turns in which speed is measured, after one that compiles.
+_TURNS = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
@@ -28,7 +32,7 @@ class Quality:
       rows: number of rows translated.
       chrf: chrF of all rows together.
       bleu: BLEU of all rows together.
-      tokens_per_second: tokens of the translations by the time they took, programs compiled before.
+      tokens_per_second: tokens of the translations by the median time of some turns.
       equal: share of the translations that are those of the weights as trained.
     """
 
@@ -55,17 +59,16 @@ def compare_precisions(
     translators = [each.translator(options) for each in runs]
     rows = _rows(run, split, limit)
     sources = [row.source for row in rows]
-    qualities, first = [], []
+    found = {}
     for precision, translator in zip(precisions, translators, strict=True):
-        with show_progress(f"Compiling, {precision}", "rows", len(rows)) as progress:
-            translator.translate(sources, progress.update)
         with show_progress(f"Translating, {precision}", "rows", len(rows)) as progress:
-            started = time.monotonic()
-            found = translator.translate(sources, progress.update)
-            seconds = time.monotonic() - started
-        first = first or found.texts
-        score = chrf_bleu.score(found.texts, [row.target for row in rows])
-        tokens = sum(len(best[0].log_probabilities) for best in found.best if best)
+            found[precision] = translator.translate(sources, progress.update)
+    seconds = _seconds(translators, sources, show_progress)
+    qualities, first = [], found[precisions[0]].texts
+    for precision, translator, taken in zip(precisions, translators, seconds, strict=True):
+        best = found[precision].best
+        tokens = sum(len(hypotheses[0].log_probabilities) for hypotheses in best if hypotheses)
+        score = chrf_bleu.score(found[precision].texts, [row.target for row in rows])
         qualities.append(
             Quality(
                 precision=precision,
@@ -73,8 +76,8 @@ def compare_precisions(
                 rows=len(rows),
                 chrf=score.chrf,
                 bleu=score.bleu,
-                tokens_per_second=tokens / seconds,
-                equal=sum(map(str.__eq__, found.texts, first)) / len(rows),
+                tokens_per_second=tokens / taken,
+                equal=sum(map(str.__eq__, found[precision].texts, first)) / len(rows),
             )
         )
     return qualities
@@ -108,6 +111,23 @@ def _with_precision(run: Run, precision: str) -> Run:
     other = type(run)(run.logdir.path, run.options, precision)
     other.observer = run.observer
     return other
+
+
+def _seconds(
+    translators: Sequence[Translator], sources: Sequence[str], show_progress: ShowProgress
+) -> list[float]:
+    """Returns the median time that each translator takes, in alternating turns."""
+    turns = []
+    with show_progress("Measuring speed", "turns", _TURNS) as progress:
+        for turn in range(_TURNS):
+            times = []
+            for translator in translators:
+                started = time.monotonic()
+                translator.translate(sources)
+                times.append(time.monotonic() - started)
+            turns.append(times)
+            progress.update(turn + 1)
+    return [statistics.median(times) for times in zip(*turns, strict=True)]
 
 
 def _rows(run: Run, split: str, limit: int) -> list[Row]:

@@ -112,16 +112,19 @@ def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:
 
 def print_table(console: rich.console.Console, rows: list[measure.Row]) -> None:
     """Prints the rows of `gshard-bench decode`."""
-    caption = "ratio: our speed to this engine's; limit: share of the rate of a matrix product"
+    caption = (
+        "ratio: our speed to this engine's, int8 to int8; limit: share of the rate of a float32 "
+        "matrix product"
+    )
     table = rich.table.Table(box=rich.box.SIMPLE, caption=caption)
     for heading in ("case", "engine"):
         table.add_column(heading)
     for heading in ("tokens/s", "ms", "ratio", "limit"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        is_ours = row.engine == measure.OURS
+        is_ours = row.engine in measure.OURS
         table.add_row(
-            row.case if is_ours else "",
+            row.case if row.engine == next(iter(measure.OURS)) else "",
             row.engine,
             f"{row.tokens_per_second:,.0f}",
             f"{row.seconds * 1e3:,.1f}",

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.decoding.precision import INT8, TRAINED
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.tools.benchmarks.decode import ours, sizes
 from lingvo_gshard.tools.benchmarks.decode.cases import Case
+from lingvo_gshard.tools.benchmarks.decode.peer_process import CTRANSLATE2_INT8
 from lingvo_gshard.tools.benchmarks.decode.peers import ENGINES, Peers
 from lingvo_gshard.tools.benchmarks.timing import seconds_of
 
-OURS = "lingvo_gshard"
+# Our engine with each precision.
+_TRAINED, _INT8 = "lingvo_gshard", "lingvo_gshard int8"
+OURS = {_TRAINED: TRAINED, _INT8: INT8}
 # Turns before the first that counts: they compile programs for the shapes that occur.
 _WARM_UP = 2
 # A turn on a short case decodes it this often, for about as long as one of the other cases.
@@ -27,11 +32,12 @@ class Row:
 
     Attributes:
       case: what is decoded.
-      engine: "lingvo_gshard" or the name of another engine.
+      engine: one of OURS or the name of another engine.
       tokens: generated tokens of the texts that are returned.
       seconds: median time.
       tokens_per_second: tokens / seconds.
-      ratio: our speed relative to this engine's, the median over turns; 1 for ours.
+      ratio: our speed relative to this engine's, the median over turns: in int8 if the engine
+        computes in int8; 1 for ours.
       flops: operations that the case needs at least.
       limit_share: flops / seconds / rate. The rate, in FLOP/s, is that of a matrix product for
         several texts, and that of a vector with a matrix of the weights' size for one text.
@@ -68,16 +74,20 @@ def measure(
     Yields:
       The rows of each case when it is measured, ours first.
     """
-    names = [OURS, *(ENGINES if peers else ())]
+    names = [*OURS, *(ENGINES if peers else ())]
     for case in cases:
         model = models[case.model]
-        with model.engine(threads) as engine:
+        with contextlib.ExitStack() as stack:
+            own = {
+                name: stack.enter_context(model.engine(threads, precision))
+                for name, precision in OURS.items()
+            }
             product = _product(model, case)
             turns = []
             for turn in range(-_WARM_UP, repeats):
                 stage = f"turn {turn + 1} of {repeats}" if turn >= 0 else "preparing"
                 report(f"{case.name}: {stage}")
-                seconds = [_seconds(name, engine, peers, case) for name in names]
+                seconds = [_seconds(name, own, peers, case) for name in names]
                 rate = product.flops / seconds_of(product.run)
                 if turn >= 0:
                     turns.append([*seconds, rate])
@@ -91,18 +101,23 @@ def measure(
                 case.tokens,
                 seconds,
                 case.tokens / seconds,
-                float(np.median(taken / engines[0])),
+                1.0 if name in OURS else float(np.median(taken / engines[_own_index(name)])),
                 flops,
                 flops / seconds / rate,
             )
 
 
-def _seconds(name: str, engine: Engine, peers: Peers | None, case: Case) -> float:
+def _own_index(name: str) -> int:
+    """Returns which of OURS another engine is compared with."""
+    return list(OURS).index(_INT8 if name == CTRANSLATE2_INT8 else _TRAINED)
+
+
+def _seconds(name: str, own: Mapping[str, Engine], peers: Peers | None, case: Case) -> float:
     """Returns the mean seconds of decoding a case in one turn."""
 
     def once() -> float:
-        if name == OURS:
-            return ours.decode(engine, case)
+        if name in own:
+            return ours.decode(own[name], case)
         assert peers
         return peers.decode(name, case)
 

@@ -8,6 +8,7 @@ import time
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
@@ -31,11 +32,15 @@ class Model:
     theta: NestedMap
     facts: ModelFacts
 
-    def engine(self, workers: int) -> Engine:
-        """Returns an engine with this many threads."""
-        return make_engine(
-            self.task, self.theta, self.facts, options=EngineOptions(workers=workers)
-        )
+    def engine(self, workers: int, precision: str = TRAINED) -> Engine:
+        """Returns an engine.
+
+        Args:
+          workers: the number of its threads.
+          precision: one of decoding/precision.py.
+        """
+        options = EngineOptions(workers=workers)
+        return make_engine(self.task, self.theta, self.facts, options=options, precision=precision)
 
 
 def initial_model(experiment: Params, positions: int | None = None) -> Model:

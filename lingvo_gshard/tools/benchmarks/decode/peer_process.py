@@ -15,8 +15,8 @@ import os
 import sys
 import time
 
-HUGGING_FACE = "Hugging Face"
-CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8"}
+HUGGING_FACE, CTRANSLATE2_INT8 = "Hugging Face", "CTranslate2 int8"
+CTRANSLATE2 = {"CTranslate2 float32": "float32", CTRANSLATE2_INT8: "int8"}
 
 
 def make_translation_model(sizes):

@@ -77,9 +77,10 @@ def test_flops_of_a_case_are_those_of_its_products():
 def test_tiny_models_are_measured():
     found = tiny_cases()
     rows = list(measure.measure(tiny_models(), found, None, 1, 1, lambda stage: None))
-    assert [row.case for row in rows] == [case.name for case in found]
-    for case, row in zip(found, rows, strict=True):
-        assert (row.engine, row.tokens, row.ratio) == (measure.OURS, case.tokens, 1.0)
+    pairs = [(case, engine) for case in found for engine in measure.OURS]
+    for (case, engine), row in zip(pairs, rows, strict=True):
+        assert (row.case, row.engine) == (case.name, engine)
+        assert (row.tokens, row.ratio) == (case.tokens, 1.0)
         assert row.tokens_per_second == pytest.approx(case.tokens / row.seconds)
         assert row.limit_share > 0
 
