@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import functools
+import gc
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -53,6 +56,18 @@ class Examples:
         for index, language in zip(kept, languages, strict=True):
             members[language].append(index)
         self.members = {language: np.asarray(m) for language, m in members.items()}
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pauses the search for cyclic garbage, which would walk over millions of new rows in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class CorpusInput(Input):
@@ -148,6 +163,7 @@ class CorpusInput(Input):
         self.__dict__.pop("_examples", None)
         self._held_out.clear()
 
+    @_without_collection()
     def _load(self, split: str) -> tuple[list[Row], CleaningReport]:
         if split not in self._cleaned:
             if split == "train":
@@ -169,7 +185,9 @@ class CorpusInput(Input):
 
     @functools.cached_property
     def _examples(self) -> Examples:
-        examples = self._tokenize(*self._load("train"))
+        rows, report = self._load("train")
+        with _without_collection():
+            examples = self._tokenize(rows, report)
         _check_any_left(examples.report, "train")
         return examples
 
@@ -199,18 +217,18 @@ def encode(
       observer: is told how far encoding is.
     """
     observer = observer or SilentObserver()
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
     unique = list(numbers)
     ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     # In parts, since lists of Python integers of millions of lines would take gigabytes.
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
         observer.update(begin, begin / len(unique))
         encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
-        part = Tokens.concatenate([line + [vocabulary.eos_id] for line in encoded])
+        part = Tokens.concatenate(encoded).with_end(vocabulary.eos_id)
         ids.append(part.ids)
         lengths.append(part.lengths)
     table = Tokens.of(np.concatenate(ids), np.concatenate(lengths))
-    chosen = np.fromiter((numbers[text] for text in texts), np.int64, len(texts))
+    chosen = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
     return Tokens.of(table.gather(chosen), table.lengths[chosen])
 
 

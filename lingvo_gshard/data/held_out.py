@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
@@ -45,7 +45,11 @@ def fold(text: str) -> str:
 
 def split_of(target: str, per_mille: int) -> str:
     """Returns the split of a target sentence, which depends only on its folded words."""
-    digest = hashlib.sha256(fold(target).encode("utf-8")).digest()
+    return _split_of_words(fold(target), per_mille)
+
+
+def _split_of_words(folded: str, per_mille: int) -> str:
+    digest = hashlib.sha256(folded.encode("utf-8")).digest()
     bucket = int.from_bytes(digest[:8], "big") % 1000
     return "test" if bucket < per_mille else "dev" if bucket < 2 * per_mille else "train"
 
@@ -53,19 +57,24 @@ def split_of(target: str, per_mille: int) -> str:
 def divide(rows: Sequence[Row], per_mille: int) -> Split:
     """Divides rows. Dev and test get `per_mille` thousandths of the target sentences each."""
     divided: dict[str, list[Row]] = {"train": [], "dev": [], "test": []}
-    splits = {target: split_of(target, per_mille) for target in {row.target for row in rows}}
+    folded = {target: fold(target) for target in {row.target for row in rows}}
+    splits = {target: _split_of_words(words, per_mille) for target, words in folded.items()}
     for row in rows:
         divided[splits[row.target]].append(row)
-    # Rows of plain text have no source.
-    sources = {(row.language, fold(row.source)) for row in divided["train"] if row.source}
-    grams = set().union(*(_grams(target) for target in {r.target for r in divided["train"]}))
+    held_out = [*divided["dev"], *divided["test"]]
+    sources = _sources_in_both(divided["train"], held_out)
+    grams = _grams_in_both(
+        [words for target, words in folded.items() if splits[target] == "train"],
+        [words for target, words in folded.items() if splits[target] != "train"],
+    )
     dropped = {split: collections.Counter() for split in divided}
     examples: dict[str, dict[str, str]] = {split: {} for split in divided}
     for split in ("dev", "test"):
-        overlaps = {t: _overlaps(t, grams) for t in {row.target for row in divided[split]}}
+        targets = {row.target for row in divided[split]}
+        overlaps = {target: _overlaps(folded[target], grams) for target in targets}
         kept = []
         for row in divided[split]:
-            if (row.language, fold(row.source)) in sources:
+            if row.source and (row.language, fold(row.source)) in sources:
                 reason = SOURCE_IN_TRAIN
             elif overlaps[row.target]:
                 reason = TARGET_OVERLAPS
@@ -78,11 +87,37 @@ def divide(rows: Sequence[Row], per_mille: int) -> Split:
     return Split(divided, dropped, examples)
 
 
-def _grams(text: str) -> set[tuple[str, ...]]:
-    words = fold(text).split()
-    return {tuple(words[i : i + _GRAM]) for i in range(len(words) - _GRAM + 1)}
+def _sources_in_both(train: Sequence[Row], held_out: Sequence[Row]) -> set[tuple[str, str]]:
+    """Returns the language and the folded source of held-out rows that train has, too.
+
+    Folding all of train takes long, so that is left to rows whose first word is a held-out one's.
+    """
+    # Rows of plain text have no source.
+    wanted = {(row.language, fold(row.source)) for row in held_out if row.source}
+    first = {(row.language, _first_word(row.source)) for row in held_out if row.source}
+    return wanted.intersection(
+        (row.language, fold(row.source))
+        for row in train
+        if row.source and (row.language, _first_word(row.source)) in first
+    )
 
 
-def _overlaps(text: str, seen: set[tuple[str, ...]]) -> bool:
-    grams = _grams(text)
+def _first_word(text: str) -> str:
+    found = _WORD.search(text.casefold())
+    return found[0] if found else ""
+
+
+def _grams_in_both(train: Iterable[str], held_out: Iterable[str]) -> set[tuple[str, ...]]:
+    """Returns the word 4-grams that folded targets of train and held-out ones have."""
+    wanted = set().union(*map(_grams, held_out))
+    return set().union(*(wanted.intersection(_grams(words)) for words in train))
+
+
+def _grams(folded: str) -> Iterator[tuple[str, ...]]:
+    words = folded.split()
+    return zip(*(words[start:] for start in range(_GRAM)), strict=False)
+
+
+def _overlaps(folded: str, seen: set[tuple[str, ...]]) -> bool:
+    grams = set(_grams(folded))
     return bool(grams) and 2 * len(grams & seen) >= len(grams)

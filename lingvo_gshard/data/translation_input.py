@@ -161,7 +161,9 @@ class TranslationInput(CorpusInput):
             tokens.append(encode(texts, one, self.observer))
         sources, targets = tokens
         kept = self._fitting(sources, targets)
-        dropped = np.setdiff1d(np.arange(len(rows)), kept)
+        is_kept = np.zeros(len(rows), bool)
+        is_kept[kept] = True
+        dropped = np.flatnonzero(~is_kept)
         return Examples(
             packing.SentencePairs(sources, targets, self._shape),
             kept,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.sources.row import Row
 
-_WORDS = st.lists(st.sampled_from("the a red green cat dog sees eats on".split()), max_size=8)
+_WORDS = st.lists(st.sampled_from("the a red green cat 3 sees STRASSE straße".split()), max_size=8)
 _ROWS = st.lists(
     st.builds(
         lambda language, source, target, end: Row(language, " ".join(source), target + end),
@@ -41,6 +41,13 @@ def test_rows_are_divided_into_splits(rows):
             assert not (row.source and same and row.language == other.language)
         grams = four_grams(row.target)
         assert not grams or len(grams & seen) / len(grams) < 0.5
+    # Nothing is dropped without a reason.
+    sources = {(row.language, held_out.fold(row.source)) for row in train if row.source}
+    for row in set(rows) - set(kept):
+        assert held_out.split_of(row.target, 200) in ("dev", "test")
+        grams = four_grams(row.target)
+        is_near = bool(grams) and len(grams & seen) / len(grams) >= 0.5
+        assert is_near or (row.language, held_out.fold(row.source)) in sources
 
 
 def test_near_copies_are_in_the_same_split():

@@ -6,6 +6,7 @@ of rows of 256.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -32,13 +33,18 @@ class Tokens:
     def concatenate(cls, sentences: Sequence[Sequence[int]]) -> "Tokens":
         """Returns the table of these sentences."""
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        ids = np.fromiter((i for s in sentences for i in s), np.int32, int(lengths.sum()))
+        ids = np.fromiter(itertools.chain.from_iterable(sentences), np.int32, lengths.sum())
         return cls.of(ids, lengths)
 
     @classmethod
     def of(cls, ids: np.ndarray, lengths: np.ndarray) -> "Tokens":
         """Returns the table of sentences with these lengths, concatenated in `ids`."""
         return cls(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+
+    def with_end(self, end: int) -> "Tokens":
+        """Returns the table of the same sentences, each followed by the id `end`."""
+        ids = np.insert(self.ids, self.offsets[1:], end)
+        return Tokens.of(ids, self.lengths + 1)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

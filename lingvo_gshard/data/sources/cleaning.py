@@ -80,7 +80,10 @@ class Cleaner(Configurable):
             if number % _ROWS_BETWEEN_UPDATES == 0:
                 observer.update(number, number / len(rows))
             language, source, target, file, line = row
-            clean = Row(language, normal(source), normal(target), file, line)
+            clean = row
+            normal_source, normal_target = normal(source), normal(target)
+            if normal_source is not source or normal_target is not target:
+                clean = Row(language, normal_source, normal_target, file, line)
             lengths.append(max(len(clean.source), len(clean.target)))
             reason = reason_of(clean)
             if reason:

@@ -106,6 +106,8 @@ def test_sentence_indices_and_packing_efficiency():
 
 def test_counts_tokens():
     table = Tokens.concatenate([[1, 2], [], [3]])
+    ended = table.with_end(9)
+    assert ended.ids.tolist() == [1, 2, 9, 9, 3, 9] and ended.lengths.tolist() == [3, 1, 2]
     assert len(table) == 3
     assert table.lengths.tolist() == [2, 0, 1]
     assert table.gather(np.array([2, 1, 0, 2])).tolist() == [3, 1, 2, 3]
