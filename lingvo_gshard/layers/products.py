@@ -30,10 +30,6 @@ _LARGEST = 127
 # A product with fewer weights takes longer in int8 than in float32: activations must be rounded.
 # Measured under XLA for CPU; docs/decoding_speed.md has the table.
 SMALL = 2**18
-# Sums of so many products of int8 values are exact in float32, whatever their order.
-_EXACT_IN_FLOAT32 = 2**24 // _LARGEST**2
-# Up to this many rows, XLA for CPU computes float32 products faster than those of int8.
-_FEW_ROWS = 1
 
 
 def store(weight: tf.Tensor, layout: str, contracted: str) -> tf.Tensor | NestedMap:
@@ -141,25 +137,18 @@ def _multiply_int8(
     x = tf.cast(tf.reshape(x, [math.prod(outer), inner]), tf.float32)
     largest = tf.reduce_max(tf.abs(x), -1, keepdims=True)
     shape = [math.prod(columns), inner] if is_transposed else [inner, math.prod(columns)]
-    rounded = tf.round(x * _to_unit(largest))
-    y = _sums(rounded, tf.reshape(weight, shape), is_transposed) * (largest / _LARGEST)
-    return tf.reshape(y, [*outer, *columns])
+    rounded = tf.cast(tf.round(x * _to_unit(largest)), tf.int8)
+    sums = _integer_product(rounded, tf.reshape(weight, shape), is_transposed)
+    return tf.reshape(tf.cast(sums, tf.float32) * (largest / _LARGEST), [*outer, *columns])
 
 
-def _sums(x: tf.Tensor, weight: tf.Tensor, is_transposed: bool) -> tf.Tensor:
-    """Returns the exact product of two matrices of int8 values, as float32.
-
-    Args:
-      x: float32, integers.
-      weight: int8.
-      is_transposed: whether the weight is to be transposed.
-    """
-    rows, inner = known_sizes(x.shape)
-    if rows <= _FEW_ROWS and inner <= _EXACT_IN_FLOAT32:
-        return tf.matmul(x, tf.cast(weight, tf.float32), transpose_b=is_transposed)
-    x = tf.cast(x, tf.int8)
-    sums = tf.matmul(x, weight, transpose_b=is_transposed, output_type=tf.int32)
-    return tf.cast(sums, tf.float32)
+def _integer_product(x: tf.Tensor, weight: tf.Tensor, is_transposed: bool) -> tf.Tensor:
+    """Returns the int32 product of two int8 matrices, the second transposed on demand."""
+    rows = x.shape[0]
+    if rows == 1:
+        # XLA for CPU computes two rows several times as fast as one.
+        x = tf.pad(x, [[0, 1], [0, 0]])
+    return tf.matmul(x, weight, transpose_b=is_transposed, output_type=tf.int32)[:rows]
 
 
 def _to_unit(largest: tf.Tensor) -> tf.Tensor:

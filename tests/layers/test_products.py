@@ -73,9 +73,8 @@ def test_products_of_int8_weights_are_those_of_rounded_weights(equation, shape_x
     np.testing.assert_allclose(products.restore(weight).numpy(), values * scale, rtol=1e-6)
 
 
-@pytest.mark.parametrize("inner", [1000, 3000])
-def test_a_row_has_the_same_product_alone_and_among_others(inner):
-    x, w = arrays((32, inner), (inner, 64))
+def test_a_row_has_the_same_product_alone_and_among_others():
+    x, w = arrays((32, 3000), (3000, 64))
     weight = stored(w, "MH", "M", INT8)
     multiply = tf.function(
         lambda x: products.multiply("CM,MH->CH", x, weight),
