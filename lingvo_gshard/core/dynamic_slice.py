@@ -7,16 +7,17 @@ with everything it depends on. If a router computes the index, that is the model
 from __future__ import annotations
 
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
+from lingvo_gshard.core.shapes import known_sizes
 
 
-def read(tensor: tf.Tensor, start: tf.Tensor | int, count: int) -> tf.Tensor:
-    """Returns tensor[start : start + count], without a gradient.
+def read(tensor: tf.Tensor, start: tf.Tensor | int, count: int, dimension: int = 0) -> tf.Tensor:
+    """Returns `count` elements of one dimension from index `start` on, without a gradient.
 
     A start index past the last full slice is clamped, as in StableHLO's dynamic_slice
     (https://openxla.org/stablehlo/spec).
     """
-    starts = [start] + [0] * (tensor.shape.rank - 1)
-    sizes = [count, *tensor.shape[1:]]
+    starts = [start if d == dimension else 0 for d in range(tensor.shape.rank)]
+    sizes = [count if d == dimension else size for d, size in enumerate(known_sizes(tensor.shape))]
     part = gen_xla_ops.xla_dynamic_slice(tensor, tf.stack(starts), tf.constant(sizes, tf.int32))
     part.set_shape(sizes)
     return part

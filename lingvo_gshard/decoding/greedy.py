@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.selection import largest
+from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.decoding.selection import top_few
 from lingvo_gshard.decoding.state import IMPOSSIBLE
 
 
 def log_normalizer(logits: tf.Tensor) -> tf.Tensor:
-    """Returns the log of the sum of exponentials over the last dimension."""
-    most = tf.reduce_max(logits, -1, keepdims=True)
-    return most[..., 0] + tf.math.log(tf.reduce_sum(tf.exp(logits - most), -1))
+    """Returns the log of the sum of exponentials over the last dimension.
+
+    XLA for CPU copies what has more than two dimensions before it is reduced.
+    """
+    *shape, size = known_sizes(logits.shape)
+    logits_RV = tf.reshape(logits, [-1, size])
+    most_R1 = tf.reduce_max(logits_RV, -1, keepdims=True)
+    sum_R = tf.reduce_sum(tf.exp(logits_RV - most_R1), -1)
+    return tf.reshape(most_R1[:, 0] + tf.math.log(sum_R), shape)
 
 
 def restrict(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> tf.Tensor:
@@ -41,5 +48,5 @@ def choose_best(logits_B1V: tf.Tensor, state: NestedMap, eos_id: int) -> NestedM
       state: the state before the step.
       eos_id: id that ends a text.
     """
-    value_B1, token_B1 = largest(restrict(logits_B1V, state, eos_id))
+    value_B1, token_B1 = top_few(restrict(logits_B1V, state, eos_id)[:, 0], 1)
     return NestedMap(token_BW=token_B1, log_probability_BW=value_B1 - log_normalizer(logits_B1V))

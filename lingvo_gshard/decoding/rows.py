@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.decoding.models import DecodableModel
-from lingvo_gshard.decoding.state import IMPOSSIBLE, ages
-from lingvo_gshard.layers.attention.cached import row_view
+from lingvo_gshard.decoding.state import IMPOSSIBLE, ages, slot_count
+from lingvo_gshard.layers.attention import cached
+from lingvo_gshard.layers.attention.mask import MASKED
 
 LOCAL_LETTERS = {"a": "texts that enter together", "p": "positions of given tokens"}
 
@@ -55,7 +57,8 @@ class Admission:
         Args:
           weights: `decoding_weights` of the model.
           state: the state.
-          new: of the texts that enter: `source_aK`, int32 ids of the source, 0 in padding;
+          new: of the texts that enter: `source_aK`, int32 ids of the source, 0 in padding, with at
+            most as many positions as the state's memory has;
             `given_ap`, int32 ids that precede the next token, right-aligned, 0 before them, if any
             text has them; `last_a`, int32, the last of all tokens before those to be generated; and
             `options`, for each leaf of OPTION_LEAVES in the state its values for the texts.
@@ -88,7 +91,8 @@ class Admission:
             position_B=zeros_a,
         )
         if "source_aK" in new:
-            rows.memory = self.model.encode_memory(weights, new.source_aK)
+            memory = self.model.encode_memory(weights, new.source_aK)
+            rows.memory = _fitted(memory, state.memory)
         if beam > 1:
             first_W = tf.equal(tf.range(beam), 0)
             score_W = tf.where(first_W, 0.0, IMPOSSIBLE)
@@ -100,24 +104,59 @@ class Admission:
         if "given_ap" in new:
             is_token_ap = tf.cast(tf.not_equal(new.given_ap, 0), tf.int32)
             rows.position_B = tf.reduce_sum(is_token_ap, 1)
-            view = row_view(new.given_ap, is_causal=True)
+            view = cached.row_view(new.given_ap, is_causal=True)
             _, caches, _ = self.model.extend(
                 weights, new.given_ap, is_token_ap, view, None, rows.get("memory")
             )
-            length = state.caches[0].key.shape[2] // beam
-            rows.caches = tf.nest.map_structure(
-                lambda x: _in_ring(x, state.time, length, beam), caches
+            rows.caches = _blocks_of(
+                caches, state.caches, lambda x: _in_ring(x, state.time, slot_count(state), beam)
             )
         return rows
 
 
-def _in_ring(x_BNpD: tf.Tensor, time: tf.Tensor, length: int, beam: int) -> tf.Tensor:
+def _fitted(memory: NestedMap, target: NestedMap) -> NestedMap:
+    """Returns a memory with positions without tokens at the end, in the blocks of another one."""
+    more = target.bias_BK.shape[1] - memory.bias_BK.shape[1]
+    return NestedMap(
+        layers=_blocks_of(
+            memory.layers,
+            target.layers,
+            lambda x_BNKD: tf.pad(x_BNKD, [[0, 0], [0, 0], [0, more], [0, 0]]),
+        ),
+        bias_BK=tf.pad(memory.bias_BK, [[0, 0], [0, more]], constant_values=MASKED),
+    )
+
+
+def _blocks_of(
+    layers: Sequence[NestedMap],
+    targets: Sequence[NestedMap],
+    change: Callable[[tf.Tensor], tf.Tensor],
+) -> list[NestedMap]:
+    """Returns keys and values of each layer, changed and in as many blocks as `targets` have.
+
+    Args:
+      layers: lists of one block for each layer.
+      targets: lists of blocks for each layer.
+      change: what is done with a block first.
+    """
+    return [
+        NestedMap(
+            {
+                name: cached.in_blocks(change(*layer[name]), len(target[name]))
+                for name in ("key", "value")
+            }
+        )
+        for layer, target in zip(layers, targets, strict=True)
+    ]
+
+
+def _in_ring(x_BNpD: tf.Tensor, time: tf.Tensor, slots: int, beam: int) -> tf.Tensor:
     """Returns right-aligned keys or values at the slots of the last positions of a ring."""
-    given = x_BNpD.shape[2]
+    given, length = x_BNpD.shape[2], slots // beam
     index_T = given - ages(time, length)
     at_T = tf.gather(x_BNpD, tf.clip_by_value(index_T, 0, given - 1), axis=2)
     if beam == 1:
         return at_T
     batch, heads, _, dim = x_BNpD.shape
-    slots = tf.pad(at_T[:, :, :, None], [[0, 0], [0, 0], [0, 0], [0, beam - 1], [0, 0]])
-    return tf.reshape(slots, [batch, heads, length * beam, dim])
+    padded = tf.pad(at_T[:, :, :, None], [[0, 0], [0, 0], [0, 0], [0, beam - 1], [0, 0]])
+    return tf.reshape(padded, [batch, heads, slots, dim])

@@ -6,7 +6,7 @@ from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.greedy import log_normalizer, restrict
-from lingvo_gshard.decoding.selection import largest
+from lingvo_gshard.decoding.selection import top_few
 
 LOCAL_LETTERS = {"w": "the two words of a random key"}
 
@@ -100,7 +100,7 @@ def take(
     least_B1 = tf.maximum(least_B1, _threshold(logits_BV, mass_BV, wanted_B, top_p_B < 1))
     noise_BV = tf.where(is_drawn_B[:, None], -tf.math.log(-tf.math.log(uniform_BV)), 0.0)
     noisy_BV = tf.where(logits_BV < least_B1, -float("inf"), logits_BV + noise_BV)
-    return largest(noisy_BV)[1]
+    return top_few(noisy_BV, 1)[1][:, 0]
 
 
 def _threshold(

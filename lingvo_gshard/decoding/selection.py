@@ -15,23 +15,11 @@ _LEAST = -float("inf")
 _BLOCK = 64
 
 
-def largest(x_RV: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the largest value [R] of each row and its int32 index [R], the first of equal ones.
-
-    Args:
-      x_RV: numbers, in rows.
-    """
-    value_R1 = tf.reduce_max(x_RV, -1, keepdims=True)
-    index_V = tf.range(x_RV.shape[-1])
-    index_R = tf.reduce_min(tf.where(tf.equal(x_RV, value_R1), index_V, x_RV.shape[-1]), -1)
-    # Of a row of NaNs no element equals the maximum.
-    return value_R1[..., 0], tf.minimum(index_R, x_RV.shape[-1] - 1)
-
-
 def top_few(x_RV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the `count` largest values [R,c] of each row and their int32 indices, largest first.
 
-    The largest values are within the `count` blocks with the largest maxima.
+    Of equal values the first ones are taken. The largest values are within the `count` blocks with
+    the largest maxima.
 
     Args:
       x_RV: numbers, in rows.
@@ -39,17 +27,17 @@ def top_few(x_RV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     """
     rows, size = x_RV.shape
     if size <= _BLOCK * count:
-        return _top_few(x_RV, tf.broadcast_to(tf.range(size), [rows, size]), count)
+        return _top_few(x_RV, tf.broadcast_to(tf.range(size), [rows, size]), count, size - 1)
     block = _block_of(size)
     blocks = -(-size // block)
     x_RV = tf.pad(x_RV, [[0, 0], [0, blocks * block - size]], constant_values=_LEAST)
     x_Rbv = tf.reshape(x_RV, [rows, blocks, block])
     number_Rb = tf.broadcast_to(tf.range(blocks), [rows, blocks])
-    _, chosen_Rc = _top_few(tf.reduce_max(x_Rbv, -1), number_Rb, count)
+    _, chosen_Rc = _top_few(tf.reduce_max(x_Rbv, -1), number_Rb, count, blocks - 1)
     kept_Rcv = tf.gather(x_Rbv, chosen_Rc, batch_dims=1)
     index_Rcv = chosen_Rc[..., None] * block + tf.range(block)
     flat = [rows, count * block]
-    return _top_few(tf.reshape(kept_Rcv, flat), tf.reshape(index_Rcv, flat), count)
+    return _top_few(tf.reshape(kept_Rcv, flat), tf.reshape(index_Rcv, flat), count, size - 1)
 
 
 def _block_of(size: int) -> int:
@@ -58,11 +46,15 @@ def _block_of(size: int) -> int:
     return min(divisors, key=lambda d: abs(math.log(d / _BLOCK)), default=_BLOCK)
 
 
-def _top_few(x_Rv: tf.Tensor, index_Rv: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _top_few(
+    x_Rv: tf.Tensor, index_Rv: tf.Tensor, count: int, last: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the largest values and their indices, of which `last` is the largest one."""
     values, indices = [], []
     for _ in range(count):
         value_R1 = tf.reduce_max(x_Rv, -1, keepdims=True)
-        at_most = tf.where(tf.equal(x_Rv, value_R1), index_Rv, tf.int32.max)
+        # Of a row of NaNs no element equals the maximum.
+        at_most = tf.where(tf.equal(x_Rv, value_R1), index_Rv, last)
         index_R1 = tf.reduce_min(at_most, -1, keepdims=True)
         x_Rv = tf.where(tf.equal(index_Rv, index_R1), _LEAST, x_Rv)
         values.append(value_R1)

@@ -4,7 +4,8 @@ A state has B rows, each with one text and its W hypotheses. Keys and values are
 positions: position `time` modulo T is written next, for all rows. A row's own positions are the
 ones written last, as many as `position_B` says. So rows start at any time, and every write is one
 slice, in place. Each position has W slots, one for each hypothesis; `ancestor_BWT` says which of
-them belongs to a hypothesis. Nothing is copied when hypotheses are reordered.
+them belongs to a hypothesis. Nothing is copied when hypotheses are reordered. The slots of a row
+are in blocks, of which a step reads as many as it needs (`cached`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.models import DecodableModel
-from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.cached import CacheView, block_count
 
 LOCAL_LETTERS = {"w": "the two words of a random key, or the slots of a position"}
 
@@ -34,13 +35,17 @@ def state_specs(
     def spec(*sizes: int, of: tf.DType = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec((rows, *sizes), of)
 
-    def slots(count: int) -> list[NestedMap]:
-        one = [tf.TensorSpec(s, dtype) for s in model.cache_shapes(rows, count)]
-        return [NestedMap(key=keys, value=keys) for keys in one]
+    def slots(positions: int, width: int = 1) -> list[NestedMap]:
+        count = block_count(positions)
+        one = [
+            [tf.TensorSpec(shape, dtype)] * count
+            for shape in model.cache_shapes(rows, positions * width // count)
+        ]
+        return [NestedMap(key=list(keys), value=list(keys)) for keys in one]
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=slots(shape.length * beam),
+        caches=slots(shape.length, beam),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -73,6 +78,11 @@ def state_specs(
     return state
 
 
+def slot_count(state: NestedMap) -> int:
+    """Returns the number of slots of each row: W for each position of the ring."""
+    return sum(block.shape[2] for block in state.caches[0].key)
+
+
 def ages(time: tf.Tensor, length: int) -> tf.Tensor:
     """Returns int32 [T]: how many positions before `time` each position of a ring was written.
 
@@ -86,7 +96,7 @@ def next_token_view(state: NestedMap, beam: int) -> CacheView:
 
     The ancestor of the new position must be set already.
     """
-    rows, slots = state.ids_BW.shape[0], state.caches[0].key.shape[2]
+    rows, slots = state.ids_BW.shape[0], slot_count(state)
     length = slots // beam
     age_T = ages(state.time, length)
     is_past_BT = age_T[None, :] <= state.position_B[:, None]

@@ -16,7 +16,7 @@ from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
-from lingvo_gshard.decoding.selection import largest
+from lingvo_gshard.decoding.selection import top_few
 from lingvo_gshard.decoding.state import IMPOSSIBLE, state_specs
 from lingvo_gshard.decoding.steps import Steps
 from lingvo_gshard.inference.options import DecodingOptions
@@ -166,7 +166,8 @@ def _best_hypothesis(records: NestedMap, generated_B: tf.Tensor) -> tuple[tf.Ten
     is_step_iB = tf.range(most)[:, None] < generated_B[None, :]
     rank_iBc = tf.where(is_step_iB[..., None], rank_iBc, IMPOSSIBLE)
     ways = 2 * beam
-    score_B, choice_B = largest(tf.reshape(tf.transpose(rank_iBc, [1, 0, 2]), [rows, most * ways]))
+    rank_Bc = tf.reshape(tf.transpose(rank_iBc, [1, 0, 2]), [rows, most * ways])
+    score_B, choice_B = (x_B1[:, 0] for x_B1 in top_few(rank_Bc, 1))
     # An ended hypothesis is one of the beam before the step, a cut one of the beam after it.
     is_ended_B = tf.cast(choice_B % ways < beam, tf.int32)
     last_B = choice_B // ways - is_ended_B

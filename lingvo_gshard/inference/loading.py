@@ -12,7 +12,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.decoding.precision import TRAINED, check_precision
-from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.programs.layout import row_parts
 from lingvo_gshard.inference.programs.maker import ONE_DEVICE, ProgramMaker

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.language_model import LanguageModelTask

@@ -9,8 +9,10 @@ from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKe
 
 # Rows that one batch decodes together.
 ROWS = (1, 8, 32)
-# Positions of a state, and tokens of a source and of given texts.
+# Positions of a state, and tokens of given texts.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# Tokens of the sources that enter a state together.
+SOURCES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 # New texts enter when this share of the rows is free, or when all that wait can enter.
 FREE_SHARE = 4
 
@@ -29,7 +31,8 @@ def fitting(sizes: Sequence[int], wanted: int, most: int | None = None) -> int:
 
 def keys(kind: SearchKind, shape: StateShape, batches: int) -> list[ProgramKey]:
     """Returns the keys of the programs that texts without given tokens need in a shape."""
-    admit = ProgramKey(ADMIT, kind, shape, entering(shape.rows, batches))
+    texts = entering(shape.rows, batches)
+    admit = ProgramKey(ADMIT, kind, shape, texts, source=shape.memory_length)
     return [ProgramKey(STEPS, kind, shape), admit]
 
 

@@ -9,7 +9,6 @@ the compiled programs.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import os
 from collections.abc import Sequence
 
@@ -17,25 +16,13 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.engine.row import BeamRow, Row, TokenRow
 from lingvo_gshard.inference.engine.waiting import WaitingRows
 from lingvo_gshard.inference.engine.worker import Worker
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.programs.executables import Executables
 from lingvo_gshard.inference.requests import Answer, Request
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineOptions:
-    """How an engine uses its machine.
-
-    Attributes:
-      workers: threads that decode side by side; 0: one for each core of a CPU, else one.
-      rows: the largest number of rows of one batch of a lane, hypotheses counted.
-    """
-
-    workers: int = 0
-    rows: int = 32
 
 
 class Engine:
@@ -193,7 +180,7 @@ class Engine:
             count = len(os.sched_getaffinity(0)) if is_cpu else 1
         self._waiting.workers = count
         self._workers = [
-            Worker(self.facts, self.executables, self.weights, self._waiting, self._options.rows)
+            Worker(self.facts, self.executables, self.weights, self._waiting, self._options)
             for _ in range(count)
         ]
         # A thread must not be inside XLA when Python ends, and threads outlive an engine that

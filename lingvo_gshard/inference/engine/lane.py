@@ -40,8 +40,18 @@ class Lane:
         facts: ModelFacts,
         executables: Executables,
         weights: Sequence[jax.Array],
+        exact: bool = False,
     ):
-        self.kind = kind
+        """Makes a lane without rows.
+
+        Args:
+          kind: how tokens are chosen.
+          facts: what the host knows of the model.
+          executables: the model's programs.
+          weights: the decoding weights.
+          exact: whether to compile programs of the sizes that fit best; see `EngineOptions`.
+        """
+        self.kind, self._exact = kind, exact
         self.shape: StateShape | None = None
         self.rows: list[Row | None] = []
         self._facts, self._executables, self._weights = facts, executables, weights
@@ -86,11 +96,14 @@ class Lane:
             self._admit(rows[first : first + texts], texts)
 
     def _admit(self, rows: Sequence[Row], texts: int) -> None:
+        assert self.shape is not None
         given = max(len(row.answer.request.given) - 1 for row in rows)
         most = min(self.shape.length, self._facts.most_positions)
         given = buckets.fitting(buckets.LENGTHS, given, most) if given else 0
-        key = ProgramKey(ADMIT, self.kind, self.shape, texts, given)
-        program = self._executables.get(key)
+        source = max(len(row.answer.request.source) for row in rows)
+        program = self._executables.get(self._admission(texts, given, source))
+        if not self.active:
+            self._rewind()
         places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
         new = _NewTexts(program, self._facts, rows)
         new.arrays["new.text_of_row_B"][:] = -1
@@ -99,6 +112,25 @@ class Lane:
             self.rows[place] = rows[text]
         extra = [new.arrays[array.path] for array in program.inputs_of("new")]
         self._state = list(program.call(*self._weights, *self._state, *extra))
+
+    def _admission(self, texts: int, given: int, source: int) -> ProgramKey:
+        """Returns the key of the program that lets texts with sources of some length enter.
+
+        A longer one that is compiled is preferred to a shorter one that is not.
+        """
+        assert self.shape is not None
+        most = self.shape.memory_length
+        needed = buckets.fitting(buckets.SOURCES, source, most)
+        sizes = sorted({n for n in buckets.SOURCES if needed <= n < most} | {most})
+        keys = [ProgramKey(ADMIT, self.kind, self.shape, texts, given, size) for size in sizes]
+        if self._exact:
+            return keys[0]
+        return next(filter(self._executables.is_ready, keys), keys[0])
+
+    def _rewind(self) -> None:
+        """Begins the ring anew in a state without texts: steps read its first positions only."""
+        (index,) = (i for i, array in enumerate(self._arrays) if array.path == "state.time")
+        self._state[index] = np.zeros((), np.int32)
 
     def step(self, most_steps: int, enough: int) -> list[Row]:
         """Decodes until `most_steps` tokens more, or until `enough` texts have ended.

@@ -12,6 +12,12 @@ import numpy as np
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.runtime.program.array import Array
 
+_TIME, _BIAS, _ANCESTOR = "state.time", "state.memory.bias_BK", "state.ancestor_BWT"
+_RINGS = "state.caches"
+_RING = f"{_RINGS}[0].key"
+# The dimension of slots.
+_SLOTS = 2
+
 
 def moved(
     state: Mapping[str, np.ndarray],
@@ -27,31 +33,61 @@ def moved(
       beam: W.
       rows: the rows to take; they become the first ones. The others are empty.
     """
-    old = state["state.caches[0].key"].shape[2] // beam
-    (first,) = (a for a in targets if a.path == "state.caches[0].key")
-    new = first.shape[2] // beam
-    kept = min(old, new)
-    # Position i of the new ring is the old one of the age kept - i.
-    positions = (int(state["state.time"]) - kept + np.arange(kept)) % old
-    taken = []
+    blocks: dict[str, list[Array]] = {}
     for array in targets:
-        values = state[array.path]
-        result = np.zeros(array.shape, values.dtype)
-        if array.path == "state.time":
-            result[...] = kept
-        elif array.path.startswith("state.caches"):
-            count, heads, _, dim = values.shape
-            ring = values.reshape(count, heads, old, beam, dim)[rows][:, :, positions]
-            slots = result.reshape(array.shape[0], heads, new, beam, dim)
-            slots[: len(rows), :, :kept] = ring
-        elif array.path == "state.ancestor_BWT":
-            result[: len(rows), :, :kept] = values[rows][:, :, positions]
+        blocks.setdefault(_whole(array.path), []).append(array)
+    whole = _joined(state)
+    old, new = whole[_RING].shape[_SLOTS], sum(a.shape[_SLOTS] for a in blocks[_RING])
+    old, kept = old // beam, min(old, new) // beam
+    # Position i of the new ring is the old one of the age kept - i.
+    positions = (int(state[_TIME]) - kept + np.arange(kept)) % old
+    taken: dict[str, np.ndarray] = {}
+    for path, values in whole.items():
+        shape = list(blocks[path][0].shape)
+        if len(blocks[path]) > 1:
+            shape[_SLOTS] *= len(blocks[path])
+        if path == _TIME:
+            moved_values = np.full((), kept, values.dtype)
+        elif path.startswith(_RINGS):
+            moved_values = _ring(values[rows], shape, positions, beam)
+        elif path == _ANCESTOR:
+            moved_values = _placed(values[rows][:, :, positions], shape)
         else:
-            if array.path == "state.memory.bias_BK":
-                result[:] = MASKED
-            part = values[rows]
-            sizes = map(min, part.shape, result.shape)
-            where = tuple(slice(size) for size in sizes)
-            result[where] = part[where]
-        taken.append(result)
-    return taken
+            moved_values = _placed(values[rows], shape, MASKED if path == _BIAS else 0)
+        parts = [moved_values]
+        if len(blocks[path]) > 1:
+            parts = np.split(moved_values, len(blocks[path]), axis=_SLOTS)
+        taken |= {array.path: part for array, part in zip(blocks[path], parts, strict=True)}
+    return [taken[array.path] for array in targets]
+
+
+def _whole(path: str) -> str:
+    """Returns the path of keys or values without the number of the block."""
+    head, bracket, _ = path.rpartition("[")
+    return head if bracket and head.endswith((".key", ".value")) else path
+
+
+def _joined(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns a state with the blocks of keys and values joined."""
+    blocks: dict[str, list[np.ndarray]] = {}
+    for path, values in state.items():
+        blocks.setdefault(_whole(path), []).append(values)
+    return {
+        path: found[0] if len(found) == 1 else np.concatenate(found, axis=_SLOTS)
+        for path, found in blocks.items()
+    }
+
+
+def _ring(values: np.ndarray, shape: Sequence[int], positions: np.ndarray, beam: int) -> np.ndarray:
+    """Returns keys or values of some positions of a ring as the first ones of another ring."""
+    count, heads, slots, dim = values.shape
+    rings = values.reshape(count, heads, slots // beam, beam, dim)[:, :, positions]
+    return _placed(rings.reshape(count, heads, len(positions) * beam, dim), shape)
+
+
+def _placed(values: np.ndarray, shape: Sequence[int], fill: float = 0) -> np.ndarray:
+    """Returns an array of another shape, which begins with what it holds of `values`."""
+    result = np.full(shape, fill, values.dtype)
+    where = tuple(slice(size) for size in map(min, values.shape, shape))
+    result[where] = values[where]
+    return result

@@ -9,6 +9,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine import buckets
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.engine.lane import Lane
 from lingvo_gshard.inference.engine.row import Row
 from lingvo_gshard.inference.engine.waiting import WaitingRows
@@ -29,10 +30,11 @@ class Worker:
         executables: Executables,
         weights: Sequence[jax.Array],
         waiting: WaitingRows,
-        rows: int,
+        options: EngineOptions,
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
-        self._waiting, self._most_rows = waiting, rows * executables.batches
+        self._waiting, self._options = waiting, options
+        self._most_rows = options.rows * executables.batches
         # In ascending order.
         self._row_counts = [rows * executables.batches for rows in buckets.ROWS]
         self._shapes = [
@@ -55,14 +57,17 @@ class Worker:
             if waiting is None:
                 return
             for kind in dict.fromkeys([*active, *waiting]):
-                lane = self._lanes.setdefault(
-                    kind, Lane(kind, self._facts, self._executables, self._weights)
-                )
+                lane = self._lanes.get(kind) or self._make_lane(kind)
                 entering = self._entering(lane)
                 try:
                     self._advance(lane, entering)
                 except BaseException as error:  # Those who wait for the answers learn of it.
                     self._fail(lane, entering, error)
+
+    def _make_lane(self, kind: SearchKind) -> Lane:
+        lane = Lane(kind, self._facts, self._executables, self._weights, self._options.exact)
+        self._lanes[kind] = lane
+        return lane
 
     def _advance(self, lane: Lane, entering: Sequence[Row]) -> None:
         """Lets texts into a lane and decodes a few tokens."""
@@ -107,7 +112,7 @@ class Worker:
         needed = StateShape(
             buckets.fitting(self._row_counts, rows), length, min(length, self._facts.most_source)
         )
-        if waiting >= _MANY:
+        if self._options.exact or waiting >= _MANY:
             return needed
         larger = (shape for shape in self._shapes if shape.holds(needed))
         return next((s for s in larger if self._is_ready(lane.kind, s)), needed)

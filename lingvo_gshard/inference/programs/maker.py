@@ -137,7 +137,7 @@ class ProgramMaker:
 
     def _new_specs(self, key: ProgramKey, state: NestedMap) -> NestedMap:
         """Returns the tree of tf.TensorSpec of the texts that enter."""
-        texts, shape = key.texts, key.shape
+        texts = key.texts
         new = NestedMap(
             last_a=tf.TensorSpec((texts,), tf.int32),
             options=NestedMap(
@@ -148,8 +148,8 @@ class ProgramMaker:
                 }
             ),
         )
-        if shape.memory_length:
-            new.source_aK = tf.TensorSpec((texts, shape.memory_length), tf.int32)
+        if key.source:
+            new.source_aK = tf.TensorSpec((texts, key.source), tf.int32)
         if key.given:
             new.given_ap = tf.TensorSpec((texts, key.given), tf.int32)
         return new

@@ -20,6 +20,7 @@ class ProgramKey:
       shape: the state before the call, or the sizes of the texts of GATES; None for PREPARE.
       texts: for ADMIT, the number of texts that enter together.
       given: for ADMIT, the number of positions for given tokens; 0 if no text has any.
+      source: for ADMIT, the number of positions for the tokens of a source; 0 without sources.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ProgramKey:
     shape: StateShape | None = None
     texts: int = 0
     given: int = 0
+    source: int = 0
 
     def __str__(self) -> str:
         """Returns a name that is valid for a file and that only equal keys have."""
@@ -36,7 +38,8 @@ class ProgramKey:
             parts += [f"beam{self.kind.beam}", *flags]
         if self.shape:
             parts.append(f"{self.shape.rows}x{self.shape.length}x{self.shape.memory_length}")
-        parts += [f"texts{self.texts}", f"given{self.given}"] if self.name == ADMIT else []
+        if self.name == ADMIT:
+            parts += [f"texts{self.texts}", f"given{self.given}", f"source{self.source}"]
         return "-".join(parts)
 
 

@@ -3,11 +3,18 @@
 A cache has slots. A row writes its new keys and values to consecutive slots, in place, and a bias
 says which slots each new token sees. So the same code decodes one token, computes a whole prompt,
 encodes a sentence, and searches with a beam whose hypotheses share the slots of a row.
+
+Keys and values are lists of blocks of slots, each an array of its own. Every step reads them from
+the device's memory, which takes most of the time of long texts. Attention to the first blocks reads
+these only; XLA would copy a slice of one array first.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
 
 from lingvo_gshard.core import dynamic_slice
 from lingvo_gshard.core.lazy import tf
@@ -16,6 +23,11 @@ from lingvo_gshard.layers.attention.heads import heads_first
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.sharding import einsum
+from lingvo_gshard.sharding.partitioning import axes_of
+
+_MOST_BLOCKS = 4
+# Positions of a block.
+_LEAST_BLOCK = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,26 +80,75 @@ def row_view(ids_BL: tf.Tensor, is_causal: bool) -> CacheView:
     return CacheView(tf.maximum(index_L - first_B1, 0), is_visible_BLK, distances_LK)
 
 
-def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
-    """Returns the cache with new keys and values at the view's slots.
+def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
+    """Returns an int32 scalar: the number of first slots that hold all visible ones.
+
+    Devices that each have some of the rows would have to agree on it: then None, for all slots.
 
     Args:
-      cache: `key` and `value`, both [B,N,K,D].
+      bias_BLK: float32 bias of each new token, or of all new tokens of a row, and slot.
+      mask_BL: int32, 0 for new tokens that are padding, whatever they see.
+    """
+    if axes_of("B")[0]:
+        return None
+    is_visible_BLK = (bias_BLK > MASKED / 2) & tf.not_equal(mask_BL, 0)[:, :1, None]
+    end_K = tf.range(1, bias_BLK.shape[-1] + 1)
+    return tf.reduce_max(tf.where(is_visible_BLK, end_K, 0))
+
+
+def block_count(positions: int) -> int:
+    """Returns into how many blocks the slots of this many positions are divided."""
+    return next(
+        count
+        for count in (_MOST_BLOCKS, _MOST_BLOCKS // 2, 1)
+        if count == 1 or (positions % count == 0 and positions // count >= _LEAST_BLOCK)
+    )
+
+
+def in_blocks(x_BNKD: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Returns keys or values in blocks of as many slots each."""
+    return tf.split(x_BNKD, count, axis=2)
+
+
+def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
+    """Returns the cache with new keys and values at the view's slots, all in one block.
+
+    Args:
+      cache: `key` and `value`, both lists of blocks [B,N,K,D].
       new: `key` and `value` of the new tokens, both [B,N,L,D].
       view: the slots.
     """
     return NestedMap(
-        {name: dynamic_slice.write(cache[name], new[name], view.first_slot, 2) for name in cache}
+        {name: _write_blocks(cache[name], new[name], view.first_slot) for name in cache}
     )
+
+
+def _write_blocks(
+    blocks_BNKD: Sequence[tf.Tensor], new_BNLD: tf.Tensor, first_slot: tf.Tensor
+) -> list[tf.Tensor]:
+    if len(blocks_BNKD) == 1:
+        return [dynamic_slice.write(blocks_BNKD[0], new_BNLD, first_slot, 2)]
+    length, written, before = new_BNLD.shape[2], [], 0
+    for block_BNKD in blocks_BNKD:
+        size = block_BNKD.shape[2]
+        offset = first_slot - before
+        is_here = (offset >= 0) & (offset < size)
+        # The other blocks write what they have: a branch would cost more.
+        offset = tf.clip_by_value(offset, 0, size - length)
+        old_BNLD = dynamic_slice.read(block_BNKD, offset, length, 2)
+        part_BNLD = tf.where(is_here, new_BNLD, old_BNLD)
+        written.append(dynamic_slice.write(block_BNKD, part_BNLD, offset, 2))
+        before += size
+    return written
 
 
 def attend(
     query_BLND: tf.Tensor,
-    keys_BNKD: tf.Tensor,
-    values_BNKD: tf.Tensor,
+    slots: NestedMap,
     bias_BLK: tf.Tensor,
     logit_cap: float = 0.0,
     relative_bias_NLK: tf.Tensor | None = None,
+    used: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax(q k + biases) v [B,L,N,D], and the weights [B,N,L,K] without a gradient.
 
@@ -95,33 +156,79 @@ def attend(
 
     Args:
       query_BLND: queries, already scaled by 1 / sqrt(D).
-      keys_BNKD: keys; N may be smaller than that of the queries.
-      values_BNKD: values, like the keys.
+      slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller than that of the
+        queries.
       bias_BLK: float32 bias of each new token and slot.
       logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
       relative_bias_NLK: a learned bias for each head of the queries.
+      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
     """
+    ends = list(itertools.accumulate(block.shape[2] for block in slots.key))
+
+    def attend_to(count: int) -> tuple[tf.Tensor, tf.Tensor]:
+        size = ends[count - 1]
+        relative = None if relative_bias_NLK is None else relative_bias_NLK[..., :size]
+        first = NestedMap(key=slots.key[:count], value=slots.value[:count])
+        mixed_BLND, weights_BNLK = _attend(
+            query_BLND, first, bias_BLK[..., :size], logit_cap, relative
+        )
+        return mixed_BLND, tf.pad(weights_BNLK, [[0, 0], [0, 0], [0, 0], [0, ends[-1] - size]])
+
+    if used is None or len(ends) == 1:
+        return attend_to(len(ends))
+    more = tf.reduce_sum(tf.cast(used > tf.constant(ends[:-1]), tf.int32))
+    return tf.switch_case(
+        more, [functools.partial(attend_to, count) for count in range(1, len(ends) + 1)]
+    )
+
+
+def _attend(
+    query_BLND: tf.Tensor,
+    slots: NestedMap,
+    bias_BLK: tf.Tensor,
+    logit_cap: float,
+    relative_bias_NLK: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()
-    shared, slots = keys_BNKD.shape[1], keys_BNKD.shape[2]
+    sizes = [block.shape[2] for block in slots.key]
+    shared, count = slots.key[0].shape[1], sum(sizes)
     times = heads // shared
     query_BNLD = heads_first(query_BLND, "BNLD")
     if times > 1:
         query_BNLD = tf.reshape(query_BNLD, [batch, shared, times * length, dim])
-    logits_BNLK = tf.cast(einsum("BNLD,BNKD->BNLK", query_BNLD, keys_BNKD), tf.float32)
-    logits_BNLK = soft_cap(logits_BNLK, logit_cap)
+    logits_BNLK = _joined(
+        [einsum("BNLD,BNKD->BNLK", query_BNLD, block_BNKD) for block_BNKD in slots.key]
+    )
+    logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), logit_cap)
     bias_BNLK = bias_BLK[:, None]
     if relative_bias_NLK is not None:
         bias_BNLK += relative_bias_NLK[None]
     if times > 1:
-        shape = [bias_BNLK.shape[0], heads, length, slots]
+        shape = [bias_BNLK.shape[0], heads, length, count]
         bias_BNLK = tf.broadcast_to(bias_BNLK, shape)
-        bias_BNLK = tf.reshape(bias_BNLK, [shape[0], shared, times * length, slots])
+        bias_BNLK = tf.reshape(bias_BNLK, [shape[0], shared, times * length, count])
     logits_BNLK += bias_BNLK
     weights_BNLK = tf.exp(logits_BNLK - tf.reduce_max(logits_BNLK, -1, keepdims=True))
     sum_BNL1 = tf.reduce_sum(weights_BNLK, -1, keepdims=True)
-    typed_BNLK = tf.cast(weights_BNLK, values_BNKD.dtype)
-    mixed_BNLD = einsum("BNLK,BNKD->BNLD", typed_BNLK, values_BNKD)
-    mixed_BNLD /= tf.cast(sum_BNL1, mixed_BNLD.dtype)
+    mixed_BNLD = _weighted_sum(weights_BNLK, slots.value, sizes) / sum_BNL1
+    mixed_BNLD = tf.cast(mixed_BNLD, query_BLND.dtype)
     mixed_BNLD = tf.reshape(mixed_BNLD, [batch, heads, length, dim])
-    weights_BNLK = tf.reshape(weights_BNLK / sum_BNL1, [batch, heads, length, slots])
+    weights_BNLK = tf.reshape(weights_BNLK / sum_BNL1, [batch, heads, length, count])
     return heads_first(mixed_BNLD, "BLND"), weights_BNLK
+
+
+def _joined(blocks: Sequence[tf.Tensor]) -> tf.Tensor:
+    return blocks[0] if len(blocks) == 1 else tf.concat(blocks, -1)
+
+
+def _weighted_sum(
+    weights_BNLK: tf.Tensor, blocks_BNKD: Sequence[tf.Tensor], sizes: Sequence[int]
+) -> tf.Tensor:
+    """Returns the float32 sum [B,N,L,D] of the values with their weights."""
+    typed_BNLK = tf.cast(weights_BNLK, blocks_BNKD[0].dtype)
+    parts = [
+        einsum("BNLK,BNKD->BNLD", part_BNLK, block_BNKD)
+        for part_BNLK, block_BNKD in zip(tf.split(typed_BNLK, sizes, -1), blocks_BNKD, strict=True)
+    ]
+    return tf.add_n([tf.cast(part_BNLD, tf.float32) for part_BNLD in parts])

@@ -46,29 +46,35 @@ class CrossAttention(MultiHeadAttention):
     def cache_memory(self, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
         """Returns the keys and values of a memory, for inference.
 
-        Both are [B,N,K,D], and N is the number of heads of keys and values.
+        Both are lists of one block [B,N,K,D], and N is the number of heads of keys and values.
 
         Args:
           theta: `decoding_weights` of this layer.
           memory_BKM: the memory.
         """
         keys_BKND, values_BKND = self._project_memory(theta, memory_BKM)
-        return NestedMap(key=heads_first(keys_BKND), value=heads_first(values_BKND))
+        return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
 
     @layer_method
     def attend_to_memory(
-        self, theta: NestedMap, x_BLM: tf.Tensor, memory: NestedMap, bias_BLK: tf.Tensor
+        self,
+        theta: NestedMap,
+        x_BLM: tf.Tensor,
+        memory: NestedMap,
+        bias_BLK: tf.Tensor,
+        used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory.
 
         Args:
           theta: `decoding_weights` of this layer.
           x_BLM: the new tokens.
-          memory: keys and values of `cache_memory`.
+          memory: keys and values of `cache_memory`, in any blocks.
           bias_BLK: float32 bias of each position of the memory.
+          used: int32 scalar, a number of first positions that hold all tokens; None for all.
         """
         query_BLND = self._project_query(theta, x_BLM)
-        return self._attend_to_slots(theta, query_BLND, memory, bias_BLK)
+        return self._attend_to_slots(theta, query_BLND, memory, bias_BLK, used=used)
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the projections, of q k and of the weighted values."""

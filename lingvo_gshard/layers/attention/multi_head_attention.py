@@ -171,11 +171,12 @@ class MultiHeadAttention(Layer):
         slots: NestedMap,
         bias_BLK: tf.Tensor,
         relative_bias_NLK: tf.Tensor | None = None,
+        used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
         query_BLND *= tf.constant(1.0 / math.sqrt(self.head_dim), query_BLND.dtype)
         mixed_BLND, weights_BNLK = cached.attend(
-            query_BLND, slots.key, slots.value, bias_BLK, self.p.logit_cap, relative_bias_NLK
+            query_BLND, slots, bias_BLK, self.p.logit_cap, relative_bias_NLK, used
         )
         return multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out), weights_BNLK
 

@@ -98,6 +98,7 @@ class SelfAttention(MultiHeadAttention):
         view: CacheView,
         bias_BLK: tf.Tensor,
         cache: NestedMap | None = None,
+        used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns the output [B,L,M] of new tokens, and the cache with their keys and values.
 
@@ -106,15 +107,18 @@ class SelfAttention(MultiHeadAttention):
           x_BLM: the new tokens.
           view: their positions and the slots that they write to.
           bias_BLK: `view.bias` for this layer's window.
-          cache: `key` and `value` of all slots, both [B,N,K,D] with as many heads as keys have;
-            None if the slots are the new tokens themselves.
+          cache: `key` and `value` of all slots, both lists of blocks [B,N,K,D] with as many heads
+            as keys have; None if the slots are the new tokens themselves.
+          used: int32 scalar, a number of first slots that hold all visible ones; None for all.
         """
         query_BLND, key_BLND, value_BLND = self._project_row(theta, x_BLM, view.positions_BL)
-        slots = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
-        if cache is not None:
-            slots = cached.write(cache, slots, view)
+        new = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
+        if cache is None:
+            slots = NestedMap(key=[new.key], value=[new.value])
+        else:
+            slots = cached.write(cache, new, view)
         relative_NLK = self._bias_of_distances(theta, view.distances_LK)
-        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, bias_BLK, relative_NLK)
+        y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, bias_BLK, relative_NLK, used)
         return y_BLM, slots
 
     def cache_shape(self, rows: int, slots: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
@@ -9,7 +10,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.cached import CacheView, used_slots
 from lingvo_gshard.layers.attention.mask import MASKED
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -203,8 +204,13 @@ class TransformerStack(Layer):
         layers = self.layers_in_order()
         # The attentions of all layers have the same Params, so that they can share the bias.
         bias_BLK = view.bias(layers[0].p.self_attention.window)
-        memory_bias_BLK = None if memory is None else memory.bias_BK[:, None]
-        slots = SlotInputs(view, bias_BLK, mask_BL, memory_bias_BLK)
+        slots = SlotInputs(view, bias_BLK, mask_BL)
+        if view.first_slot is not None:
+            slots = dataclasses.replace(slots, used=used_slots(bias_BLK, mask_BL))
+        if memory is not None:
+            bias_B1K = memory.bias_BK[:, None]
+            used = used_slots(bias_B1K, mask_BL)
+            slots = dataclasses.replace(slots, memory_bias_BLK=bias_B1K, memory_used=used)
         extended, weights_BNLK = [], None
         for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
             x_BLM, cache, weights_BNLK = layer.extend(

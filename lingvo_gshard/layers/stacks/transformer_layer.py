@@ -49,12 +49,16 @@ class SlotInputs:
       bias_BLK: float32 bias of the slots.
       mask_BL: int32, 0 for new tokens that are padding.
       memory_bias_BLK: float32 bias of the memory's positions; None without a memory.
+      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+      memory_used: the same of the memory.
     """
 
     view: CacheView
     bias_BLK: tf.Tensor
     mask_BL: tf.Tensor
     memory_bias_BLK: tf.Tensor | None = None
+    used: tf.Tensor | None = None
+    memory_used: tf.Tensor | None = None
 
 
 class TransformerLayer(Layer):
@@ -169,13 +173,13 @@ class TransformerLayer(Layer):
         """
         h_BLM = self._normalize("self_attention", theta, x_BLM)
         h_BLM, cache = self.self_attention.extend(
-            theta.self_attention, h_BLM, slots.view, slots.bias_BLK, cache
+            theta.self_attention, h_BLM, slots.view, slots.bias_BLK, cache, slots.used
         )
         x_BLM, weights_BNLK = x_BLM + h_BLM, None
         if self.p.has_cross_attention:
             h_BLM = self._normalize("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, slots.memory_bias_BLK
+                theta.cross_attention, h_BLM, memory, slots.memory_bias_BLK, slots.memory_used
             )
             x_BLM += h_BLM
         h_BLM = self._normalize("feed_forward", theta, x_BLM)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import context
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -88,7 +89,7 @@ def test_tokens_of_a_cache_equal_causal_attention():
     x = tf.constant(activations(L))
     expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
     weights = layer.decoding_weights(theta)
-    empty = tf.zeros(layer.cache_shape(B, L + 4))
+    empty = tf.split(tf.zeros(layer.cache_shape(B, L + 4)), [5, L - 1], axis=2)
     cache, outputs = NestedMap(key=empty, value=empty), []
     for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
         positions = tf.range(begin, end)
@@ -98,6 +99,23 @@ def test_tokens_of_a_cache_equal_causal_attention():
         y, cache = layer.extend(weights, x[:, begin:end], view, view.bias(), cache)
         outputs.append(y)
     assert_close(tf.concat(outputs, 1), expected, "order")
+
+
+@pytest.mark.parametrize("used", [1, 3, 4, 9, 12])
+def test_attention_to_the_used_blocks_equals_attention_to_all_slots(used):
+    keys, values = (
+        [rng.normal(size=(B, 2, size, 4)) for size in (3, 6, 3)]
+        for rng in (np.random.default_rng(seed) for seed in (1, 2))
+    )
+    slots = NestedMap(key=keys, value=values)
+    query = np.random.default_rng(3).normal(size=(B, 1, 2, 4))
+    bias = np.where(np.arange(12) < used, 0.0, -1e9)[None, None].astype(np.float32)
+    slots = tf.nest.map_structure(lambda x: tf.constant(x, tf.float32), slots)
+    query = tf.constant(query, tf.float32)
+    expected, expected_weights = cached.attend(query, slots, bias)
+    y, weights = cached.attend(query, slots, bias, used=tf.constant(used))
+    assert_close(y, expected, "order")
+    assert_close(weights, expected_weights, "order")
 
 
 def test_bfloat16_activations_keep_their_type_and_the_softmax_its_precision():

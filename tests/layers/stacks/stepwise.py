@@ -17,7 +17,7 @@ def run_stepwise(
     weights = stack.decoding_weights(theta)
     cached = stack.cache_memory(weights, memory)
     mask = tf.ones([rows, 1], tf.int32)
-    zeros = [tf.zeros(shape) for shape in stack.cache_shapes(rows, slots)]
+    zeros = [tf.split(tf.zeros(s), [2, slots - 2], 2) for s in stack.cache_shapes(rows, slots)]
     caches, outputs = [NestedMap(key=z, value=z) for z in zeros], []
 
     @tf.function(jit_compile=jit, autograph=False)

@@ -9,7 +9,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.decoding.precision import TRAINED
-from lingvo_gshard.inference.engine.engine import Engine, EngineOptions
+from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.loading import facts_of, make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
@@ -39,7 +40,7 @@ class Model:
           workers: the number of its threads.
           precision: one of decoding/precision.py.
         """
-        options = EngineOptions(workers=workers)
+        options = EngineOptions(workers=workers, exact=True)
         return make_engine(self.task, self.theta, self.facts, options=options, precision=precision)
 
 
