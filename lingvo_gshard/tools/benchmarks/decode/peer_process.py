@@ -5,7 +5,8 @@
 `peers.py` starts it with any Python that has torch, transformers and ctranslate2, and writes
 setup.json: the number of threads, the sizes of the models and the cases. For each line
 "ENGINE<tab>CASE" of standard input it decodes a case and answers with the seconds and the number of
-tokens. The weights are random; engines of one model have the same ones.
+tokens. Each engine uses the number of threads that is fastest for the case. The weights are random;
+engines of one model have the same ones.
 """
 
 from __future__ import annotations
@@ -89,16 +90,20 @@ def convert(model, sizes, quantization, directory):
 
 
 class HuggingFace:
-    """Models of transformers, run by PyTorch."""
+    """Models of transformers, run by PyTorch.
+
+    Attributes:
+      thread_counts: the numbers of threads that a case may be decoded with.
+    """
 
     def __init__(self, models, threads):
+        self.models, self.thread_counts = models, sorted({1, threads})
+
+    def decode(self, case, threads):
+        """Decodes all texts of a case and returns their number of tokens."""
         import torch
 
         torch.set_num_threads(threads)
-        self.models = models
-
-    def decode(self, case):
-        """Decodes all texts of a case and returns their number of tokens."""
         return sum(self._decode_batch(case, batch) for batch in case["batches"])
 
     def _decode_batch(self, case, batch):
@@ -125,31 +130,32 @@ class HuggingFace:
 
 
 class CTranslate2:
-    """Models in the format of CTranslate2."""
+    """Models in the format of CTranslate2.
+
+    Attributes:
+      thread_counts: the numbers of threads that a batch may be decoded with.
+    """
 
     def __init__(self, directories, setup):
         import ctranslate2
 
         self.names = {name: names_of_ids(sizes) for name, sizes in setup["models"].items()}
+        self.thread_counts = sorted({1, setup["threads"]})
         makers = {"translation": ctranslate2.Translator, "language_model": ctranslate2.Generator}
-        # Several batches are fastest one on each thread, and one batch on all threads.
-        threads = setup["threads"]
+        # Batches are decoded side by side where there are threads for it.
         self.engines = {
-            (name, has_many): makers[name](
-                directory,
-                inter_threads=threads if has_many else 1,
-                intra_threads=1 if has_many else threads,
+            (name, threads): makers[name](
+                directory, inter_threads=setup["threads"] // threads, intra_threads=threads
             )
             for name, directory in directories.items()
-            for has_many in (False, True)
+            for threads in self.thread_counts
         }
 
-    def decode(self, case):
+    def decode(self, case, threads):
         """Decodes all texts of a case and returns their number of tokens."""
-        name, batches = case["model"], case["batches"]
-        engine = self.engines[name, len(batches) > 1]
-        results = []
-        for batch in batches:
+        name, results = case["model"], []
+        engine = self.engines[name, threads]
+        for batch in case["batches"]:
             texts = [[self.names[name][index] for index in text] for text in batch["texts"]]
             start = self._translate if name == "translation" else self._generate
             results += start(engine, texts, batch["tokens"], case["beam"])
@@ -200,19 +206,34 @@ def make_engines(setup):
     return engines
 
 
+def seconds_of(engine, case, threads):
+    """Decodes a case and returns the seconds and the number of tokens."""
+    started = time.perf_counter()
+    tokens = engine.decode(case, threads)
+    return time.perf_counter() - started, tokens
+
+
+def best_threads(engine, case):
+    """Returns the number of threads that decode a case fastest. Small products need one."""
+    for threads in engine.thread_counts:
+        engine.decode(case, threads)
+    return min(engine.thread_counts, key=lambda threads: seconds_of(engine, case, threads))
+
+
 def main():
     """Reads the setup, then answers requests until standard input ends."""
     # What libraries print must not mix with the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     with open(sys.argv[1], encoding="utf-8") as file:
         setup = json.load(file)
-    engines = make_engines(setup)
+    engines, best = make_engines(setup), {}
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        engine, index = line.rstrip("\n").split("\t")
-        started = time.perf_counter()
-        tokens = engines[engine].decode(setup["cases"][int(index)])
-        seconds = time.perf_counter() - started
+        name, index = line.rstrip("\n").split("\t")
+        engine, case = engines[name], setup["cases"][int(index)]
+        if (name, index) not in best:
+            best[name, index] = best_threads(engine, case)
+        seconds, tokens = seconds_of(engine, case, best[name, index])
         print(f"{seconds}\t{tokens}", file=answers, flush=True)
 
 
