@@ -51,12 +51,29 @@ class TokenEmbedding(Layer):
     @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the logits [B,L,V] of a softmax whose weight is this table."""
+        if "softmax" in theta:
+            return multiply("BLM,MV->BLV", x_BLM, theta.softmax)
         return multiply("BLM,VM->BLV", x_BLM, theta.table)
 
     @layer_method
-    def decoding_weights(self, theta: NestedMap) -> NestedMap:
-        """Returns the weights for inference. An id has a scale of its own in both uses."""
-        return NestedMap(table=store(theta.table, "VM", "M"))
+    def decoding_weights(self, theta: NestedMap, has_logits: bool = False) -> NestedMap:
+        """Returns the weights for inference. An id has a scale of its own in both uses.
+
+        Args:
+          theta: the weights of this layer.
+          has_logits: whether `logits` will be called. It gets a transposed table of its own: XLA
+            for CPU would transpose the table in every step.
+        """
+        table_VM = store(theta.table, "VM", "M")
+        if not has_logits:
+            return NestedMap(table=table_VM)
+        return NestedMap(table=table_VM, softmax=tf.nest.map_structure(_transposed, table_VM))
+
+
+def _transposed(x_VM: tf.Tensor) -> tf.Tensor:
+    """Returns a table, or the scales [V,1] of its rows, as [M,V]."""
+    unsplit = "M" if x_VM.shape[1] == 1 else ""
+    return annotate(tf.transpose(x_VM), "MV", "weights", unsplit=unsplit)
 
 
 class Softmax(Layer):

@@ -107,7 +107,12 @@ class TokenTask(Task):
         """Returns the weights for inference; see `decoding.models`."""
         children: dict[str, Any] = self.children
         names = [name for name in self._with_products if name in children]
-        return NestedMap(theta, **{n: children[n].decoding_weights(theta[n]) for n in names})
+        weights = {n: children[n].decoding_weights(theta[n]) for n in names}
+        if self.p.tie_softmax:
+            weights[self.EMBEDDING] = self._shared_embedding().decoding_weights(
+                theta[self.EMBEDDING], has_logits=True
+            )
+        return NestedMap(theta, **weights)
 
     @property
     def _with_products(self) -> tuple[str, ...]:
