@@ -36,7 +36,7 @@ def state_specs(
         return tf.TensorSpec((rows, *sizes), of)
 
     def slots(positions: int, width: int = 1) -> list[NestedMap]:
-        count = block_count(positions)
+        count = block_count(rows, positions, width)
         one = [
             [tf.TensorSpec(shape, dtype)] * count
             for shape in model.cache_shapes(rows, positions * width // count)

@@ -28,6 +28,8 @@ from lingvo_gshard.sharding.partitioning import axes_of
 _MOST_BLOCKS = 4
 # Positions of a block.
 _LEAST_BLOCK = 32
+# To read fewer slots than these in all rows takes less time than a branch.
+_LEAST_SLOTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +98,16 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
     return tf.reduce_max(tf.where(is_visible_BLK, end_K, 0))
 
 
-def block_count(positions: int) -> int:
-    """Returns into how many blocks the slots of this many positions are divided."""
+def block_count(rows: int, positions: int, width: int = 1) -> int:
+    """Returns into how many blocks the slots of each row are divided.
+
+    Args:
+      rows: B.
+      positions: of the texts.
+      width: slots of a position.
+    """
+    if rows * positions * width < _LEAST_SLOTS:
+        return 1
     return next(
         count
         for count in (_MOST_BLOCKS, _MOST_BLOCKS // 2, 1)
