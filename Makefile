@@ -66,9 +66,9 @@ test: lint
 
 # One process per file of slow tests: TensorFlow never frees what it has lowered.
 test-all: test
-	@for file in $$(grep -rl slow tests --include='test_*.py'); do \
-	  $(PYTEST) -m slow $$file || [ $$? = 5 ] || exit 1; \
-	done
+	@failed=; for file in $$(grep -rl slow tests --include='test_*.py'); do \
+	  $(PYTEST) -m slow $$file || [ $$? = 5 ] || failed="$$failed $$file"; \
+	done; test -z "$$failed" || { echo "Slow tests failed in:$$failed"; exit 1; }
 
 soak: $(INSTALLED_TEST)
 	$(BIN)/python -m tests.soak --seed=$(SEED) --faults=$(FAULTS)

@@ -29,6 +29,17 @@ hypothesis.settings.load_profile("house")
 _CACHED = type(functools.cache(lambda: None))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Has one process run all tests of a file, so that they share its caches and fixtures.
+
+    Tests with a mark `xdist_group` choose otherwise.
+    """
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _spare_the_garbage_collector():
     """Exempts the million objects that TensorFlow's import leaves from garbage collection.

@@ -4,6 +4,8 @@ A page's `bash` and `console` blocks (in the latter, the lines after `$ `) are r
 empty folder, as a reader would, except that commands in TINY get flags that make them small.
 """
 
+import ast
+import inspect
 import os
 import pathlib
 import re
@@ -13,6 +15,8 @@ import sys
 
 import pytest
 
+import lingvo_gshard as gshard
+from lingvo_gshard.api.run import Run
 from lingvo_gshard.tools.expert_tools import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -102,7 +106,12 @@ SLOW_PAGES = (
 )
 
 # Pages whose `python` blocks form one script. A `text` block shows the output of the block before.
-SCRIPTS = ("docs/your_own_layer.md", "docs/planning.md", "docs/python_api.md")
+SCRIPTS = (
+    "docs/your_own_layer.md",
+    "docs/planning.md",
+    # It trains and loads twice. tests/api/test_run.py has a fast test of each call.
+    pytest.param("docs/python_api.md", marks=pytest.mark.slow),
+)
 
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -201,6 +210,21 @@ def test_scripts_print_the_output_shown_on_the_page(page, tmp_path, environment)
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split("\x1e") == [printed for _, printed in blocks]
+
+
+def test_calls_of_the_python_api_on_its_page_fit_the_functions():
+    blocks = _PYTHON.findall((ROOT / "docs" / "python_api.md").read_text(encoding="utf-8"))
+    owners, fitted = {"gshard": (gshard, 0), "run": (Run, 1)}, set()
+    for node in ast.walk(ast.parse("\n".join(code for code, _ in blocks))):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(name), attribute), arguments, keywords):
+                if name in owners:
+                    owner, bound = owners[name]
+                    inspect.signature(getattr(owner, attribute)).bind(
+                        *[None] * (bound + len(arguments)), **{k.arg: None for k in keywords}
+                    )
+                    fitted.add(attribute)
+    assert {"experiment", "train", "load", "plan", "partition", "translate", "evaluate"} <= fitted
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)

@@ -15,8 +15,15 @@ from tests.inference.tiny_engine import BOS, EOS
 TEXTS = [[5, 7, 9, 4], [6], [], [8, 8, 10, 11, 12, 4, 5]]
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("kind", ["translation", "language model"])
+@pytest.mark.parametrize(
+    ("kind", "beam"),
+    [
+        ("translation", 3),
+        ("language model", 1),
+        pytest.param("translation", 1, marks=pytest.mark.slow),
+        pytest.param("language model", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_finds_what_the_engine_finds(kind, beam):
     is_translation = kind == "translation"
     model = tiny_engine.translation_model() if is_translation else tiny_engine.language_model()

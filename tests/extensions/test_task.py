@@ -8,6 +8,7 @@ import rich.console
 
 import lingvo_gshard as gshard
 from lingvo_gshard.core.config import registry
+from lingvo_gshard.data.sources.tsv import EmbeddedCorpus
 from lingvo_gshard.tools.benchmarks import step
 from tests import test_docs
 
@@ -17,7 +18,17 @@ SETTINGS = ["task.model_dim = 16", "task.encoder.num_heads = 2", "input.length =
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def _corpus_is_read_once():
+    """Keeps the rows of the embedded corpus, which the page's input reads anew at each start."""
+    corpus = EmbeddedCorpus.params().instantiate()
+    kept = {split: corpus.rows(split) for split in corpus.splits}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(EmbeddedCorpus, "rows", lambda self, split: kept[split])
+        yield
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, _corpus_is_read_once):
     """Returns the Params of the page's experiment, looked up by name."""
     folder = tmp_path_factory.mktemp("mine")
     files = test_docs.write_files(PAGE.read_text(encoding="utf-8"), folder)

@@ -18,9 +18,6 @@ from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.trainer import Trainer
 from tests.layers.stacks.executions import loop, sequential
 
-# The compiled steps are shared by all tests of one process.
-pytestmark = pytest.mark.xdist_group("test_scopes")
-
 MESH = "data=2"
 B, L, M, H, E, V = 4, 8, 8, 24, 2, 32
 # Tokens of a group, and capacity slots of an expert per group.

@@ -74,7 +74,8 @@ def test_int8_weights_decode_as_the_model_with_rounded_weights(make):
     assert names == {"int8", "float32"}
     for request, (best, *_) in zip(asked, found, strict=True):
         given = request.source, request.given
-        rank, tokens, gains = tiny_engine.plain_beam(rounded(model), *given, LIMIT, options)[0]
+        ended = tiny_engine.plain_beam(rounded(model), *given, LIMIT, options.beam_size)
+        rank, tokens, gains = tiny_engine.ranked(ended, options.length_exponent)[0]
         assert best.tokens == tuple(token for token in tokens if token != EOS)
         if beam > 1:
             assert best.score == pytest.approx(rank, abs=1e-4)

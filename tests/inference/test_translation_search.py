@@ -26,6 +26,12 @@ def engine(model):
         yield engine
 
 
+@pytest.fixture(scope="module")
+def ended(model):
+    """Returns the hypotheses of a plain beam search for each of SOURCES."""
+    return [tiny_engine.plain_beam(model, source, [BOS], 12, BEAM.beam_size) for source in SOURCES]
+
+
 def answers(engine, options, sources=SOURCES, **fields):
     requests = [Request(source, (BOS,), options, **fields) for source in sources]
     return [answer.result() for answer in engine.submit_all(requests)]
@@ -49,11 +55,11 @@ def test_greedy_decoding_equals_full_passes(model, engine):
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.0, -0.5])
-def test_beam_search_equals_a_plain_search(model, engine, exponent):
+def test_beam_search_equals_a_plain_search(engine, ended, exponent):
     options = dataclasses.replace(BEAM, length_exponent=exponent)
-    for source, found in zip(SOURCES, answers(engine, options), strict=True):
-        ranked = tiny_engine.plain_beam(model, source, [BOS], 12, options)
-        for hypothesis, (rank, tokens, gains) in zip(found, ranked[:3], strict=True):
+    for found, hypotheses in zip(answers(engine, options), ended, strict=True):
+        best = tiny_engine.ranked(hypotheses, exponent)[:3]
+        for hypothesis, (rank, tokens, gains) in zip(found, best, strict=True):
             check(hypothesis, tokens, gains, rank)
 
 
@@ -88,7 +94,8 @@ def test_a_prefix_is_computed_at_once_and_continued(model, engine):
             tokens, gains = tiny_engine.plain_greedy(model, SOURCES[0], prefix, 9)
             check(found, tokens, gains, sum(gains))
         else:
-            rank, tokens, gains = tiny_engine.plain_beam(model, SOURCES[0], prefix, 12, options)[0]
+            hypotheses = tiny_engine.plain_beam(model, SOURCES[0], prefix, 12, options.beam_size)
+            rank, tokens, gains = tiny_engine.ranked(hypotheses, options.length_exponent)[0]
             check(found, tokens, gains, rank)
 
 

@@ -12,7 +12,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.engine.engine_options import EngineOptions
 from lingvo_gshard.inference.loading import make_engine
-from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.tasks.token_task import TokenTask
 from tests.decoding import tiny_model
@@ -89,13 +88,12 @@ def plain_greedy(model, source, given, limit, allowed=None):
     return tokens, gains
 
 
-def plain_beam(model, source, given, limit, options: DecodingOptions, coverage=None):
-    """Returns (rank, tokens, log-probabilities) of all ended hypotheses, the best first.
+def plain_beam(model, source, given, limit, beam_size):
+    """Returns (tokens, log-probabilities) of all ended hypotheses.
 
     It searches until every hypothesis has the largest length, without stopping early.
     """
     beam, ended = [((), ())], []
-    rank = lambda tokens, gains: sum(gains) / ((5 + len(tokens)) / 6) ** options.length_exponent  # noqa: E731
     for length in range(1, limit + 1):
         rows = model.log_probabilities(source, [[*given, *tokens] for tokens, _ in beam])
         grown = [
@@ -104,8 +102,17 @@ def plain_beam(model, source, given, limit, options: DecodingOptions, coverage=N
             for token in range(V)
         ]
         grown.sort(key=lambda hypothesis: -sum(hypothesis[1]))
-        ended += [h for h in grown[: options.beam_size] if h[0][-1] == EOS]
-        beam = [h for h in grown if h[0][-1] != EOS][: options.beam_size]
+        ended += [h for h in grown[:beam_size] if h[0][-1] == EOS]
+        beam = [h for h in grown if h[0][-1] != EOS][:beam_size]
         if length == limit:
             ended += beam
-    return sorted(((rank(*h), *h) for h in ended), key=lambda entry: -entry[0])
+    return ended
+
+
+def ranked(hypotheses, length_exponent: float):
+    """Returns (rank, tokens, log-probabilities) of hypotheses, the best first."""
+    entries = [
+        (sum(gains) / ((5 + len(tokens)) / 6) ** length_exponent, tokens, gains)
+        for tokens, gains in hypotheses
+    ]
+    return sorted(entries, key=lambda entry: -entry[0])

@@ -21,15 +21,23 @@ BY_NAME = {case.name: case for case in conformance_cases.CASES}
 STEPS = (1e-2, 3e-3, 1e-3)
 
 each_layer = pytest.mark.parametrize("name", conformance_cases.names(BY_NAME))
-each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-# "jit" traces what "function" traces.
-RUNNERS = [
-    pytest.param(runner, marks=[pytest.mark.slow] if runner == "function" else [], id=runner)
+# "jit" traces what "function" traces, and training all but a few constants of evaluation. Tests of
+# tasks, runtimes and decoding compare compiled evaluation of whole models with eager evaluation.
+RUNS = [
+    pytest.param(
+        runner,
+        training,
+        id=f"{runner}-{'training' if training else 'evaluation'}",
+        marks=[pytest.mark.slow]
+        if runner == "function" or (runner, training) == ("jit", False)
+        else [],
+    )
     for runner in conformance.RUNNERS
+    for training in (True, False)
 ]
-each_runner = pytest.mark.parametrize("runner", RUNNERS)
-each_compiling_runner = pytest.mark.parametrize(
-    "runner", [runner for runner in RUNNERS if runner.id != "eager"]
+each_run = pytest.mark.parametrize(("runner", "training"), RUNS)
+each_compiled_run = pytest.mark.parametrize(
+    ("runner", "training"), [run for run in RUNS if not run.id.startswith("eager")]
 )
 
 
@@ -55,8 +63,7 @@ def same_bits(mine: NestedMap, theirs: NestedMap) -> bool:
 
 
 @each_layer
-@each_mode
-@each_compiling_runner
+@each_compiled_run
 def test_all_runners_agree(name, training, runner):
     expected = run(name, training, "eager")
     actual = run(name, training, runner)
@@ -67,8 +74,7 @@ def test_all_runners_agree(name, training, runner):
 
 
 @each_layer
-@each_mode
-@each_runner
+@each_run
 def test_only_random_draws_depend_on_the_seed(name, training, runner):
     result = run(name, training, runner)
     assert same_bits(result, run(name, training, runner))

@@ -23,9 +23,6 @@ from tests.planning import example_plan
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, layer_of
 from tests.runtime import tiny_translation
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_planner")
-
 D, C, DEVICES, FLOAT = M // N, 2 * S // E, 8, 4
 TIMES = 3
 # Multiply-adds of all devices together in one forward pass of a layer.

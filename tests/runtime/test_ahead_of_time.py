@@ -17,6 +17,8 @@ for stack in (experiment.task.encoder, experiment.task.decoder):
 trainer = """
 
 
+# test_compilation.py plans and compiles smaller steps for TPUs in seconds.
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan`")
 def test_training_step_compiles_for_eight_chips():
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

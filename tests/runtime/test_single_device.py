@@ -6,9 +6,6 @@ import pytest
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from tests import tiny
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_local")
-
 
 @pytest.fixture
 def trainer():

@@ -17,9 +17,6 @@ from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
 from tests.runtime import tiny_translation
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_spmd")
-
 STEPS = 20
 # Strategy, mesh, experts and vocabulary. Of the uneven ones nothing divides by the devices.
 EVEN, UNEVEN = (8, 32), (6, 29)

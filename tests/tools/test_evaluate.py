@@ -13,9 +13,6 @@ from lingvo_gshard.tools import evaluate
 from lingvo_gshard.tools.console import startup
 from tests.data import corpora
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_evaluate")
-
 
 def run_here(capsys, *flags):
     """Returns (exit code, standard output, standard error) of a run in this process."""
@@ -59,16 +56,17 @@ def test_scores_match_the_written_rows(evaluation):
     assert record["rows_too_long"] == 0
 
 
-def test_table_lists_its_settings(trained_logdir, tmp_path, capsys):
+def test_table_lists_its_settings(trained_logdir, evaluation, capsys):
+    # As many rows as the programs of `evaluation` take, which are still in the cache.
     code, out, err = run_here(
         capsys,
         f"--logdir={trained_logdir}",
         "--languages=fr",
-        "--max_rows_per_language=7",
+        "--max_rows_per_language=19",
         "--noshuffled",
     )
     assert code == 0 and err == ""
-    assert "translation.from_files, step 20: 7 rows of test" in out
+    assert "translation.from_files, step 20: 19 rows of test" in out
     assert "No average: no language has 20 rows or more." in out
     assert "shuffled" not in out and "copied" in out and "de " not in out
     for words in ("chrf: sacrebleu nrefs:1", "bleu: sacrebleu nrefs:1", "cross-entropy"):

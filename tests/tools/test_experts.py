@@ -15,9 +15,6 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.data import corpora
 from tests.tools import tiny_translation
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_experts")
-
 DENSE = {
     "--gin_param=task.encoder.moe = @lingvo_gshard.layers.feed_forward.FeedForward",
     "--gin_param=task.decoder.moe_every = 0",

@@ -22,9 +22,6 @@ from lingvo_gshard.training import experiments
 from tests.tools.tiny_quickstart import EXPERIMENT, SETTINGS
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
-# The compiled programs are shared by all tests of one process.
-pytestmark = pytest.mark.xdist_group("test_inspect")
-
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "programs.md"
 
 

@@ -17,9 +17,6 @@ from lingvo_gshard.tools.console import startup
 from tests.planning import example_plan
 from tests.tools.tiny_quickstart import FLAGS as TINY
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_plan")
-
 REQUIRED = {
     "bytes_per_device": {
         *("weights", "moments", "activations", "inputs", "program", "peak", "capacity")

@@ -133,7 +133,9 @@ def test_output_without_a_terminal_is_plain_lines(whole):
     assert "dev: loss" in lines[-1]
 
 
-@pytest.mark.parametrize("steps", [1, 4, 7])
+@pytest.mark.parametrize(
+    "steps", [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, steps):
     Run(tmp_path, steps).go()
     resumed = Run(tmp_path)
@@ -148,7 +150,9 @@ def test_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, steps):
         np.testing.assert_array_equal(mine[path], theirs[path])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_signal_finishes_the_step_and_saves(whole, tmp_path, number):
     stopped = Run(tmp_path, on_batch=lambda n: n == 6 and os.kill(os.getpid(), number))
     outcome = stopped.go()

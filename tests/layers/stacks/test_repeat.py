@@ -17,9 +17,6 @@ from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 from tests.tolerances import assert_close
 
-# What its tests share is made once, in one process.
-pytestmark = pytest.mark.xdist_group("test_repeat")
-
 B, L, K, M = 2, 8, 6, 16
 COTANGENT = np.random.default_rng(5).normal(size=(B, L, M)).astype(np.float32)
 SEED = tf.constant([3, 4])

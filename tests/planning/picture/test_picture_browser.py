@@ -6,10 +6,7 @@ from lingvo_gshard.planning import picture
 from tests.planning import example_plan
 from tests.planning.picture import browser
 
-pytestmark = [
-    pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
-    pytest.mark.xdist_group("test_picture_browser"),
-]
+pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 
 
 @pytest.fixture(scope="module")

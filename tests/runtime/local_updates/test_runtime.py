@@ -18,9 +18,6 @@ from lingvo_gshard.training.optim.momentum import Momentum
 from lingvo_gshard.training.trainer import Trainer
 from tests import tiny
 
-# One process runs all tests of this file, so that they share compiled programs.
-pytestmark = pytest.mark.xdist_group("test_local_updates")
-
 MESH, COUNT, EVERY, ROWS = "worker=4,data=2", 4, 3, 16
 OUTER = {"momentum": 0.9, "nesterov": True, "learning_rate": 0.7}
 

@@ -29,6 +29,10 @@ B, L, M, H, E, N, V = 8, 16, 32, 64, 8, 8, 128
 FORWARD, GRADIENTS, BOTH = "forward", "gradients", "both"
 
 each_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS)
+# Shardy has one fast case, with all-to-alls; test_reports.py and test_partition.py have others.
+mostly_gspmd = pytest.mark.parametrize(
+    "partitioner", ["gspmd", pytest.param("shardy", marks=pytest.mark.slow)]
+)
 each_dispatch = pytest.mark.parametrize(
     "dispatch", ["gather", pytest.param("einsum", marks=pytest.mark.slow)]
 )
@@ -140,7 +144,7 @@ def test_large_moe_needs_two_all_to_alls_each_way():
     assert counts(moe(), "data=8", "expert", FORWARD, rows=2**16) == {"all-to-all": 2}
 
 
-@each_partitioner
+@mostly_gspmd
 @pytest.mark.parametrize("rows", [B, 2**16])
 def test_expert_choice_needs_two_all_to_alls_each_way(partitioner, rows):
     """Sorting, gathering and summing are local to the groups' devices."""
@@ -157,7 +161,7 @@ def test_sharding_the_experts_hidden_dimension_adds_one_all_reduce():
     assert counts(moe(), *layout, BOTH) == {"all-to-all": 4, "all-reduce": 2}
 
 
-@each_partitioner
+@mostly_gspmd
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])
 def test_tensor_parallelism_needs_one_all_reduce_each_way(make, partitioner):
     """Over the parts of H or N: of the output forward, of the input's gradient backward.
@@ -179,7 +183,7 @@ def test_data_parallelism_needs_one_all_reduce_of_gradients(make):
     assert found.bytes == 4 * sum(tf.TensorShape(spec.shape).num_elements() for spec in weights)
 
 
-@each_partitioner
+@mostly_gspmd
 @pytest.mark.parametrize("make", [feed_forward, attention, moe])
 def test_fsdp_all_gathers_weights_and_reduces_gradients(make, partitioner):
     """On CPU, XLA uses an all-reduce and a slice instead of a reduce-scatter."""

@@ -12,8 +12,6 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop, sequential
 from tests.runtime import tiny_translation
 
-pytestmark = pytest.mark.xdist_group("test_options_sharded")
-
 STEPS = 3
 STRATEGIES = [
     ("data", "data=8"),

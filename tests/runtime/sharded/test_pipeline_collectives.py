@@ -19,9 +19,6 @@ from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.tolerances import assert_close
 
-# One process runs all tests of this file, so that they share compiled programs.
-pytestmark = pytest.mark.xdist_group("test_pipeline_collectives")
-
 B, L, M = 16, 8, 16
 PIPELINE = {"stages": 4, "micro_batches": 8}
 

@@ -21,9 +21,6 @@ from lingvo_gshard.runtime.partition import Partitioned, partition
 from lingvo_gshard.sharding import annotate, annotate_weights
 from tests.tolerances import assert_close
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_sequence_parallel")
-
 B, L, M, H, E = 4, 16, 8, 16, 4
 SEED = (3, 4)
 EVERYTHING = {

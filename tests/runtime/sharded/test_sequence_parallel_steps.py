@@ -24,8 +24,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = [pytest.mark.xdist_group("test_sequence_parallel_steps"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STEPS = 2
 ATTENTIONS = ("self_attention", "cross_attention")

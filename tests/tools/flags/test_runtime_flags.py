@@ -16,9 +16,6 @@ from lingvo_gshard.tools.console import startup
 from tests.tools import tiny_translation
 from tests.tools.train import tiny_train  # noqa: F401
 
-# One process runs all tests of this file, so that they share their fixtures.
-pytestmark = pytest.mark.xdist_group("test_runtime_flags")
-
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TINY = "--experiment=test.tiny"
 TRAINED = "Resuming from the checkpoint of step 4"
@@ -40,8 +37,8 @@ def sharded_run(tmp_path_factory):
     command = [sys.executable, "-m", "lingvo_gshard", "train", *flags]
     command += [f"--logdir={directory}/run", "--steps=4", "--mesh=data=8", "--strategy=expert"]
     # A user's shell sets no number of devices.
-    asked = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
-    environment = {name: value for name, value in os.environ.items() if name not in asked}
+    environment = {**os.environ}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
     )

@@ -147,7 +147,15 @@ def test_killed_run_resumes_bit_for_bit(tmp_path, capsys):
         np.testing.assert_array_equal(mine[path], theirs[path])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# test_signal_watch.py and test_loop.py send the other signals.
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     process = start(tmp_path, "--steps=100000", "--gin_param=trainer.clip_norm = 2.0")
     wait_for_step(tmp_path, 3)
