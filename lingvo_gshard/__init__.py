@@ -22,10 +22,9 @@ __version__ = "0.1.0"
 _API = {
     "ClusterOptions": "options",
     "DecoderSettings": "export",
-    "DecodingOptions": "options",
+    "DecodingOptions": "run",
     "Run": "run",
     "RuntimeOptions": "options",
-    "SamplingOptions": "options",
     "describe": "experiments",
     "experiment": "experiments",
     "experiments": "experiments",
@@ -40,7 +39,6 @@ __all__ = [
     "DecodingOptions",
     "Run",
     "RuntimeOptions",
-    "SamplingOptions",
     "describe",
     "experiment",
     "experiments",
@@ -53,15 +51,10 @@ __all__ = [
 if typing.TYPE_CHECKING:
     from lingvo_gshard.api.experiments import describe, experiment, experiments
     from lingvo_gshard.api.export import DecoderSettings
-    from lingvo_gshard.api.options import (
-        ClusterOptions,
-        DecodingOptions,
-        RuntimeOptions,
-        SamplingOptions,
-    )
+    from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition
     from lingvo_gshard.api.planning import plan
-    from lingvo_gshard.api.run import Run, load
+    from lingvo_gshard.api.run import DecodingOptions, Run, load
     from lingvo_gshard.api.training import train
 
 

@@ -88,6 +88,7 @@ ELSEWHERE = {
 
 SLOW_PAGES = (
     "README.md",
+    "decoding.md",
     "decoding_speed.md",
     "experts.md",
     "export.md",

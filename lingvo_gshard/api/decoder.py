@@ -8,6 +8,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
+from lingvo_gshard.api.compiler_process import CompilerProcess
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Input
@@ -62,12 +63,21 @@ def open_decoder(run: Run) -> Decoder:
     newest = None if "model" in run.__dict__ else _newest(run)
     entry = _entry(run, newest)
     found = entry.read_model(mesh_of(partitioning, devices)) if entry else None
+    elsewhere = _compiler(run) if entry else None
+    if entry and elsewhere and not found:
+        elsewhere()
+        found = entry.read_model(mesh_of(partitioning, devices))
     if found:
         assert newest is not None
         run.input.load_vocabularies(newest.extras)
         facts, weights = found
         executables = Executables(
-            _LateMaker(run, facts), devices, entry, row_parts(partitioning), run.observer
+            _LateMaker(run, facts),
+            devices,
+            entry,
+            row_parts(partitioning),
+            run.observer,
+            elsewhere,
         )
         return Decoder(newest.step, Engine(facts, executables, weights), run.input)
     return _opened_now(run)
@@ -91,6 +101,16 @@ def _opened_now(run: Run) -> Decoder:
         entry.write_model(os.fspath(run.logdir.path), facts, arrays, weights)
         cache.prune(entry)
     return Decoder(model.step, Engine(facts, executables, weights), model.input)
+
+
+def _compiler(run: Run) -> CompilerProcess | None:
+    """Returns the process that compiles for a run; None if it compiles for itself.
+
+    Two processes cannot share an accelerator.
+    """
+    if not run.compiles_elsewhere or run.backend.devices[0].platform != "cpu":
+        return None
+    return CompilerProcess(os.fspath(run.logdir.path), run.options, run.precision)
 
 
 class _LateMaker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.runtime.cluster.place import ClusterOptions
 
 
@@ -51,49 +50,6 @@ class RuntimeOptions:
         """Returns the options with those `values` that are not None."""
         given = {name: value for name, value in values.items() if value is not None}
         return dataclasses.replace(self, **given)
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingOptions:
-    """How a language model continues texts.
-
-    Attributes:
-      samples: texts for each beginning.
-      most_tokens: new tokens in each text; 0: until its row is full, at least half a row.
-      temperature: divides the logits; 0 takes the likeliest token.
-      top_k: draws from this many likeliest tokens; 0: from all.
-      top_p: draws from the fewest tokens that together are this likely; 1: from all.
-      min_p: draws from tokens at least this much as likely as the likeliest one; 0: from all.
-      repetition_penalty: makes tokens that occurred less likely; 1 disables it.
-      seed: another seed draws other texts.
-      stop: texts that end a text, which then lacks them.
-    """
-
-    samples: int = 1
-    most_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-
-    def decoding(self) -> DecodingOptions:
-        """Returns the options of one request; the likeliest token alone needs one sample only."""
-        draws = self.temperature > 0
-        return DecodingOptions(
-            beam_size=1,
-            best=self.samples if draws else 1,
-            most_tokens=self.most_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty if draws else 1.0,
-            seed=self.seed,
-            stop=self.stop,
-        )
 
 
 def _differing(options: Any) -> dict[str, Any]:

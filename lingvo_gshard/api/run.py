@@ -18,7 +18,7 @@ from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.decoder import Decoder, open_decoder
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
-from lingvo_gshard.api.options import RuntimeOptions, SamplingOptions
+from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.quality import Quality, compare_precisions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -26,7 +26,7 @@ from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS, TRAINED, check_precision
 from lingvo_gshard.export.decoder import DecoderSettings
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tasks import Task
@@ -103,6 +103,8 @@ class Run:
       options: where and how to run.
       observer: is told how far reading data, loading and compiling are; by default nobody is.
       precision: how the weights are stored and multiplied to translate and generate.
+      compiles_elsewhere: whether another process compiles decoding programs, which keeps the memory
+        that it takes out of this one. It needs the cache of programs, and a CPU.
     """
 
     observer: Observer = SilentObserver()
@@ -128,6 +130,7 @@ class Run:
         check_precision(precision)
         self._given, self.precision = os.fspath(logdir), precision
         self.options = options or RuntimeOptions()
+        self.compiles_elsewhere = False
         self.logdir = Logdir(logdir)
         advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
         if not self.logdir.path.is_dir():
@@ -222,23 +225,23 @@ class Run:
 
     @names_arguments
     def generate(
-        self, beginnings: Sequence[str], options: SamplingOptions | None = None, **fields: Any
+        self, beginnings: Sequence[str], options: DecodingOptions | None = None, **fields: Any
     ) -> list[list[str]]:
-        """Returns texts that continue each beginning: `options.samples` for each.
+        """Returns texts that continue each beginning: `options.best` for each.
 
         Warns if a beginning is too long: the model sees only its end.
 
         Args:
           beginnings: starts of texts; an empty one lets the model begin.
-          options: how to draw tokens.
-          **fields: fields of `SamplingOptions` that override `options`, such as temperature=0.8.
+          options: how to choose tokens; by default they are drawn, with temperature 1.
+          **fields: fields of `DecodingOptions` that override `options`, such as temperature=0.8.
 
         Raises:
           ValueError: the run's task is not language modeling.
         """
         if isinstance(beginnings, str):
             raise ValueError("beginnings is one string; a list of strings was expected")
-        options = dataclasses.replace(options or SamplingOptions(), **fields)
+        options = dataclasses.replace(options or DRAWING, **fields)
         texts = list(self.writer(options).write(beginnings))
         for index, text in enumerate(texts):
             if text.cut:
@@ -246,7 +249,7 @@ class Run:
                     f"beginnings[{index}] is too long: its first {text.cut} tokens were not seen",
                     stacklevel=3,
                 )
-        return [text.samples for text in texts]
+        return [text.texts for text in texts]
 
     @names_arguments
     def evaluate(
@@ -343,20 +346,18 @@ class Run:
         return Translator(self.decoder.engine, source, target, options)
 
     @names_arguments
-    def writer(self, options: SamplingOptions | None = None) -> Writer:
-        """Returns a writer of this model.
+    def writer(self, options: DecodingOptions | None = None) -> Writer:
+        """Returns a writer of this model. Programs are compiled when first needed.
 
         Args:
-          options: how to draw tokens.
+          options: how to choose tokens; by default they are drawn, with temperature 1.
 
         Raises:
           ValueError: the run's task is not language modeling.
         """
         self.check_decoder(Writer)
-        options = options or SamplingOptions()
-        copies = 1 if options.temperature else options.samples
         input_: Any = self.decoder.input
-        return Writer(self.decoder.engine, input_.vocabulary, options.decoding(), copies)
+        return Writer(self.decoder.engine, input_.vocabulary, options)
 
     def check_decoder(self, decoder: type) -> None:
         """Raises ValueError naming the run's task if it does not decode with a `decoder`."""

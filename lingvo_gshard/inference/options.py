@@ -29,7 +29,7 @@ class DecodingOptions:
         negative ones; 1 disables it. For drawing.
       seed: another seed draws other texts.
       most_tokens: the largest number of new tokens, the end counted; 0: twice the source and 10
-        more, or as many as the model has positions for.
+        more, or, of a language model, as many as its row has room for, at least half a row.
       least_tokens: the smallest number of new tokens, the end counted.
       allowed_tokens: ids to choose from, besides the end; empty: all.
       forbidden_tokens: ids that are not chosen.
@@ -136,3 +136,6 @@ _LEAST = {
     "most_tokens": 0,
     "least_tokens": 0,
 }
+
+# How a language model continues texts unless told otherwise.
+DRAWING = DecodingOptions(beam_size=1, temperature=1.0)

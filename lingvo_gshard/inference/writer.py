@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.requests import Answer, Finished, Hypothesis, Request
 from lingvo_gshard.inference.text import GrowingText, continuation, stop_check
 
@@ -17,15 +17,15 @@ class Text:
     """The texts that continue one beginning.
 
     Attributes:
-      samples: complete texts, each starting with the beginning.
+      texts: complete texts, each starting with the beginning.
       cut: number of tokens at the start of the beginning that the model did not see, because the
         row had no room.
-      hypotheses: the new tokens of each sample with their log-probabilities.
+      hypotheses: the new tokens of each text with their log-probabilities.
     """
 
-    samples: list[str]
+    texts: list[str]
     cut: int
-    hypotheses: tuple[Hypothesis, ...] = ()
+    hypotheses: tuple[Hypothesis, ...]
 
 
 class Writer:
@@ -40,7 +40,6 @@ class Writer:
         engine: Engine,
         vocabulary: Vocabulary,
         options: DecodingOptions | None = None,
-        copies: int = 1,
     ):
         """Prepares to write.
 
@@ -48,13 +47,12 @@ class Writer:
           engine: decodes with the model.
           vocabulary: encodes beginnings and decodes texts.
           options: how to choose tokens; None draws them.
-          copies: how often each text is repeated, where samples do not differ.
 
         Raises:
           ValueError: `most_tokens` is more than a row has.
         """
-        self._engine, self._vocabulary, self._copies = engine, vocabulary, copies
-        self._options = options or DecodingOptions(beam_size=1, temperature=1.0)
+        self._engine, self._vocabulary = engine, vocabulary
+        self._options = options or DRAWING
         length, most = engine.facts.most_positions, self._options.most_tokens
         if most > length:
             raise ValueError(f"most_tokens is {most}; 0 to {length}, a row, was expected")
@@ -77,13 +75,40 @@ class Writer:
         Raises:
           ValueError: the options ask for several texts, or for a beam.
         """
+        return self._pieces(self._stream(self._vocabulary.encode(beginning)))
+
+    def write_streamed(self, beginning: str, show: Callable[[str], None]) -> Text:
+        """Returns the Text of a beginning, and shows it while it is generated.
+
+        Args:
+          beginning: the start of the text; empty lets the model begin.
+          show: called with each piece, the first of which has the beginning before it.
+
+        Raises:
+          ValueError: the options ask for several texts, or for a beam.
+        """
+        ids = self._vocabulary.encode(beginning)
+        answer = self._stream(ids)
+        shown = self._vocabulary.decode(ids)
+        for piece in self._pieces(answer):
+            show(shown + piece)
+            shown = ""
+        if shown:
+            show(shown)
+        return self._text(ids, answer)
+
+    def pieces(self, hypothesis: Hypothesis) -> list[str]:
+        """Returns the text of each new token, `▁` for a space."""
+        return [self._vocabulary.piece(token) for token in hypothesis.tokens]
+
+    def _stream(self, ids: list[int]) -> Answer:
         if self._options.best > 1 or self._options.beam_size > 1:
             raise ValueError("streaming writes one text: set best=1 and beam_size=1")
-        request = dataclasses.replace(
-            self._request(self._vocabulary.encode(beginning)), streams=True
-        )
-        text = GrowingText(self._vocabulary, request.given, self._options.stop)
-        answer = self._engine.submit(request)
+        return self._engine.submit(dataclasses.replace(self._request(ids), streams=True))
+
+    def _pieces(self, answer: Answer) -> Iterator[str]:
+        """Yields the text that an answer adds to what its request gives, as it grows."""
+        text = GrowingText(self._vocabulary, answer.request.given, self._options.stop)
         try:
             for event in answer:
                 is_last = isinstance(event, Finished)
@@ -109,5 +134,5 @@ class Writer:
         found = answer.result()
         vocabulary, stop = self._vocabulary, self._options.stop
         beginning = vocabulary.decode(ids)
-        samples = [beginning + continuation(vocabulary, ids, h.tokens, stop) for h in found]
-        return Text(samples * self._copies, self._cut(ids), found)
+        texts = [beginning + continuation(vocabulary, ids, h.tokens, stop) for h in found]
+        return Text(texts, self._cut(ids), found)

@@ -35,4 +35,4 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
     given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)
     engine.submit(Request(source=source, given=given, options=options)).result()
     expert_visits(engine, given, source)
-    say(f"Compiled {engine.executables.count} programs in {engine.executables.seconds:.0f} s")
+    say(f"{engine.executables.count} programs are ready after {engine.executables.seconds:.0f} s")

@@ -1,18 +1,25 @@
-"""Continues texts with a language model: each line of standard input is the beginning of a text.
+"""Continues texts with a language model: each line of --input or standard input is a beginning.
 
     echo "Cannot open" | gshard-generate --logdir=runs/language_model
-    gshard-generate --logdir=runs/language_model --samples=3 --temperature=0.8 < beginnings.txt
+    gshard-generate --logdir=runs/language_model --input=beginnings.txt --best=3 --temperature=0.8
     gshard-generate --logdir=runs/language_model --json < beginnings.txt > texts.jsonl
     gshard-generate --logdir=runs/language_model          and type lines; Ctrl-D ends
 
-Each line gives --samples lines of output, in order. Each is the whole text, including its
-beginning. For an empty line the model begins the text itself. In the output, a line break within a
-text is written as backslash-n and a backslash as two. With --json, each line of output is
-{"beginning", "texts"} instead; --json=FILE writes these lines to a file beside the texts.
+Each line gives --best lines of output, in order. Each is the whole text, including its beginning.
+For an empty line the model begins the text itself. In the output, a line break within a text is
+written as backslash-n and a backslash as two.
 
-Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k and --top_p
-change these. The result depends only on the beginning, the number of the sample and --seed. A text
-ends where the model ends it, or when it has as many tokens as a row had in training. If a beginning
+The text of a single line appears as it is generated. With --stream those of many lines do, too, one
+after the other, which takes longer than all at once.
+
+With --json, each line of output is {"beginning", "texts", "best"} instead; --json=FILE writes these
+lines to a file beside the texts. "best" lists for each text its "score", the "reason" why it ended
+(end, length or stop), and the model's "log_probabilities" of its new "tokens" and of the end.
+
+Tokens are drawn by the probabilities that the model gives them; --temperature, --top_k, --top_p and
+--min_p change these. The result depends only on the beginning, the number of the text and --seed.
+--temperature=0 searches for the likeliest text instead, with --beam_size hypotheses. A text ends
+where the model ends it, or when it has as many tokens as a row had in training. If a beginning
 leaves no room, the model sees only its end, and a warning is printed.
 
 Exit code: 0 if every line was answered, else 1.
@@ -22,7 +29,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from typing import TextIO
 
 from absl import flags
@@ -31,19 +37,21 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.inference.writer import Text, Writer
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.line_input import (
+    STANDARD_INPUT,
     LineReader,
     answer_lines,
     define_line_flags,
+    open_input,
     skips_bad_lines,
-    standard_input,
     warn,
+    write,
     write_lines,
 )
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 from lingvo_gshard.tools.flags.decoding import (
+    decoding_options,
+    define_decoding_flags,
     define_precision_flag,
-    define_sampling_flags,
-    sampling_options,
 )
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
@@ -55,7 +63,15 @@ def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
-    define_sampling_flags(values)
+    flags.DEFINE_integer(
+        "best",
+        1,
+        "Texts of each line: draws, or the best of at most --beam_size.",
+        1,
+        flag_values=values,
+    )
+    flags.DEFINE_bool("stream", False, "Shows each text while it is generated.", flag_values=values)
+    define_decoding_flags(values, continues=True)
     define_precision_flag(values)
     output.define_json_flag(values, "a line for each beginning")
     define_line_flags(values)
@@ -69,25 +85,40 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)
-    stream = standard_input()
+    stream = open_input(values)
     logdir = required_logdir(values)
     with LineProgress("Writing") as progress, output.open_json_lines(values.json) as records:
         run = load(logdir, options=runtime_options(values), precision=values.precision)
         run.observer = progress.stages
         run.check_decoder(Writer)
-        options = sampling_options(values)
+        options = decoding_options(values, values.best)
+        _check_stream(values)
         lines = LineReader(stream)
         writer = run.writer(options)
         progress.rest()
-        if sys.stdin.isatty():
+        if stream.isatty():
             warn(f"{run.params.name}, step {run.step:,}. Type a beginning; Ctrl-D ends.")
-        respond = functools.partial(_respond, writer, values.json, records, progress)
-        return answer_lines(lines, respond, skip_bad, progress)
+        respond = functools.partial(_respond, writer, values, records, progress)
+        name = values.input or STANDARD_INPUT
+        return answer_lines(lines, respond, skip_bad, name, progress)
+
+
+def _check_stream(values: flags.FlagValues) -> None:
+    """Raises ValueError if --stream is given with flags whose texts cannot be streamed."""
+    if values.stream and not _can_stream(values):
+        raise ValueError(
+            "--stream shows one text at a time: it needs --best=1 and --beam_size=1, and --json "
+            "only with a file"
+        )
+
+
+def _can_stream(values: flags.FlagValues) -> bool:
+    return values.best == values.beam_size == 1 and values.json != output.STANDARD_OUTPUT
 
 
 def _respond(
     writer: Writer,
-    path: str | None,
+    values: flags.FlagValues,
     records: TextIO | None,
     progress: LineProgress,
     lines: list[str],
@@ -97,14 +128,16 @@ def _respond(
 
     Args:
       writer: the model.
-      path: --json. If it is standard output, that gets JSON instead of texts.
+      values: the command's flags.
       records: the file for JSON, if there is one.
       progress: shows how many lines are done.
       lines: the beginnings.
       before: number of lines before them.
     """
     beginnings = [line.rstrip("\r\n") for line in lines]
-    pairs = zip(beginnings, writer.write(beginnings), strict=True)
+    streams = values.stream or (len(lines) == 1 and _can_stream(values))
+    texts = map(functools.partial(_streamed, writer, progress), beginnings) if streams else None
+    pairs = zip(beginnings, texts or writer.write(beginnings), strict=True)
     for number, (beginning, text) in enumerate(pairs, start=before + 1):
         if text.cut:
             warn(
@@ -113,16 +146,41 @@ def _respond(
             )
         progress.update(number - before)
         progress.before_answers()
-        record = _record(beginning, text)
-        as_json = path == output.STANDARD_OUTPUT
-        write_lines([record] if as_json else map(_on_one_line, text.samples))
+        record = _record(writer, beginning, text)
+        if not streams:
+            as_json = values.json == output.STANDARD_OUTPUT
+            write_lines([record] if as_json else map(_on_one_line, text.texts))
         if records is not None:
             records.write(f"{record}\n")
             records.flush()
 
 
-def _record(beginning: str, text: Text) -> str:
-    return json.dumps({"beginning": beginning, "texts": text.samples}, ensure_ascii=False)
+def _streamed(writer: Writer, progress: LineProgress, beginning: str) -> Text:
+    """Writes the text of a beginning while it is generated, and returns it."""
+
+    def show(piece: str) -> None:
+        progress.before_answers()
+        write(_on_one_line(piece))
+
+    text = writer.write_streamed(beginning, show)
+    write("\n")
+    return text
+
+
+def _record(writer: Writer, beginning: str, text: Text) -> str:
+    """Returns the JSON object of a line; see the command's help."""
+    best = [
+        {
+            "text": whole,
+            "score": found.score,
+            "reason": found.reason,
+            "tokens": writer.pieces(found),
+            "log_probabilities": found.log_probabilities,
+        }
+        for whole, found in zip(text.texts, text.hypotheses, strict=True)
+    ]
+    record = {"beginning": beginning, "texts": text.texts, "best": best}
+    return json.dumps(record, ensure_ascii=False)
 
 
 def _on_one_line(text: str) -> str:

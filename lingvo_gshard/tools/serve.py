@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
     with bound:
         with stages_on_terminal() as stages:
             run = load(logdir, options=runtime_options(values), precision=values.precision)
-            run.observer = stages
+            run.observer, run.compiles_elsewhere = stages, True
             service = _service(values, run, token)
         port = bound.getsockname()[1]
         if values.port_file:

@@ -1,8 +1,8 @@
-"""Translates lines: each line of standard input gives one line of standard output.
+"""Translates lines: each line of --input or standard input gives one line of output.
 
-    gshard-translate --logdir=runs/quickstart < lines.txt > translations.txt
+    gshard-translate --logdir=runs/quickstart --input=lines.txt > translations.txt
     echo "No se pudo guardar el archivo." | gshard-translate --logdir=runs/quickstart
-    gshard-translate --logdir=runs/quickstart --best=3 --json < lines.txt > translations.jsonl
+    gshard-translate --logdir=runs/quickstart --best=3 --json < lines.txt
     gshard-translate --logdir=runs/quickstart          and type lines; Ctrl-D ends
 
 Lines are answered as they arrive: a typed line at once, waiting lines of a pipe in batches, which
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from typing import TextIO
 
 from absl import flags
@@ -29,11 +28,12 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.line_input import (
+    STANDARD_INPUT,
     LineReader,
     answer_lines,
     define_line_flags,
+    open_input,
     skips_bad_lines,
-    standard_input,
     warn,
     write_lines,
 )
@@ -63,6 +63,7 @@ def define_flags() -> flags.FlagValues:
         1,
         flag_values=values,
     )
+    flags.DEFINE_string("prefix", "", "What every translation must begin with.", flag_values=values)
     output.define_json_flag(values, "a line for each line")
     define_runtime_flags(values, in_cluster=False)
     return values
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
     startup.parse_flags(values, argv, __doc__)
     output.check_writable(values, "json")
     skip_bad = skips_bad_lines(values)
-    stream = standard_input()
+    stream = open_input(values)
     logdir = required_logdir(values)
     with LineProgress("Translating") as progress, output.open_json_lines(values.json) as records:
         run = load(logdir, options=runtime_options(values), precision=values.precision)
@@ -84,15 +85,16 @@ def main(argv: list[str]) -> int:
         lines = LineReader(stream)
         translator = run.translator(options)
         progress.rest()
-        if sys.stdin.isatty():
+        if stream.isatty():
             warn(f"{run.params.name}, step {run.step:,}. Type a line to translate; Ctrl-D ends.")
-        respond = functools.partial(_respond, translator, values.json, records, progress)
-        return answer_lines(lines, respond, skip_bad, progress)
+        respond = functools.partial(_respond, translator, values, records, progress)
+        name = values.input or STANDARD_INPUT
+        return answer_lines(lines, respond, skip_bad, name, progress)
 
 
 def _respond(
     translator: Translator,
-    path: str | None,
+    values: flags.FlagValues,
     records: TextIO | None,
     progress: LineProgress,
     sentences: list[str],
@@ -102,13 +104,14 @@ def _respond(
 
     Args:
       translator: the model.
-      path: --json. If it is standard output, that gets JSON instead of translations.
+      values: the command's flags. If --json is standard output, that gets JSON, not translations.
       records: the file for JSON, if there is one.
       progress: shows how many lines are done.
       sentences: the lines.
       before: number of input lines before the batch, for warnings.
     """
-    translations = translator.translate(sentences, progress.update)
+    prefixes = [values.prefix] * len(sentences)
+    translations = translator.translate(sentences, progress.update, prefixes=prefixes)
     progress.before_answers()
     for index in translations.cut:
         warn(
@@ -117,7 +120,7 @@ def _respond(
         )
     found = map(_record, sentences, translations.texts, translations.best)
     lines = [json.dumps(record, ensure_ascii=False) for record in found]
-    write_lines(lines if path == output.STANDARD_OUTPUT else translations.texts)
+    write_lines(lines if values.json == output.STANDARD_OUTPUT else translations.texts)
     if records is not None:
         records.writelines(f"{line}\n" for line in lines)
         records.flush()

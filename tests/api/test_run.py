@@ -107,7 +107,7 @@ def test_translation_run_translates(trained_logdir):
 
 def test_language_model_run_generates(language_model_logdir):
     run = gshard.load(language_model_logdir)
-    options = gshard.SamplingOptions(samples=2, most_tokens=4)
+    options = gshard.DecodingOptions(beam_size=1, temperature=1.0, best=2, most_tokens=4)
     found = run.generate(["the dog", "the cat"], options, seed=3)
     assert [len(texts) for texts in found] == [2, 2]
     assert all(text.startswith("the dog") for text in found[0])

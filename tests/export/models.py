@@ -26,7 +26,7 @@ def continuations(logdir, beginnings, beam_size):
     """Returns the texts with which the run continues beginnings."""
     run = gshard.load(logdir)
     writer = Writer(run.decoder.engine, run.input.vocabulary, DecodingOptions(beam_size=beam_size))
-    return [text.samples[0] for text in writer.write(beginnings)]
+    return [text.texts[0] for text in writer.write(beginnings)]
 
 
 # Answers each request in a list of [directory, texts]; needs `answer(directory, texts)`.

@@ -29,7 +29,7 @@ def written(writing, **options):
     options = DecodingOptions(beam_size=1, most_tokens=6, **options)
     (text,) = Writer(writing.engine, writing.vocabulary, options).write([PROMPT])
     start = len(writing.vocabulary.decode(writing.vocabulary.encode(PROMPT)))
-    return [sample[start:] for sample in text.samples]
+    return [sample[start:] for sample in text.texts]
 
 
 def test_choices_are_the_texts_of_the_writer(writer_client, writing):

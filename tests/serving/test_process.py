@@ -87,5 +87,27 @@ def test_a_client_that_leaves_in_mid_answer_leaves_nothing_behind(server):
     assert process.wait(60) == 0
 
 
+def test_the_server_leaves_compiling_to_another_process(server):
+    """So it needs neither TensorFlow nor the compiler's memory, and no process stays behind."""
+    process, port = server
+    connection = connect(port)
+    connection.request("POST", "/v1/translate", json.dumps({"text": SOURCES[:2]}).encode())
+    response = connection.getresponse()
+    assert response.status == 200 and len(json.load(response)["translations"]) == 2
+    maps = pathlib.Path(f"/proc/{process.pid}/maps").read_text()
+    assert "jaxlib" in maps and "tensorflow" not in maps
+    tasks = pathlib.Path(f"/proc/{process.pid}/task")
+    children = " ".join(path.read_text() for path in tasks.glob("*/children")).split()
+    process.kill()
+    process.wait()
+    for child in children:
+        for _ in range(600):
+            if not pathlib.Path(f"/proc/{child}").exists():
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError(f"process {child} outlives the server")
+
+
 def _line_with(process, text):
     return next(line for line in process.stderr if text in line)

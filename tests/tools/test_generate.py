@@ -1,18 +1,22 @@
 """Tests gshard-generate through its command line on a tiny language model."""
 
+import dataclasses
 import io
 import json
 import sys
 
 import pytest
 
-from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.api.run import Run, load
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.tools import generate
 from lingvo_gshard.tools.console import startup
+from lingvo_gshard.tools.console.line_input import write
 
 # One process runs all tests of this file, so that they share their fixtures.
 pytestmark = pytest.mark.xdist_group("language_model_logdir")
+
+LIKELIEST = DecodingOptions(beam_size=1)
 
 
 class Stdin(io.TextIOWrapper):
@@ -46,47 +50,84 @@ def run_here(language_model_logdir, trained, monkeypatch, capsys):
 
 
 def test_each_prompt_is_continued(run_here, tmp_path):
-    code, out, err = run_here(b"the dog\n\nthe cat\n", "--samples=2", "--seed=3")
+    code, out, err = run_here(b"the dog\n\nthe cat\n", "--best=2", "--seed=3")
     assert code == 0 and err == ""
     lines = out.removesuffix("\n").split("\n")
     assert len(lines) == 6
     assert all(line.startswith("the dog") for line in lines[:2])
     assert all(line.startswith("the cat") for line in lines[4:])
-    code, again, _ = run_here(b"the cat\n", "--samples=2", "--seed=3", "--json")
+    code, again, _ = run_here(b"the cat\n", "--best=2", "--seed=3", "--json")
     assert code == 0
-    assert json.loads(again) == {"beginning": "the cat", "texts": lines[4:]}
-    assert run_here(b"the cat\n", "--samples=2", "--seed=4", "--json")[1] != again
+    record = json.loads(again)
+    assert record["beginning"] == "the cat" and record["texts"] == lines[4:]
+    for text, best in zip(lines[4:], record["best"], strict=True):
+        assert best["text"] == text
+        assert len(best["log_probabilities"]) == len(best["tokens"]) + (best["reason"] == "end")
+        assert sum(best["log_probabilities"]) == pytest.approx(best["score"], abs=1e-4)
+    assert run_here(b"the cat\n", "--best=2", "--seed=4", "--json")[1] != again
     file = tmp_path / "texts.jsonl"
-    _, texts, _ = run_here(b"the cat\n", "--samples=2", "--seed=3", f"--json={file}")
+    _, texts, _ = run_here(b"the cat\n", "--best=2", "--seed=3", f"--json={file}")
     assert texts.splitlines() == lines[4:]
     assert file.read_text() == again
 
 
 def test_temperature_0_generates_the_likeliest_tokens(trained):
     """At temperature 0 every generated token has the highest probability."""
-    few = SamplingOptions(temperature=0, most_tokens=5, samples=2)
+    few = dataclasses.replace(LIKELIEST, most_tokens=5)
     (text,) = trained.writer(few).write(["the"])
     vocabulary = trained.input.vocabulary
-    (generated,) = trained.writer(SamplingOptions(temperature=0)).write(["the"])
-    assert generated.samples[0].startswith(text.samples[0]) and text.cut == 0
-    assert text.samples == 2 * text.samples[:1]
-    written = vocabulary.encode(text.samples[0])[len(vocabulary.encode("the")) :]
+    (generated,) = trained.writer(LIKELIEST).write(["the"])
+    assert generated.texts[0].startswith(text.texts[0]) and text.cut == 0
+    written = vocabulary.encode(text.texts[0])[len(vocabulary.encode("the")) :]
     assert 0 < len(written) <= 5
 
 
 def test_a_text_ends_before_a_stop_string(trained):
-    (whole,) = trained.writer(SamplingOptions(temperature=0)).write(["the"])
-    continued = whole.samples[0].removeprefix("the")
+    (whole,) = trained.writer(LIKELIEST).write(["the"])
+    continued = whole.texts[0].removeprefix("the")
     stop = continued[len(continued) // 2 :][:2]
-    options = SamplingOptions(temperature=0, stop=(stop,))
+    options = dataclasses.replace(LIKELIEST, stop=(stop,))
     (stopped,) = trained.writer(options).write(["the"])
-    assert stop and stopped.samples == ["the" + continued[: continued.index(stop)]]
+    assert stop and stopped.texts == ["the" + continued[: continued.index(stop)]]
 
 
 def test_streamed_pieces_make_the_text(trained):
-    for options in (SamplingOptions(seed=3), SamplingOptions(temperature=0)):
+    for options in (dataclasses.replace(DRAWING, seed=3), LIKELIEST):
         (text,) = trained.writer(options).write(["the dog"])
-        assert "the dog" + "".join(trained.writer(options).stream("the dog")) == text.samples[0]
+        assert "the dog" + "".join(trained.writer(options).stream("the dog")) == text.texts[0]
+
+
+def test_texts_appear_while_they_are_generated(run_here, tmp_path, monkeypatch):
+    """One line alone, and several with --stream, give what they give without it."""
+    file, records = tmp_path / "beginnings.txt", tmp_path / "texts.jsonl"
+    file.write_bytes(b"the dog\nthe cat\n")
+    flags = ("--seed=3", f"--input={file}")
+    _, expected, _ = run_here(b"", *flags)
+    written = []
+    monkeypatch.setattr(generate, "write", lambda text: written.append(text) or write(text))
+    code, out, err = run_here(b"", *flags, "--stream", f"--json={records}")
+    assert (code, out, err) == (0, expected, "")
+    assert len(written) > 4 and written[0].startswith("the dog")
+    found = [json.loads(line)["texts"] for line in records.read_text().splitlines()]
+    assert [text for (text,) in found] == expected.splitlines()
+    written.clear()
+    _, out, _ = run_here(b"the dog\n", "--seed=3")
+    assert out == expected.splitlines(keepends=True)[0] and len(written) > 2
+
+
+def test_beams_and_restricted_tokens_as_in_translating(run_here, trained):
+    vocabulary = trained.input.vocabulary
+    ids = [index for index in range(vocabulary.size) if index != vocabulary.eos_id][4:10]
+    flags = ("--temperature=0", "--beam_size=3", "--best=2", "--json", "--most_tokens=5")
+    allowed = f"--allowed_tokens={','.join(map(str, ids[:5]))}"
+    _, out, _ = run_here(
+        b"the\n", *flags, allowed, "--least_tokens=5", f"--forbidden_tokens={ids[0]}"
+    )
+    best = json.loads(out)["best"]
+    assert len(best) == 2 and best[0]["score"] >= best[1]["score"]
+    pieces = {vocabulary.piece(index) for index in ids[1:5]}
+    for found in best:
+        assert set(found["tokens"]) <= pieces and len(found["log_probabilities"]) == 5
 
 
 def test_long_prompts_are_truncated_at_the_start(run_here, trained):
@@ -103,8 +144,8 @@ def test_long_prompts_are_truncated_at_the_start(run_here, trained):
 def test_a_text_does_not_depend_on_the_others(trained):
     many = [f"the {i}" for i in range(12)]
     writer = trained.writer()
-    found = [text.samples for text in writer.write(many)]
-    assert found == [text.samples for one in many for text in writer.write([one])]
+    found = [text.texts for text in writer.write(many)]
+    assert found == [text.texts for one in many for text in writer.write([one])]
 
 
 def test_multiline_text_is_written_as_one_line():
@@ -119,6 +160,9 @@ def test_multiline_text_is_written_as_one_line():
         (["--most_tokens=17"], "most_tokens is 17; 0 to 16, a row"),
         (["--on_bad_line=skipp"], "--on_bad_line=skipp is unknown. Did you mean 'skip'?"),
         (["--logdir=/no/such"], "there is no such directory"),
+        (["--stream", "--best=2"], "it needs --best=1 and --beam_size=1"),
+        (["--temperature=0", "--best=2"], "best is 2, but a search with beam_size=1 finds 1"),
+        (["--input=no_such.txt"], "--input=no_such.txt: No such file or directory"),
         (["the"], "'the' is not a flag"),
     ],
 )

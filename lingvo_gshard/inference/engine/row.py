@@ -28,11 +28,12 @@ class Row:
       limit: the largest number of new tokens.
       generated: the number of new tokens so far.
       is_done: whether the text is complete.
+      passes: how often other texts got a place that this one waited for.
     """
 
     def __init__(self, answer: Answer, text: int, limit: int):
         self.answer, self.text, self.limit = answer, text, limit
-        self.generated, self.is_done = 0, False
+        self.generated, self.is_done, self.passes = 0, False, 0
 
     @property
     def position(self) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lingvo_gshard.decoding.kinds import SearchKind
 from lingvo_gshard.inference.engine.row import Row
+
+# Texts that have waited longest, among which those that suit are looked for.
+_WINDOW = 512
+_MOST_PASSES = 16
 
 
 class WaitingRows:
@@ -64,11 +69,33 @@ class WaitingRows:
             queue = self._queues.get(kind, ())
             return [queue[index] for index in range(min(most, len(queue)))]
 
-    def take(self, kind: SearchKind, most: int) -> list[Row]:
-        """Returns the next texts of a kind, which wait no longer."""
+    def take(
+        self, kind: SearchKind, most: int, size_of: Callable[[Row], int], wanted: int
+    ) -> list[Row]:
+        """Returns texts of a kind that suit each other, which wait no longer.
+
+        They are those of the nearest sizes: a batch costs what its longest text costs. No text is
+        passed over more than _MOST_PASSES times.
+
+        Args:
+          kind: how tokens are chosen.
+          most: the largest number of texts.
+          size_of: returns the size of a text.
+          wanted: the size that suits; 0: that of the text that has waited longest.
+        """
         with self._changed:
             queue = self._queues.get(kind, deque())
-            return [queue.popleft() for _ in range(min(most, len(queue)))]
+            window = [queue.popleft() for _ in range(min(_WINDOW, len(queue)))]
+            if window and (not wanted or window[0].passes >= _MOST_PASSES):
+                wanted = size_of(window[0])
+            # Sorting is stable: of the same size, those that have waited longest.
+            nearest = sorted(window, key=lambda row: abs(math.log2(size_of(row) / wanted)))[:most]
+            taken = set(map(id, nearest))
+            left = [row for row in window if id(row) not in taken]
+            for row in left:
+                row.passes += 1
+            queue.extendleft(reversed(left))
+            return nearest
 
     def kinds(self, is_idle: bool) -> list[SearchKind] | None:
         """Returns the kinds with waiting texts; None if there is nothing more to do.

@@ -89,7 +89,8 @@ class Worker:
             return []
         # While few wait, the other workers take their share.
         share = -(-waiting // self._waiting.workers)
-        return self._waiting.take(kind, min(free, max(share, 1)))
+        wanted = max((self._size(row) for row in lane.rows if row), default=0)
+        return self._waiting.take(kind, min(free, max(share, 1)), self._size, wanted)
 
     def _largest(self, kind: SearchKind) -> int:
         """Returns the largest number of rows of a lane."""
@@ -106,9 +107,7 @@ class Worker:
             return None
         waiting = self._waiting.count(lane.kind)
         rows = min(len(texts) + waiting, self._largest(lane.kind))
-        sources = [len(row.answer.request.source) for row in texts]
-        # Source and target share a size, so that there are few shapes.
-        length = buckets.fitting(buckets.LENGTHS, max(*map(self._positions, texts), *sources, 0))
+        length = max(map(self._size, texts))
         needed = StateShape(
             buckets.fitting(self._row_counts, rows), length, min(length, self._facts.most_source)
         )
@@ -121,6 +120,14 @@ class Worker:
         """Returns whether decoding in a shape needs no program that is not compiled."""
         keys = buckets.keys(kind, shape, self._executables.batches)
         return all(map(self._executables.is_ready, keys))
+
+    def _size(self, row: Row) -> int:
+        """Returns the length of a state that holds a text.
+
+        Source and target share a size, so that there are few shapes.
+        """
+        wanted = max(self._positions(row), len(row.answer.request.source))
+        return buckets.fitting(buckets.LENGTHS, wanted)
 
     def _positions(self, row: Row) -> int:
         """Returns the positions that a text probably needs: those so far and some more."""

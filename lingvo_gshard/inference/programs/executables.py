@@ -45,6 +45,7 @@ class Executables:
         store: ProgramStore | None = None,
         batches: int = 1,
         observer: Observer | None = None,
+        elsewhere: Callable[[ProgramKey], None] | None = None,
     ):
         """Prepares to compile.
 
@@ -54,8 +55,10 @@ class Executables:
           store: keeps compiled programs; None compiles all of them.
           batches: batches that the devices decode at once; see `layout.row_parts`.
           observer: is told which program is being compiled.
+          elsewhere: has a program compiled into the store by another process, and waits for it;
+            None compiles in this one.
         """
-        self.batches = batches
+        self.batches, self._elsewhere = batches, elsewhere
         self._source, self._devices, self._store = source, list(devices), store
         self._observer = observer or SilentObserver()
         self._lock = threading.Lock()
@@ -98,8 +101,19 @@ class Executables:
                 self.seconds += time.monotonic() - started
         return self._compiled[key]
 
+    def _stored_program(self, key: ProgramKey) -> CompiledProgram | None:
+        """Returns a program from the store, where another process may have to put it first."""
+        if not self._store:
+            return None
+        stored = self._store.read_program(key, self._devices)
+        if stored or not self._elsewhere:
+            return stored
+        with self._observer.within(f"Compiling {key}"):
+            self._elsewhere(key)
+        return self._store.read_program(key, self._devices)
+
     def _compile(self, key: ProgramKey) -> CompiledProgram:
-        stored = self._store.read_program(key, self._devices) if self._store else None
+        stored = self._stored_program(key)
         if stored:
             return stored
         with self._observer.within(f"Compiling {key}"):

@@ -14,6 +14,7 @@ from absl import flags
 from lingvo_gshard.core.config import names
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 
+STANDARD_INPUT = "standard input"
 _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")
 
 # Largest number of lines answered as one batch, so that answers keep coming.
@@ -21,7 +22,10 @@ _BATCH_LINES = 1024
 
 
 def define_line_flags(values: flags.FlagValues) -> None:
-    """Defines --on_bad_line, which says what happens to lines that are not text."""
+    """Defines --input, and --on_bad_line, which says what happens to lines that are not text."""
+    flags.DEFINE_string(
+        "input", None, "File with the lines. Default: standard input.", flag_values=values
+    )
     flags.DEFINE_string(
         "on_bad_line",
         _REFUSE,
@@ -80,10 +84,19 @@ class LineReader:
         self._waiting.put(None)
 
 
-def standard_input() -> BinaryIO:
-    """Returns standard input; ValueError if it is closed."""
+def open_input(values: flags.FlagValues) -> BinaryIO:
+    """Returns the file of --input, or else standard input.
+
+    Raises:
+      ValueError: the file cannot be opened, or standard input is closed.
+    """
+    if values.input:
+        try:
+            return open(values.input, "rb")
+        except OSError as error:
+            raise ValueError(f"--input={values.input}: {error.strerror}") from None
     if sys.stdin is None:
-        raise ValueError("standard input is closed; this command reads a line for each answer")
+        raise ValueError(f"{STANDARD_INPUT} is closed; this command reads a line for each answer")
     return sys.stdin.buffer
 
 
@@ -91,6 +104,7 @@ def answer_lines(
     lines: LineReader,
     respond: Callable[[list[str], int], None],
     skip_bad: bool,
+    name: str,
     progress: LineProgress,
 ) -> int:
     """Answers lines as they arrive and returns the exit code.
@@ -100,6 +114,7 @@ def answer_lines(
       respond: writes the answers to a batch of lines. Its second argument is the number of lines
         before the batch.
       skip_bad: whether to warn about a line that is not UTF-8 and treat it as empty.
+      name: what the lines come from, for errors.
       progress: shows that a batch is being answered.
 
     Raises:
@@ -108,7 +123,7 @@ def answer_lines(
     answered = 0
     try:
         for batch in lines.batches():
-            texts, error = _decode(batch, answered, skip_bad)
+            texts, error = _decode(batch, answered, skip_bad, name)
             progress.begin_batch(answered)
             respond(texts, answered)
             if error:
@@ -125,7 +140,12 @@ def answer_lines(
 
 def write_lines(lines: Iterable[str]) -> None:
     """Writes lines to standard output and flushes it."""
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+    write("".join(f"{line}\n" for line in lines))
+
+
+def write(text: str) -> None:
+    """Writes a text to standard output and flushes it."""
+    sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
@@ -135,7 +155,7 @@ def warn(text: str) -> None:
 
 
 def _decode(
-    batch: Sequence[bytes], answered: int, skip_bad: bool
+    batch: Sequence[bytes], answered: int, skip_bad: bool, name: str
 ) -> tuple[list[str], ValueError | None]:
     """Decodes lines; stops at the first that is not UTF-8 unless `skip_bad`.
 
@@ -143,6 +163,7 @@ def _decode(
       batch: the lines.
       answered: number of lines before them.
       skip_bad: whether a bad line becomes an empty text, with a warning.
+      name: what the lines come from.
 
     Returns:
       The texts, and the error of the line that follows them, if any.
@@ -156,7 +177,7 @@ def _decode(
             bad = f"line {number} is not UTF-8 (byte {error.start + 1})"
             if not skip_bad:
                 return texts, ValueError(
-                    f"standard input: {bad}; --on_bad_line=skip leaves such lines empty"
+                    f"{name}: {bad}; --on_bad_line=skip leaves such lines empty"
                 )
             warn(f"Warning: {bad}: left empty")
             texts.append("")

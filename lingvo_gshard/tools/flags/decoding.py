@@ -7,9 +7,8 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gshard.api.options import SamplingOptions
 from lingvo_gshard.decoding.precision import TRAINED
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 
 # The flags of `define_decoding_flags`: the fields of `DecodingOptions`, `best` excepted.
 DECODING_FLAGS = tuple(f.name for f in dataclasses.fields(DecodingOptions) if f.name != "best")
@@ -27,19 +26,27 @@ def define_precision_flag(values: flags.FlagValues, default: str | None = TRAINE
     )
 
 
-def define_decoding_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `DecodingOptions`, `best` excepted."""
+def define_decoding_flags(values: flags.FlagValues, continues: bool = False) -> None:
+    """Defines the flags of `DecodingOptions`, `best` excepted.
+
+    Args:
+      values: the command's flags.
+      continues: whether the command continues texts, which draws tokens by default, or else
+        translates, which searches for the best ones.
+    """
+    defaults = DRAWING if continues else DecodingOptions()
     flags.DEFINE_integer(
         "beam_size",
-        4,
-        "Hypotheses kept for each sentence; 1 is greedy decoding, several times as fast.",
+        defaults.beam_size,
+        "Hypotheses kept for each text; 1 is greedy decoding, several times as fast. Drawing "
+        "needs 1.",
         1,
         flag_values=values,
     )
     flags.DEFINE_float(
         "length_exponent",
         1.0,
-        "How much beam search favors longer translations; 0 disables it.",
+        "How much beam search favors longer texts; 0 disables it.",
         0.0,
         flag_values=values,
     )
@@ -50,8 +57,17 @@ def define_decoding_flags(values: flags.FlagValues) -> None:
         0.0,
         flag_values=values,
     )
-    _define_token_flags(
-        values, 0.0, "Largest number of new tokens; 0: twice those of the source and 10 more."
+    usual = (
+        "until its row is full, at least half a row"
+        if continues
+        else "twice those of the source and 10 more"
+    )
+    flags.DEFINE_integer(
+        "most_tokens",
+        0,
+        f"Largest number of new tokens; 0: {usual}.",
+        0,
+        flag_values=values,
     )
     flags.DEFINE_integer(
         "least_tokens",
@@ -60,11 +76,8 @@ def define_decoding_flags(values: flags.FlagValues) -> None:
         0,
         flag_values=values,
     )
-    for name, what in (
-        ("allowed", "The only ids to choose from, besides the end"),
-        ("forbidden", "Ids that are not chosen"),
-    ):
-        flags.DEFINE_list(f"{name}_tokens", [], f"{what}, separated by commas.", flag_values=values)
+    _define_drawing_flags(values, defaults.temperature)
+    _define_restricting_flags(values)
 
 
 def decoding_options(values: flags.FlagValues, best: int = 1) -> DecodingOptions:
@@ -72,7 +85,7 @@ def decoding_options(values: flags.FlagValues, best: int = 1) -> DecodingOptions
 
     Args:
       values: the flags.
-      best: translations of each sentence.
+      best: texts to return for each one that is given.
 
     Raises:
       ValueError: options are wrong or do not go together.
@@ -89,39 +102,28 @@ def decoding_fields(values: flags.FlagValues) -> dict[str, Any]:
     return given
 
 
-def define_sampling_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of `SamplingOptions`."""
-    flags.DEFINE_integer("samples", 1, "Texts per beginning.", 1, flag_values=values)
-    _define_token_flags(
-        values,
-        1.0,
-        "Largest number of new tokens per text; 0: until its row is full, at least half a row.",
+def _define_restricting_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of what a text must not have."""
+    for name, what in (
+        ("allowed", "The only ids to choose from, besides the end"),
+        ("forbidden", "Ids that are not chosen"),
+    ):
+        flags.DEFINE_list(f"{name}_tokens", [], f"{what}, separated by commas.", flag_values=values)
+    flags.DEFINE_multi_string(
+        "stop",
+        [],
+        "A text that ends a text, which then lacks it. May be repeated. Not for beam search.",
+        flag_values=values,
     )
 
 
-def sampling_options(values: flags.FlagValues) -> SamplingOptions:
-    """Returns the options of sampling that the flags give."""
-    names = (field.name for field in dataclasses.fields(SamplingOptions))
-    given: dict[str, Any] = {name: values[name].value for name in names}
-    given["stop"] = tuple(values.stop)
-    return SamplingOptions(**given)
-
-
-def _define_token_flags(values: flags.FlagValues, temperature: float, most_tokens: str) -> None:
-    """Defines the flags of single tokens, for searching and drawing alike.
+def _define_drawing_flags(values: flags.FlagValues, temperature: float) -> None:
+    """Defines the flags of drawing tokens.
 
     Args:
       values: the command's flags.
       temperature: the default.
-      most_tokens: help of --most_tokens.
     """
-    flags.DEFINE_integer(
-        "most_tokens",
-        0,
-        most_tokens,
-        0,
-        flag_values=values,
-    )
     flags.DEFINE_float(
         "temperature",
         temperature,
@@ -151,12 +153,6 @@ def _define_token_flags(values: flags.FlagValues, temperature: float, most_token
         "repetition_penalty",
         1.0,
         "Values above 1 make tokens that occurred less likely. Needs a temperature.",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "stop",
-        [],
-        "A text that ends a text, which then lacks it. May be repeated. Not for beam search.",
         flag_values=values,
     )
     flags.DEFINE_integer(

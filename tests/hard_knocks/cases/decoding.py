@@ -102,11 +102,34 @@ CASES = (
         error="--top_k=-1: -1 is not a non-negative integer",
     ),
     Case(
-        "a flag of the other decoder",
+        "drawing a text with a beam",
         _GENERATE + "--beam_size=4",
         given=_WRITER,
         stdin=b"the\n",
-        error="Unknown command line flag 'beam_size'",
+        error="temperature=1.0 draws tokens and beam_size=4 searches; set one of beam_size=1 and "
+        "temperature=0",
+    ),
+    Case(
+        "streaming several texts",
+        _GENERATE + "--stream --best=2",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="--stream shows one text at a time: it needs --best=1 and --beam_size=1, and --json "
+        "only with a file",
+    ),
+    Case(
+        "lines from a file that does not exist",
+        _TRANSLATE + "--input=lines.txt",
+        given=_RUN,
+        error="--input=lines.txt: No such file or directory",
+    ),
+    Case(
+        "no token left to choose",
+        _GENERATE + "--allowed_tokens=5 --forbidden_tokens=5 --least_tokens=3",
+        given=_WRITER,
+        stdin=b"the\n",
+        error="allowed_tokens and forbidden_tokens leave no token besides the end, and "
+        "least_tokens is 3",
     ),
     Case(
         "beams of an evaluation",

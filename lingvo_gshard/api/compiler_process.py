@@ -1,0 +1,122 @@
+"""CompilerProcess: compiles decoding programs in a process of its own.
+
+Lowering a program takes TensorFlow, and compiling it takes hundreds of megabytes. A server that
+has both done elsewhere reads the finished programs from the start-up cache, and never imports
+TensorFlow. The process ends when it has had nothing to do for a while, or when its parent has gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.inference.programs.program_key import ProgramKey
+
+# Seconds without work after which the process ends.
+_IDLE_SECONDS = 20.0
+_MODULE = "lingvo_gshard.api.compiler_process"
+
+
+class CompilerProcess:
+    """Has programs of one run compiled into the start-up cache. Threads may share it."""
+
+    def __init__(self, logdir: str, options: RuntimeOptions, precision: str):
+        """Starts nothing before the first program is needed.
+
+        Args:
+          logdir: directory of the run.
+          options: where and how the run decodes.
+          precision: how its weights are stored and multiplied.
+        """
+        self._run = (logdir, options, precision)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen | None = None
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, key: ProgramKey | None = None) -> None:
+        """Waits until the cache has a program; without a key, until it has the model.
+
+        If that fails the cache lacks it afterwards, and whoever makes it finds out why.
+        """
+        with self._lock:
+            if self._timer:
+                self._timer.cancel()
+            try:
+                requests, answers = self._started()
+                _write(requests, key)
+                answers.readline()
+            except OSError:  # It has ended.
+                self._end()
+            self._timer = threading.Timer(_IDLE_SECONDS, self.close)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Ends the process, if there is one and no program is under way."""
+        with self._lock:
+            self._end()
+
+    def _started(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Returns the streams to and from the process, which is started if there is none."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                # Modules of the user are found where this process finds them.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # Ctrl-C is for the parent, whose end it notices.
+                process_group=0,
+            )
+            _write(_streams(self._process)[0], self._run)
+        return _streams(self._process)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            for stream in _streams(process):
+                with contextlib.suppress(OSError):
+                    stream.close()
+            process.wait()
+
+
+def _streams(process: subprocess.Popen) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin and process.stdout
+    return process.stdin, process.stdout
+
+
+def main() -> None:
+    """Compiles the programs whose keys come on standard input, until that ends."""
+    # Libraries may print.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    from lingvo_gshard.api.run import Run
+
+    run = Run(*_read(sys.stdin.buffer.readline()))
+    for line in sys.stdin.buffer:
+        key = _read(line)
+        executables = run.decoder.engine.executables
+        if key:
+            executables.get(key)
+        answers.write(b"done\n")
+
+
+def _write(stream: IO[bytes], value: object) -> None:
+    stream.write(base64.b64encode(pickle.dumps(value)) + b"\n")
+    stream.flush()
+
+
+def _read(line: bytes) -> Any:
+    return pickle.loads(base64.b64decode(line))
+
+
+if __name__ == "__main__":
+    main()
