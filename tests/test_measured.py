@@ -1,4 +1,4 @@
-"""Measures figures of the documentation again: what `gshard-inspect --compile` reports."""
+"""Measures figures of the documentation again: what compilers report."""
 
 import json
 import pathlib
@@ -6,7 +6,11 @@ import re
 
 import pytest
 
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.tools import inspect
+from tests.runtime.sharded.causal_gradients import temporaries
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
@@ -56,3 +60,28 @@ def test_groups_that_do_not_divide_evenly_cost_what_the_page_says(tmp_path):
     ).groups()
     assert found["all-gather"] == f"{gathers}: {gathered}"
     assert found["collective-permute"] == f"{permutes}: {permuted}"
+
+
+def memory_rows():
+    """Yields axis, strategy, attention and MiB by number of devices of each row of the table."""
+    page = (ROOT / "docs" / "long_inputs.md").read_text(encoding="utf-8")
+    row = r"^\| `(context|model)`(?:, `(\w+)`)? \| ([^|]+) \|((?: [\d.]* ?\|)+)$"
+    for axis, strategy, attention, cells in re.findall(row, page, re.MULTILINE):
+        sizes = dict(zip((1, 2, 4, 8), map(str.strip, cells.split("|")), strict=False))
+        yield axis, strategy or "context", attention, {n: size for n, size in sizes.items() if size}
+
+
+@pytest.mark.parametrize("axis,strategy,attention,sizes", list(memory_rows()))
+def test_the_memory_of_long_rows_is_what_is_measured(axis, strategy, attention, sizes):
+    kernel = RingKernel if "ring" in attention else DenseKernel
+    values = {}
+    if block_size := re.search(r"block_size=(\d+)", attention):
+        values["block_size"] = int(block_size[1])
+        kernel = RingKernel if "ring" in attention else BlockwiseKernel
+    values |= {"kernel": kernel, "num_layers": 2, "model_dim": 64, "length": 2048}
+    found = {n: temporaries(n, strategy, axis, **values) / 2**20 for n in sizes}
+    assert {n: f"{size:.1f}" for n, size in found.items()} == sizes
+
+
+def test_the_table_of_memory_is_found():
+    assert len(list(memory_rows())) == 6

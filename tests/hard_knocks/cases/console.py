@@ -228,4 +228,37 @@ CASES = (
         environment={"COLUMNS": "1"},
         prints=("perplexity",),
     ),
+    # Libraries say nothing when they are loaded, and when they start and compile.
+    Case(
+        "an inspection in a new process",
+        "gshard-inspect --experiment=translation.quickstart --mesh=data=4",
+        new_process=True,
+        prints=("strategy",),
+    ),
+    Case(
+        "a translation in a new process",
+        _TRANSLATE,
+        given=_RUN,
+        stdin=b"Hund\n",
+        new_process=True,
+        slow=True,
+    ),
+    Case(
+        "a plan for a TPU in a new process",
+        "gshard-plan --experiment=translation.quickstart --topology=v3:2x2 --mesh=data=8 "
+        "--gin_param='task.encoder.moe.group_size = 64' "
+        "--gin_param='task.decoder.moe.group_size = 64'",
+        new_process=True,
+        says="[... s] libtpu ... compiles the step: ...\n[... s] tracing and lowering\n"
+        "[... s] compiling for v3:2x2\n[... s] reading the compiled program\n",
+        slow=True,
+        seconds=300.0,
+    ),
+    Case(
+        "a measurement in a new process",
+        "gshard-bench step --repeats=1",
+        new_process=True,
+        slow=True,
+        seconds=300.0,
+    ),
 )

@@ -4,25 +4,18 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from lingvo_gshard import hlo
-from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
-from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.partition import partition
-from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
-from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.layers.stacks.executions import loop
 from tests.runtime import tiny_translation
+from tests.runtime.sharded.causal_gradients import compiled, temporaries
 
 pytestmark = pytest.mark.slow
 
@@ -87,42 +80,6 @@ def test_trains_as_on_one_device(strategy, mesh, values, trainer_values):
                 found[name], value, rtol=tolerance, atol=1e-6, err_msg=f"step {index}: {name}"
             )
     assert runtime.executable().full_replications() == []
-
-
-@functools.cache
-def compiled(
-    devices: int,
-    strategy: str = "context",
-    axis: str = "context",
-    kernel: type[AttentionKernel] = DenseKernel,
-    block_size: int = 0,
-) -> Executable:
-    """Compiles the gradients of a causal stack on one row of 1,024 positions."""
-    p = TransformerStack.params().set(
-        num_layers=1, model_dim=32, num_heads=4, hidden_dim=128, moe_every=0, is_causal=True
-    )
-    p.layer.self_attention.kernel = kernel.params()
-    if block_size:
-        p.layer.self_attention.kernel.block_size = block_size
-    stack = p.instantiate(path="stack")
-    specs = stack.variable_specs()
-
-    def gradients(theta, x_BLM, segments_BL):
-        theta, x_BLM = annotate_weights(theta, specs), annotate(x_BLM, "BLM")
-        segments_BL = annotate(segments_BL, "BL")
-        with context.scope(training=False), tf.GradientTape() as tape:
-            tape.watch(theta.flatten())
-            total = tf.reduce_sum(tf.square(stack.fprop(theta, x_BLM, segments_BL)))
-        found = theta.pack(tape.gradient(total, theta.flatten()))
-        return annotate_weights(found, specs)
-
-    theta = specs.transform(lambda spec: tf.TensorSpec(spec.shape, spec.dtype))
-    x, segments = tf.TensorSpec([1, 1024, 32]), tf.TensorSpec([1, 1024], tf.int32)
-    return partition(gradients, f"{axis}={devices}", strategy).compile(theta, x, segments)
-
-
-def temporaries(devices: int, *arguments, **values) -> int:
-    return compiled(devices, *arguments, **values).memory()["temporaries"]
 
 
 @pytest.mark.parametrize(
