@@ -246,8 +246,8 @@ CASES = (
     Case(
         "a plan for a TPU in a new process",
         "gshard-plan --experiment=translation.quickstart --topology=v3:2x2 --mesh=data=8 "
-        "--gin_param='task.encoder.moe.group_size = 64' "
-        "--gin_param='task.decoder.moe.group_size = 64'",
+        "--gin_param='task.encoder.moe.group_size = 96' "
+        "--gin_param='task.decoder.moe.group_size = 80'",
         new_process=True,
         says="[... s] libtpu ... compiles the step: ...\n[... s] tracing and lowering\n"
         "[... s] compiling for v3:2x2\n[... s] reading the compiled program\n",
