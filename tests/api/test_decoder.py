@@ -14,7 +14,7 @@ import json, sys
 import lingvo_gshard as gshard
 options = gshard.RuntimeOptions(compilation_cache=sys.argv[2])
 with gshard.load(sys.argv[1], options=options) as run:
-    (found,) = run.translator(gshard.DecodingOptions(beam_size=1)).translate(["der Hund"]).best
+    (found,) = run.translator(gshard.DecodingOptions(beam_size=2)).translate(["der Hund"]).best
 imported = [name for name in ("tensorflow", "orbax") if name in sys.modules]
 print(json.dumps([found[0].text, found[0].score, run.step, imported]))
 """
@@ -23,7 +23,7 @@ print(json.dumps([found[0].text, found[0].score, run.step, imported]))
 def translated(logdir, cache):
     """Returns the translation of a sentence and its score by a run that is opened anew."""
     run = gshard.load(logdir, options=gshard.RuntimeOptions(compilation_cache=str(cache)))
-    (found,) = run.translator(gshard.DecodingOptions(beam_size=1)).translate(["der Hund"]).best
+    (found,) = run.translator(gshard.DecodingOptions(beam_size=2)).translate(["der Hund"]).best
     return found[0].text, found[0].score
 
 
