@@ -122,7 +122,7 @@ class CorpusInput(Input):
     @property
     def notes(self) -> list[str]:
         """Lines about the training rows and the vocabularies that a user should know."""
-        return [*self.report.notes(), *self._trainer.notes]
+        return [*self.report.notes(), *self._reader.notes, *self._trainer.notes]
 
     def check_split(self, split: str) -> None:
         """Reads and cleans a split.
@@ -131,6 +131,7 @@ class CorpusInput(Input):
           ValueError: rows cannot be read, or none is left.
         """
         _, report = self._load(split)
+        self._check_held_out(split)
         _check_any_left(report, split)
 
     def train_batches(self, seed: int) -> TrainBatches:
@@ -163,9 +164,15 @@ class CorpusInput(Input):
         self.__dict__.pop("_examples", None)
         self._held_out.clear()
 
+    def _check_held_out(self, split: str) -> None:
+        """Raises ValueError if rows of train should have been held out for a split and none is."""
+        if split not in self.splits and self._reader.notes:
+            raise ValueError(" ".join(self._reader.notes))
+
     @_without_collection()
     def _load(self, split: str) -> tuple[list[Row], CleaningReport]:
         if split not in self._cleaned:
+            self._check_held_out(split)
             if split == "train":
                 # A missing dev file must not cost the reading of train.
                 self._reader.check_files()

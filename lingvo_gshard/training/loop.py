@@ -152,6 +152,8 @@ class TrainingLoop:
 
     def _check_dev(self) -> None:
         """Reads and tokenizes the dev split, if there is one."""
+        # No row may be held out of the training files, which is known when these are read.
+        self._input.check_split("train")
         if "dev" not in self._input.splits:
             return
         self._input.check_split("dev")

@@ -182,6 +182,21 @@ def test_a_dev_split_without_rows_says_so(place, tmp_path):
         p.instantiate().check_split("dev")
 
 
+def test_training_text_too_small_to_hold_rows_out_has_no_dev_split(place, tmp_path):
+    (tmp_path / "same.tsv").write_text("".join(f"de\tEins {i}\tOne {i}\n" for i in range(50)))
+    p = params(place)
+    p.corpus.set(train=str(tmp_path / "same.tsv"), dev=(), test=())
+    input_ = p.instantiate()
+    assert len(input_.rows("train")) == 50
+    assert input_.splits == ("train",)
+    assert any(
+        "No row of input.corpus.train is held out for dev or test" in n for n in input_.notes
+    )
+    for split in ("dev", "test"):
+        with pytest.raises(ValueError, match="No row of input.corpus.train is held out for dev"):
+            input_.check_split(split)
+
+
 def test_a_missing_dev_file_stops_before_train_is_read(place):
     p = params(place)
     p.corpus.set(dev=str(place / "de.tsv"), on_bad_row="skip")

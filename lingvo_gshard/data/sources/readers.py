@@ -71,6 +71,11 @@ class Reader(Configurable, abc.ABC):
     def splits(self) -> tuple[str, ...]:
         """The splits that exist: some of train, dev and test."""
 
+    @property
+    def notes(self) -> list[str]:
+        """Lines about the splits that a user should know; complete once a split has been read."""
+        return []
+
     def check_files(self) -> None:
         """Raises ValueError if a file of any split is missing, before long reading starts."""
 
@@ -191,7 +196,26 @@ class FileReader(Reader):
     @property
     def splits(self) -> tuple[str, ...]:
         given = tuple(split for split in SPLITS if _patterns(getattr(self.p, split)))
-        return SPLITS if given == ("train",) else given
+        if given != ("train",):
+            return given
+        return tuple(split for split in SPLITS if split not in self._empty)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._empty:
+            return []
+        return [
+            f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: there are "
+            "too few different targets. More text, files of their own, or "
+            "input.corpus.held_out_per_mille would help."
+        ]
+
+    @property
+    def _empty(self) -> tuple[str, ...]:
+        """Splits that no row is held out for; none before rows are read."""
+        if self._whole is None:
+            return ()
+        return tuple(split for split in ("dev", "test") if not self._whole.rows[split])
 
     def check_files(self) -> None:
         """Raises ValueError if a file of any split is missing, before long reading starts."""
