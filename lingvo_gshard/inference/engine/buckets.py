@@ -8,7 +8,7 @@ from lingvo_gshard.decoding.kinds import SearchKind, StateShape
 from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
 
 # Rows that one batch decodes together.
-ROWS = (1, 8, 32)
+ROWS = (1, 8, 16, 32)
 # Positions of a state, and tokens of given texts.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 # Tokens of the sources that enter a state together.

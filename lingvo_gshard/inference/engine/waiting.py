@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import threading
 from collections import deque
@@ -26,6 +27,7 @@ class WaitingRows:
     def __init__(self):
         self.workers = 1
         self._queues: dict[SearchKind, deque[Row]] = {}
+        self._under_way: collections.Counter[SearchKind] = collections.Counter()
         self._changed = threading.Condition()
         self._is_closed = False
         self.is_stopped = False
@@ -56,6 +58,17 @@ class WaitingRows:
     def count(self, kind: SearchKind) -> int:
         """Returns the number of texts of a kind that wait."""
         return len(self._queues.get(kind, ()))
+
+    def share(self, kind: SearchKind) -> int:
+        """Returns the number of texts of a kind that each worker has if all are divided evenly."""
+        with self._changed:
+            texts = self.count(kind) + self._under_way[kind]
+            return -(-texts // self.workers)
+
+    def finish(self, kind: SearchKind, texts: int) -> None:
+        """Forgets texts that a worker has taken before."""
+        with self._changed:
+            self._under_way[kind] -= texts
 
     @property
     def total(self) -> int:
@@ -95,6 +108,7 @@ class WaitingRows:
             for row in left:
                 row.passes += 1
             queue.extendleft(reversed(left))
+            self._under_way[kind] += len(nearest)
             return nearest
 
     def kinds(self, is_idle: bool) -> list[SearchKind] | None:

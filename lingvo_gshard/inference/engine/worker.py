@@ -77,7 +77,9 @@ class Worker:
         lane.resize(shape)
         if entering:
             lane.admit(entering)
-        for row in lane.step(self._steps(lane), self._enough(lane)):
+        done = lane.step(self._steps(lane), self._enough(lane))
+        self._waiting.finish(lane.kind, len(done))
+        for row in done:
             row.answer.complete(row.text, row.hypotheses())
 
     def _entering(self, lane: Lane) -> list[Row]:
@@ -88,9 +90,9 @@ class Worker:
         if not waiting or (waiting > free and free < max(most // buckets.FREE_SHARE, 1)):
             return []
         # While few wait, the other workers take their share.
-        share = -(-waiting // self._waiting.workers)
+        share = max(self._waiting.share(kind) - lane.active, 1)
         wanted = max((self._size(row) for row in lane.rows if row), default=0)
-        return self._waiting.take(kind, min(free, max(share, 1)), self._size, wanted)
+        return self._waiting.take(kind, min(free, share), self._size, wanted)
 
     def _largest(self, kind: SearchKind) -> int:
         """Returns the largest number of rows of a lane."""
@@ -106,7 +108,7 @@ class Worker:
         if not texts:
             return None
         waiting = self._waiting.count(lane.kind)
-        rows = min(len(texts) + waiting, self._largest(lane.kind))
+        rows = min(max(len(texts), self._waiting.share(lane.kind)), self._largest(lane.kind))
         length = max(map(self._size, texts))
         needed = StateShape(
             buckets.fitting(self._row_counts, rows), length, min(length, self._facts.most_source)
@@ -153,7 +155,7 @@ class Worker:
     def _fail(self, lane: Lane, entering: Sequence[Row], error: BaseException) -> None:
         """Reports an error to all who wait for a lane, and gives the lane up."""
         del self._lanes[lane.kind]
-        for answer in {
-            id(row.answer): row.answer for row in (*lane.rows, *entering) if row
-        }.values():
+        lost = {id(row): row for row in (*lane.rows, *entering) if row}.values()
+        self._waiting.finish(lane.kind, len(lost))
+        for answer in {id(row.answer): row.answer for row in lost}.values():
             answer.put(error)
