@@ -20,8 +20,7 @@ from lingvo_gshard.tools.benchmarks.timing import seconds_of
 # Our engine with each precision.
 _TRAINED, _INT8 = "lingvo_gshard", "lingvo_gshard int8"
 OURS = {_TRAINED: TRAINED, _INT8: INT8}
-# Turns before the first that counts: they compile programs for the shapes that occur.
-_WARM_UP = 2
+_MOST_WARM_UP_TURNS = 20
 # A turn on a short case decodes it this often, for about as long as one of the other cases.
 _SHORT_CASE_REPEATS = 5
 
@@ -84,13 +83,13 @@ def measure(
             }
             product = _product(model, case)
             turns = []
-            for turn in range(-_WARM_UP, repeats):
-                stage = f"turn {turn + 1} of {repeats}" if turn >= 0 else "preparing"
-                report(f"{case.name}: {stage}")
+            report(f"{case.name}: preparing")
+            for engine in own.values():
+                _warm_up(engine, case)
+            for turn in range(repeats):
+                report(f"{case.name}: turn {turn + 1} of {repeats}")
                 seconds = [_seconds(name, own, peers, case) for name in names]
-                rate = product.flops / seconds_of(product.run)
-                if turn >= 0:
-                    turns.append([*seconds, rate])
+                turns.append([*seconds, product.flops / seconds_of(product.run)])
         *engines, rates = np.array(turns).T
         flops, rate = sizes.case_flops(model.task, case), float(np.median(rates))
         for name, taken in zip(names, engines, strict=True):
@@ -105,6 +104,17 @@ def measure(
                 flops,
                 flops / seconds / rate,
             )
+
+
+def _warm_up(engine: Engine, case: Case) -> None:
+    """Decodes a case until no program was compiled in two turns: which ones occur varies."""
+    idle = 0
+    for _ in range(_MOST_WARM_UP_TURNS):
+        before = engine.executables.count
+        ours.decode(engine, case)
+        idle = idle + 1 if engine.executables.count == before else 0
+        if idle == 2:
+            return
 
 
 def _own_index(name: str) -> int:
