@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.program_key import PREPARE, ProgramKey
+from lingvo_gshard.runtime.program.compilation_cache import without_cache
 from lingvo_gshard.runtime.program.program import Program
 
 # Returns the program of a key: lowers it, or reads it from a file.
@@ -121,7 +123,9 @@ class Executables:
             with self._lowering:
                 program = self._source(key)
                 lowered = program.lower(self._devices)
-            compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
-        if self._store and key.name != PREPARE:
+            is_kept = self._store is not None and key.name != PREPARE
+            with without_cache() if is_kept else contextlib.nullcontext():
+                compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
+        if self._store and is_kept:
             self._store.write_program(key, compiled)
         return compiled

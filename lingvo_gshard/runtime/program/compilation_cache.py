@@ -2,16 +2,26 @@
 
 jax caches the programs. Its compiler prints nothing for a cached program, so a second run would
 lack the warnings of the first. The output is therefore stored next to the programs.
+
+On CPU, a program that jax found in its cache cannot be serialized again: what is loaded of it lacks
+its functions, which shows when it is called (jax 0.10.2). Who serializes compiles `without_cache`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import threading
+from collections.abc import Iterator
 
 from lingvo_gshard.core.lazy import jax
 
 _LEAST_SECONDS = 1.0
+
+_lock = threading.Lock()
+# Directories of jax's cache, one for each thread that compiles without it, the first one first.
+_set_aside: list[str | None] = []
 
 
 def keep_in(directory: str | os.PathLike) -> None:
@@ -26,6 +36,33 @@ def keep_in(directory: str | os.PathLike) -> None:
         raise ValueError(f"--compilation_cache={directory}: {error.strerror}") from None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Has programs compiled anew inside a `with` block, those of other threads, too."""
+    with _lock:
+        _set_aside.append(jax.config.jax_compilation_cache_dir)
+        if len(_set_aside) == 1:
+            _use(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            directory = _set_aside[0]
+            _set_aside.pop()
+            if not _set_aside:
+                _use(directory)
+
+
+def _use(directory: str | None) -> None:
+    if directory == jax.config.jax_compilation_cache_dir:
+        return
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", directory)
+    # jax decides once whether it uses a cache.
+    compilation_cache.reset_cache()
 
 
 def with_earlier_output(digest: str, output: str) -> str:
