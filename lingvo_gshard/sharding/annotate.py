@@ -91,7 +91,7 @@ def _annotate(
     tensor: tf.Tensor, layout: str, kind: str, path: str, unsplit: str, reserved: str = ""
 ) -> tf.Tensor:
     try:
-        check_layout(layout, tensor.shape.rank)
+        check_layout(layout, len(tensor.shape))
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if path else str(error)) from None
     current = current_partitioning()

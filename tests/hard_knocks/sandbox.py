@@ -37,6 +37,10 @@ class Sandbox:
         }
 
 
+# Python compiles the modules of the current directory, unless its environment forbids it.
+_COMPILED = ("__pycache__*", "*/__pycache__*")
+
+
 def differences(before: dict[str, str], after: dict[str, str], allowed: Iterable[str]) -> list[str]:
     """Returns the files that were lost, changed or left behind, in words.
 
@@ -53,7 +57,7 @@ def differences(before: dict[str, str], after: dict[str, str], allowed: Iterable
     return sorted(
         f"{path} was {word}"
         for path, word in words.items()
-        if not any(fnmatch.fnmatch(path, pattern) for pattern in allowed)
+        if not any(fnmatch.fnmatch(path, pattern) for pattern in (*allowed, *_COMPILED))
     )
 
 
