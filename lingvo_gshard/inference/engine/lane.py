@@ -40,18 +40,8 @@ class Lane:
         facts: ModelFacts,
         executables: Executables,
         weights: Sequence[jax.Array],
-        exact: bool = False,
     ):
-        """Makes a lane without rows.
-
-        Args:
-          kind: how tokens are chosen.
-          facts: what the host knows of the model.
-          executables: the model's programs.
-          weights: the decoding weights.
-          exact: whether to compile programs of the sizes that fit best; see `EngineOptions`.
-        """
-        self.kind, self._exact = kind, exact
+        self.kind = kind
         self.shape: StateShape | None = None
         self.rows: list[Row | None] = []
         self._facts, self._executables, self._weights = facts, executables, weights
@@ -89,19 +79,26 @@ class Lane:
         self.rows += [None] * (shape.rows - len(self.rows))
         self._arrays, self.shape = arrays, shape
 
-    def admit(self, rows: Sequence[Row]) -> None:
-        """Lets texts into free rows. There must be enough of them."""
+    def admit(self, rows: Sequence[Row], exact: bool) -> None:
+        """Lets texts into free rows. There must be enough of them.
+
+        Args:
+          rows: the texts.
+          exact: whether sources are encoded at the length that fits best, even if no program for it
+            is compiled; see `EngineOptions`.
+        """
+        assert self.shape is not None
         texts = buckets.entering(self.shape.rows, self._executables.batches)
         for first in range(0, len(rows), texts):
-            self._admit(rows[first : first + texts], texts)
+            self._admit(rows[first : first + texts], texts, exact)
 
-    def _admit(self, rows: Sequence[Row], texts: int) -> None:
+    def _admit(self, rows: Sequence[Row], texts: int, exact: bool) -> None:
         assert self.shape is not None
         given = max(len(row.answer.request.given) - 1 for row in rows)
         most = min(self.shape.length, self._facts.most_positions)
         given = buckets.fitting(buckets.LENGTHS, given, most) if given else 0
         source = max(len(row.answer.request.source) for row in rows)
-        program = self._executables.get(self._admission(texts, given, source))
+        program = self._executables.get(self._admission(texts, given, source, exact))
         if not self.active:
             self._rewind()
         places = [index for index, row in enumerate(self.rows) if row is None][: len(rows)]
@@ -113,19 +110,24 @@ class Lane:
         extra = [new.arrays[array.path] for array in program.inputs_of("new")]
         self._state = list(program.call(*self._weights, *self._state, *extra))
 
-    def _admission(self, texts: int, given: int, source: int) -> ProgramKey:
-        """Returns the key of the program that lets texts with sources of some length enter.
+    def _admission(self, texts: int, given: int, source: int, exact: bool) -> ProgramKey:
+        """Returns the key of the program that lets texts enter.
 
-        A longer one that is compiled is preferred to a shorter one that is not.
+        Args:
+          texts: the largest number of texts.
+          given: the number of positions for given tokens.
+          source: the length of the longest source.
+          exact: whether to take the shortest that holds the sources; else the shortest one that is
+            compiled, or one for sources of any length.
         """
         assert self.shape is not None
         most = self.shape.memory_length
         needed = buckets.fitting(buckets.SOURCES, source, most)
         sizes = sorted({n for n in buckets.SOURCES if needed <= n < most} | {most})
         keys = [ProgramKey(ADMIT, self.kind, self.shape, texts, given, size) for size in sizes]
-        if self._exact:
+        if exact:
             return keys[0]
-        return next(filter(self._executables.is_ready, keys), keys[0])
+        return next(filter(self._executables.is_ready, keys), keys[-1])
 
     def _rewind(self) -> None:
         """Begins the ring anew in a state without texts: steps read its first positions only."""

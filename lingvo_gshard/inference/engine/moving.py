@@ -43,9 +43,9 @@ def moved(
     positions = (int(state[_TIME]) - kept + np.arange(kept)) % old
     taken: dict[str, np.ndarray] = {}
     for path, values in whole.items():
-        shape = list(blocks[path][0].shape)
-        if len(blocks[path]) > 1:
-            shape[_SLOTS] *= len(blocks[path])
+        count, shape = len(blocks[path]), list(blocks[path][0].shape)
+        if count > 1:
+            shape[_SLOTS] *= count
         if path == _TIME:
             moved_values = np.full((), kept, values.dtype)
         elif path.startswith(_RINGS):
@@ -54,9 +54,7 @@ def moved(
             moved_values = _placed(values[rows][:, :, positions], shape)
         else:
             moved_values = _placed(values[rows], shape, MASKED if path == _BIAS else 0)
-        parts = [moved_values]
-        if len(blocks[path]) > 1:
-            parts = np.split(moved_values, len(blocks[path]), axis=_SLOTS)
+        parts = np.split(moved_values, count, axis=_SLOTS) if count > 1 else [moved_values]
         taken |= {array.path: part for array, part in zip(blocks[path], parts, strict=True)}
     return [taken[array.path] for array in targets]
 

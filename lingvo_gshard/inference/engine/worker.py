@@ -57,17 +57,14 @@ class Worker:
             if waiting is None:
                 return
             for kind in dict.fromkeys([*active, *waiting]):
-                lane = self._lanes.get(kind) or self._make_lane(kind)
+                lane = self._lanes.setdefault(
+                    kind, Lane(kind, self._facts, self._executables, self._weights)
+                )
                 entering = self._entering(lane)
                 try:
                     self._advance(lane, entering)
                 except BaseException as error:  # Those who wait for the answers learn of it.
                     self._fail(lane, entering, error)
-
-    def _make_lane(self, kind: SearchKind) -> Lane:
-        lane = Lane(kind, self._facts, self._executables, self._weights, self._options.exact)
-        self._lanes[kind] = lane
-        return lane
 
     def _advance(self, lane: Lane, entering: Sequence[Row]) -> None:
         """Lets texts into a lane and decodes a few tokens."""
@@ -76,7 +73,7 @@ class Worker:
             return
         lane.resize(shape)
         if entering:
-            lane.admit(entering)
+            lane.admit(entering, self._is_exact(lane.kind))
         done = lane.step(self._steps(lane), self._enough(lane))
         self._waiting.finish(lane.kind, len(done))
         for row in done:
@@ -107,16 +104,19 @@ class Worker:
         texts = [*(row for row in lane.rows if row), *entering]
         if not texts:
             return None
-        waiting = self._waiting.count(lane.kind)
         rows = min(max(len(texts), self._waiting.share(lane.kind)), self._largest(lane.kind))
         length = max(map(self._size, texts))
         needed = StateShape(
             buckets.fitting(self._row_counts, rows), length, min(length, self._facts.most_source)
         )
-        if self._options.exact or waiting >= _MANY:
+        if self._is_exact(lane.kind):
             return needed
         larger = (shape for shape in self._shapes if shape.holds(needed))
         return next((s for s in larger if self._is_ready(lane.kind, s)), needed)
+
+    def _is_exact(self, kind: SearchKind) -> bool:
+        """Returns whether to compile the programs that fit best where larger ones are ready."""
+        return self._options.exact or self._waiting.count(kind) >= _MANY
 
     def _is_ready(self, kind: SearchKind, shape: StateShape) -> bool:
         """Returns whether decoding in a shape needs no program that is not compiled."""

@@ -93,7 +93,7 @@ def used_slots(bias_BLK: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor | None:
     """
     if axes_of("B")[0]:
         return None
-    is_visible_BLK = (bias_BLK > MASKED / 2) & tf.not_equal(mask_BL, 0)[:, :1, None]
+    is_visible_BLK = (bias_BLK > MASKED / 2) & tf.not_equal(mask_BL, 0)[..., None]
     end_K = tf.range(1, bias_BLK.shape[-1] + 1)
     return tf.reduce_max(tf.where(is_visible_BLK, end_K, 0))
 
@@ -116,7 +116,7 @@ def block_count(rows: int, positions: int, width: int = 1) -> int:
 
 
 def in_blocks(x_BNKD: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """Returns keys or values in blocks of as many slots each."""
+    """Returns keys or values divided into `count` blocks with equally many slots."""
     return tf.split(x_BNKD, count, axis=2)
 
 
