@@ -64,7 +64,7 @@ class CompilerProcess:
             self._end()
 
     def _started(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Returns the streams to and from the process, which is started if there is none."""
+        """Starts the process if there is none. Returns the streams to and from it."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE],

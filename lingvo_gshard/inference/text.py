@@ -33,7 +33,7 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
 def continuation(
     vocabulary: Vocabulary, given: Sequence[int], tokens: Sequence[int], stop: Sequence[str]
 ) -> str:
-    """Returns the text that tokens add to those given, up to the first stop string."""
+    """Returns the text that `tokens` add to that of `given`, up to the first stop string."""
     start = len(vocabulary.decode(given))
     return cut_at_stop(vocabulary.decode([*given, *tokens])[start:], stop)
 

@@ -56,18 +56,17 @@ class TokenEmbedding(Layer):
         return multiply("BLM,VM->BLV", x_BLM, theta.table)
 
     @layer_method
-    def decoding_weights(self, theta: NestedMap, has_logits: bool = False) -> NestedMap:
-        """Returns the weights for inference. An id has a scale of its own in both uses.
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference. An id has a scale of its own in both uses."""
+        return NestedMap(table=store(theta.table, "VM", "M"))
 
-        Args:
-          theta: the weights of this layer.
-          has_logits: whether `logits` will be called. It gets a transposed table of its own: XLA
-            for CPU would transpose the table in every step.
+    @layer_method
+    def with_softmax(self, theta: NestedMap) -> NestedMap:
+        """Returns `decoding_weights` with a transposed table for `logits`.
+
+        XLA for CPU would transpose the table in every step.
         """
-        table_VM = store(theta.table, "VM", "M")
-        if not has_logits:
-            return NestedMap(table=table_VM)
-        return NestedMap(table=table_VM, softmax=tf.nest.map_structure(_transposed, table_VM))
+        return NestedMap(theta, softmax=tf.nest.map_structure(_transposed, theta.table))
 
 
 def _transposed(x_VM: tf.Tensor) -> tf.Tensor:

@@ -116,7 +116,7 @@ def restore(weights: Any, only_small: bool = False) -> Any:
 def _multiply_int8(
     left: str, right: str, output: str, x: tf.Tensor, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Returns x times int8 values, in float32. The rows of x are rounded to int8.
+    """Returns the float32 product of x, whose rows are rounded to int8, and int8 values.
 
     Args:
       left: layout of x.

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -16,9 +15,6 @@ from lingvo_gshard.serving.app import make_app
 from lingvo_gshard.serving.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds that a thread keeps Python's lock while others wait for it. Decoding threads take it for
-# moments between steps. With Python's own 5 ms they would wait for the event loop half of the time.
-_SWITCH_SECONDS = 1e-4
 # Seconds between looks at the directory of the model.
 _WATCH_SECONDS = 30.0
 # Connections that wait to be accepted.
@@ -59,7 +55,6 @@ def run(
       The number of requests that were cut off.
     """
     server = Server(service, drain_seconds, say)
-    sys.setswitchinterval(_SWITCH_SECONDS)
     asyncio.run(server.serve(sockets=[listening]))
     return server.cut_off
 

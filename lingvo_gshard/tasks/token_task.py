@@ -109,9 +109,8 @@ class TokenTask(Task):
         names = [name for name in self._with_products if name in children]
         weights = {n: children[n].decoding_weights(theta[n]) for n in names}
         if self.p.tie_softmax:
-            weights[self.EMBEDDING] = self._shared_embedding().decoding_weights(
-                theta[self.EMBEDDING], has_logits=True
-            )
+            embedding = self._shared_embedding()
+            weights[self.EMBEDDING] = embedding.with_softmax(weights[self.EMBEDDING])
         return NestedMap(theta, **weights)
 
     @property

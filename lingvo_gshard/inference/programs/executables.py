@@ -104,7 +104,10 @@ class Executables:
         return self._compiled[key]
 
     def _stored_program(self, key: ProgramKey) -> CompiledProgram | None:
-        """Returns a program from the store, where another process may have to put it first."""
+        """Returns a program from the store; None if it is not there.
+
+        If another process compiles, this waits until that has put the program there.
+        """
         if not self._store:
             return None
         stored = self._store.read_program(key, self._devices)
@@ -123,9 +126,9 @@ class Executables:
             with self._lowering:
                 program = self._source(key)
                 lowered = program.lower(self._devices)
-            is_kept = self._store is not None and key.name != PREPARE
-            with without_cache() if is_kept else contextlib.nullcontext():
+            store = None if key.name == PREPARE else self._store
+            with without_cache() if store else contextlib.nullcontext():
                 compiled = CompiledProgram(program.inputs, program.outputs, lowered.compile())
-        if self._store and is_kept:
-            self._store.write_program(key, compiled)
+        if store:
+            store.write_program(key, compiled)
         return compiled

@@ -259,8 +259,8 @@ class MixtureOfExperts(Layer):
     def _inference_group_size(self, tokens: int) -> int:
         """Returns the size of groups for inference.
 
-        If tokens choose their experts, outputs do not depend on the groups. Each device then gets
-        equally many, which have only its own tokens.
+        If tokens choose their experts, outputs do not depend on the groups. Then each device gets
+        equally many groups, of its own tokens only.
         """
         current, most = current_partitioning(), self.p.group_size
         if current is None or not isinstance(self.router, TokenChoiceRouter):

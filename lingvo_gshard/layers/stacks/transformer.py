@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
@@ -204,13 +203,15 @@ class TransformerStack(Layer):
         layers = self.layers_in_order()
         # The attentions of all layers have the same Params, so that they can share the bias.
         bias_BLK = view.bias(layers[0].p.self_attention.window)
-        slots = SlotInputs(view, bias_BLK, mask_BL)
-        if view.first_slot is not None:
-            slots = dataclasses.replace(slots, used=used_slots(bias_BLK, mask_BL))
-        if memory is not None:
-            bias_B1K = memory.bias_BK[:, None]
-            used = used_slots(bias_B1K, mask_BL)
-            slots = dataclasses.replace(slots, memory_bias_BLK=bias_B1K, memory_used=used)
+        memory_bias_BLK = None if memory is None else memory.bias_BK[:, None]
+        slots = SlotInputs(
+            view,
+            bias_BLK,
+            mask_BL,
+            memory_bias_BLK,
+            used=None if view.first_slot is None else used_slots(bias_BLK, mask_BL),
+            memory_used=None if memory is None else used_slots(memory_bias_BLK, mask_BL),
+        )
         extended, weights_BNLK = [], None
         for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
             x_BLM, cache, weights_BNLK = layer.extend(

@@ -103,7 +103,7 @@ def decoding_fields(values: flags.FlagValues) -> dict[str, Any]:
 
 
 def _define_restricting_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of what a text must not have."""
+    """Defines the flags that restrict the tokens of a text and say where it stops."""
     for name, what in (
         ("allowed", "The only ids to choose from, besides the end"),
         ("forbidden", "Ids that are not chosen"),
@@ -118,7 +118,7 @@ def _define_restricting_flags(values: flags.FlagValues) -> None:
 
 
 def _define_drawing_flags(values: flags.FlagValues, temperature: float) -> None:
-    """Defines the flags of drawing tokens.
+    """Defines the flags that say how tokens are drawn.
 
     Args:
       values: the command's flags.

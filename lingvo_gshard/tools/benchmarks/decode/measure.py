@@ -107,7 +107,7 @@ def measure(
 
 
 def _warm_up(engine: Engine, case: Case) -> None:
-    """Decodes a case until no program was compiled in two turns: which ones occur varies."""
+    """Decodes a case until two turns in a row compile no program; turns need different ones."""
     idle = 0
     for _ in range(_MOST_WARM_UP_TURNS):
         before = engine.executables.count
