@@ -18,33 +18,20 @@ Exit code: 0 if every line was translated, else 1.
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import TextIO
 
 from absl import flags
 
-from lingvo_gshard.api.run import load
+from lingvo_gshard.api.run import Run
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.console.line_input import (
-    STANDARD_INPUT,
-    LineReader,
-    answer_lines,
-    define_line_flags,
-    open_input,
-    skips_bad_lines,
-    warn,
-    write_lines,
-)
+from lingvo_gshard.tools.console.line_command import answer_with_run
+from lingvo_gshard.tools.console.line_input import define_line_flags, warn, write_lines
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
-from lingvo_gshard.tools.flags.decoding import (
-    decoding_options,
-    define_decoding_flags,
-    define_precision_flag,
-)
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
-from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
+from lingvo_gshard.tools.flags.decoding import define_decoding_flags, define_precision_flag
+from lingvo_gshard.tools.flags.run import define_logdir_flag
+from lingvo_gshard.tools.flags.runtime import define_runtime_flags
 
 NAME = "gshard-translate"
 
@@ -73,23 +60,9 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
-    output.check_writable(values, "json")
-    skip_bad = skips_bad_lines(values)
-    stream = open_input(values)
-    logdir = required_logdir(values)
-    with LineProgress("Translating") as progress, output.open_json_lines(values.json) as records:
-        run = load(logdir, options=runtime_options(values), precision=values.precision)
-        run.observer = progress.stages
-        run.check_decoder(Translator)
-        options = decoding_options(values, values.best)
-        lines = LineReader(stream)
-        translator = run.translator(options)
-        progress.rest()
-        if stream.isatty():
-            warn(f"{run.params.name}, step {run.step:,}. Type a line to translate; Ctrl-D ends.")
-        respond = functools.partial(_respond, translator, values, records, progress)
-        name = values.input or STANDARD_INPUT
-        return answer_lines(lines, respond, skip_bad, name, progress)
+    return answer_with_run(
+        values, "Translating", "a line to translate", Translator, Run.translator, _respond
+    )
 
 
 def _respond(

@@ -7,7 +7,6 @@ import functools
 import math
 import pathlib
 import shutil
-import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -60,14 +59,10 @@ class SourceRun:
           parts: names of the parts to read, such as "theta"; empty for all.
         """
         run.observer.begin("Restoring the weights")
-        store = CheckpointStore(
-            run.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
-        )
-        try:
+        with run.open_checkpoints() as (store, _):
             checkpoint = store.restore(parts=parts)
-        finally:
-            store.close()
-        run.input.load_vocabularies(checkpoint.extras)
+        if checkpoint is None:
+            raise run.no_checkpoint()
         return cls(run, checkpoint)
 
     @functools.cached_property
