@@ -11,6 +11,7 @@ from lingvo_gshard.core.lazy import tf
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu": lambda h: tf.nn.relu(h),
     "gelu": lambda h: tf.nn.gelu(h),
+    "gelu_tanh": lambda h: tf.nn.gelu(h, approximate=True),
     "silu": lambda h: tf.nn.silu(h),
     "tanh": lambda h: tf.math.tanh(h),
     "sigmoid": lambda h: tf.math.sigmoid(h),
@@ -21,6 +22,7 @@ _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 _GATED = {
     "swiglu": "silu",
     "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
     "reglu": "relu",
     "glu": "sigmoid",
     "bilinear": "linear",

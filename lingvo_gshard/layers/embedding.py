@@ -18,7 +18,7 @@ from lingvo_gshard.sharding import annotate
 
 
 class TokenEmbedding(Layer):
-    """Embeds token ids, scaled by sqrt(M). Its table can also be the weight of the softmax.
+    """Embeds token ids, scaled. Its table can also be the weight of the softmax.
 
     Vaswani et al. 2017, arXiv 1706.03762, section 3.4.
     """
@@ -28,6 +28,7 @@ class TokenEmbedding(Layer):
         p = super().params()
         p.define("vocabulary_size", 0, "Size of V.", minimum=1)
         p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("scale", 0.0, "Factor of the embeddings; 0 for sqrt(M).", minimum=0)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -39,7 +40,7 @@ class TokenEmbedding(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, ids_BL: tf.Tensor) -> tf.Tensor:
         """Returns the float32 embeddings [B,L,M] of integer ids in [0, V)."""
-        scale = math.sqrt(self.p.model_dim)
+        scale = self.p.scale or math.sqrt(self.p.model_dim)
         # If weights are split by M, this gathers the table first. XLA would look up parts of rows
         # and then reshard them.
         table_VM = theta.table if is_stored(theta.table) else annotate(theta.table, "VM")

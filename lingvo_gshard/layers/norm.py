@@ -84,17 +84,48 @@ class RMSNorm(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("epsilon", 1e-6, "Added to the mean square.", above=0)
+        p.define(
+            "zero_centered",
+            False,
+            "Whether the weight is scale - 1, as in Gemma (arXiv 2403.08295).",
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        sizes = {"M": self.p.model_dim}
-        self.create_variable("scale", "M", sizes, initializers.constant(1.0))
+        initial = initializers.constant(0.0 if self.p.zero_centered else 1.0)
+        self.create_variable("scale", self._layout, self._sizes(), initial)
+
+    # The letters of the weight, over all of which the mean is taken.
+    _layout = "M"
+
+    def _sizes(self) -> dict[str, int]:
+        """Returns the size of each letter of the weight."""
+        return {"M": self.p.model_dim}
 
     @layer_method
     def fprop(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """Returns x [..., M] normalized over M, in x's type."""
         x_float = tf.cast(x, tf.float32)
-        mean_square = tf.reduce_mean(tf.square(x_float), -1, keepdims=True)
+        axes = list(range(-len(self._layout), 0))
+        mean_square = tf.reduce_mean(tf.square(x_float), axes, keepdims=True)
         normalized = x_float * tf.math.rsqrt(mean_square + self.p.epsilon)
-        return tf.cast(normalized * tf.cast(theta.scale, tf.float32), x.dtype)
+        scale = tf.cast(theta.scale, tf.float32)
+        if self.p.zero_centered:
+            scale += 1.0
+        return tf.cast(normalized * scale, x.dtype)
+
+
+class HeadsRMSNorm(RMSNorm):
+    """RMSNorm of queries or keys over all heads together, as in OLMoE (arXiv 2409.02060)."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("num_heads", 0, "Size of N; set by the attention.", minimum=1)
+        return p
+
+    _layout = "ND"
+
+    def _sizes(self) -> dict[str, int]:
+        return {"N": self.p.num_heads, "D": self.p.model_dim}

@@ -14,6 +14,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.attention.cached import CacheView
+from lingvo_gshard.layers.attention.soft_cap import soft_cap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
@@ -40,7 +41,17 @@ class TokenTask(Task):
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("decoder", TransformerStack.params(), "Params of the decoder.")
         p.define("positions", SinusoidalPositions.params(), "Params of the position embeddings.")
+        p.define(
+            "embedding_scale", 0.0, "Factor of the token embeddings; 0 for sqrt(M).", minimum=0
+        )
         p.define("tie_softmax", True, "Whether the softmax's weight is the embedding table.")
+        p.define("logit_scale", 1.0, "Factor of the logits.", above=0)
+        p.define(
+            "logit_cap",
+            0.0,
+            "c of c tanh(logits / c), in place of the logits; 0 disables it.",
+            minimum=0,
+        )
         p.define(
             "label_smoothing",
             0.0,
@@ -53,7 +64,11 @@ class TokenTask(Task):
     def create_embedding(self, name: str, vocabulary_size: int) -> None:
         """Creates a table of token embeddings."""
         embedding = TokenEmbedding.params()
-        embedding.set(vocabulary_size=vocabulary_size, model_dim=self.p.model_dim)
+        embedding.set(
+            vocabulary_size=vocabulary_size,
+            model_dim=self.p.model_dim,
+            scale=self.p.embedding_scale,
+        )
         self.create_child(name, embedding)
 
     def create_positions(self) -> None:
@@ -155,9 +170,14 @@ class TokenTask(Task):
     @layer_method
     def _logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V] of the decoder's output."""
-        if self.p.tie_softmax:
-            return self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
-        return self.softmax.fprop(theta.softmax, x_BLM)
+        p = self.p
+        if p.logit_scale != 1.0:
+            x_BLM *= tf.constant(p.logit_scale, x_BLM.dtype)
+        if p.tie_softmax:
+            logits_BLV = self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
+        else:
+            logits_BLV = self.softmax.fprop(theta.softmax, x_BLM)
+        return soft_cap(logits_BLV, p.logit_cap)
 
     def _shared_embedding(self) -> TokenEmbedding:
         """Returns the child whose table the softmax may share."""

@@ -84,13 +84,13 @@ def _cross_attention(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Te
 
 
 def _encoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-    return layer.fprop(theta, inputs.x, layer.self_attention.mask(inputs.target_segments))
+    return layer.fprop(theta, inputs.x, [layer.self_attention.mask(inputs.target_segments)])
 
 
 def _decoder_layer(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
     mask = layer.self_attention.mask(inputs.target_segments)
     memory_mask = layer.cross_attention.mask(inputs.target_segments, inputs.source_segments)
-    return layer.fprop(theta, inputs.x, mask, inputs.memory, memory_mask)
+    return layer.fprop(theta, inputs.x, [mask], inputs.memory, memory_mask)
 
 
 def _decoder_stack(layer: Layer, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
@@ -145,6 +145,17 @@ def _stack(**values: object) -> Params:
     return p.set(input_dropout_rate=0.1, residual_dropout_rate=0.1, attention_dropout_rate=0.1)
 
 
+def _pattern() -> Params:
+    """Returns Params of a loop in which attentions with and without a window alternate."""
+    p = TransformerStack.params().set(model_dim=M, num_heads=N, hidden_dim=H, moe_every=0)
+    p.layer.set(norm=RMSNorm.params().set(zero_centered=True), norm_position="both")
+    p.layer.feed_forward.set(activation="geglu_tanh", use_bias=False)
+    near = attentions.plain(window=1, rotary_fraction=1.0, rotary_base=100.0).set(model_dim=0)
+    far = attentions.plain(rotary_fraction=1.0, logit_cap=3.0).set(model_dim=0)
+    p.set(num_layers=5, sequential_first=1, attention_pattern=(near, far), is_causal=True)
+    return p.set(execution=loop("products"))
+
+
 def _translation(**values: object) -> Params:
     p = TranslationTask.params().set(
         source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M, **values
@@ -190,6 +201,7 @@ CASES = (
         draws=True,
     ),
     Case("Attention.options", attentions.attention("together"), _self_attention),
+    Case("Attention.published", attentions.attention("published"), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),
     Case("Attention.ring", attentions.ring(), _self_attention),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
@@ -263,6 +275,7 @@ CASES = (
         _decoder_stack,
         draws=True,
     ),
+    Case("TransformerStack.pattern", _pattern(), _on_x_and_mask),
     Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
     Case(
         "TranslationTask.loss",
@@ -283,6 +296,7 @@ _SLOW = (
     "TransformerStack.encoder",
     "TransformerStack.decoder",
     "TransformerStack.loop",
+    "TransformerStack.pattern",
     "TransformerLayer.encoder",
     "MoE.dropless",
     "MoE.lingvo.einsum",

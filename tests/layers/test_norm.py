@@ -42,6 +42,15 @@ def test_rms_norm_matches_the_formula(epsilon):
     assert_close(layer.fprop(theta, tf.constant(x)), expected, "float32")
 
 
+def test_a_zero_centered_weight_is_the_scale_minus_one():
+    layer, theta = make(RMSNorm, zero_centered=True)
+    np.testing.assert_array_equal(layer.init(1).scale, np.zeros(M))
+    plain, _ = make(RMSNorm)
+    x = tf.constant(activations(2, 3))
+    expected = plain.fprop(theta.transform(lambda w: w + 1.0), x)
+    assert_close(layer.fprop(theta, x), expected, "order")
+
+
 def test_layer_norm_subtracts_the_mean():
     layer, theta = make(LayerNorm)
     x = activations(4)

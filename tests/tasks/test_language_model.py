@@ -99,6 +99,16 @@ def test_logits_do_not_depend_on_the_position_in_the_row(name):
     np.testing.assert_allclose(logits_of(task, moved, theta)[0, :2], here, atol=1e-5)
 
 
+def test_scales_and_caps_of_embeddings_and_logits():
+    task = task_of(embedding_scale=0.5, logit_scale=0.25, logit_cap=0.3, add_positions=False)
+    plain = task_of(embedding_scale=1.0, add_positions=False)
+    theta, batch = plain.init(1), batch_of()
+    halved = NestedMap(theta, embedding=NestedMap(table=0.5 * theta.embedding.table))
+    expected = 0.3 * np.tanh(2 * 0.25 * logits_of(plain, batch, halved) / 0.3)
+    np.testing.assert_allclose(logits_of(task, batch, theta), expected, atol=1e-5)
+    assert np.abs(expected).max() > 0.2
+
+
 @pytest.mark.parametrize(("smoothing", "z_weight"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.05)])
 def test_the_loss_matches_the_formula(smoothing, z_weight):
     task = task_of(label_smoothing=smoothing, z_loss_weight=z_weight)

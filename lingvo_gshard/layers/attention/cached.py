@@ -165,7 +165,7 @@ def attend(
     Queries whose head shares keys are computed as more queries, so that keys are read once.
 
     Args:
-      query_BLND: queries, already scaled by 1 / sqrt(D).
+      query_BLND: queries, already scaled.
       slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller than that of the
         queries.
       bias_BLK: float32 bias of each new token and slot.

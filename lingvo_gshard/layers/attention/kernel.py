@@ -50,7 +50,7 @@ class AttentionKernel(Configurable):
         one. The softmax is computed in float32.
 
         Args:
-          query_BNLD: queries, already scaled by 1 / sqrt(D).
+          query_BNLD: queries, already scaled.
           keys_BNKD: keys, with letters `keys_layout`.
           values_BNKD: values, with letters `keys_layout`.
           mask: the keys that each query attends to.

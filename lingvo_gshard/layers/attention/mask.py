@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import tf
@@ -131,3 +132,15 @@ class AttentionMask:
         """Reverses `__tf_flatten__`."""
         static, names = metadata
         return cls(**static, **dict(zip(names, tensors, strict=True)))
+
+
+def mask_of_window(masks: Sequence[AttentionMask], window: int) -> AttentionMask:
+    """Returns the mask with this window among those that the layers of a stack share.
+
+    Raises:
+      ValueError: there is none.
+    """
+    for mask in masks:
+        if mask.window == window:
+            return mask
+    raise ValueError(f"masks of windows {[mask.window for mask in masks]}, but none of {window}")

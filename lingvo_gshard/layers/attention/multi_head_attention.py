@@ -15,6 +15,7 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.layers.attention.heads import heads_first
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
@@ -48,7 +49,15 @@ class MultiHeadAttention(Layer):
             "(arXiv 2305.13245, section 2.2); 0 for num_heads.",
             minimum=0,
         )
-        p.define("qk_norm", False, "Whether queries and keys are normalized over D (RMSNorm).")
+        p.define("use_bias", False, "Whether queries, keys and values have a bias.")
+        p.define("use_output_bias", False, "Whether the output has a bias.")
+        p.define("query_scale", 0.0, "Factor of the queries in q k; 0 for 1 / sqrt(D).", minimum=0)
+        p.define("qk_norm", False, "Whether queries and keys are normalized (RMSNorm).")
+        p.define(
+            "query_key_norm",
+            RMSNorm.params(),
+            "Params of the norms of queries and keys: RMSNorm over D, HeadsRMSNorm over N and D.",
+        )
         p.define(
             "logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.", minimum=0
         )
@@ -72,6 +81,7 @@ class MultiHeadAttention(Layer):
         self.kernel: AttentionKernel = p.kernel.instantiate(path=f"{path}.kernel")
         if p.dropout_rate and not self.kernel.supports_dropout:
             self._refuse_with_kernel("dropout_rate")
+        self.query_scale = p.query_scale or 1.0 / math.sqrt(self.head_dim)
         self._create_weights()
         self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
 
@@ -91,9 +101,26 @@ class MultiHeadAttention(Layer):
         self.create_variable("w_key", "MND", key_value_sizes, shared)
         self.create_variable("w_value", "MND", key_value_sizes, shared)
         self.create_variable("w_out", "NDM", sizes, project)
+        self._create_biases()
         if p.qk_norm:
-            for name in ("query_norm", "key_norm"):
-                self.create_child(name, RMSNorm.params().set(model_dim=self.head_dim))
+            self._create_norm("query_norm", p.num_heads)
+            self._create_norm("key_norm", self.key_value_heads)
+
+    def _create_biases(self) -> None:
+        p, zeros = self.p, initializers.constant(0.0)
+        if p.use_bias:
+            heads = {"query": p.num_heads, "key": self.key_value_heads}
+            for name in ("query", "key", "value"):
+                sizes = {"N": heads.get(name, self.key_value_heads), "D": self.head_dim}
+                self.create_variable(f"b_{name}", "ND", sizes, zeros)
+        if p.use_output_bias:
+            self.create_variable("b_out", "M", {"M": p.model_dim}, zeros)
+
+    def _create_norm(self, name: str, heads: int) -> None:
+        norm = self.p.query_key_norm.copy().set(model_dim=self.head_dim)
+        if "num_heads" in norm:
+            norm.num_heads = heads
+        self.create_child(name, norm)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
@@ -124,6 +151,9 @@ class MultiHeadAttention(Layer):
         joined = theta.get(_joined(weights))
         w_MND = _join(theta, weights) if joined is None else joined
         projected = tf.split(multiply("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)
+        if self.p.use_bias:
+            biases = [theta[f"b_{name.removeprefix('w_')}"] for name in weights]
+            projected = [add_bias(x, b_ND) for x, b_ND in zip(projected, biases, strict=True)]
         return tuple(annotate(x_BLND, "BLND") for x_BLND in projected)
 
     def _normalize(self, name: str, theta: NestedMap, x_BLND: tf.Tensor) -> tf.Tensor:
@@ -145,7 +175,7 @@ class MultiHeadAttention(Layer):
     ) -> tf.Tensor:
         """Returns the layer's output [B,L,M] for projected queries, keys and values."""
         query_BNLD = heads_first(query_BLND, "BNLD")
-        query_BNLD *= tf.constant(1.0 / math.sqrt(self.head_dim), query_BNLD.dtype)
+        query_BNLD *= tf.constant(self.query_scale, query_BNLD.dtype)
         dropout_BNLK = None
         if kernel.supports_dropout:
             ones_BNLK = tf.ones((*query_BNLD.shape[:3], keys_BNKD.shape[2]), query_BNLD.dtype)
@@ -160,8 +190,13 @@ class MultiHeadAttention(Layer):
             dropout_BNLK,
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
+        return self.observe(self._output(theta, mixed_BLND))
+
+    @layer_method
+    def _output(self, theta: NestedMap, mixed_BLND: tf.Tensor) -> tf.Tensor:
+        """Returns the layer's output [B,L,M] for the weighted values of all heads."""
         y_BLM = multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out)
-        return self.observe(y_BLM)
+        return add_bias(y_BLM, theta.b_out) if self.p.use_output_bias else y_BLM
 
     @layer_method
     def _attend_to_slots(
@@ -174,11 +209,11 @@ class MultiHeadAttention(Layer):
         used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
-        query_BLND *= tf.constant(1.0 / math.sqrt(self.head_dim), query_BLND.dtype)
+        query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
         mixed_BLND, weights_BNLK = cached.attend(
             query_BLND, slots, bias_BLK, self.p.logit_cap, relative_bias_NLK, used
         )
-        return multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out), weights_BNLK
+        return self._output(theta, mixed_BLND), weights_BNLK
 
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:
         """Returns the floating-point operations of the projections and of both products."""

@@ -14,6 +14,8 @@ from lingvo_gshard.layers.attention.heads import heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.multi_head_attention import MultiHeadAttention
 from lingvo_gshard.layers.attention.positions import relative_bias, rotary
+from lingvo_gshard.layers.attention.positions.rotary import TextPositions
+from lingvo_gshard.layers.attention.positions.rotary_scaling import RotaryScaling
 
 LOCAL_LETTERS = {"b": "buckets of distances"}
 
@@ -26,14 +28,7 @@ class SelfAttention(MultiHeadAttention):
         p = super().params()
         p.define("is_causal", False, "Whether a position attends to no later one.")
         p.define("window", 0, "Largest distance between a query and a key; 0: no limit.", minimum=0)
-        p.define(
-            "rotary_fraction",
-            0.0,
-            "Fraction of D rotated by position; 0 disables it.",
-            minimum=0,
-            maximum=1,
-        )
-        p.define("rotary_base", 10000.0, "Base of the wavelengths of the rotations.", above=1)
+        rotary.define(p)
         p.define(
             "relative_buckets",
             0,
@@ -54,6 +49,7 @@ class SelfAttention(MultiHeadAttention):
         if p.relative_buckets and not self.kernel.supports_relative_bias:
             self._refuse_with_kernel("relative_buckets")
         rotary.check(p, self.head_dim, path)
+        self._scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
         relative_bias.check(p, path)
 
     def _create_weights(self) -> None:
@@ -111,7 +107,8 @@ class SelfAttention(MultiHeadAttention):
             as keys have; None if the slots are the new tokens themselves.
           used: int32 scalar, a number of first slots that hold all visible ones; None for all.
         """
-        query_BLND, key_BLND, value_BLND = self._project_row(theta, x_BLM, view.positions_BL)
+        positions = rotary.positions_so_far(view.positions_BL, self._scaling)
+        query_BLND, key_BLND, value_BLND = self._project_row(theta, x_BLM, positions)
         new = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
         if cache is None:
             slots = NestedMap(key=[new.key], value=[new.value])
@@ -129,17 +126,15 @@ class SelfAttention(MultiHeadAttention):
         """Returns the operations of the projections, of q k and of the weighted values."""
         return self._count_flops(shape.rows, shape.length, shape.length)
 
-    def _positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> tf.Tensor | None:
-        """Returns positions [B,L] or [1,L] for the rotations; None if there are none."""
+    def _positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> TextPositions | None:
+        """Returns the positions for the rotations; None if there are none."""
         if not self.p.rotary_fraction:
             return None
-        if segments_BL is None:
-            return tf.range(x_BLM.shape[1])[None]
-        return rotary.positions_in_segments(segments_BL)
+        return rotary.positions_of_rows(segments_BL, x_BLM.shape[1], self._scaling)
 
     @layer_method
     def _project_row(
-        self, theta: NestedMap, x_BLM: tf.Tensor, positions_BL: tf.Tensor | None
+        self, theta: NestedMap, x_BLM: tf.Tensor, positions: TextPositions | None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns queries, keys and values [B,L,N,D], rotated by their positions."""
         p = self.p
@@ -150,11 +145,14 @@ class SelfAttention(MultiHeadAttention):
             key, value = self._project(theta, x_BLM, "w_key", "w_value")
         query, key = self._normalize("query", theta, query), self._normalize("key", theta, key)
         if p.rotary_fraction:
-            query, key = (
-                rotary.rotate(x_BLND, positions_BL, p.rotary_fraction, p.rotary_base)
-                for x_BLND in (query, key)
-            )
+            query, key = (self._rotate(x_BLND, positions) for x_BLND in (query, key))
         return query, key, value
+
+    def _rotate(self, x_BLND: tf.Tensor, positions: TextPositions) -> tf.Tensor:
+        p = self.p
+        return rotary.rotate(
+            x_BLND, positions, p.rotary_fraction, p.rotary_base, p.rotary_pairs, self._scaling
+        )
 
     @layer_method
     def _relative_bias(

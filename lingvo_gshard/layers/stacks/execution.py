@@ -47,8 +47,8 @@ class Execution(Layer):
         """
         if len(layers) % period:
             raise ValueError(
-                f"{path}: {cls.__name__} needs a multiple of {period} layers (moe_every), and "
-                f"there are {len(layers)}"
+                f"{path}: {cls.__name__} needs a multiple of {period} layers (moe_every, "
+                f"attention_pattern), and there are {len(layers)}; sequential_first takes some out"
             )
         return params.copy().set(body=tuple(layers[:period]), times=len(layers) // period)
 

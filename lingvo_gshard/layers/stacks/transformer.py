@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lingvo_gshard.core.autodiff import remat_policy
@@ -10,7 +11,8 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, used_slots
-from lingvo_gshard.layers.attention.mask import MASKED
+from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.sequential import Sequential
@@ -18,6 +20,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import (
     Memory,
     SlotInputs,
     TransformerLayer,
+    VisibleSlots,
     inherit,
 )
 
@@ -28,6 +31,9 @@ class TransformerStack(Layer):
     Every `moe_every`-th layer has a mixture of experts in place of its feed-forward layer. Arxiv
     2006.16668, section 2.2, has one in every other layer. The count begins after the `dense_first`
     layers, which have no experts (arXiv 2412.19437, section 4.2).
+
+    `attention_pattern` alternates self-attentions, such as one with a window and one without
+    (Gemma 2, arXiv 2408.00118, section 2).
 
     `execution` decides how the layers are run. It changes neither initial weights nor results.
     """
@@ -46,6 +52,19 @@ class TransformerStack(Layer):
             "moe_every", 2, "Period of the layers with experts; 0: no layer has experts.", minimum=0
         )
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
+        p.define(
+            "attention_pattern",
+            (),
+            "Params of the self-attentions of consecutive layers, repeated; empty: that of layer.",
+        )
+        p.define(
+            "sequential_first",
+            0,
+            "Number of first layers that run one by one, before `execution` runs the others; at "
+            "least dense_first do.",
+            minimum=0,
+        )
+        p.define("has_final_norm", True, "Whether the output is normalized.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
         p.define("has_token_ids", False, "Whether callers set `context.tokens`.")
         p.define(
@@ -80,22 +99,46 @@ class TransformerStack(Layer):
         super().__init__(params, path)
         p = self.p
         self.create_child("input_dropout", Dropout.params().set(rate=p.input_dropout_rate))
-        if p.dense_first > p.num_layers:
-            raise ValueError(
-                f"{path}.dense_first: {p.dense_first} is not in 0 to {path}.num_layers, "
-                f"{p.num_layers}"
-            )
+        for name in ("dense_first", "sequential_first"):
+            if p.get(name) > p.num_layers:
+                raise ValueError(
+                    f"{path}.{name}: {p.get(name)} is not in 0 to {path}.num_layers, {p.num_layers}"
+                )
+        self._check_pattern()
         path = f"{path}.execution"
         remat_policy.check(p.execution.rematerialize, f"{path}.rematerialize")
-        if p.dense_first:
-            first = [self._layer_params(has_experts=False) for _ in range(p.dense_first)]
+        layers = [self._layer_params(i) for i in range(p.num_layers)]
+        count = self._sequential_first
+        if count:
             execution = Sequential.params().set(rematerialize=p.execution.rematerialize)
-            self.create_child("first_layers", Sequential.for_layers(execution, first, 1, path))
-        layers = [self._layer_params(self._is_moe(i)) for i in range(p.num_layers - p.dense_first)]
-        period = max(p.moe_every, 1)
-        execution = p.execution.cls.for_layers(p.execution, layers, period, path)
+            first = Sequential.for_layers(execution, layers[:count], 1, path)
+            self.create_child("first_layers", first)
+        period = math.lcm(max(p.moe_every, 1), len(p.attention_pattern) or 1)
+        execution = p.execution.cls.for_layers(p.execution, layers[count:], period, path)
         self.create_child("layers", execution)
-        self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
+        if p.has_final_norm:
+            self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
+
+    @property
+    def _sequential_first(self) -> int:
+        """Number of layers that run one by one."""
+        return max(self.p.dense_first, self.p.sequential_first)
+
+    def _check_pattern(self) -> None:
+        """Raises ValueError if the attention pattern does not consist of Params that fit."""
+        path = f"{self.path}.attention_pattern"
+        for index, attention in enumerate(self.p.attention_pattern):
+            if not isinstance(attention, Params):
+                raise ValueError(
+                    f"{path}[{index}]: {attention!r} is not Params; give those of a class, such as "
+                    "SelfAttention.params()"
+                )
+            if attention.kernel != self.p.attention_pattern[0].kernel:
+                raise ValueError(
+                    f"{path}[{index}].kernel: {attention.kernel.cls.__name__} with other Params "
+                    f"than {path}[0].kernel; one kernel for all layers was expected, because they "
+                    "share masks"
+                )
 
     @property
     def is_causal(self) -> bool:
@@ -103,21 +146,25 @@ class TransformerStack(Layer):
         return self.p.is_causal or self.p.is_decoder
 
     def _is_moe(self, index: int) -> bool:
-        """Returns whether layer `index`, counted after the dense ones, has experts."""
-        return bool(self.p.moe_every) and (index + 1) % self.p.moe_every == 0
+        """Returns whether layer `index` has experts."""
+        after = index - self.p.dense_first
+        return bool(self.p.moe_every) and after >= 0 and (after + 1) % self.p.moe_every == 0
 
-    def _layer_params(self, has_experts: bool) -> Params:
+    def _layer_params(self, index: int) -> Params:
         p = self.p
         layer = inherit(
             p.layer, model_dim=p.model_dim, residual_dropout_rate=p.residual_dropout_rate
         )
+        if p.attention_pattern:
+            pattern = p.attention_pattern
+            layer.self_attention = pattern[index % len(pattern)]
         for name in ("self_attention", "cross_attention"):
             attention = inherit(
                 layer.get(name), num_heads=p.num_heads, dropout_rate=p.attention_dropout_rate
             )
             setattr(layer, name, attention)
         layer.self_attention.is_causal = self.is_causal
-        feed_forward = p.moe if has_experts else layer.feed_forward
+        feed_forward = p.moe if self._is_moe(index) else layer.feed_forward
         feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
         layer.feed_forward = feed_forward.cls.for_stack(
             feed_forward, self.is_causal, p.has_token_ids
@@ -141,39 +188,54 @@ class TransformerStack(Layer):
           segments_BL: int32 segment of each position, 0 in padding.
           memory: the memory that a decoder attends to.
         """
-        # The attentions of all layers have the same Params, so that they can share masks.
-        layer, _ = self.layer_counts()[0]
-        shared = [layer.self_attention.mask(segments_BL)]
+        shared = [self._masks(segments_BL)]
         if self.p.is_decoder:
+            layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
             shared += [memory.output_BKM, memory_mask]
         x_BLM = self.input_dropout.fprop(theta.input_dropout, x_BLM)
-        if self.p.dense_first:
+        if self._sequential_first:
             x_BLM = self.first_layers.fprop(theta.first_layers, x_BLM, *shared)
         self.layers.check_batch(x_BLM.shape[0], f"{self.path}.execution")
         x_BLM = self.layers.fprop(theta.layers, x_BLM, *shared)
-        return self.observe(self.final_norm.fprop(theta.final_norm, x_BLM))
+        return self.observe(self._finish(theta, x_BLM))
+
+    def _by_window(self) -> dict[int, SelfAttention]:
+        """Returns one self-attention for each window among the layers. They share masks."""
+        attentions = [layer.self_attention for layer in self.layers_in_order()]
+        return {attention.p.window: attention for attention in reversed(attentions)}
+
+    def _masks(self, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
+        """Returns the masks of all windows."""
+        return tuple(attention.mask(segments_BL) for attention in self._by_window().values())
+
+    def _finish(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
+        """Returns the output of the last layer, normalized if the stack has a norm at the end."""
+        return self.final_norm.fprop(theta.final_norm, x_BLM) if self.p.has_final_norm else x_BLM
 
     def layer_counts(self) -> list[tuple[TransformerLayer, int]]:
         """Returns (layer, number of times that a forward pass runs it) for all layers."""
-        first = self.first_layers.layer_counts() if self.p.dense_first else []
+        first = self.first_layers.layer_counts() if self._sequential_first else []
         return first + self.layers.layer_counts()
 
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         """Returns all layers with their weights, in the order in which they run."""
-        first = self.first_layers.unrolled(theta.first_layers) if self.p.dense_first else []
+        first = self.first_layers.unrolled(theta.first_layers) if self._sequential_first else []
         return first + self.layers.unrolled(theta.layers)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:
         """Returns the weights for inference: those of every layer by itself, in order."""
         layers = [layer.decoding_weights(weights) for layer, weights in self.unrolled(theta)]
-        return NestedMap(layers=layers, final_norm=theta.final_norm)
+        weights = NestedMap(layers=layers)
+        if self.p.has_final_norm:
+            weights.final_norm = theta.final_norm
+        return weights
 
     def layers_in_order(self) -> list[TransformerLayer]:
         """Returns the layer that runs at each place. Those of a loop stand there repeatedly."""
-        first = self.first_layers.layers_in_order() if self.p.dense_first else []
+        first = self.first_layers.layers_in_order() if self._sequential_first else []
         return first + self.layers.layers_in_order()
 
     @layer_method
@@ -201,16 +263,12 @@ class TransformerStack(Layer):
           of the last layer's cross-attention, or None.
         """
         layers = self.layers_in_order()
-        # The attentions of all layers have the same Params, so that they can share the bias.
-        bias_BLK = view.bias(layers[0].p.self_attention.window)
-        memory_bias_BLK = None if memory is None else memory.bias_BK[:, None]
+        in_cache = view.first_slot is not None
         slots = SlotInputs(
             view,
-            bias_BLK,
+            {w: _visible(view.bias(w), mask_BL, in_cache) for w in self._by_window()},
             mask_BL,
-            memory_bias_BLK,
-            used=None if view.first_slot is None else used_slots(bias_BLK, mask_BL),
-            memory_used=None if memory is None else used_slots(memory_bias_BLK, mask_BL),
+            None if memory is None else _visible(memory.bias_BK[:, None], mask_BL),
         )
         extended, weights_BNLK = [], None
         for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
@@ -222,8 +280,7 @@ class TransformerStack(Layer):
                 None if memory is None else memory.layers[index],
             )
             extended.append(cache)
-        x_BLM = self.final_norm.fprop(theta.final_norm, x_BLM)
-        return x_BLM, extended, weights_BNLK
+        return self._finish(theta, x_BLM), extended, weights_BNLK
 
     @layer_method
     def cache_memory(self, theta: NestedMap, memory: Memory) -> NestedMap:
@@ -246,3 +303,14 @@ class TransformerStack(Layer):
     def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
         """Returns the shape [B,N,K,D] of the keys, or the values, that each layer caches."""
         return [layer.self_attention.cache_shape(rows, slots) for layer in self.layers_in_order()]
+
+
+def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) -> VisibleSlots:
+    """Returns the slots that new tokens see.
+
+    Args:
+      bias_BLK: float32 bias of each new token, or of all new tokens of a row, and slot.
+      mask_BL: int32, 0 for new tokens that are padding, whatever they see.
+      in_blocks: whether the slots may be in blocks, of which some need not be read.
+    """
+    return VisibleSlots(bias_BLK, used_slots(bias_BLK, mask_BL) if in_blocks else None)

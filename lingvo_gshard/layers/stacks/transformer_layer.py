@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
-from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.mask import AttentionMask, mask_of_window
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.feed_forward import FeedForward
@@ -40,32 +43,47 @@ class Memory:
     segments_BK: tf.Tensor
 
 
+class VisibleSlots(NamedTuple):
+    """The slots that new tokens see, for all attentions with the same window.
+
+    Attributes:
+      bias_BLK: float32 bias of the slots.
+      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+    """
+
+    bias_BLK: tf.Tensor
+    used: tf.Tensor | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class SlotInputs:
     """What all layers of a stack share when they compute new tokens for inference.
 
     Attributes:
       view: positions of the new tokens, and the slots that they write to and see.
-      bias_BLK: float32 bias of the slots.
+      visible: the slots that self-attentions see, by window.
       mask_BL: int32, 0 for new tokens that are padding.
-      memory_bias_BLK: float32 bias of the memory's positions; None without a memory.
-      used: int32 scalar, a number of first slots that hold all visible ones; None for all.
-      memory_used: the same of the memory.
+      memory: the positions of the memory that the cross-attentions see; None without a memory.
     """
 
     view: CacheView
-    bias_BLK: tf.Tensor
+    visible: Mapping[int, VisibleSlots]
     mask_BL: tf.Tensor
-    memory_bias_BLK: tf.Tensor | None = None
-    used: tf.Tensor | None = None
-    memory_used: tf.Tensor | None = None
+    memory: VisibleSlots | None = None
+
+
+# Where the norms of a sublayer f are:
+#   before   x + f(norm(x)), the order of Wang et al. 2019, arXiv 1906.01787
+#   both     x + norm(f(norm(x))), Gemma 2, arXiv 2408.00118
+#   output   x + norm(f(x)), OLMo 2, arXiv 2501.00656
+#   sum      norm(x + f(x)), Vaswani et al. 2017, arXiv 1706.03762
+BEFORE, BOTH, OUTPUT, SUM = NORM_POSITIONS = ("before", "both", "output", "sum")
 
 
 class TransformerLayer(Layer):
     """Self-attention, optional cross-attention, and a feed-forward layer.
 
-    Each sublayer computes x + dropout(sublayer(norm(x))), the order of Wang et al. 2019, arXiv
-    1906.01787.
+    Each sublayer computes x + dropout(sublayer(norm(x))), unless `norm_position` says otherwise.
     """
 
     @classmethod
@@ -73,6 +91,11 @@ class TransformerLayer(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("norm", LayerNorm.params(), "Params of the norms.")
+        p.define(
+            "norm_position",
+            BEFORE,
+            "Where norms are: 'before' a sublayer, at its 'output', at 'both', or after the 'sum'.",
+        )
         p.define("self_attention", SelfAttention.params(), "Params of the self-attention.")
         p.define("cross_attention", CrossAttention.params(), "Params of the attention to a memory.")
         p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
@@ -89,6 +112,9 @@ class TransformerLayer(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
+        if p.norm_position not in NORM_POSITIONS:
+            nearest = names.nearest(p.norm_position, NORM_POSITIONS)
+            raise ValueError(f"{path}.norm_position: {p.norm_position!r}. {nearest}")
         self._create_sublayer("self_attention", p.self_attention)
         if p.has_cross_attention:
             self._create_sublayer("cross_attention", p.cross_attention)
@@ -106,7 +132,11 @@ class TransformerLayer(Layer):
 
     def _create_sublayer(self, name: str, params: Params) -> None:
         p = self.p
-        self.create_child(f"{name}_norm", inherit(p.norm, model_dim=p.model_dim))
+        norm = inherit(p.norm, model_dim=p.model_dim)
+        if p.norm_position != OUTPUT:
+            self.create_child(f"{name}_norm", norm)
+        if p.norm_position in (BOTH, OUTPUT):
+            self.create_child(f"{name}_output_norm", norm)
         self.create_child(name, inherit(params, model_dim=p.model_dim))
         dropout = Dropout.params().set(rate=p.residual_dropout_rate)
         self.create_child(f"{name}_dropout", dropout)
@@ -116,7 +146,7 @@ class TransformerLayer(Layer):
         self,
         theta: NestedMap,
         x_BLM: tf.Tensor,
-        mask: AttentionMask,
+        masks: Sequence[AttentionMask],
         memory_BKM: tf.Tensor | None = None,
         memory_mask: AttentionMask | None = None,
     ) -> tf.Tensor:
@@ -125,15 +155,17 @@ class TransformerLayer(Layer):
         Args:
           theta: weights of this layer.
           x_BLM: packed rows.
-          mask: `self_attention.mask` of the segments of x.
+          masks: `self_attention.mask` of the segments of x, for each window among the layers that
+            share them.
           memory_BKM: the memory of each row, if the layer has cross-attention.
           memory_mask: `cross_attention.mask` of the segments of x and of the memory.
         """
-        h_BLM = self._normalize("self_attention", theta, x_BLM)
+        mask = mask_of_window(masks, self.self_attention.p.window)
+        h_BLM = self._enter("self_attention", theta, x_BLM)
         h_BLM = self.self_attention.fprop(theta.self_attention, h_BLM, mask)
         x_BLM = self._add("self_attention", theta, x_BLM, h_BLM)
         if self.p.has_cross_attention:
-            h_BLM = self._normalize("cross_attention", theta, x_BLM)
+            h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM = self.cross_attention.fprop(
                 theta.cross_attention, h_BLM, memory_BKM, memory_mask
             )
@@ -171,34 +203,47 @@ class TransformerLayer(Layer):
           The output [B,L,M], the cache with the new tokens, and the weights [B,N,L,K] of the
           cross-attention, or None.
         """
-        h_BLM = self._normalize("self_attention", theta, x_BLM)
+        h_BLM = self._enter("self_attention", theta, x_BLM)
+        visible = slots.visible[self.self_attention.p.window]
         h_BLM, cache = self.self_attention.extend(
-            theta.self_attention, h_BLM, slots.view, slots.bias_BLK, cache, slots.used
+            theta.self_attention, h_BLM, slots.view, visible.bias_BLK, cache, visible.used
         )
-        x_BLM, weights_BNLK = x_BLM + h_BLM, None
+        x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
-            h_BLM = self._normalize("cross_attention", theta, x_BLM)
+            h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, slots.memory_bias_BLK, slots.memory_used
+                theta.cross_attention, h_BLM, memory, *slots.memory
             )
-            x_BLM += h_BLM
-        h_BLM = self._normalize("feed_forward", theta, x_BLM)
+            x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
+        h_BLM = self._enter("feed_forward", theta, x_BLM)
         h_BLM = self.feed_forward.infer(theta.feed_forward, h_BLM, slots.mask_BL)
-        return self.observe(x_BLM + h_BLM), cache, weights_BNLK
+        x_BLM = self._add("feed_forward", theta, x_BLM, h_BLM)
+        return self.observe(x_BLM), cache, weights_BNLK
 
     @layer_method
     def _feed_forward(
         self, theta: NestedMap, x_BLM: tf.Tensor, segments_BL: tf.Tensor
     ) -> tf.Tensor:
-        h_BLM = self._normalize("feed_forward", theta, x_BLM)
+        h_BLM = self._enter("feed_forward", theta, x_BLM)
         h_BLM = self.feed_forward.fprop(theta.feed_forward, h_BLM, segments_BL)
         return self.observe(self._add("feed_forward", theta, x_BLM, h_BLM))
 
+    def _enter(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        """Returns the input of a sublayer."""
+        if self.p.norm_position in (OUTPUT, SUM):
+            return x
+        return self._normalize(f"{name}_norm", theta, x)
+
+    def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
+        """Returns the input x of a sublayer with its output h added."""
+        position = self.p.norm_position
+        if position in (BOTH, OUTPUT):
+            h = self._normalize(f"{name}_output_norm", theta, h)
+        x += self.children[f"{name}_dropout"].fprop(theta[f"{name}_dropout"], h)
+        return self._normalize(f"{name}_norm", theta, x) if position == SUM else x
+
     def _normalize(self, name: str, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        h = self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x)
+        h = self.children[name].fprop(theta[name], x)
         # Under tensor parallelism the gradient of h is a sum of partial ones. Annotated, h has the
         # sharding of x; otherwise XLA would replicate that sum.
         return annotate(h, "BLM")
-
-    def _add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
-        return x + self.children[f"{name}_dropout"].fprop(theta[f"{name}_dropout"], h)

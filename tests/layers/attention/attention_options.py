@@ -3,8 +3,10 @@
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.positions.rotary_scaling import YarnScaling
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.layers.norm import HeadsRMSNorm
 
 EACH: dict[str, dict] = {
     "grouped": {"num_key_value_heads": 2},
@@ -15,6 +17,21 @@ EACH: dict[str, dict] = {
     "relative": {"relative_buckets": 8, "relative_max_distance": 5},
     "window": {"window": 2},
     "cap": {"logit_cap": 0.7},
+    "biases": {
+        "num_key_value_heads": 2,
+        "use_bias": True,
+        "use_output_bias": True,
+        "query_scale": 0.6,
+    },
+    "published": {
+        "num_key_value_heads": 2,
+        "use_bias": True,
+        "qk_norm": True,
+        "query_key_norm": HeadsRMSNorm.params().set(epsilon=0.1, zero_centered=True),
+        "rotary_fraction": 0.75,
+        "rotary_pairs": "neighbors",
+        "rotary_scaling": YarnScaling.params().set(factor=4.0, original_length=16, beta_fast=2.0),
+    },
     "together": {
         "num_key_value_heads": 2,
         "qk_norm": True,

@@ -6,6 +6,9 @@ import math
 
 import numpy as np
 
+from lingvo_gshard.layers.attention.positions.rotary_scaling import YarnScaling
+from lingvo_gshard.layers.norm import HeadsRMSNorm
+
 
 def attention(p, theta, x, segments, sees) -> np.ndarray:
     """Returns the output [B,L,M] of self-attention.
@@ -26,13 +29,20 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
             np.einsum("lm,mnd->lnd", row, weights[f"w_{name}"])
             for name in ("query", "key", "value")
         )
+        if p.use_bias:
+            query, key, value = (
+                x + weights[f"b_{name}"]
+                for name, x in (("query", query), ("key", key), ("value", value))
+            )
         if p.qk_norm:
-            query = _rms_norm(query, weights["query_norm.scale"])
-            key = _rms_norm(key, weights["key_norm.scale"])
+            query = _rms_norm(query, weights["query_norm.scale"], p.query_key_norm)
+            key = _rms_norm(key, weights["key_norm.scale"], p.query_key_norm)
         for i in range(len(row)):
             position = sum(segments[b, j] == segments[b, i] for j in range(i))
-            _rotate(query[i], position, p.rotary_fraction, p.rotary_base)
-            _rotate(key[i], position, p.rotary_fraction, p.rotary_base)
+            for x in (query[i], key[i]):
+                rotate(
+                    x, position, p.rotary_fraction, p.rotary_base, p.rotary_pairs, p.rotary_scaling
+                )
         for q in range(len(row)):
             seen = [
                 k
@@ -48,11 +58,11 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
                 shares = np.exp(scores - scores.max())
                 mixed = shares / shares.sum() @ value[seen, n // group]
                 y[b, q] += mixed @ weights["w_out"][n]
-    return y
+    return y + weights["b_out"] if p.use_output_bias else y
 
 
 def _score(p, weights, query, key, head, distance) -> float:
-    score = query @ key / math.sqrt(len(query))
+    score = query @ key * (p.query_scale or 1 / math.sqrt(len(query)))
     if p.logit_cap:
         score = p.logit_cap * math.tanh(score / p.logit_cap)
     if p.relative_buckets:
@@ -75,15 +85,36 @@ def _bucket(p, distance: int) -> int:
     return begin + exact - 1 + sum(far >= start - 1e-9 for start in begins)
 
 
-def _rotate(x_ND, position: int, fraction: float, base: float) -> None:
+def rotate(x_ND, position, fraction, base, pairs="halves", scaling=None) -> None:
     """Rotates pairs of x in place: complex numbers times exp(i position base^(-2i/r))."""
     turned = round(fraction * x_ND.shape[1])
     half = turned // 2
     for i in range(half):
-        angle = position * base ** (-2 * i / turned)
-        pair = (x_ND[:, i] + 1j * x_ND[:, half + i]) * np.exp(1j * angle)
-        x_ND[:, i], x_ND[:, half + i] = pair.real, pair.imag
+        first, second = (i, half + i) if pairs == "halves" else (2 * i, 2 * i + 1)
+        frequency, magnitude = base ** (-2 * i / turned), 1.0
+        if scaling is not None and scaling.cls is YarnScaling:
+            frequency *= _yarn(scaling, i, turned, base)
+            magnitude = scaling.magnitude or 0.1 * math.log(scaling.factor) + 1
+        pair = (x_ND[:, first] + 1j * x_ND[:, second]) * np.exp(1j * position * frequency)
+        x_ND[:, first], x_ND[:, second] = magnitude * pair.real, magnitude * pair.imag
 
 
-def _rms_norm(x, scale) -> np.ndarray:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+def _yarn(p, pair: int, rotated: int, base: float) -> float:
+    """Returns the factor of a pair's frequency: 1 for fast pairs, 1 / factor for slow ones.
+
+    Pair d turns original_length / (2 pi base^(2d/rotated)) times in a text of training.
+    """
+
+    def pair_that_turns(times: float) -> float:
+        return rotated / 2 * math.log(p.original_length / (2 * math.pi * times), base)
+
+    first = max(math.floor(pair_that_turns(p.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(p.beta_slow)), rotated - 1)
+    slow = min(max((pair - first) / (last - first), 0), 1)
+    return (1 - slow) + slow / p.factor
+
+
+def _rms_norm(x, scale, p) -> np.ndarray:
+    axes = (-2, -1) if p.cls is HeadsRMSNorm else -1
+    scale = scale + 1 if p.zero_centered else scale
+    return x / np.sqrt((x**2).mean(axes, keepdims=True) + p.epsilon) * scale

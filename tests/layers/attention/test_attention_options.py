@@ -81,8 +81,8 @@ def test_rotary_angles_at_far_positions_are_exact():
     """Timescales are not integers, and bfloat16 cannot represent all positions above 256."""
     x = np.random.default_rng(3).normal(size=(1, 1, 1, 16)).astype(np.float32)
     expected = x[0, 0].astype(np.float64)
-    attention_reference._rotate(expected, 3001, 1.0, 10000.0)
-    position = tf.constant([[3001]])
+    attention_reference.rotate(expected, 3001, 1.0, 10000.0)
+    position = rotary.TextPositions(tf.constant([[3001]]))
     assert_close(rotary.rotate(tf.constant(x), position, 1.0, 10000.0)[0, 0], expected, "order")
     rounded = rotary.rotate(tf.cast(x, tf.bfloat16), position, 1.0, 10000.0)
     assert rounded.dtype == tf.bfloat16
@@ -125,7 +125,9 @@ def stack_of(name: str, **values) -> tuple[TransformerStack, NestedMap]:
     )
 
 
-@pytest.mark.parametrize("name", ["grouped", "rotary", "relative", "window", "together"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "rotary", "relative", "window", "biases", "published", "together"]
+)
 def test_decoding_steps_equal_the_decoder(name):
     stack, theta = stack_of(name, is_decoder=True)
     x = tf.constant(activations())

@@ -9,13 +9,17 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory
 
 
 def run_stepwise(
-    stack: TransformerStack, theta: NestedMap, x_BLM: tf.Tensor, memory: Memory, jit: bool = False
+    stack: TransformerStack,
+    theta: NestedMap,
+    x_BLM: tf.Tensor,
+    memory: Memory | None,
+    jit: bool = False,
 ) -> tf.Tensor:
     """Returns the stack's output [B,L,M] for rows of one segment, computed one token at a time."""
     rows, length, _ = x_BLM.shape
     slots = length + 1
     weights = stack.decoding_weights(theta)
-    cached = stack.cache_memory(weights, memory)
+    cached = None if memory is None else stack.cache_memory(weights, memory)
     mask = tf.ones([rows, 1], tf.int32)
     zeros = [tf.split(tf.zeros(s), [2, slots - 2], 2) for s in stack.cache_shapes(rows, slots)]
     caches, outputs = [NestedMap(key=z, value=z) for z in zeros], []

@@ -198,7 +198,7 @@ def test_an_unknown_policy_suggests_the_nearest():
 
 def test_rejects_layers_that_do_not_divide_into_bodies():
     with pytest.raises(
-        ValueError, match=r"decoder.execution: Repeat needs .* 2 layers \(moe_every\), .* 5"
+        ValueError, match=r"decoder.execution: Repeat needs .* 2 layers \(moe_every, .* 5"
     ):
         stack(num_layers=5, execution=loop())
 

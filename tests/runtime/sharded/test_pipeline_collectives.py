@@ -61,7 +61,7 @@ def ran(mesh: str, strategy: str, stack: tuple, stages: tuple) -> Ran:
         with context.scope(training=True, seed=tf.constant([1, 2])), tf.GradientTape() as tape:
             tape.watch((theta, x))
             mask = AttentionMask(tf.ones([B, L], tf.int32), bias_B1LK=tf.zeros([B, 1, L, L]))
-            y = layer.fprop(theta, x, mask)
+            y = layer.fprop(theta, x, (mask,))
         d_theta, dx = tape.gradient(y, (theta, x), d)
         return annotate(y, "BLM"), annotate(dx, "BLM"), annotate_weights(d_theta, specs)
 

@@ -6,9 +6,64 @@ their distance and not on their positions.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers.attention.positions.rotary_scaling import RotaryScaling
 from lingvo_gshard.sharding import annotate
+
+# Which dimensions are a pair: i and r/2 + i, or 2i and 2i + 1.
+HALVES, NEIGHBORS = "halves", "neighbors"
+
+
+class TextPositions(NamedTuple):
+    """Where tokens stand in their texts.
+
+    Attributes:
+      index_BL: int32 position of each token, [B,L] or [1,L].
+      length_BL: int32 number of tokens of its text, [B,L], [B,1] or [1,1]; None if no scaling needs
+        it.
+    """
+
+    index_BL: tf.Tensor
+    length_BL: tf.Tensor | None = None
+
+
+def define(p: Params) -> None:
+    """Adds the options of rotary positions to the Params of an attention."""
+    p.define(
+        "rotary_fraction",
+        0.0,
+        "Fraction of D rotated by position; 0 disables it.",
+        minimum=0,
+        maximum=1,
+    )
+    define_rotation(p)
+
+
+def define_rotation(p: Params) -> None:
+    """Adds the options of the rotation itself."""
+    p.define("rotary_base", 10000.0, "Base of the wavelengths of the rotations.", above=1)
+    p.define(
+        "rotary_pairs",
+        HALVES,
+        "Which of r rotated dimensions are a pair: 'halves', i and r/2 + i, or 'neighbors', 2i and "
+        "2i + 1.",
+    )
+    p.define(
+        "rotary_scaling",
+        RotaryScaling.params(),
+        "Params of a scaling for longer texts: a class of attention/positions/rotary_scaling.py.",
+    )
+
+
+def check_pairs(p: Params, path: str) -> None:
+    """Raises ValueError if `rotary_pairs` is unknown."""
+    if p.rotary_pairs not in (HALVES, NEIGHBORS):
+        nearest = names.nearest(p.rotary_pairs, [HALVES, NEIGHBORS])
+        raise ValueError(f"{path}.rotary_pairs: {p.rotary_pairs!r}. {nearest}")
 
 
 def check(p: Params, head_dim: int, path: str) -> None:
@@ -20,9 +75,10 @@ def check(p: Params, head_dim: int, path: str) -> None:
       path: path of the attention, for error messages.
 
     Raises:
-      ValueError: the rotated fraction of D is not an even number of dimensions, or the base is too
-        small.
+      ValueError: the rotated fraction of D is not an even number of dimensions, or the pairs are
+        unknown.
     """
+    check_pairs(p, path)
     if not p.rotary_fraction:
         return
     rotated = p.rotary_fraction * head_dim
@@ -58,25 +114,78 @@ def _annotate_unsplit(x_BL: tf.Tensor) -> tf.Tensor:
     return annotate(x_BL, "BL", unsplit="L")
 
 
-def rotate(x_BLND: tf.Tensor, positions_BL: tf.Tensor, fraction: float, base: float) -> tf.Tensor:
+def positions_of_rows(
+    segments_BL: tf.Tensor | None, length: int, scaling: RotaryScaling
+) -> TextPositions:
+    """Returns the positions of tokens in packed rows.
+
+    Args:
+      segments_BL: int32 segments; None if each row is one segment.
+      length: size of L.
+      scaling: the scaling that will read the positions.
+    """
+    if segments_BL is None:
+        index_1L = tf.range(length)[None]
+        return TextPositions(index_1L, tf.constant([[length]]) if scaling.needs_lengths else None)
+    index_BL = positions_in_segments(segments_BL)
+    if not scaling.needs_lengths:
+        return TextPositions(index_BL)
+    after_BL = tf.reverse(positions_in_segments(tf.reverse(segments_BL, [1])), [1])
+    return TextPositions(index_BL, index_BL + after_BL + 1)
+
+
+def positions_so_far(index_BL: tf.Tensor, scaling: RotaryScaling) -> TextPositions:
+    """Returns the positions of new tokens, whose texts end with the last of them.
+
+    Args:
+      index_BL: int32 position of each new token.
+      scaling: the scaling that will read the positions.
+    """
+    if not scaling.needs_lengths:
+        return TextPositions(index_BL)
+    return TextPositions(index_BL, tf.reduce_max(index_BL, 1, keepdims=True) + 1)
+
+
+def rotate(
+    x_BLND: tf.Tensor,
+    positions: TextPositions,
+    fraction: float,
+    base: float,
+    pairs: str = HALVES,
+    scaling: RotaryScaling | None = None,
+) -> tf.Tensor:
     """Returns x [B,L,N,D] with the first `fraction` of D rotated.
 
-    With r rotated dimensions, dimensions i and r/2 + i are a pair, rotated by the angle
-    position * base^(-2i/r). Angles, sines and cosines are computed in float32.
+    The i-th pair of r rotated dimensions is rotated by the angle position * base^(-2i/r), if there
+    is no scaling. Angles, sines and cosines are computed in float32.
 
     Args:
       x_BLND: queries or keys.
-      positions_BL: int positions, [B,L] or [1,L].
+      positions: positions of the tokens.
       fraction: share of D that is rotated.
       base: base of the wavelengths.
+      pairs: which dimensions are a pair, HALVES or NEIGHBORS.
+      scaling: changes wavelengths and lengths; None for none.
     """
     rotated = round(fraction * x_BLND.shape[-1])
-    exponents = tf.range(rotated // 2, dtype=tf.float32) * (2.0 / rotated)
-    timescales = tf.pow(tf.constant(base, tf.float32), exponents)
-    angles = tf.cast(positions_BL, tf.float32)[:, :, None, None] / timescales
-    sine, cosine = tf.cast(tf.sin(angles), x_BLND.dtype), tf.cast(tf.cos(angles), x_BLND.dtype)
+    scaling = scaling or RotaryScaling(RotaryScaling.params())
+    timescales = scaling.timescales(rotated, base, positions.length_BL)
+    angles = tf.cast(positions.index_BL, tf.float32)[:, :, None, None] / timescales
+    sine, cosine = tf.sin(angles), tf.cos(angles)
+    if scaling.magnitude != 1.0:
+        sine, cosine = sine * scaling.magnitude, cosine * scaling.magnitude
+    sine, cosine = tf.cast(sine, x_BLND.dtype), tf.cast(cosine, x_BLND.dtype)
     half = rotated // 2
+    if pairs == NEIGHBORS:
+        turned, rest = tf.split(x_BLND, [rotated, x_BLND.shape[-1] - rotated], axis=-1)
+        first, second = tf.unstack(tf.reshape(turned, [*x_BLND.shape[:-1], half, 2]), axis=-1)
+        both = tf.stack(_turn(first, second, sine, cosine), axis=-1)
+        return tf.concat([tf.reshape(both, turned.shape), rest], axis=-1)
     first, second, rest = tf.split(x_BLND, [half, half, x_BLND.shape[-1] - rotated], axis=-1)
-    return tf.concat(
-        [first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1
-    )
+    return tf.concat([*_turn(first, second, sine, cosine), rest], axis=-1)
+
+
+def _turn(
+    first: tf.Tensor, second: tf.Tensor, sine: tf.Tensor, cosine: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    return first * cosine - second * sine, second * cosine + first * sine

@@ -1,0 +1,222 @@
+"""Scalings of rotary positions, for texts longer than those that a model was trained on.
+
+A rotation turns a pair of dimensions by position / timescale. A scaling changes the timescales, and
+YaRN also the length of the rotated vectors. `rotary_scaling` of `SelfAttention` chooses one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.lazy import tf
+
+
+class RotaryScaling(Configurable):
+    """The timescales base^(2i/r) of Su et al. 2021, arXiv 2104.09864, section 3.2.2.
+
+    A subclass is one scaling.
+
+    Attributes:
+      needs_lengths: whether the timescales depend on the length of the text.
+    """
+
+    needs_lengths = False
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params)
+        self.path = path
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns float32 timescales of the r/2 pairs: [r/2], or [B,L,1,r/2] if lengths matter.
+
+        Args:
+          rotated: number r of rotated dimensions.
+          base: base of the timescales.
+          length_BL: int32, number of tokens of each token's text; only with `needs_lengths`.
+        """
+        del length_BL
+        return tf.pow(tf.constant(base, tf.float32), _exponents(rotated))
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of the rotated queries, and of the rotated keys."""
+        return 1.0
+
+
+class LinearScaling(RotaryScaling):
+    """Divides positions by a factor. Chen et al. 2023, arXiv 2306.15595, section 2.3."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("factor", 1.0, "Positions are divided by this number.", above=0)
+        return p
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the timescales [r/2]; see the base class."""
+        del length_BL
+        return tf.constant(_plain(rotated, base) * self.p.factor, tf.float32)
+
+
+class DynamicNTKScaling(RotaryScaling):
+    """Increases the base with the length of the text (Peng et al. 2023, arXiv 2309.00071, 3.3).
+
+    The base is multiplied by (factor * length / original_length - factor + 1)^(r/(r-2)) for texts
+    longer than `original_length`. In training and evaluation, the length is that of a token's whole
+    segment. While decoding, it is that of the text so far: keys in the cache keep the rotation that
+    they were written with, as in Hugging Face's transformers.
+    """
+
+    needs_lengths = True
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("factor", 1.0, "How fast the base grows with the length.", minimum=1)
+        _define_original_length(p)
+        return p
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the timescales [B,L,1,r/2]; see the base class."""
+        p = self.p
+        if rotated < 4:
+            raise ValueError(
+                f"{self.path}: DynamicNTKScaling with {rotated} rotated dimensions; 4 or more were "
+                "expected"
+            )
+        longer_BL = tf.cast(tf.maximum(length_BL, p.original_length), tf.float32)
+        growth_BL = p.factor * longer_BL / p.original_length - (p.factor - 1.0)
+        bases_BL = base * tf.pow(growth_BL, rotated / (rotated - 2))
+        return tf.pow(bases_BL[:, :, None, None], _exponents(rotated))
+
+
+class Llama3Scaling(RotaryScaling):
+    """Divides the frequencies of long wavelengths by a factor, and those between by less.
+
+    Grattafiori et al. 2024, arXiv 2407.21783; the formula is that of the code published with
+    Llama 3.1 (https://github.com/meta-llama/llama-models, `apply_scaling`).
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("factor", 8.0, "Divisor of the low frequencies.", minimum=1)
+        p.define(
+            "low_frequency_factor",
+            1.0,
+            "Wavelengths above original_length / this are divided by the factor.",
+            above=0,
+        )
+        p.define(
+            "high_frequency_factor",
+            4.0,
+            "Wavelengths below original_length / this stay as they are.",
+            above=0,
+        )
+        _define_original_length(p, 8192)
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        low, high = self.p.low_frequency_factor, self.p.high_frequency_factor
+        if high <= low:
+            raise ValueError(
+                f"{path}.high_frequency_factor: {high}; more than {path}.low_frequency_factor, "
+                f"{low}, was expected"
+            )
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the timescales [r/2]; see the base class."""
+        del length_BL
+        p, plain = self.p, _plain(rotated, base)
+        rotations = p.original_length / (2 * math.pi * plain)
+        kept = (rotations - p.low_frequency_factor) / (
+            p.high_frequency_factor - p.low_frequency_factor
+        )
+        return tf.constant(_interpolate(plain, p.factor, np.clip(kept, 0, 1)), tf.float32)
+
+
+class YarnScaling(RotaryScaling):
+    """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
+
+    Pairs that turn often in `original_length` positions keep their frequency. Those that turn
+    seldom have it divided by `factor`, and those between have a mean of both. Rotated vectors are
+    multiplied by `magnitude`, which makes the softmax steeper.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("factor", 1.0, "Divisor of the low frequencies.", minimum=1)
+        _define_original_length(p)
+        p.define("beta_fast", 32.0, "Turns from which on a frequency is kept.", above=0)
+        p.define("beta_slow", 1.0, "Turns up to which a frequency is divided.", above=0)
+        p.define(
+            "magnitude",
+            0.0,
+            "Factor of rotated queries and keys; 0: 0.1 ln(factor) + 1.",
+            minimum=0,
+        )
+        p.define(
+            "truncate", True, "Whether the bounds between the pairs are rounded to whole pairs."
+        )
+        return p
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of the rotated queries, and of the rotated keys."""
+        return self.p.magnitude or 0.1 * math.log(self.p.factor) + 1.0
+
+    def timescales(
+        self, rotated: int, base: float, length_BL: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the timescales [r/2]; see the base class."""
+        del length_BL
+        p = self.p
+        first, last = (
+            rotated * math.log(p.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (p.beta_fast, p.beta_slow)
+        )
+        if p.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rotated - 1)
+        # As in the published code, the ramp never has length 0.
+        length = last - first if last != first else 0.001
+        divided = np.clip((np.arange(rotated // 2) - first) / length, 0, 1)
+        plain = _plain(rotated, base)
+        return tf.constant(_interpolate(plain, p.factor, 1 - divided), tf.float32)
+
+
+def _define_original_length(p: Params, default: int = 4096) -> None:
+    p.define("original_length", default, "Positions of a text in training.", minimum=1)
+
+
+def _exponents(rotated: int) -> tf.Tensor:
+    return tf.range(rotated // 2, dtype=tf.float32) * (2.0 / rotated)
+
+
+def _plain(rotated: int, base: float) -> np.ndarray:
+    """Returns the float64 timescales [r/2] without scaling."""
+    return base ** (np.arange(rotated // 2) * 2.0 / rotated)
+
+
+def _interpolate(timescales: np.ndarray, factor: float, kept: np.ndarray) -> np.ndarray:
+    """Returns timescales whose frequencies are means of the original and the divided ones.
+
+    Args:
+      timescales: float64 [r/2].
+      factor: divisor of the frequencies.
+      kept: float64 [r/2], weight of the original frequency, 0 to 1.
+    """
+    return timescales / (kept + (1 - kept) / factor)

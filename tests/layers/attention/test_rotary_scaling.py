@@ -1,0 +1,101 @@
+"""Scalings of rotary positions against numbers that Hugging Face's transformers 5.23 computes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.attention.positions import rotary
+from lingvo_gshard.layers.attention.positions.rotary_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryScaling,
+    YarnScaling,
+)
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from tests.tolerances import assert_close
+
+# Frequencies of some pairs: Llama 3.1, DeepSeek-V3, gpt-oss, Gemma 3's factor, a dynamic scaling.
+PUBLISHED = {
+    "llama3": (
+        Llama3Scaling.params().set(factor=8.0, original_length=8192),
+        (128, 500000.0),
+        {0: 1.0, 16: 0.03760603, 32: 0.000524846, 40: 3.428102e-05, 63: 3.068926e-07},
+    ),
+    "yarn": (
+        YarnScaling.params().set(factor=40.0, original_length=4096, magnitude=1.0),
+        (64, 10000.0),
+        {0: 1.0, 10: 0.05623413, 16: 0.0055, 20: 0.0007905694, 24: 2.5e-05, 31: 3.333804e-06},
+    ),
+    "yarn with a fraction of a pair": (
+        YarnScaling.params().set(factor=32.0, original_length=4096, truncate=False),
+        (64, 150000.0),
+        {0: 1.0, 8: 0.05081327, 10: 0.019335, 16: 0.0004564839, 24: 4.099978e-06},
+    ),
+    "linear": (
+        LinearScaling.params().set(factor=8.0),
+        (16, 1000000.0),
+        {0: 0.125, 1: 0.02222849, 4: 0.000125, 7: 7.029267e-07},
+    ),
+    "dynamic": (
+        DynamicNTKScaling.params().set(factor=4.0, original_length=2048),
+        (16, 10000.0),
+        {0: 1.0, 1: 0.2721563, 4: 0.005486226, 7: 0.0001105933},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_frequencies_are_those_of_transformers(name):
+    params, (rotated, base), published = PUBLISHED[name]
+    scaling = params.instantiate(path="scaling")
+    lengths = tf.constant([[3000]]) if scaling.needs_lengths else None
+    found = 1.0 / np.ravel(scaling.timescales(rotated, base, lengths))
+    assert found.shape == (rotated // 2,)
+    pairs = list(published)
+    np.testing.assert_allclose(found[pairs], [published[i] for i in pairs], rtol=2e-5)
+
+
+def test_the_magnitude_of_yarn():
+    default = YarnScaling.params().set(factor=32.0).instantiate()
+    assert default.magnitude == pytest.approx(1.3465735902799727)
+    assert YarnScaling.params().set(magnitude=0.7).instantiate().magnitude == 0.7
+    assert LinearScaling.params().set(factor=3.0).instantiate().magnitude == 1.0
+    x = tf.constant(np.random.default_rng(0).normal(size=(1, 1, 2, 8)), tf.float32)
+    turned = rotary.rotate(
+        x, rotary.TextPositions(tf.constant([[5]])), 0.5, 10000.0, scaling=default
+    )
+    ratio = np.linalg.norm(turned[..., :4], axis=-1) / np.linalg.norm(x[..., :4], axis=-1)
+    assert_close(ratio, np.full(ratio.shape, default.magnitude), "order")
+    np.testing.assert_array_equal(turned[..., 4:], x[..., 4:])
+
+
+def test_a_dynamic_scaling_knows_the_length_of_each_text():
+    segments = tf.constant([[1, 1, 1, 2, 2, 0], [3, 3, 3, 3, 3, 3]])
+    scaling = DynamicNTKScaling.params().set(factor=2.0, original_length=4).instantiate()
+    positions = rotary.positions_of_rows(segments, 6, scaling)
+    np.testing.assert_array_equal(positions.index_BL, [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    np.testing.assert_array_equal(positions.length_BL, [[3, 3, 3, 2, 2, 1], [6] * 6])
+    plain = RotaryScaling.params().instantiate().timescales(8, 100.0)
+    found = scaling.timescales(8, 100.0, positions.length_BL)[:, :, 0]
+    assert_close(found[0, 0], plain, "float32")
+    longer = 100.0 * (2 * 6 / 4 - 1) ** (8 / 6)
+    assert_close(found[1, 0], longer ** (np.arange(4) / 4), "float32")
+    so_far = rotary.positions_so_far(tf.constant([[3, 4], [0, 1]]), scaling)
+    np.testing.assert_array_equal(so_far.length_BL, [[5], [2]])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rotary_pairs": "neighbours"}, "rotary_pairs: 'neighbours'. Did you mean 'neighbors'"),
+        (
+            {"rotary_scaling": Llama3Scaling.params().set(high_frequency_factor=0.5)},
+            "rotary_scaling.high_frequency_factor: 0.5; more than .*low_frequency_factor",
+        ),
+    ],
+)
+def test_rejects_invalid_options(values, message):
+    p = SelfAttention.params().set(model_dim=8, num_heads=2, rotary_fraction=1.0, **values)
+    with pytest.raises(ValueError, match=f"attention.{message}"):
+        p.instantiate(path="attention")

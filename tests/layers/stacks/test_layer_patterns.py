@@ -1,0 +1,130 @@
+"""Norm positions and alternating attentions of stacks, against sums of their parts."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
+from tests.layers.stacks.executions import loop
+from tests.layers.stacks.stepwise import run_stepwise
+from tests.tolerances import assert_close
+
+B, L, K, M, N, H = 2, 7, 5, 8, 2, 12
+NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, rotary_base=50.0)
+FAR = SelfAttention.params().set(rotary_fraction=1.0)
+
+
+def stack(num_layers: int = 4, **values: object) -> TransformerStack:
+    p = TransformerStack.params().set(num_layers=num_layers, model_dim=M, num_heads=N, hidden_dim=H)
+    p.layer.norm = RMSNorm.params()
+    p.set(attention_pattern=(NEAR, FAR), is_causal=True, moe_every=0)
+    for name, value in values.items():
+        p.set_path(name.replace("__", "."), value)
+    return p.instantiate(path="decoder")
+
+
+def weights(layer) -> NestedMap:
+    rng = np.random.default_rng(2)
+    return layer.init(1).transform(lambda w: w + (0.3 * rng.normal(size=w.shape)).astype("f4"))
+
+
+def rows(length: int = L, seed: int = 1) -> tf.Tensor:
+    return tf.constant(np.random.default_rng(seed).normal(size=(B, length, M)), tf.float32)
+
+
+SEGMENTS = tf.ones([B, L], tf.int32)
+
+
+@pytest.mark.parametrize("position", ["before", "both", "output", "sum"])
+def test_norms_are_where_they_should_be(position):
+    p = TransformerLayer.params().set(model_dim=M, norm_position=position)
+    p.self_attention.num_heads, p.feed_forward.hidden_dim = N, H
+    layer = p.instantiate(path="layer")
+    theta, x = weights(layer), rows()
+    mask = layer.self_attention.mask(SEGMENTS)
+    actual = layer.fprop(theta, x, [mask])
+
+    def part(name, *arguments):
+        return layer.children[name].fprop(theta[name], *arguments)
+
+    for name, more in (("self_attention", mask), ("feed_forward", SEGMENTS)):
+        has_first, has_output = position in ("before", "both"), position in ("both", "output")
+        assert (f"{name}_norm" in theta) == (position != "output")
+        assert (f"{name}_output_norm" in theta) == has_output
+        h = part(name, part(f"{name}_norm", x) if has_first else x, more)
+        x += part(f"{name}_output_norm", h) if has_output else h
+        x = part(f"{name}_norm", x) if position == "sum" else x
+    assert_close(actual, x, "order")
+
+
+def test_attentions_alternate():
+    layers = stack()
+    theta, x = weights(layers), rows()
+    actual = layers.fprop(theta, x, SEGMENTS)
+    windows = [layer.self_attention.p.window for layer in layers.layers_in_order()]
+    assert windows == [2, 0, 2, 0]
+    for layer, layer_theta, window in zip(layers.layers, theta.layers, windows, strict=True):
+        mask = AttentionMask(SEGMENTS, is_causal=True, window=window)
+        x = layer.fprop(layer_theta, x, [mask])
+    assert_close(actual, layers.final_norm.fprop(theta.final_norm, x), "order")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"layer__norm_position": "both"},
+        {"layer__norm_position": "sum", "has_final_norm": False, "is_decoder": True},
+    ],
+    ids=["decoder-only", "decoder"],
+)
+def test_decoding_steps_equal_the_stack(values):
+    layers = stack(**values)
+    theta, x = weights(layers), rows()
+    memory = None
+    if layers.p.is_decoder:
+        memory = Memory(rows(K, 2), tf.constant([[1] * K, [1, 1, 0, 0, 0]]))
+    assert ("final_norm" in theta) == layers.p.has_final_norm
+    expected = layers.fprop(theta, x, tf.ones([B, L], tf.int32), memory)
+    assert_close(run_stepwise(layers, theta, x, memory), expected, "order")
+
+
+def test_a_loop_after_first_layers_equals_separate_layers():
+    values = {"num_layers": 5, "layer__norm_position": "both"}
+    looped = stack(**values, sequential_first=1, execution=loop())
+    theta, x = weights(looped), rows()
+    separate = stack(**values)
+    flat = NestedMap(layers=[weights for _, weights in looped.unrolled(theta)])
+    flat.update(final_norm=theta.final_norm, input_dropout=theta.input_dropout)
+    windows = [layer.self_attention.p.window for layer in looped.layers_in_order()]
+    assert windows == [2, 0, 2, 0, 2]
+    expected = separate.fprop(flat, x, SEGMENTS)
+
+    @tf.function(autograph=False)
+    def compiled(x):
+        return looped.fprop(theta, x, SEGMENTS)
+
+    assert_close(compiled(x), expected, "order")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"layer__norm_position": "after"}, r"norm_position: 'after'\. "),
+        ({"attention_pattern": (NEAR, 3)}, r"attention_pattern\[1\]: 3 is not Params"),
+        (
+            {"attention_pattern": (NEAR, FAR.copy().set(kernel=BlockwiseKernel.params()))},
+            r"attention_pattern\[1\].kernel: BlockwiseKernel",
+        ),
+        ({"sequential_first": 9}, "sequential_first: 9 is not in 0 to decoder.num_layers, 4"),
+        ({"num_layers": 5, "execution": loop()}, "a multiple of 2 layers .*attention_pattern"),
+    ],
+)
+def test_rejects_invalid_options(values, message):
+    with pytest.raises(ValueError, match=f"decoder.*{message}"):
+        stack(**values)
