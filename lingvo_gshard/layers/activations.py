@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
@@ -29,6 +30,11 @@ _GATED = {
 }
 
 
+# Clamped SwiGLU, of gpt-oss (https://github.com/openai/gpt-oss, `swiglu` of its reference model).
+_CLAMPED = "clamped_swiglu"
+_ALPHA, _LIMIT = 1.702, 7.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Activation:
     """A function of a hidden tensor. If it is gated, its result is multiplied by a second tensor.
@@ -36,29 +42,72 @@ class Activation:
     Attributes:
       function: elementwise function.
       is_gated: whether the activation takes a second tensor.
+      factor_function: elementwise function of the second tensor.
     """
 
     function: Callable[[tf.Tensor], tf.Tensor]
     is_gated: bool
+    factor_function: Callable[[tf.Tensor], tf.Tensor] = lambda factor: factor
 
     def __call__(self, h: tf.Tensor, factor: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns function(h), multiplied by the factor if there is one."""
-        return self.function(h) if factor is None else self.function(h) * factor
+        """Returns function(h), multiplied by the function of the factor if there is one."""
+        activated = self.function(h)
+        return activated if factor is None else activated * self.factor_function(factor)
 
 
-def get(name: str, path: str) -> Activation:
-    """Returns the activation of a name.
+def define(p: Params) -> None:
+    """Adds the options of an activation to the Params of a layer."""
+    p.define("activation", "relu", "Name of an activation of layers/activations.py.")
+    p.define("gate_alpha", _ALPHA, "Of clamped_swiglu: a of the gate h sigmoid(a h).", minimum=0)
+    p.define(
+        "gate_limit",
+        _LIMIT,
+        "Of clamped_swiglu: h is at most this number, and the factor's magnitude, too.",
+        above=0,
+    )
+
+
+def options(p: Params) -> dict[str, str | float]:
+    """Returns the options that `define` adds, to set them in other Params."""
+    return {name: p.get(name) for name in ("activation", "gate_alpha", "gate_limit")}
+
+
+def of(p: Params, path: str) -> Activation:
+    """Returns the activation of a layer.
 
     Args:
-      name: such as "relu" or "swiglu".
+      p: Params of the layer, with the options of `define`.
       path: path of the layer, for error messages.
 
     Raises:
-      ValueError: the name is unknown.
+      ValueError: the activation is unknown, or does not read an option that is set.
     """
+    name = p.activation
+    if name == _CLAMPED:
+        return _clamped_swiglu(p.gate_alpha, p.gate_limit)
+    for option in ("gate_alpha", "gate_limit"):
+        if p.get(option) != p.default(option):
+            raise ValueError(
+                f"{path}.{option}: {p.get(option)} with {path}.activation={name!r}, which does not "
+                f"read it; leave {p.default(option)} or choose {_CLAMPED!r}"
+            )
     if name in _GATED:
         return Activation(_FUNCTIONS[_GATED[name]], True)
     if name in _FUNCTIONS:
         return Activation(_FUNCTIONS[name], False)
-    nearest = names.nearest(name, [*_FUNCTIONS, *_GATED])
+    nearest = names.nearest(name, [*_FUNCTIONS, *_GATED, _CLAMPED])
     raise ValueError(f"{path}.activation: unknown activation {name!r}. {nearest}")
+
+
+def _clamped_swiglu(alpha: float, limit: float) -> Activation:
+    """Returns (f + 1) h sigmoid(alpha h), where h <= limit and the factor |f| <= limit."""
+
+    def gate(h: tf.Tensor) -> tf.Tensor:
+        h = tf.minimum(h, tf.constant(limit, h.dtype))
+        return h * tf.math.sigmoid(alpha * h)
+
+    def factor_function(factor: tf.Tensor) -> tf.Tensor:
+        bound = tf.constant(limit, factor.dtype)
+        return tf.clip_by_value(factor, -bound, bound) + 1.0
+
+    return Activation(gate, True, factor_function)

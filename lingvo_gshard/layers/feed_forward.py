@@ -24,7 +24,7 @@ class FeedForward(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("hidden_dim", 0, "Size of H.", minimum=1)
-        p.define("activation", "relu", "Name of an activation of layers/activations.py.")
+        activations.define(p)
         p.define("use_bias", True, "Whether the products add a bias.")
         return p
 
@@ -53,7 +53,7 @@ class FeedForward(Layer):
         super().__init__(params, path)
         p = self.p
         sizes = {"M": p.model_dim, "H": p.hidden_dim}
-        self.activation = activations.get(p.activation, path)
+        self.activation = activations.of(p, path)
         inputs = ("in", "factor") if self.activation.is_gated else ("in",)
         for name in inputs:
             self.create_variable(f"w_{name}", "MH", sizes, initializers.fan_in(p.model_dim))

@@ -124,6 +124,13 @@ def _routed_by(router: Params, roomy: bool = True, **values: object) -> Params:
     return p.set(**values)
 
 
+def _published_experts() -> Params:
+    """Returns Params of experts as in gpt-oss, and of a shared one."""
+    p = _routed_by(TopKRouter.params().set(k=3, use_bias=True, scale=1.5), shared_hidden_dim=H)
+    p.experts.set(use_bias=True, activation="clamped_swiglu", gate_alpha=1.5, gate_limit=2.0)
+    return p
+
+
 def _sigmoid() -> Params:
     p = SigmoidRouter.params().set(expert_groups=2, groups_per_token=1, auxiliary_loss_weight=0.1)
     return _routed_by(p)
@@ -221,6 +228,7 @@ CASES = (
         _on_x_and_mask,
         draws=True,
     ),
+    Case("MoE.published", _published_experts(), _on_x_and_mask),
     Case(
         "MoE.switch",
         _routed_by(SwitchRouter.params().set(priority="gate"), roomy=False),
@@ -299,6 +307,7 @@ _SLOW = (
     "TransformerStack.pattern",
     "TransformerLayer.encoder",
     "MoE.dropless",
+    "MoE.published",
     "MoE.lingvo.einsum",
     "MoE.expert_choice.einsum",
     "MoE.sigmoid.loop",

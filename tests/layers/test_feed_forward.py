@@ -43,6 +43,22 @@ def test_matches_the_formula(activation, use_bias):
     assert_close(layer.fprop(theta, tf.constant(X), MASK), expected, "float32")
 
 
+def test_clamped_swiglu_matches_the_formula():
+    layer, theta = make(activation="clamped_swiglu", gate_alpha=1.5, gate_limit=0.8)
+    weights = {name: w.numpy().astype(np.float64) for name, w in theta.items()}
+    h, factor = (X @ weights[f"w_{n}"] + weights[f"b_{n}"] for n in ("in", "factor"))
+    assert (h > 0.8).any() and (factor < -0.8).any() and (factor > 0.8).any()
+    h, factor = np.minimum(h, 0.8), np.clip(factor, -0.8, 0.8)
+    hidden = (factor + 1) * h / (1 + np.exp(-1.5 * h))
+    expected = hidden @ weights["w_out"] + weights["b_out"]
+    assert_close(layer.fprop(theta, tf.constant(X), MASK), expected, "float32")
+
+
+def test_an_option_that_the_activation_does_not_read_is_refused():
+    with pytest.raises(ValueError, match="feed_forward.gate_limit: 2.0 with .*activation='swiglu'"):
+        make(activation="swiglu", gate_limit=2.0)
+
+
 def test_bfloat16_activations_keep_their_type():
     layer, theta = make()
     y = layer.fprop(theta, tf.cast(X, tf.bfloat16), MASK)

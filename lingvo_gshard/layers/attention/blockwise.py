@@ -42,6 +42,7 @@ class BlockwiseKernel(AttentionKernel):
         logit_cap: float = 0.0,
         relative_bias_NLK: tf.Tensor | None = None,
         dropout_BNLK: tf.Tensor | None = None,
+        sinks_N: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
         del relative_bias_NLK, dropout_BNLK
@@ -59,19 +60,21 @@ class BlockwiseKernel(AttentionKernel):
             values_BNKD: tf.Tensor,
             segments_BL: tf.Tensor,
             key_segments_BK: tf.Tensor,
+            *sinks: tf.Tensor,
         ):
             padded = [tf.pad(x, [[0, 0], *padding, [0, 0]]) for x in (keys_BNKD, values_BNKD)]
             segments_BK = tf.pad(key_segments_BK, padding, constant_values=BLOCK_PADDING)
             blocks = _Blocks(
                 mask, logit_cap, size, count, query_BNLD, *padded, segments_BL, segments_BK
             )
-            sums = blocks.forward()
+            sums = blocks.forward(*sinks)
             mixed_BNLD = sums.result(query_BNLD.dtype)
 
             def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
                 statistics = sums.statistics(d_BNLD, mixed_BNLD)
                 d_query, d_keys, d_values = blocks.backward(d_BNLD, statistics)
-                return d_query, d_keys[:, :, :keys], d_values[:, :, :keys], None, None
+                d_sinks = [running_softmax.sink_gradients(statistics, x_N) for x_N in sinks]
+                return d_query, d_keys[:, :, :keys], d_values[:, :, :keys], None, None, *d_sinks
 
             return mixed_BNLD, gradient
 
@@ -81,6 +84,7 @@ class BlockwiseKernel(AttentionKernel):
             *(repeat_heads(x, query_BNLD.shape[1]) for x in (keys_BNKD, values_BNKD)),
             annotate(segments_BL, "BL", reserved="N"),
             annotate(key_segments_BK, "BK", reserved="N"),
+            *([] if sinks_N is None else [sinks_N]),
         )
 
 
@@ -110,8 +114,8 @@ class _Blocks:
     segments_BL: tf.Tensor
     segments_BK: tf.Tensor
 
-    def forward(self) -> RunningSums:
-        """Returns the sums over all keys."""
+    def forward(self, sinks_N: tf.Tensor | None = None) -> RunningSums:
+        """Returns the sums over all keys, and the sinks."""
 
         def body(index: tf.Tensor, sums: RunningSums) -> tuple:
             logits_BNLK, _ = self._logits(index)
@@ -119,7 +123,7 @@ class _Blocks:
             sums = running_softmax.add_keys(sums, logits_BNLK, values_BNKD, "BNLK,BNKD->BNLD")
             return index + 1, sums
 
-        start = (tf.constant(0), running_softmax.empty_sums(self.query_BNLD, "BNLD"))
+        start = (tf.constant(0), running_softmax.empty_sums(self.query_BNLD, "BNLD", sinks_N))
         return self._while(body, start)[1]
 
     def backward(

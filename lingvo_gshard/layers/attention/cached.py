@@ -159,6 +159,7 @@ def attend(
     logit_cap: float = 0.0,
     relative_bias_NLK: tf.Tensor | None = None,
     used: tf.Tensor | None = None,
+    sinks_N: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax(q k + biases) v [B,L,N,D], and the weights [B,N,L,K] without a gradient.
 
@@ -172,6 +173,7 @@ def attend(
       logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
       relative_bias_NLK: a learned bias for each head of the queries.
       used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+      sinks_N: float32, the logit of a key without a value in each head of the queries.
     """
     ends = list(itertools.accumulate(block.shape[2] for block in slots.key))
 
@@ -180,7 +182,7 @@ def attend(
         relative = None if relative_bias_NLK is None else relative_bias_NLK[..., :size]
         first = NestedMap(key=slots.key[:count], value=slots.value[:count])
         mixed_BLND, weights_BNLK = _attend(
-            query_BLND, first, bias_BLK[..., :size], logit_cap, relative
+            query_BLND, first, bias_BLK[..., :size], logit_cap, relative, sinks_N
         )
         return mixed_BLND, tf.pad(weights_BNLK, [[0, 0], [0, 0], [0, 0], [0, ends[-1] - size]])
 
@@ -198,6 +200,7 @@ def _attend(
     bias_BLK: tf.Tensor,
     logit_cap: float,
     relative_bias_NLK: tf.Tensor | None,
+    sinks_N: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()
@@ -219,8 +222,14 @@ def _attend(
         bias_BNLK = tf.broadcast_to(bias_BNLK, shape)
         bias_BNLK = tf.reshape(bias_BNLK, [shape[0], shared, times * length, count])
     logits_BNLK += bias_BNLK
-    weights_BNLK = tf.exp(logits_BNLK - tf.reduce_max(logits_BNLK, -1, keepdims=True))
+    largest_BNL1 = tf.reduce_max(logits_BNLK, -1, keepdims=True)
+    if sinks_N is not None:
+        sinks_1NL1 = tf.reshape(tf.repeat(sinks_N, length), [1, shared, times * length, 1])
+        largest_BNL1 = tf.maximum(largest_BNL1, sinks_1NL1)
+    weights_BNLK = tf.exp(logits_BNLK - largest_BNL1)
     sum_BNL1 = tf.reduce_sum(weights_BNLK, -1, keepdims=True)
+    if sinks_N is not None:
+        sum_BNL1 += tf.exp(sinks_1NL1 - largest_BNL1)
     mixed_BNLD = _weighted_sum(weights_BNLK, slots.value, sizes) / sum_BNL1
     mixed_BNLD = tf.cast(mixed_BNLD, query_BLND.dtype)
     mixed_BNLD = tf.reshape(mixed_BNLD, [batch, heads, length, dim])

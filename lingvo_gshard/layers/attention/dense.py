@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.attention.heads import repeat_heads
@@ -35,6 +37,7 @@ class DenseKernel(AttentionKernel):
         logit_cap: float = 0.0,
         relative_bias_NLK: tf.Tensor | None = None,
         dropout_BNLK: tf.Tensor | None = None,
+        sinks_N: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
         heads = query_BNLD.shape[1]
@@ -42,7 +45,8 @@ class DenseKernel(AttentionKernel):
             query_BNLD,
             repeat_heads(keys_BNKD, heads),
             repeat_heads(values_BNKD, heads),
-            *(() if relative_bias_NLK is None else (relative_bias_NLK,)),
+            *(x for x in (relative_bias_NLK, sinks_N) if x is not None),
+            biases=0 if relative_bias_NLK is None else 1,
             bias_B1LK=mask.bias(query_BNLD.shape[2], keys_BNKD.shape[2]),
             dropout_BNLK=1.0 if dropout_BNLK is None else dropout_BNLK,
             cap=logit_cap,
@@ -53,7 +57,8 @@ def _attend(
     query_BNLD: tf.Tensor,
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
-    *relative_bias_NLK: tf.Tensor,
+    *learned: tf.Tensor,
+    biases: int,
     bias_B1LK: tf.Tensor,
     dropout_BNLK: tf.Tensor | float,
     cap: float,
@@ -67,7 +72,8 @@ def _attend(
       query_BNLD: scaled queries.
       keys_BNKD: keys, with as many heads as the queries.
       values_BNKD: values, with as many heads as the queries.
-      *relative_bias_NLK: a bias that gets a gradient, or none.
+      *learned: `biases` biases [N,L,K] that get a gradient, then float32 logits [N] of sinks.
+      biases: 0 or 1.
       bias_B1LK: float32 bias without a gradient.
       dropout_BNLK: factor of the weights.
       cap: see `soft_cap`; applied before the biases.
@@ -80,33 +86,54 @@ def _attend(
     ):
         logits_BNLK = einsum("BNLD,BNKD->BNLK", query_BNLD, keys_BNKD)
         capped_BNLK = logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), cap)
-        for learned_NLK in learned:
-            logits_BNLK += learned_NLK
-        logits_BNLK += bias_B1LK
-        exponentials_BNLK = tf.exp(logits_BNLK - tf.reduce_max(logits_BNLK, -1, keepdims=True))
-        sum_BNL1 = tf.cast(tf.reduce_sum(exponentials_BNLK, -1, keepdims=True), dtype)
-        exponentials_BNLK = tf.cast(exponentials_BNLK, dtype)
+        for bias_BNLK in (*learned[:biases], bias_B1LK):
+            logits_BNLK += bias_BNLK
+        exponentials_BNLK, at_sinks, sum_BNL1 = _exponentials(logits_BNLK, learned[biases:])
+        exponentials_BNLK, sum_BNL1 = (tf.cast(x, dtype) for x in (exponentials_BNLK, sum_BNL1))
         weights_BNLK = exponentials_BNLK * dropout_BNLK
         mixed_BNLD = einsum("BNLK,BNKD->BNLD", weights_BNLK, values_BNKD) / sum_BNL1
 
         def gradient(d_mixed_BNLD: tf.Tensor) -> tuple[tf.Tensor, ...]:
             d_BNLD = d_mixed_BNLD / sum_BNL1
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD) * dropout_BNLK
-            d_logits_BNLK = tf.cast(exponentials_BNLK, tf.float32) * (
-                tf.cast(d_weights_BNLK, tf.float32) - _dot(d_BNLD, mixed_BNLD)
-            )
-            d_learned = [tf.cast(tf.reduce_sum(d_logits_BNLK, 0), x.dtype) for x in learned]
+            dot_BNL1 = _dot(d_BNLD, mixed_BNLD)
+            d_logits_BNLK = tf.cast(d_weights_BNLK, tf.float32) - dot_BNL1
+            d_logits_BNLK *= tf.cast(exponentials_BNLK, tf.float32)
+            d_biases = [tf.cast(tf.reduce_sum(d_logits_BNLK, 0), x.dtype) for x in learned[:biases]]
+            d_sinks = [-tf.reduce_sum(at_BNL1 * dot_BNL1, (0, 2, 3)) for at_BNL1 in at_sinks]
             d_logits_BNLK = tf.cast(soft_cap_gradient(d_logits_BNLK, capped_BNLK, cap), dtype)
             return (
                 einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD),
                 einsum("BNLK,BNLD->BNKD", d_logits_BNLK, query_BNLD),
                 einsum("BNLK,BNLD->BNKD", weights_BNLK, d_BNLD),
-                *d_learned,
+                *d_biases,
+                *d_sinks,
             )
 
         return mixed_BNLD, gradient
 
-    return compute(query_BNLD, keys_BNKD, values_BNKD, *relative_bias_NLK)
+    return compute(query_BNLD, keys_BNKD, values_BNKD, *learned)
+
+
+def _exponentials(
+    logits_BNLK: tf.Tensor, sinks: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+    """Returns float32 exponentials [B,N,L,K] of the logits, those of sinks, and their sum.
+
+    Args:
+      logits_BNLK: float32 logits.
+      sinks: float32 logits [N] of sinks: one tensor, or none.
+    """
+    sinks = [tf.reshape(sinks_N, [1, -1, 1, 1]) for sinks_N in sinks]
+    largest_BNL1 = tf.reduce_max(logits_BNLK, -1, keepdims=True)
+    for sinks_1N11 in sinks:
+        largest_BNL1 = tf.maximum(largest_BNL1, sinks_1N11)
+    exponentials_BNLK = tf.exp(logits_BNLK - largest_BNL1)
+    sum_BNL1 = tf.reduce_sum(exponentials_BNLK, -1, keepdims=True)
+    at_sinks = [tf.exp(sinks_1N11 - largest_BNL1) for sinks_1N11 in sinks]
+    for at_BNL1 in at_sinks:
+        sum_BNL1 += at_BNL1
+    return exponentials_BNLK, at_sinks, sum_BNL1
 
 
 def _dot(x_BNLD: tf.Tensor, y_BNLD: tf.Tensor) -> tf.Tensor:

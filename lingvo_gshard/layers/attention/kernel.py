@@ -43,6 +43,7 @@ class AttentionKernel(Configurable):
         logit_cap: float = 0.0,
         relative_bias_NLK: tf.Tensor | None = None,
         dropout_BNLK: tf.Tensor | None = None,
+        sinks_N: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D] in the type of the queries.
 
@@ -57,5 +58,7 @@ class AttentionKernel(Configurable):
           logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
           relative_bias_NLK: learned bias; only if `supports_relative_bias`.
           dropout_BNLK: factor of the attention weights; only if `supports_dropout`.
+          sinks_N: float32, the logit of a key without a value that every query of a head sees
+            (Xiao et al. 2023, arXiv 2309.17453, section 3.3; learned as in gpt-oss).
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")

@@ -61,6 +61,11 @@ class MultiHeadAttention(Layer):
         p.define(
             "logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.", minimum=0
         )
+        p.define(
+            "use_sinks",
+            False,
+            "Whether the softmax of each head has one more logit, a learned one without a value.",
+        )
         p.define("kernel", DenseKernel.params(), "Params of the algorithm that attends.")
         return p
 
@@ -102,6 +107,9 @@ class MultiHeadAttention(Layer):
         self.create_variable("w_value", "MND", key_value_sizes, shared)
         self.create_variable("w_out", "NDM", sizes, project)
         self._create_biases()
+        if p.use_sinks:
+            zeros = initializers.constant(0.0)
+            self.create_variable("sinks", "N", {"N": p.num_heads}, zeros)
         if p.qk_norm:
             self._create_norm("query_norm", p.num_heads)
             self._create_norm("key_norm", self.key_value_heads)
@@ -188,6 +196,7 @@ class MultiHeadAttention(Layer):
             self.p.logit_cap,
             relative_bias_NLK,
             dropout_BNLK,
+            self._sinks(theta),
         )
         mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
         return self.observe(self._output(theta, mixed_BLND))
@@ -211,9 +220,19 @@ class MultiHeadAttention(Layer):
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
         query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
         mixed_BLND, weights_BNLK = cached.attend(
-            query_BLND, slots, bias_BLK, self.p.logit_cap, relative_bias_NLK, used
+            query_BLND,
+            slots,
+            bias_BLK,
+            self.p.logit_cap,
+            relative_bias_NLK,
+            used,
+            self._sinks(theta),
         )
         return self._output(theta, mixed_BLND), weights_BNLK
+
+    def _sinks(self, theta: NestedMap) -> tf.Tensor | None:
+        """Returns the float32 logits of the sinks [N]; None if there are none."""
+        return tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
 
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:
         """Returns the floating-point operations of the projections and of both products."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers.attention import running_softmax
 from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.ring_pass import PARTS, RingPass, annotate_segments
@@ -49,6 +50,7 @@ class RingKernel(AttentionKernel):
         logit_cap: float = 0.0,
         relative_bias_NLK: tf.Tensor | None = None,
         dropout_BNLK: tf.Tensor | None = None,
+        sinks_N: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes.
 
@@ -67,6 +69,7 @@ class RingKernel(AttentionKernel):
             values_BNKD: tf.Tensor,
             segments_BL: tf.Tensor,
             key_segments_BK: tf.Tensor,
+            *sinks: tf.Tensor,
         ):
             query = annotate(_split(query_BNLD, parts, PARTS), "BNLsD")
             segments = annotate_segments(_split(segments_BL, parts, 1), "BLs")
@@ -74,12 +77,13 @@ class RingKernel(AttentionKernel):
             ring = RingPass(mask, logit_cap, self.p.block_size, query, segments, keys_per_part)
             keys, values = (_split(x, parts, PARTS) for x in (keys_BNKD, values_BNKD))
             block = ring.padded_block(keys, values, _split(key_segments_BK, parts, 1))
-            sums = ring.forward(block)
+            sums = ring.forward(block, *sinks)
             mixed = sums.result(query.dtype)
 
             def gradient(d_BNLD: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
                 d_mixed = annotate(_split(d_BNLD, parts, PARTS), "BNLsD")
-                gradients = ring.backward(block, d_mixed, sums.statistics(d_mixed, mixed))
+                statistics = sums.statistics(d_mixed, mixed)
+                gradients = ring.backward(block, d_mixed, statistics)
                 d_query, d_keys, d_values = (tf.cast(x, query.dtype) for x in gradients)
                 return (
                     annotate(_join(d_query, query_BNLD.shape), "BNLD"),
@@ -87,12 +91,14 @@ class RingKernel(AttentionKernel):
                     _join(d_values, values_BNKD.shape),
                     None,
                     None,
+                    *(running_softmax.sink_gradients(statistics, x_N) for x_N in sinks),
                 )
 
             return annotate(_join(mixed, query_BNLD.shape), "BNLD"), gradient
 
         segments = mask.explicit_segments(query_BNLD, keys_BNKD)
-        return compute(query_BNLD, keys_BNKD, values_BNKD, *segments)
+        sinks = [] if sinks_N is None else [sinks_N]
+        return compute(query_BNLD, keys_BNKD, values_BNKD, *segments, *sinks)
 
     def _parts(self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor) -> int:
         """Returns the number of parts of a row; ValueError if they are not equal."""

@@ -79,14 +79,14 @@ class RingPass:
             annotate_segments(segments, "BLK"),
         )
 
-    def forward(self, block: KeyBlock) -> RunningSums:
-        """Returns the softmax sums over all keys."""
+    def forward(self, block: KeyBlock, sinks_N: tf.Tensor | None = None) -> RunningSums:
+        """Returns the softmax sums over all keys, and the sinks."""
 
         def step(index: tf.Tensor, block: KeyBlock, sums: RunningSums) -> tuple:
             next_block = KeyBlock(*self._rotate(block))
             return index + 1, next_block, self._attend(index, block, sums)
 
-        start = (tf.constant(0), block, running_softmax.empty_sums(self.query, "BNLsD"))
+        start = (tf.constant(0), block, running_softmax.empty_sums(self.query, "BNLsD", sinks_N))
         return self._attend(*self._loop(step, start))
 
     def backward(

@@ -9,6 +9,7 @@ the keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lingvo_gshard.core.lazy import tf
@@ -60,19 +61,38 @@ class SoftmaxStatistics(NamedTuple):
     weighted_gradient: tf.Tensor
 
 
-def empty_sums(query: tf.Tensor, layout: str) -> RunningSums:
-    """Returns the sums over no keys.
+def empty_sums(query: tf.Tensor, layout: str, sinks_N: tf.Tensor | None = None) -> RunningSums:
+    """Returns the sums over no keys, or over the sinks.
 
     Args:
-      query: queries; the last dimension is D.
+      query: queries; the second dimension is N, the last D.
       layout: letters of the queries.
+      sinks_N: float32 logits of keys without values; None for none.
     """
     shape = [*query.shape[:-1], 1]
-    return RunningSums(
-        annotate(tf.zeros(query.shape, tf.float32), layout),
-        tf.fill(shape, tf.float32.min),
-        tf.zeros(shape, tf.float32),
-    )
+    mixed = annotate(tf.zeros(query.shape, tf.float32), layout)
+    if sinks_N is None:
+        return RunningSums(mixed, tf.fill(shape, tf.float32.min), tf.zeros(shape, tf.float32))
+    largest = tf.broadcast_to(_by_head(sinks_N, shape), shape)
+    return RunningSums(mixed, largest, tf.ones(shape, tf.float32))
+
+
+def sink_gradients(statistics: SoftmaxStatistics, sinks_N: tf.Tensor) -> tf.Tensor:
+    """Returns the gradients [N] of the sinks' logits.
+
+    Args:
+      statistics: statistics of the softmax over all keys and the sinks.
+      sinks_N: float32 logits of the sinks.
+    """
+    shape = statistics.largest.shape.as_list()
+    weights = tf.exp(_by_head(sinks_N, shape) - statistics.largest) * statistics.inverse_total
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    return -tf.reduce_sum(weights * statistics.weighted_gradient, axes)
+
+
+def _by_head(x_N: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Returns numbers by head with as many dimensions as `shape`, of which the second is N."""
+    return tf.reshape(x_N, [1, -1, *[1] * (len(shape) - 2)])
 
 
 def add_keys(sums: RunningSums, logits: tf.Tensor, values: tf.Tensor, equation: str) -> RunningSums:

@@ -27,7 +27,7 @@ class Experts(Layer):
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("hidden_dim", 0, "Size of H.", minimum=1)
         p.define("num_experts", 0, "Size of E.", minimum=1)
-        p.define("activation", "relu", "Name of an activation in layers/activations.py.")
+        activations.define(p)
         p.define("use_bias", False, "Whether to add biases to the products.")
         p.define(
             "dropout_rate",
@@ -41,7 +41,7 @@ class Experts(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self.activation = activations.get(p.activation, path)
+        self.activation = activations.of(p, path)
         sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
         for name in self._input_products:
             self.create_variable(f"w_{name}", "EMH", sizes, initializers.fan_in(p.model_dim))

@@ -14,6 +14,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.layers.moe.exact_experts import MOST_EXPERTS, run_experts
@@ -158,8 +159,8 @@ class MixtureOfExperts(Layer):
         shared = FeedForward.params().set(
             model_dim=p.model_dim,
             hidden_dim=p.shared_hidden_dim,
-            activation=p.experts.activation,
             use_bias=p.experts.use_bias,
+            **activations.options(p.experts),
         )
         self.create_child("shared", shared)
         if p.shared_combination == "learned":

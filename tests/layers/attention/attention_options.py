@@ -22,6 +22,7 @@ EACH: dict[str, dict] = {
         "use_bias": True,
         "use_output_bias": True,
         "query_scale": 0.6,
+        "use_sinks": True,
     },
     "published": {
         "num_key_value_heads": 2,
@@ -65,7 +66,7 @@ def blocks() -> Params:
     """Returns the Params of a causal blockwise attention with all options that it supports."""
     p = attention("together", relative_buckets=0, is_causal=True)
     kernel = BlockwiseKernel.params().set(block_size=4)
-    return p.set(logit_cap=2.0, window=3, kernel=kernel)
+    return p.set(logit_cap=2.0, window=3, kernel=kernel, use_sinks=True)
 
 
 def ring() -> Params:

@@ -56,7 +56,10 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
                 if not seen:
                     continue
                 shares = np.exp(scores - scores.max())
-                mixed = shares / shares.sum() @ value[seen, n // group]
+                total = shares.sum()
+                if p.use_sinks:
+                    total += np.exp(weights["sinks"][n] - scores.max())
+                mixed = shares / total @ value[seen, n // group]
                 y[b, q] += mixed @ weights["w_out"][n]
     return y + weights["b_out"] if p.use_output_bias else y
 

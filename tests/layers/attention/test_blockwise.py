@@ -77,7 +77,7 @@ def test_equals_dense_attention(block_size, is_causal):
 
 def test_all_supported_options():
     values = {"window": 2, "logit_cap": 0.5, "rotary_fraction": 1.0, "qk_norm": True}
-    check({**values, "is_causal": True, "num_key_value_heads": 2}, 4)
+    check({**values, "is_causal": True, "num_key_value_heads": 2, "use_sinks": True}, 4)
 
 
 def test_cross_attention():

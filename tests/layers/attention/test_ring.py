@@ -19,6 +19,7 @@ EVERYTHING = {
     "num_key_value_heads": 2,
     "window": 2,
     "logit_cap": 0.5,
+    "use_sinks": True,
     "rotary_fraction": 1.0,
     "qk_norm": True,
 }
@@ -56,7 +57,7 @@ def run(layer, theta, x, memory, key_segments) -> NestedMap:
         ({}, "float32", False),
         ({}, "float32", True),
         (EVERYTHING, "float32", False),
-        ({"logit_cap": 2.0, "num_key_value_heads": 1}, "bfloat16", False),
+        ({"logit_cap": 2.0, "num_key_value_heads": 1, "use_sinks": True}, "bfloat16", False),
     ],
 )
 def test_one_part_equals_dense_attention(values, dtype, has_memory, block_size):

@@ -168,6 +168,7 @@ OPTIONS = {
     "router_priority": ("gate", False),
     "router_output_masking_rate": (0.5, True),
     "router_jitter": (0.5, True),
+    "router_use_bias": (True, False),
     "router_z_loss_weight": (0.1, False),
     "router_auxiliary_loss_weight": (0.02, False),
     "router_auxiliary_loss_level": ("batch", False),
@@ -190,6 +191,8 @@ TESTED_ELSEWHERE = {
     "is_causal",
     "has_token_ids",
     "router_second_expert_threshold",
+    "experts_gate_alpha",
+    "experts_gate_limit",
 }
 
 

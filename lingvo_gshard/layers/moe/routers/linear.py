@@ -37,6 +37,7 @@ class LinearRouter(Router):
             minimum=0,
             maximum=1,
         )
+        p.define("use_bias", False, "Whether the logits have a learned bias.")
         p.define("z_loss_weight", 0.0, "Factor of the loss that keeps logits small.", minimum=0)
         return p
 
@@ -47,6 +48,9 @@ class LinearRouter(Router):
         # The paper replicates the router's weight (section 3.2): every group sees every expert.
         init = initializers.fan_in(p.model_dim)
         self.create_variable("w_gate", "ME", sizes, init, unsplit="E")
+        if p.use_bias:
+            zeros = initializers.constant(0.0)
+            self.create_variable("b_gate", "E", {"E": p.num_experts}, zeros, unsplit="E")
 
     @layer_method
     def logits(self, theta: NestedMap, x_GSM: tf.Tensor) -> tf.Tensor:
@@ -55,7 +59,8 @@ class LinearRouter(Router):
         if self.p.jitter and context.current().training:
             drawn = groups.uniform(x_GSM.shape, self.random_seed("jitter"))
             x_float *= 1.0 + self.p.jitter * (2.0 * annotate(drawn, "GSM") - 1.0)
-        return einsum("GSM,ME->GSE", x_float, tf.cast(theta.w_gate, tf.float32))
+        logits_GSE = einsum("GSM,ME->GSE", x_float, tf.cast(theta.w_gate, tf.float32))
+        return logits_GSE + tf.cast(theta.b_gate, tf.float32) if self.p.use_bias else logits_GSE
 
     def z_loss(self, logits_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, WeightedLoss]:
         """Returns {"z_loss": loss}, or an empty dict if its weight is 0."""

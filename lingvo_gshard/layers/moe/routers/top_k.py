@@ -30,6 +30,7 @@ class TopKRouter(SoftmaxRouter):
         p = super().params()
         p.define("k", 2, "Number of experts per token.", minimum=1)
         p.define("normalize", True, "Whether to divide the selected gates by their sum.")
+        p.define("scale", 1.0, "Factor of the gates, after normalization.", minimum=0)
         group_limited.define(p)
         return p
 
@@ -60,6 +61,8 @@ class TopKRouter(SoftmaxRouter):
         if p.normalize:
             sum_GS = tf.add_n(values)
             values = [value_GS / sum_GS for value_GS in values]
+        if p.scale != 1.0:
+            values = [value_GS * p.scale for value_GS in values]
         choices = [
             Choice(expert_GS, value_GS, mask_GS, mask_GS)
             for (expert_GS, _), value_GS in zip(selected, values, strict=True)

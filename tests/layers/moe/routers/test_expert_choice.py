@@ -146,6 +146,7 @@ OPTIONS = {
     "evaluation_capacity_factor": (4.0, False),
     "minimum_capacity": (7, False),
     "jitter": (0.5, True),
+    "use_bias": (True, False),
     "z_loss_weight": (0.1, False),
     "dtype": ("bfloat16", False),
 }
@@ -162,8 +163,10 @@ def test_every_option_has_an_effect(name):
 
     def outcome(**values) -> list[np.ndarray]:
         layer = make_layer(**values)
+        # Biases begin at 0, which has no effect.
+        theta = layer.init(1).transform(lambda w: w + 0.1 * tf.range(w.shape[-1], dtype=w.dtype))
         with context.scope(training=training, seed=tf.constant([1, 0])) as scope:
-            y = layer.fprop(layer.init(1), tf.constant(LOGITS), np.ones((2, 9)))
+            y = layer.fprop(theta, tf.constant(LOGITS), np.ones((2, 9)))
         return [y.numpy(), *(loss.numpy() for loss in scope.losses.values())]
 
     one, other = outcome(), outcome(**{name: value})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.moe import TopKRouter
 from tests.layers.moe.algorithm import softmax
 from tests.layers.moe.routers import loops
@@ -58,6 +59,19 @@ def test_normalized_gates_are_a_softmax_of_the_largest_logits():
     routing = loops.route(*loops.make(TopKRouter, 5, k=3, capacity_factor=5.0), logits)
     gates = np.stack([choice.gate_GS[0] for choice in routing.assignments], -1)
     assert_close(gates, softmax(-np.sort(-logits[0], -1)[:, :3]), "float32")
+
+
+def test_a_bias_of_the_logits_and_a_scale_of_the_gates():
+    logits = np.random.default_rng(1).normal(size=(1, 7, 4)).astype(np.float32)
+    layer, theta = loops.make(TopKRouter, 4, k=2, capacity_factor=4.0, use_bias=True, scale=2.5)
+    bias = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
+    routing = loops.route(layer, NestedMap(theta, b_gate=tf.constant(bias)), logits)
+    order = np.argsort(-(logits[0] + bias), -1)[:, :2]
+    chosen = np.stack([choice.expert_GS[0] for choice in routing.assignments], -1)
+    np.testing.assert_array_equal(chosen, order)
+    gates = np.stack([choice.gate_GS[0] for choice in routing.assignments], -1)
+    expected = 2.5 * softmax(np.take_along_axis(logits[0] + bias, order, -1))
+    assert_close(gates, expected, "float32")
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
