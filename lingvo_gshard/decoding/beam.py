@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.greedy import log_normalizer, restrict
+from lingvo_gshard.decoding.greedy import end_logits, normalizer_of_choice, only_allowed
 from lingvo_gshard.decoding.selection import top_few
 from lingvo_gshard.decoding.state import IMPOSSIBLE
 
@@ -50,13 +50,10 @@ def extend_beam(logits_BWV: tf.Tensor, state: NestedMap, eos_id: int) -> NestedM
       is_done_B: whether the search of a row is complete.
     """
     beam = logits_BWV.shape[1]
-    normalizer_BW = log_normalizer(logits_BWV)
-    allowed_BWV = restrict(logits_BWV, state, eos_id)
-    is_eos_V = tf.equal(tf.range(logits_BWV.shape[-1]), eos_id)
-    candidates = _best_tokens(tf.where(is_eos_V, IMPOSSIBLE, allowed_BWV), normalizer_BW, state)
+    candidates, normalizer_BW = _best_tokens(logits_BWV, state, eos_id)
     score_BW, token_BW, parent_BW, gain_BW = candidates
 
-    end_gain_BW = allowed_BWV[..., eos_id] - normalizer_BW
+    end_gain_BW = end_logits(logits_BWV, state, eos_id) - normalizer_BW
     end_score_BW = state.score_BW + end_gain_BW
     length_B = state.generated_B + 1
     penalty_B1 = length_penalty(length_B, state.length_exponent_B)[:, None]
@@ -96,19 +93,26 @@ def add_coverage(state: NestedMap, weights_BNWK: tf.Tensor) -> tf.Tensor:
 
 
 def _best_tokens(
-    logits_BWV: tf.Tensor, normalizer_BW: tf.Tensor, state: NestedMap
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns scores, tokens, parents and the tokens' log probabilities of the best W, [B,W]."""
+    logits_BWV: tf.Tensor, state: NestedMap, eos_id: int
+) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns the best W tokens after all hypotheses, and the logits' normalizers [B,W].
+
+    The tokens are scores, ids, parents and log probabilities, each [B,W]. The end of a text is not
+    among them.
+    """
     batch, beam, size = logits_BWV.shape
-    value, token = top_few(tf.reshape(logits_BWV, [batch * beam, size]), beam)
-    gain_BWc = tf.reshape(value, [batch, beam, beam]) - normalizer_BW[..., None]
+    allowed_RV = tf.reshape(only_allowed(logits_BWV, state), [batch * beam, size])
+    value, token = top_few(allowed_RV, beam, without=eos_id)
+    value_BWc = tf.reshape(value, [batch, beam, beam])
+    normalizer_BW = normalizer_of_choice(logits_BWV, value_BWc[..., 0], state, eos_id)
+    gain_BWc = value_BWc - normalizer_BW[..., None]
     gain_BWc = tf.maximum(gain_BWc, IMPOSSIBLE)
     flat = [batch, beam * beam]
     score_Bc = tf.reshape(state.score_BW[..., None] + gain_BWc, flat)
     score_BW, choice_BW = top_few(score_Bc, beam)
     token_BW = tf.gather(tf.reshape(token, flat), choice_BW, batch_dims=1)
     gain_BW = tf.gather(tf.reshape(gain_BWc, flat), choice_BW, batch_dims=1)
-    return score_BW, token_BW, choice_BW // beam, gain_BW
+    return (score_BW, token_BW, choice_BW // beam, gain_BW), normalizer_BW
 
 
 def _is_among_best(end_BW: tf.Tensor, other_BW: tf.Tensor, count: int) -> tf.Tensor:

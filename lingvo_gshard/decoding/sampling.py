@@ -5,7 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import random_numbers
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.greedy import log_normalizer, restrict
+from lingvo_gshard.decoding.greedy import end_logits, log_normalizer, only_allowed
 from lingvo_gshard.decoding.selection import top_few
 
 LOCAL_LETTERS = {"w": "the two words of a random key"}
@@ -26,7 +26,9 @@ def draw(logits_B1V: tf.Tensor, state: NestedMap, eos_id: int) -> NestedMap:
       state: the state before the step.
       eos_id: id that ends a text.
     """
-    logits_BV = restrict(logits_B1V, state, eos_id)[:, 0]
+    is_end_V = tf.equal(tf.range(logits_B1V.shape[-1]), eos_id)
+    end_B1 = end_logits(logits_B1V, state, eos_id)
+    logits_BV = tf.where(is_end_V, end_B1, only_allowed(logits_B1V, state)[:, 0])
     if "seen_BV" in state:
         logits_BV = penalize_seen(logits_BV, state.seen_BV, state.repetition_B)
     token_B = take(

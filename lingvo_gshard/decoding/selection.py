@@ -15,7 +15,7 @@ _LEAST = -float("inf")
 _BLOCK = 64
 
 
-def top_few(x_RV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+def top_few(x_RV: tf.Tensor, count: int, without: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the `count` largest values [R,c] of each row and their int32 indices, largest first.
 
     Of equal values the first ones are taken. The largest values are within the `count` blocks with
@@ -24,20 +24,36 @@ def top_few(x_RV: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     Args:
       x_RV: numbers, in rows.
       count: a few; the cost grows with it.
+      without: an index that is not taken. It costs less than to change its value: that writes all
+        numbers anew.
     """
     rows, size = x_RV.shape
     if size <= _BLOCK * count:
-        return _top_few(x_RV, tf.broadcast_to(tf.range(size), [rows, size]), count, size - 1)
+        index_RV = tf.broadcast_to(tf.range(size), [rows, size])
+        return _top_few(_barred(x_RV, index_RV, without), index_RV, count, size - 1)
     block = _block_of(size)
     blocks = -(-size // block)
     x_RV = tf.pad(x_RV, [[0, 0], [0, blocks * block - size]], constant_values=_LEAST)
     x_Rbv = tf.reshape(x_RV, [rows, blocks, block])
-    number_Rb = tf.broadcast_to(tf.range(blocks), [rows, blocks])
-    _, chosen_Rc = _top_few(tf.reduce_max(x_Rbv, -1), number_Rb, count, blocks - 1)
+    number_b = tf.range(blocks)
+    most_Rb = tf.reduce_max(x_Rbv, -1)
+    if without is not None:
+        first = without // block * block
+        own_Rv = _barred(x_Rbv[:, without // block], first + tf.range(block), without)
+        own_R1 = tf.reduce_max(own_Rv, -1, keepdims=True)
+        most_Rb = tf.where(tf.equal(number_b, without // block), own_R1, most_Rb)
+    number_Rb = tf.broadcast_to(number_b, [rows, blocks])
+    _, chosen_Rc = _top_few(most_Rb, number_Rb, count, blocks - 1)
     kept_Rcv = tf.gather(x_Rbv, chosen_Rc, batch_dims=1)
     index_Rcv = chosen_Rc[..., None] * block + tf.range(block)
+    kept_Rcv = _barred(kept_Rcv, index_Rcv, without)
     flat = [rows, count * block]
     return _top_few(tf.reshape(kept_Rcv, flat), tf.reshape(index_Rcv, flat), count, size - 1)
+
+
+def _barred(x: tf.Tensor, index: tf.Tensor, without: int | None) -> tf.Tensor:
+    """Returns numbers with the least value at one index."""
+    return x if without is None else tf.where(tf.equal(index, without), _LEAST, x)
 
 
 def _block_of(size: int) -> int:

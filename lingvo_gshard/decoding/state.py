@@ -80,7 +80,7 @@ def state_specs(
 
 def slot_count(state: NestedMap) -> int:
     """Returns the number of slots of each row: W for each position of the ring."""
-    return sum(block.shape[2] for block in state.caches[0].key)
+    return sum(block.shape[-2] for block in state.caches[0].key)
 
 
 def ages(time: tf.Tensor, length: int) -> tf.Tensor:

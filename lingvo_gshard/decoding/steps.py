@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import context, dynamic_slice
 from lingvo_gshard.core.lazy import tf
@@ -13,6 +14,7 @@ from lingvo_gshard.decoding.kinds import SearchKind, record_names
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.decoding.sampling import draw
 from lingvo_gshard.decoding.state import next_token_view
+from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate
 
@@ -73,8 +75,9 @@ class Steps:
             return step + 1, state, records
 
         with context.scope(training=False):
-            _, state, records = tf.while_loop(is_running, run_one, (tf.constant(0), state, records))
-        return state, records
+            start = (tf.constant(0), _caches_of(state, without_row), records)
+            _, state, records = tf.while_loop(is_running, run_one, start)
+        return _caches_of(state, with_row), records
 
     def _step(self, weights: NestedMap, state: NestedMap) -> tuple[NestedMap, NestedMap]:
         """Returns the state after one token more, and what the step chose."""
@@ -110,6 +113,16 @@ class Steps:
         state.is_active_B = tf.where(is_done_B, 0, state.is_active_B)
         state.time += 1
         return state, choice
+
+
+def _caches_of(
+    state: NestedMap, change: Callable[[Sequence[NestedMap]], list[NestedMap]]
+) -> NestedMap:
+    """Returns the state of a single row with changed caches; any other state as it is."""
+    state = NestedMap(state)
+    if state.ids_BW.shape[0] == 1:
+        state.caches = change(state.caches)
+    return state
 
 
 def _with_own_slot(state: NestedMap) -> tf.Tensor:

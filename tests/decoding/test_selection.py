@@ -16,6 +16,20 @@ def test_top_few_are_the_largest_in_order(size, count):
     np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
 
 
+@pytest.mark.parametrize("size", [7, 1000, 997])
+@pytest.mark.parametrize("without", [0, 5])
+def test_an_index_is_left_out(size, without):
+    x = np.random.default_rng(size).normal(size=(5, size)).astype(np.float32)
+    # The largest of all, in some rows with an equal one beside it.
+    x[:, without] = 9.0
+    x[::2, without + 1] = 9.0
+    values, indices = selection.top_few(tf.constant(x), 3, without)
+    x[:, without] = -np.inf
+    expected = np.argsort(-x, axis=1, kind="stable")[:, :3]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
+
+
 def test_equal_numbers_keep_their_order():
     x = np.zeros((2, 300), np.float32)
     x[1, 250] = 1.0

@@ -54,6 +54,7 @@ class _Options:
       signal: name of a signal that is sent during training, such as "SIGHUP".
       meanwhile: a training in the same directory, from before the command until after it.
       then: steps that check the directory afterwards.
+      needs: a package without which the row is skipped.
       new_process: whether a new interpreter runs it, since imports matter. It takes seconds.
       seconds: the longest time that the command may take.
       slow: whether only `make test-all` runs it.
@@ -73,6 +74,7 @@ class _Options:
     signal: str = ""
     meanwhile: str = ""
     then: tuple[Step, ...] = ()
+    needs: str = ""
     new_process: bool = False
     seconds: float = 120.0
     slow: bool = False

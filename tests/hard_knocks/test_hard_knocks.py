@@ -37,6 +37,8 @@ def _rows():
 
 @pytest.mark.parametrize("case", _rows())
 def test_hard_knock(case: Case, sandbox: Sandbox, zygote: processes.Zygote):
+    if case.needs:
+        pytest.importorskip(case.needs)
     for step in case.given:
         step(sandbox)
     before = sandbox.files()

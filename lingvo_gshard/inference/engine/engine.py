@@ -153,7 +153,9 @@ class Engine:
                     raise ValueError(
                         f"{name} has {index}; ids from 0 to {size - 1:,} were expected"
                     )
-        left = set(options.allowed_tokens or range(size)) if options.least_tokens > 1 else {-1}
+        if options.least_tokens <= 1 or not (options.allowed_tokens or options.forbidden_tokens):
+            return
+        left = set(options.allowed_tokens or range(size))
         if not left - {*options.forbidden_tokens, self.facts.eos_id}:
             raise ValueError(
                 "allowed_tokens and forbidden_tokens leave no token besides the end, and "

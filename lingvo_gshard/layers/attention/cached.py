@@ -6,7 +6,8 @@ encodes a sentence, and searches with a beam whose hypotheses share the slots of
 
 Keys and values are lists of blocks of slots, each an array of its own. Every step reads them from
 the device's memory, which takes most of the time of long texts. Attention to the first blocks reads
-these only; XLA would copy a slice of one array first.
+these only; XLA would copy a slice of one array first. The blocks of a single row may lack its
+dimension (`without_row`).
 """
 
 from __future__ import annotations
@@ -115,6 +116,20 @@ def block_count(rows: int, positions: int, width: int = 1) -> int:
     )
 
 
+def without_row(caches: Sequence[NestedMap]) -> list[NestedMap]:
+    """Returns the caches of one row with blocks [N,K,D].
+
+    XLA for CPU drops dimensions of size 1 from products. A block with such a dimension would be
+    written twice, in both shapes, and copied for each.
+    """
+    return [cache.transform(lambda block_1NKD: tf.squeeze(block_1NKD, 0)) for cache in caches]
+
+
+def with_row(caches: Sequence[NestedMap]) -> list[NestedMap]:
+    """Returns the caches of one row with blocks [B,N,K,D], B = 1."""
+    return [cache.transform(lambda block_NKD: block_NKD[None]) for cache in caches]
+
+
 def in_blocks(x_BNKD: tf.Tensor, count: int) -> list[tf.Tensor]:
     """Returns keys or values divided into `count` blocks with equally many slots."""
     return tf.split(x_BNKD, count, axis=2)
@@ -136,18 +151,21 @@ def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
 def _write_blocks(
     blocks_BNKD: Sequence[tf.Tensor], new_BNLD: tf.Tensor, first_slot: tf.Tensor
 ) -> list[tf.Tensor]:
+    # [N,L,D] for a row without its dimension.
+    new_BNLD = tf.reshape(new_BNLD, new_BNLD.shape[-blocks_BNKD[0].shape.rank :])
+    dimension, length = new_BNLD.shape.rank - 2, new_BNLD.shape[-2]
     if len(blocks_BNKD) == 1:
-        return [dynamic_slice.write(blocks_BNKD[0], new_BNLD, first_slot, 2)]
-    length, written, before = new_BNLD.shape[2], [], 0
+        return [dynamic_slice.write(blocks_BNKD[0], new_BNLD, first_slot, dimension)]
+    written, before = [], 0
     for block_BNKD in blocks_BNKD:
-        size = block_BNKD.shape[2]
+        size = block_BNKD.shape[-2]
         offset = first_slot - before
         is_here = (offset >= 0) & (offset < size)
         # The other blocks write what they have: a branch would cost more.
         offset = tf.clip_by_value(offset, 0, size - length)
-        old_BNLD = dynamic_slice.read(block_BNKD, offset, length, 2)
+        old_BNLD = dynamic_slice.read(block_BNKD, offset, length, dimension)
         part_BNLD = tf.where(is_here, new_BNLD, old_BNLD)
-        written.append(dynamic_slice.write(block_BNKD, part_BNLD, offset, 2))
+        written.append(dynamic_slice.write(block_BNKD, part_BNLD, offset, dimension))
         before += size
     return written
 
@@ -175,7 +193,7 @@ def attend(
       used: int32 scalar, a number of first slots that hold all visible ones; None for all.
       sinks_N: float32, the logit of a key without a value in each head of the queries.
     """
-    ends = list(itertools.accumulate(block.shape[2] for block in slots.key))
+    ends = list(itertools.accumulate(block.shape[-2] for block in slots.key))
 
     def attend_to(count: int) -> tuple[tf.Tensor, tf.Tensor]:
         size = ends[count - 1]
@@ -204,15 +222,15 @@ def _attend(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()
-    sizes = [block.shape[2] for block in slots.key]
-    shared, count = slots.key[0].shape[1], sum(sizes)
+    sizes = [block.shape[-2] for block in slots.key]
+    shared, count = slots.key[0].shape[-3], sum(sizes)
     times = heads // shared
     query_BNLD = heads_first(query_BLND, "BNLD")
-    if times > 1:
-        query_BNLD = tf.reshape(query_BNLD, [batch, shared, times * length, dim])
-    logits_BNLK = _joined(
-        [einsum("BNLD,BNKD->BNLK", query_BNLD, block_BNKD) for block_BNKD in slots.key]
-    )
+    rows = [batch] if slots.key[0].shape.rank == 4 else []
+    query_BNLD = tf.reshape(query_BNLD, [*rows, shared, times * length, dim])
+    equation = "BNLD,BNKD->BNLK" if rows else "NLD,NKD->NLK"
+    logits_BNLK = _joined([einsum(equation, query_BNLD, block_BNKD) for block_BNKD in slots.key])
+    logits_BNLK = tf.reshape(logits_BNLK, [batch, shared, times * length, count])
     logits_BNLK = soft_cap(tf.cast(logits_BNLK, tf.float32), logit_cap)
     bias_BNLK = bias_BLK[:, None]
     if relative_bias_NLK is not None:
@@ -245,9 +263,11 @@ def _weighted_sum(
     weights_BNLK: tf.Tensor, blocks_BNKD: Sequence[tf.Tensor], sizes: Sequence[int]
 ) -> tf.Tensor:
     """Returns the float32 sum [B,N,L,D] of the values with their weights."""
-    typed_BNLK = tf.cast(weights_BNLK, blocks_BNKD[0].dtype)
-    parts = [
-        einsum("BNLK,BNKD->BNLD", part_BNLK, block_BNKD)
-        for part_BNLK, block_BNKD in zip(tf.split(typed_BNLK, sizes, -1), blocks_BNKD, strict=True)
-    ]
-    return tf.add_n([tf.cast(part_BNLD, tf.float32) for part_BNLD in parts])
+    equation, shape = "BNLK,BNKD->BNLD", weights_BNLK.shape
+    weights_BNLK = tf.cast(weights_BNLK, blocks_BNKD[0].dtype)
+    if blocks_BNKD[0].shape.rank == 3:
+        equation, weights_BNLK = "NLK,NKD->NLD", tf.squeeze(weights_BNLK, 0)
+    pairs = zip(tf.split(weights_BNLK, sizes, -1), blocks_BNKD, strict=True)
+    parts = [einsum(equation, part_BNLK, block_BNKD) for part_BNLK, block_BNKD in pairs]
+    sum_BNLD = tf.add_n([tf.cast(part_BNLD, tf.float32) for part_BNLD in parts])
+    return tf.reshape(sum_BNLD, [*shape[:-1], blocks_BNKD[0].shape[-1]])

@@ -248,6 +248,7 @@ CASES = (
         "gshard-plan --experiment=translation.quickstart --topology=v3:2x2 --mesh=data=8 "
         "--gin_param='task.encoder.moe.group_size = 96' "
         "--gin_param='task.decoder.moe.group_size = 80'",
+        needs="libtpu",
         new_process=True,
         says="[... s] libtpu ... compiles the step: ...\n[... s] tracing and lowering\n"
         "[... s] compiling for v3:2x2\n[... s] reading the compiled program\n",

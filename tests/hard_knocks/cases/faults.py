@@ -86,7 +86,7 @@ CASES = (
     ),
     Case(
         "too little virtual memory",
-        _TRAIN,
+        "gshard-train --experiment=translation.quickstart --logdir=run",
         limits={"RLIMIT_AS": 2**30},
         error="virtual memory is limited to 1.0 GiB (ulimit -v). TensorFlow and jax need at least "
         "4 GiB, most of which they never touch. Remove the limit with: ulimit -v unlimited",
