@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http
 import http.client
-import itertools
-import json
+import math
 import pathlib
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import numpy as np
 import rich.box
 import rich.console
@@ -26,6 +26,8 @@ from lingvo_gshard.api import tables
 from lingvo_gshard.api.run import Run, load
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
+from lingvo_gshard.tools.benchmarks import http_load
+from lingvo_gshard.training.stopping import called_before_abrupt_end
 
 _MOST_SENTENCES = 500
 _HOST = "127.0.0.1"
@@ -98,7 +100,7 @@ def measure(
     update("translating without a server")
     rates = [offline.rate(seconds / 4)]
     with _server(logdir, beam_size, clients, update) as (process, port):
-        load_ = _Load(port, sentences, beam_size, offline.best)
+        load_ = _Checked(port, sentences, beam_size, offline.best)
         update(f"{clients} clients: each sentence once")
         load_.run(clients, requests=len(sentences))
         update(f"{clients} clients for {seconds:.0f} s")
@@ -182,8 +184,8 @@ class _Result:
     ties: int = 0
 
 
-class _Load:
-    """Clients that send one request after another."""
+class _Checked:
+    """Requests of one sentence, whose answers are compared with the offline translations."""
 
     def __init__(
         self,
@@ -192,65 +194,34 @@ class _Load:
         beam_size: int,
         expected: Sequence[Translation | None],
     ):
-        self._port, self._expected = port, expected
-        self._bodies = [
-            json.dumps({"text": text, "beam_size": beam_size}).encode() for text in sentences
-        ]
-        self._lock = threading.Lock()
+        bodies = [msgspec.json.encode({"text": one, "beam_size": beam_size}) for one in sentences]
+        self._expected, self._result = expected, _Result()
+        self._load = http_load.HttpLoad(port, "/v1/translate", bodies, self._judge)
 
     def run(
-        self, clients: int, seconds: float = np.inf, requests: float = np.inf
+        self, clients: int, seconds: float = math.inf, requests: float = math.inf
     ) -> tuple[_Result, float]:
         """Runs clients for a time, or until a number of requests are sent.
 
         Returns:
           What they have seen, and the seconds until the last answer.
         """
-        result, numbers = _Result(), itertools.count()
-        started = time.monotonic()
+        self._result = _Result()
+        return self._result, self._load.run(clients, seconds, requests)
 
-        def client() -> None:
-            connection = http.client.HTTPConnection(_HOST, self._port, timeout=120)
-            while time.monotonic() - started < seconds:
-                number = next(numbers)
-                if number >= requests:
-                    break
-                self._ask(connection, number % len(self._bodies), result)
-            connection.close()
-
-        threads = [threading.Thread(target=client) for _ in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return result, time.monotonic() - started
-
-    def _ask(self, connection: http.client.HTTPConnection, number: int, result: _Result) -> None:
-        """Sends one request and compares the answer."""
-        began = time.monotonic()
-        try:
-            connection.request("POST", "/v1/translate", self._bodies[number])
-            response = connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException):
-            connection.close()
-            with self._lock:
-                result.lost += 1
+    def _judge(self, number: int, status: int, body: bytes, seconds: float) -> None:
+        result = self._result
+        if status != http.HTTPStatus.OK:
+            result.lost += 1
             return
-        took = time.monotonic() - began
-        if response.status != 200:
-            with self._lock:
-                result.lost += 1
-            return
-        (answer,) = json.loads(data)["translations"]
+        (answer,) = msgspec.json.decode(body)["translations"]
         expected, best = self._expected[number], answer["alternatives"][:1]
-        with self._lock:
-            result.latencies.append(took)
-            result.tokens += sum(len(one["tokens"]) for one in best)
-            if answer["text"] != (expected.text if expected else ""):
-                close = expected and best and abs(best[0]["score"] - expected.score) < _CLOSE
-                result.ties += bool(close)
-                result.wrong += not close
+        result.latencies.append(seconds)
+        result.tokens += sum(len(one["tokens"]) for one in best)
+        if answer["text"] != (expected.text if expected else ""):
+            close = expected and best and abs(best[0]["score"] - expected.score) < _CLOSE
+            result.ties += bool(close)
+            result.wrong += not close
 
 
 @contextlib.contextmanager
@@ -266,13 +237,14 @@ def _server(
         with log.open("w") as stream:
             process = subprocess.Popen(command, stdout=stream, stderr=stream)
         try:
-            update("starting the server")
-            limit = time.monotonic() + _START_SECONDS
-            while not _answers(port_file):
-                if process.poll() is not None or time.monotonic() > limit:
-                    raise ValueError(f"gshard-serve did not start: {log.read_text().strip()}")
-                time.sleep(0.1)
-            yield process, int(port_file.read_text())
+            with called_before_abrupt_end(process.kill):
+                update("starting the server")
+                limit = time.monotonic() + _START_SECONDS
+                while not _answers(port_file):
+                    if process.poll() is not None or time.monotonic() > limit:
+                        raise ValueError(f"gshard-serve did not start: {log.read_text().strip()}")
+                    time.sleep(0.1)
+                yield process, int(port_file.read_text())
         finally:
             process.kill()
             process.wait()
