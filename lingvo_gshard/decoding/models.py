@@ -24,8 +24,12 @@ class DecodableModel(Protocol):
         """Returns the weights as the other methods read them, computed once from theta."""
         ...
 
-    def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
-        """Returns the shape [B,N,K,D] of the keys, or the values, that each layer caches."""
+    def cache_shapes(self, rows: int, slots: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes [B,N,K,D] of each layer's cache by name: `key`, and maybe `value`."""
+        ...
+
+    def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes [B,N,K,D] that each layer has in `encode_memory`; empty without."""
         ...
 
     def extend(
@@ -44,7 +48,8 @@ class DecodableModel(Protocol):
           ids_BL: int32 ids of the new tokens.
           mask_BL: int32, 0 for tokens that are padding; these use no expert.
           view: positions of the new tokens, and the slots that they write to and see.
-          caches: `key` and `value` of each layer; None if the slots are the new tokens themselves.
+          caches: the arrays of `cache_shapes`, each a list of blocks; None if the slots are the new
+            tokens themselves.
           memory: what `encode_memory` returned; None for a model without one.
 
         Returns:

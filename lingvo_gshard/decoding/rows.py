@@ -132,7 +132,7 @@ def _blocks_of(
     targets: Sequence[NestedMap],
     change: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[NestedMap]:
-    """Returns keys and values of each layer, changed and in as many blocks as `targets` have.
+    """Returns the arrays of each layer, changed and in as many blocks as `targets` have.
 
     Args:
       layers: lists of one block for each layer.
@@ -141,10 +141,7 @@ def _blocks_of(
     """
     return [
         NestedMap(
-            {
-                name: cached.in_blocks(change(*layer[name]), len(target[name]))
-                for name in ("key", "value")
-            }
+            {name: cached.in_blocks(change(*layer[name]), len(target[name])) for name in target}
         )
         for layer, target in zip(layers, targets, strict=True)
     ]

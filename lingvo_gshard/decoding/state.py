@@ -18,6 +18,9 @@ from lingvo_gshard.layers.attention.cached import CacheView, block_count
 
 LOCAL_LETTERS = {"w": "the two words of a random key, or the slots of a position"}
 
+# (rows, slots) -> the shapes of each layer's arrays by name.
+Shapes = "Callable[[int, int], list[dict[str, tuple[int, ...]]]]"
+
 # Larger than any score of a hypothesis that does not exist.
 IMPOSSIBLE = -1e9
 
@@ -35,17 +38,16 @@ def state_specs(
     def spec(*sizes: int, of: tf.DType = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec((rows, *sizes), of)
 
-    def slots(positions: int, width: int = 1) -> list[NestedMap]:
+    def slots(shapes: Shapes, positions: int, width: int = 1) -> list[NestedMap]:
         count = block_count(rows, positions, width)
-        one = [
-            [tf.TensorSpec(shape, dtype)] * count
-            for shape in model.cache_shapes(rows, positions * width // count)
+        return [
+            NestedMap({name: [tf.TensorSpec(s, dtype)] * count for name, s in layer.items()})
+            for layer in shapes(rows, positions * width // count)
         ]
-        return [NestedMap(key=list(keys), value=list(keys)) for keys in one]
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=slots(shape.length, beam),
+        caches=slots(model.cache_shapes, shape.length, beam),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -55,7 +57,8 @@ def state_specs(
     )
     if shape.memory_length:
         state.memory = NestedMap(
-            layers=slots(shape.memory_length), bias_BK=spec(shape.memory_length, of=tf.float32)
+            layers=slots(model.memory_shapes, shape.memory_length),
+            bias_BK=spec(shape.memory_length, of=tf.float32),
         )
     if beam > 1:
         state.score_BW = spec(beam, of=tf.float32)

@@ -153,9 +153,13 @@ class TokenTask(Task):
         """Returns the float32 logits [B,L,V] of the token after each position."""
         return tf.cast(self._logits(theta, x_BLM), tf.float32)
 
-    def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
-        """Returns the shape of the keys, or the values, that each layer caches."""
+    def cache_shapes(self, rows: int, slots: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of each layer's cache by name."""
         return self.decoder.cache_shapes(rows, slots)
+
+    def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes of each layer's encoded memory by name; empty without a memory."""
+        return self.decoder.memory_shapes(rows, positions)
 
     @layer_method
     def _embed(

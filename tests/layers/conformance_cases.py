@@ -209,6 +209,7 @@ CASES = (
     ),
     Case("Attention.options", attentions.attention("together"), _self_attention),
     Case("Attention.published", attentions.attention("published"), _self_attention),
+    Case("Attention.latent", attentions.latent(use_bias=True), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),
     Case("Attention.ring", attentions.ring(), _self_attention),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),

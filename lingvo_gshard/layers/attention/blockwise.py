@@ -123,7 +123,9 @@ class _Blocks:
             sums = running_softmax.add_keys(sums, logits_BNLK, values_BNKD, "BNLK,BNKD->BNLD")
             return index + 1, sums
 
-        start = (tf.constant(0), running_softmax.empty_sums(self.query_BNLD, "BNLD", sinks_N))
+        value_dim = self.values_BNKD.shape[-1]
+        sums = running_softmax.empty_sums(self.query_BNLD, value_dim, "BNLD", sinks_N)
+        start = (tf.constant(0), sums)
         return self._while(body, start)[1]
 
     def backward(
@@ -150,10 +152,11 @@ class _Blocks:
             return index + 1, d_query, d_keys, d_values.write(index, d_values_BNKD)
 
         d_query = annotate(tf.zeros(self.query_BNLD.shape, tf.float32), "BNLD")
-        start = (tf.constant(0), d_query, self._stack(), self._stack())
+        stacks = (self._stack(x) for x in (self.keys_BNKD, self.values_BNKD))
+        start = (tf.constant(0), d_query, *stacks)
         _, d_query, d_keys, d_values = self._while(body, start)
         d_query = tf.cast(d_query, self.query_BNLD.dtype)
-        return d_query, self._join(d_keys), self._join(d_values)
+        return d_query, _join(d_keys, self.keys_BNKD), _join(d_values, self.values_BNKD)
 
     def _logits(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a block's float32 logits [B,N,L,K], with and without the bias of the mask."""
@@ -180,16 +183,18 @@ class _Blocks:
             tf.slice(x_BNKD, [0, 0, index * size, 0], [batch, heads, size, head_dim]), "BNKD"
         )
 
-    def _stack(self) -> tf.TensorArray:
-        batch, heads, _, head_dim = self.keys_BNKD.shape
+    def _stack(self, x_BNKD: tf.Tensor) -> tf.TensorArray:
+        """Returns an array for the blocks of a gradient of keys or values."""
+        batch, heads, _, head_dim = x_BNKD.shape
         shape = [batch, heads, self.size, head_dim]
-        return tf.TensorArray(self.keys_BNKD.dtype, self.count, element_shape=shape)
-
-    def _join(self, stack: tf.TensorArray) -> tf.Tensor:
-        """Returns the concatenated blocks [B,N,K,D] of a stack."""
-        blocks = tf.transpose(stack.stack(), (1, 2, 0, 3, 4))
-        return annotate(tf.reshape(blocks, self.keys_BNKD.shape), "BNKD")
+        return tf.TensorArray(x_BNKD.dtype, self.count, element_shape=shape)
 
     def _while(self, body: Callable, start: tuple) -> tuple:
         count = self.count
         return tf.while_loop(lambda index, *_: index < count, body, start, maximum_iterations=count)
+
+
+def _join(stack: tf.TensorArray, x_BNKD: tf.Tensor) -> tf.Tensor:
+    """Returns the concatenated blocks of a stack, in the shape of x [B,N,K,D]."""
+    blocks = tf.transpose(stack.stack(), (1, 2, 0, 3, 4))
+    return annotate(tf.reshape(blocks, x_BNKD.shape), "BNKD")

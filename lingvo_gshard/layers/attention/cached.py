@@ -139,8 +139,8 @@ def write(cache: NestedMap, new: NestedMap, view: CacheView) -> NestedMap:
     """Returns the cache with new keys and values at the view's slots, all in one block.
 
     Args:
-      cache: `key` and `value`, both lists of blocks [B,N,K,D].
-      new: `key` and `value` of the new tokens, both [B,N,L,D].
+      cache: lists of blocks [B,N,K,D] by name, such as `key` and `value`.
+      new: tensors [B,N,L,D] of the new tokens by the same names.
       view: the slots.
     """
     return NestedMap(
@@ -186,7 +186,7 @@ def attend(
     Args:
       query_BLND: queries, already scaled.
       slots: `key` and `value`, both lists of blocks [B,N,K,D]; N may be smaller than that of the
-        queries.
+        queries, and values may have a D of their own.
       bias_BLK: float32 bias of each new token and slot.
       logit_cap: c of c tanh(q k / c), applied before any bias; 0 disables it.
       relative_bias_NLK: a learned bias for each head of the queries.
@@ -222,6 +222,7 @@ def _attend(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()
+    value_dim = slots.value[0].shape[-1]
     sizes = [block.shape[-2] for block in slots.key]
     shared, count = slots.key[0].shape[-3], sum(sizes)
     times = heads // shared
@@ -250,7 +251,7 @@ def _attend(
         sum_BNL1 += tf.exp(sinks_1NL1 - largest_BNL1)
     mixed_BNLD = _weighted_sum(weights_BNLK, slots.value, sizes) / sum_BNL1
     mixed_BNLD = tf.cast(mixed_BNLD, query_BLND.dtype)
-    mixed_BNLD = tf.reshape(mixed_BNLD, [batch, heads, length, dim])
+    mixed_BNLD = tf.reshape(mixed_BNLD, [batch, heads, length, value_dim])
     weights_BNLK = tf.reshape(weights_BNLK / sum_BNL1, [batch, heads, length, count])
     return heads_first(mixed_BNLD, "BLND"), weights_BNLK
 

@@ -76,6 +76,11 @@ class CrossAttention(MultiHeadAttention):
         query_BLND = self._project_query(theta, x_BLM)
         return self._attend_to_slots(theta, query_BLND, memory, bias_BLK, used=used)
 
+    def memory_shapes(self, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes [B,N,K,D] of `cache_memory` by name: `key` and `value`."""
+        shape = (rows, self.key_value_heads, positions, self.head_dim)
+        return {"key": shape, "value": shape}
+
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the projections, of q k and of the weighted values."""
         return self._count_flops(shape.rows, shape.length, shape.memory_length)

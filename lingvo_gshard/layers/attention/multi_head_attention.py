@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.attention import cached
-from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.heads import heads_first
-from lingvo_gshard.layers.attention.kernel import AttentionKernel
-from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.bias import add_bias
-from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
 from lingvo_gshard.sharding import annotate
 
 
-class MultiHeadAttention(Layer):
-    """softmax(q k / sqrt(D) + bias) v over N heads. Vaswani et al. 2017, arXiv 1706.03762, 3.2.
+class MultiHeadAttention(Attention):
+    """An attention with a projection for each of queries, keys and values.
 
-    This is the base class of SelfAttention and CrossAttention. It owns the weights, and delegates
-    the attention itself to a kernel.
+    This is the base class of SelfAttention and CrossAttention, and owns their weights.
     """
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.", minimum=1)
-        p.define("num_heads", 0, "Size of N.", minimum=1)
         p.define("head_dim", 0, "Size of D; 0 for M / N.", minimum=0)
-        p.define(
-            "dropout_rate",
-            0.0,
-            "Fraction of the attention weights dropped in training.",
-            minimum=0,
-            below=1,
-        )
         p.define(
             "num_key_value_heads",
             0,
@@ -50,23 +34,12 @@ class MultiHeadAttention(Layer):
             minimum=0,
         )
         p.define("use_bias", False, "Whether queries, keys and values have a bias.")
-        p.define("use_output_bias", False, "Whether the output has a bias.")
-        p.define("query_scale", 0.0, "Factor of the queries in q k; 0 for 1 / sqrt(D).", minimum=0)
         p.define("qk_norm", False, "Whether queries and keys are normalized (RMSNorm).")
         p.define(
             "query_key_norm",
             RMSNorm.params(),
             "Params of the norms of queries and keys: RMSNorm over D, HeadsRMSNorm over N and D.",
         )
-        p.define(
-            "logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.", minimum=0
-        )
-        p.define(
-            "use_sinks",
-            False,
-            "Whether the softmax of each head has one more logit, a learned one without a value.",
-        )
-        p.define("kernel", DenseKernel.params(), "Params of the algorithm that attends.")
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -83,18 +56,8 @@ class MultiHeadAttention(Layer):
                 f"{path}.num_key_value_heads: {p.num_key_value_heads} does not divide "
                 f"{path}.num_heads, {p.num_heads}"
             )
-        self.kernel: AttentionKernel = p.kernel.instantiate(path=f"{path}.kernel")
-        if p.dropout_rate and not self.kernel.supports_dropout:
-            self._refuse_with_kernel("dropout_rate")
-        self.query_scale = p.query_scale or 1.0 / math.sqrt(self.head_dim)
         self._create_weights()
-        self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
-
-    def _refuse_with_kernel(self, option: str) -> None:
-        raise ValueError(
-            f"{self.path}.{option}: {self.p.get(option)} is not supported by {self.path}.kernel, "
-            f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
-        )
+        self._create_common(self.head_dim)
 
     def _create_weights(self) -> None:
         p = self.p
@@ -106,23 +69,16 @@ class MultiHeadAttention(Layer):
         self.create_variable("w_key", "MND", key_value_sizes, shared)
         self.create_variable("w_value", "MND", key_value_sizes, shared)
         self.create_variable("w_out", "NDM", sizes, project)
-        self._create_biases()
-        if p.use_sinks:
-            zeros = initializers.constant(0.0)
-            self.create_variable("sinks", "N", {"N": p.num_heads}, zeros)
+        if p.use_bias:
+            for name, heads in (
+                ("query", sizes),
+                ("key", key_value_sizes),
+                ("value", key_value_sizes),
+            ):
+                self.create_variable(f"b_{name}", "ND", heads, initializers.constant(0.0))
         if p.qk_norm:
             self._create_norm("query_norm", p.num_heads)
             self._create_norm("key_norm", self.key_value_heads)
-
-    def _create_biases(self) -> None:
-        p, zeros = self.p, initializers.constant(0.0)
-        if p.use_bias:
-            heads = {"query": p.num_heads, "key": self.key_value_heads}
-            for name in ("query", "key", "value"):
-                sizes = {"N": heads.get(name, self.key_value_heads), "D": self.head_dim}
-                self.create_variable(f"b_{name}", "ND", sizes, zeros)
-        if p.use_output_bias:
-            self.create_variable("b_out", "M", {"M": p.model_dim}, zeros)
 
     def _create_norm(self, name: str, heads: int) -> None:
         norm = self.p.query_key_norm.copy().set(model_dim=self.head_dim)
@@ -171,43 +127,6 @@ class MultiHeadAttention(Layer):
         return self.children[f"{name}_norm"].fprop(theta[f"{name}_norm"], x_BLND)
 
     @layer_method
-    def _attend(
-        self,
-        theta: NestedMap,
-        kernel: AttentionKernel,
-        query_BLND: tf.Tensor,
-        keys_BNKD: tf.Tensor,
-        values_BNKD: tf.Tensor,
-        mask: AttentionMask,
-        relative_bias_NLK: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """Returns the layer's output [B,L,M] for projected queries, keys and values."""
-        query_BNLD = heads_first(query_BLND, "BNLD")
-        query_BNLD *= tf.constant(self.query_scale, query_BNLD.dtype)
-        dropout_BNLK = None
-        if kernel.supports_dropout:
-            ones_BNLK = tf.ones((*query_BNLD.shape[:3], keys_BNKD.shape[2]), query_BNLD.dtype)
-            dropout_BNLK = self.dropout.fprop(theta.dropout, ones_BNLK)
-        mixed_BNLD = kernel.attend(
-            query_BNLD,
-            keys_BNKD,
-            values_BNKD,
-            mask,
-            self.p.logit_cap,
-            relative_bias_NLK,
-            dropout_BNLK,
-            self._sinks(theta),
-        )
-        mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
-        return self.observe(self._output(theta, mixed_BLND))
-
-    @layer_method
-    def _output(self, theta: NestedMap, mixed_BLND: tf.Tensor) -> tf.Tensor:
-        """Returns the layer's output [B,L,M] for the weighted values of all heads."""
-        y_BLM = multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out)
-        return add_bias(y_BLM, theta.b_out) if self.p.use_output_bias else y_BLM
-
-    @layer_method
     def _attend_to_slots(
         self,
         theta: NestedMap,
@@ -218,21 +137,10 @@ class MultiHeadAttention(Layer):
         used: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the layer's output [B,L,M] and its weights [B,N,L,K]; see `cached.attend`."""
-        query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
-        mixed_BLND, weights_BNLK = cached.attend(
-            query_BLND,
-            slots,
-            bias_BLK,
-            self.p.logit_cap,
-            relative_bias_NLK,
-            used,
-            self._sinks(theta),
+        mixed_BLND, weights_BNLK = self._mix_slots(
+            theta, query_BLND, slots, bias_BLK, relative_bias_NLK, used
         )
         return self._output(theta, mixed_BLND), weights_BNLK
-
-    def _sinks(self, theta: NestedMap) -> tf.Tensor | None:
-        """Returns the float32 logits of the sinks [N]; None if there are none."""
-        return tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
 
     def _count_flops(self, rows: int, queries: int, keys: int) -> int:
         """Returns the floating-point operations of the projections and of both products."""

@@ -121,6 +121,6 @@ def _split(x: tf.Tensor, parts: int, dimension: int) -> tf.Tensor:
 
 def _join(x: tf.Tensor, shape_BNLD: tf.TensorShape) -> tf.Tensor:
     """Reverses `_split` of dimension PARTS, and drops the padding of blocks."""
-    batch, heads, length, head_dim = shape_BNLD.as_list()
+    batch, heads, length, _ = shape_BNLD.as_list()
     parts = x.shape[PARTS]
-    return tf.reshape(x[:, :, :, : length // parts], [batch, heads, length, head_dim])
+    return tf.reshape(x[:, :, :, : length // parts], [batch, heads, length, x.shape[-1]])

@@ -86,7 +86,9 @@ class RingPass:
             next_block = KeyBlock(*self._rotate(block))
             return index + 1, next_block, self._attend(index, block, sums)
 
-        start = (tf.constant(0), block, running_softmax.empty_sums(self.query, "BNLsD", sinks_N))
+        value_dim = block.values.shape[-1]
+        sums = running_softmax.empty_sums(self.query, value_dim, "BNLsD", sinks_N)
+        start = (tf.constant(0), block, sums)
         return self._attend(*self._loop(step, start))
 
     def backward(
@@ -159,7 +161,6 @@ class RingPass:
                 self._annotate_keys(d_keys + new_d_keys),
                 self._annotate_keys(d_values + new_d_values),
             )
-        shape = [*d_keys.shape[:3], size, d_keys.shape[4]]
 
         def body(i: tf.Tensor, d_query: tf.Tensor, *stacks: tf.TensorArray) -> tuple:
             d_query, *new = self._block_gradients(
@@ -168,13 +169,16 @@ class RingPass:
             written = (stack.write(i, d) for stack, d in zip(stacks, new, strict=True))
             return i + 1, d_query, *written
 
-        stacks = (tf.TensorArray(tf.float32, count, element_shape=shape) for _ in range(2))
+        shapes = ([*d.shape[:3], size, d.shape[4]] for d in (d_keys, d_values))
+        stacks = (tf.TensorArray(tf.float32, count, element_shape=shape) for shape in shapes)
         start = (tf.constant(0), d_query, *stacks)
         _, d_query, *stacks = tf.while_loop(
             lambda i, *_: i < count, body, start, maximum_iterations=count
         )
         new = [tf.transpose(stack.stack(), (1, 2, 3, 0, 4, 5)) for stack in stacks]
-        new_d_keys, new_d_values = (tf.reshape(x, d_keys.shape) for x in new)
+        new_d_keys, new_d_values = (
+            tf.reshape(x, d.shape) for x, d in zip(new, (d_keys, d_values), strict=True)
+        )
         return (
             d_query,
             self._annotate_keys(d_keys + new_d_keys),
@@ -214,8 +218,11 @@ class RingPass:
         keys, values, segments = block
         size = self._size(block)
         if size < keys.shape[3]:
-            start, shape = [0, 0, 0, first, 0], [*keys.shape[:3], size, keys.shape[4]]
-            keys, values = (self._annotate_keys(tf.slice(x, start, shape)) for x in (keys, values))
+            start = [0, 0, 0, first, 0]
+            keys, values = (
+                self._annotate_keys(tf.slice(x, start, [*x.shape[:3], size, x.shape[4]]))
+                for x in (keys, values)
+            )
             segments = tf.slice(segments, [0, 0, first], [*segments.shape[:2], size])
         times = self.query.shape[1] // keys.shape[1]
         return KeyBlock(_repeat_heads(keys, times), _repeat_heads(values, times), segments)

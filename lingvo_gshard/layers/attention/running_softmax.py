@@ -61,16 +61,19 @@ class SoftmaxStatistics(NamedTuple):
     weighted_gradient: tf.Tensor
 
 
-def empty_sums(query: tf.Tensor, layout: str, sinks_N: tf.Tensor | None = None) -> RunningSums:
+def empty_sums(
+    query: tf.Tensor, value_dim: int, layout: str, sinks_N: tf.Tensor | None = None
+) -> RunningSums:
     """Returns the sums over no keys, or over the sinks.
 
     Args:
-      query: queries; the second dimension is N, the last D.
+      query: queries; the second dimension is N.
+      value_dim: size of D of the values.
       layout: letters of the queries.
       sinks_N: float32 logits of keys without values; None for none.
     """
     shape = [*query.shape[:-1], 1]
-    mixed = annotate(tf.zeros(query.shape, tf.float32), layout)
+    mixed = annotate(tf.zeros([*query.shape[:-1], value_dim], tf.float32), layout)
     if sinks_N is None:
         return RunningSums(mixed, tf.fill(shape, tf.float32.min), tf.zeros(shape, tf.float32))
     largest = tf.broadcast_to(_by_head(sinks_N, shape), shape)

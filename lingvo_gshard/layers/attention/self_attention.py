@@ -66,8 +66,7 @@ class SelfAttention(MultiHeadAttention):
           segments_BL: int32 segment of each token, 0 in padding; None if each row is one segment
             without padding.
         """
-        mask = AttentionMask(segments_BL, is_causal=self.p.is_causal, window=self.p.window)
-        return mask if segments_BL is None else self.kernel.prepare(mask)
+        return self._mask_of_rows(segments_BL)
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask: AttentionMask) -> tf.Tensor:
@@ -118,9 +117,10 @@ class SelfAttention(MultiHeadAttention):
         y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, bias_BLK, relative_NLK, used)
         return y_BLM, slots
 
-    def cache_shape(self, rows: int, slots: int) -> tuple[int, ...]:
-        """Returns the shape [B,N,K,D] of cached keys, which is that of cached values."""
-        return rows, self.key_value_heads, slots, self.head_dim
+    def cache_shapes(self, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes [B,N,K,D] of the cache by name: `key` and `value`."""
+        shape = (rows, self.key_value_heads, slots, self.head_dim)
+        return {"key": shape, "value": shape}
 
     def flops(self, shape: TokenShape) -> int:
         """Returns the operations of the projections, of q k and of the weighted values."""

@@ -300,9 +300,14 @@ class TransformerStack(Layer):
         bias_BK = tf.where(tf.not_equal(memory.segments_BK, 0), 0.0, MASKED)
         return NestedMap(layers=layers, bias_BK=bias_BK)
 
-    def cache_shapes(self, rows: int, slots: int) -> list[tuple[int, ...]]:
-        """Returns the shape [B,N,K,D] of the keys, or the values, that each layer caches."""
-        return [layer.self_attention.cache_shape(rows, slots) for layer in self.layers_in_order()]
+    def cache_shapes(self, rows: int, slots: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes [B,N,K,D] of each layer's cache by name."""
+        return [layer.self_attention.cache_shapes(rows, slots) for layer in self.layers_in_order()]
+
+    def memory_shapes(self, rows: int, positions: int) -> list[dict[str, tuple[int, ...]]]:
+        """Returns the shapes [B,N,K,D] of each layer in `cache_memory`, by name; [] without it."""
+        layers = self.layers_in_order() if self.p.is_decoder else []
+        return [layer.cross_attention.memory_shapes(rows, positions) for layer in layers]
 
 
 def _visible(bias_BLK: tf.Tensor, mask_BL: tf.Tensor, in_blocks: bool = True) -> VisibleSlots:

@@ -3,6 +3,7 @@
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.cross_attention import CrossAttention
+from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.positions.rotary_scaling import YarnScaling
 from lingvo_gshard.layers.attention.ring import RingKernel
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -60,6 +61,13 @@ def cross_attention(name: str) -> Params:
     """Returns the Params of a cross-attention with the options of EACH[name] that it has."""
     p = CrossAttention.params().set(model_dim=8, num_heads=4, head_dim=8)
     return p.set(**{option: value for option, value in EACH[name].items() if option in p})
+
+
+def latent(**values: object) -> Params:
+    """Returns the Params of a latent attention with 2 heads and M = 8."""
+    p = LatentAttention.params().set(model_dim=8, num_heads=2, is_causal=True, query_rank=6)
+    p.set(key_value_rank=5, plain_dim=4, rotary_dim=2, value_dim=3, rotary_pairs="neighbors")
+    return p.set(**values)
 
 
 def blocks() -> Params:

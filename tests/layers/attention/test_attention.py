@@ -89,8 +89,11 @@ def test_tokens_of_a_cache_equal_causal_attention():
     x = tf.constant(activations(L))
     expected = layer.fprop(theta, x, layer.mask(tf.ones([B, L], tf.int32)))
     weights = layer.decoding_weights(theta)
-    empty = tf.split(tf.zeros(layer.cache_shape(B, L + 4)), [5, L - 1], axis=2)
-    cache, outputs = NestedMap(key=empty, value=empty), []
+    empty = {
+        name: tf.split(tf.zeros(shape), [5, L - 1], axis=2)
+        for name, shape in layer.cache_shapes(B, L + 4).items()
+    }
+    cache, outputs = NestedMap(empty), []
     for begin, end in ((0, 3), *((i, i + 1) for i in range(3, L))):
         positions = tf.range(begin, end)
         distances = tf.range(-2, L + 2)[None, :] - positions[:, None]

@@ -135,7 +135,7 @@ def test_decoding_steps_equal_the_decoder(name):
     ones = tf.ones([B, L], tf.int32)
     expected = stack.fprop(theta, x, ones, memory)
     heads = attention_options.EACH[name].get("num_key_value_heads", 4)
-    assert stack.cache_shapes(B, L) == 2 * [(B, heads, L, 8)]
+    assert stack.cache_shapes(B, L) == 2 * [dict.fromkeys(("key", "value"), (B, heads, L, 8))]
     assert_close(run_stepwise(stack, theta, x, memory), expected, "order")
 
 

@@ -21,8 +21,10 @@ def run_stepwise(
     weights = stack.decoding_weights(theta)
     cached = None if memory is None else stack.cache_memory(weights, memory)
     mask = tf.ones([rows, 1], tf.int32)
-    zeros = [tf.split(tf.zeros(s), [2, slots - 2], 2) for s in stack.cache_shapes(rows, slots)]
-    caches, outputs = [NestedMap(key=z, value=z) for z in zeros], []
+    caches, outputs = [], []
+    for shapes in stack.cache_shapes(rows, slots):
+        empty = {n: tf.split(tf.zeros(s), [2, slots - 2], 2) for n, s in shapes.items()}
+        caches.append(NestedMap(empty))
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(x_B1M, position, caches):

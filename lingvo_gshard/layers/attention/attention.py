@@ -1,0 +1,148 @@
+"""Attention: the base class of all attentions."""
+
+from __future__ import annotations
+
+import math
+
+from lingvo_gshard.core import initializers
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import cached
+from lingvo_gshard.layers.attention.dense import DenseKernel
+from lingvo_gshard.layers.attention.heads import heads_first
+from lingvo_gshard.layers.attention.kernel import AttentionKernel
+from lingvo_gshard.layers.attention.mask import AttentionMask
+from lingvo_gshard.layers.bias import add_bias
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.products import multiply
+from lingvo_gshard.sharding import annotate
+
+
+class Attention(Layer):
+    """softmax(q k / sqrt(D) + bias) v over N heads. Vaswani et al. 2017, arXiv 1706.03762, 3.2.
+
+    A subclass owns the weights that make queries, keys and values. This class delegates the
+    attention itself to a kernel, or to `cached` for inference, and makes the output with the
+    subclass' weight `w_out` [N,D,M].
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("model_dim", 0, "Size of M.", minimum=1)
+        p.define("num_heads", 0, "Size of N.", minimum=1)
+        p.define(
+            "dropout_rate",
+            0.0,
+            "Fraction of the attention weights dropped in training.",
+            minimum=0,
+            below=1,
+        )
+        p.define("use_output_bias", False, "Whether the output has a bias.")
+        p.define("query_scale", 0.0, "Factor of the queries in q k; 0 for 1 / sqrt(D).", minimum=0)
+        p.define(
+            "logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.", minimum=0
+        )
+        p.define(
+            "use_sinks",
+            False,
+            "Whether the softmax of each head has one more logit, a learned one without a value.",
+        )
+        p.define("kernel", DenseKernel.params(), "Params of the algorithm that attends.")
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.kernel: AttentionKernel = self.p.kernel.instantiate(path=f"{path}.kernel")
+        if self.p.dropout_rate and not self.kernel.supports_dropout:
+            self._refuse_with_kernel("dropout_rate")
+
+    def _refuse_with_kernel(self, option: str) -> None:
+        raise ValueError(
+            f"{self.path}.{option}: {self.p.get(option)} is not supported by {self.path}.kernel, "
+            f"{type(self.kernel).__name__}; set it to 0 or choose DenseKernel"
+        )
+
+    def _create_common(self, query_dim: int) -> None:
+        """Creates the weights that all attentions may have.
+
+        Args:
+          query_dim: size of D of queries and keys.
+        """
+        p, zeros = self.p, initializers.constant(0.0)
+        self.query_scale = p.query_scale or 1.0 / math.sqrt(query_dim)
+        if p.use_output_bias:
+            self.create_variable("b_out", "M", {"M": p.model_dim}, zeros)
+        if p.use_sinks:
+            self.create_variable("sinks", "N", {"N": p.num_heads}, zeros)
+        self.create_child("dropout", Dropout.params().set(rate=p.dropout_rate))
+
+    def _mask_of_rows(self, segments_BL: tf.Tensor | None) -> AttentionMask:
+        """Returns the mask of packed rows for a self-attention."""
+        mask = AttentionMask(segments_BL, is_causal=self.p.is_causal, window=self.p.window)
+        return mask if segments_BL is None else self.kernel.prepare(mask)
+
+    @layer_method
+    def _attend(
+        self,
+        theta: NestedMap,
+        kernel: AttentionKernel,
+        query_BLND: tf.Tensor,
+        keys_BNKD: tf.Tensor,
+        values_BNKD: tf.Tensor,
+        mask: AttentionMask,
+        relative_bias_NLK: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the layer's output [B,L,M] for projected queries, keys and values."""
+        query_BNLD = heads_first(query_BLND, "BNLD")
+        query_BNLD *= tf.constant(self.query_scale, query_BNLD.dtype)
+        dropout_BNLK = None
+        if kernel.supports_dropout:
+            ones_BNLK = tf.ones((*query_BNLD.shape[:3], keys_BNKD.shape[2]), query_BNLD.dtype)
+            dropout_BNLK = self.dropout.fprop(theta.dropout, ones_BNLK)
+        mixed_BNLD = kernel.attend(
+            query_BNLD,
+            keys_BNKD,
+            values_BNKD,
+            mask,
+            self.p.logit_cap,
+            relative_bias_NLK,
+            dropout_BNLK,
+            self._sinks(theta),
+        )
+        mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
+        return self.observe(self._output(theta, mixed_BLND))
+
+    @layer_method
+    def _output(self, theta: NestedMap, mixed_BLND: tf.Tensor) -> tf.Tensor:
+        """Returns the layer's output [B,L,M] for the weighted values of all heads."""
+        y_BLM = multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out)
+        return add_bias(y_BLM, theta.b_out) if self.p.use_output_bias else y_BLM
+
+    @layer_method
+    def _mix_slots(
+        self,
+        theta: NestedMap,
+        query_BLND: tf.Tensor,
+        slots: NestedMap,
+        bias_BLK: tf.Tensor,
+        relative_bias_NLK: tf.Tensor | None = None,
+        used: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the weighted values [B,L,N,D] and the weights [B,N,L,K]; see `cached.attend`."""
+        query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
+        return cached.attend(
+            query_BLND,
+            slots,
+            bias_BLK,
+            self.p.logit_cap,
+            relative_bias_NLK,
+            used,
+            self._sinks(theta),
+        )
+
+    def _sinks(self, theta: NestedMap) -> tf.Tensor | None:
+        """Returns the float32 logits of the sinks [N]; None if there are none."""
+        return tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None

@@ -1,0 +1,39 @@
+"""The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
+
+import pytest
+
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from tests.inference import tiny_engine
+from tests.inference.tiny_engine import BOS, EOS
+
+LATENT = LatentAttention.params().set(
+    query_rank=6, key_value_rank=5, plain_dim=4, rotary_dim=2, value_dim=3
+)
+NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, use_sinks=True, use_bias=True)
+MODELS = {
+    "latent": {"decoder__layer__self_attention": LATENT},
+    "alternating": {"decoder__attention_pattern": (NEAR, NEAR.copy().set(window=0))},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_decoding_equals_a_plain_search(name):
+    model = tiny_engine.language_model(add_positions=False, **MODELS[name])
+    greedy = DecodingOptions(beam_size=1, most_tokens=8)
+    beam = DecodingOptions(beam_size=2, most_tokens=4, length_exponent=0.6)
+    prompts = [(BOS, 3, 4, 5, 6), (BOS,), (BOS, 7, 8)]
+    with model.engine(workers=1) as engine:
+        answers = engine.submit_all([Request([], prompt, greedy) for prompt in prompts])
+        found = [answer.result()[0] for answer in answers]
+        best = engine.submit(Request([], prompts[0], beam)).result()[0]
+    for prompt, one in zip(prompts, found, strict=True):
+        tokens, gains = tiny_engine.plain_greedy(model, [], prompt, 8)
+        assert one.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)
+        assert list(one.tokens) == [token for token in tokens if token != EOS]
+    ended = tiny_engine.plain_beam(model, [], prompts[0], 4, 2)
+    _, _, gains = tiny_engine.ranked(ended, 0.6)[0]
+    assert best.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)
