@@ -16,6 +16,7 @@ TOOLS = (
     "plan",
     "experts",
     "export",
+    "import",
     "serve",
 )
 # Extra `serve`, which the tests need, too.

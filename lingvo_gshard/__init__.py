@@ -8,6 +8,8 @@ The public API, in the order of a session:
     plan           memory, communication and time of a training step on any machine
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
+    import_model   a run from a published model: config.json, safetensors, tokenizer
+    open_model     the Params of a published model, from its config.json alone
     partition      any annotated TensorFlow function on the devices of a mesh
 
 docs/python_api.md shows it at work. Importing the package alone imports neither TensorFlow nor jax.
@@ -28,7 +30,9 @@ _API = {
     "describe": "experiments",
     "experiment": "experiments",
     "experiments": "experiments",
+    "import_model": "open_models.importing",
     "load": "run",
+    "open_model": "open_models.importing",
     "partition": "partitioning",
     "plan": "planning",
     "train": "training",
@@ -42,7 +46,9 @@ __all__ = [
     "describe",
     "experiment",
     "experiments",
+    "import_model",
     "load",
+    "open_model",
     "partition",
     "plan",
     "train",
@@ -51,6 +57,7 @@ __all__ = [
 if typing.TYPE_CHECKING:
     from lingvo_gshard.api.experiments import describe, experiment, experiments
     from lingvo_gshard.api.export import DecoderSettings
+    from lingvo_gshard.api.open_models.importing import import_model, open_model
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition
     from lingvo_gshard.api.planning import plan

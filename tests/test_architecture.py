@@ -26,6 +26,10 @@ LARGEST_FOLDER = 15
 
 # Top-level folders in the order of dependence, each with the folders it may import.
 MODEL = ("core", "data", "sharding", "layers", "decoding", "tasks")
+BELOW_API = (
+    *MODEL,
+    *("training", "open_models", "hlo", "runtime", "inference", "planning", "export", "params"),
+)
 FOLDERS = {
     "core": (),
     "data": ("core",),
@@ -34,22 +38,16 @@ FOLDERS = {
     "decoding": ("core", "data", "sharding", "layers"),
     "tasks": MODEL[:5],
     "training": MODEL,
+    "open_models": (*MODEL, "training"),
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
     "planning": (*MODEL, "training", "hlo", "runtime"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "params": (*MODEL, "training"),
-    "api": (*MODEL, "training", "hlo", "runtime", "inference", "planning", "export", "params"),
-    "serving": (
-        *MODEL,
-        *("training", "hlo", "runtime", "inference", "planning", "export", "params", "api"),
-    ),
-    "tools": (
-        *MODEL,
-        *("training", "hlo", "runtime", "inference", "planning", "export", "params", "api"),
-        "serving",
-    ),
+    "api": BELOW_API,
+    "serving": (*BELOW_API, "api"),
+    "tools": (*BELOW_API, "api", "serving"),
 }
 
 

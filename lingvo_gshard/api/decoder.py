@@ -86,7 +86,7 @@ def open_decoder(run: Run) -> Decoder:
 def _opened_now(run: Run) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     model, devices = run.model, run.backend.devices
-    facts = facts_of(model.task, model.input.p)
+    facts = facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     assert isinstance(model.task, TokenTask)
     run.observer.begin("Preparing the weights")
     backend = run.backend

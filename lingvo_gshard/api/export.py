@@ -14,6 +14,7 @@ from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.export.formats import format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
 from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 
@@ -59,18 +60,35 @@ def export(
     chosen = format_of(format)
     check_output(output)
     chosen.check(format, run.params, settings)
-    model = _read(run)
-    run.observer.begin(f"Writing {format}")
-    with new_directory(output, model.nbytes) as directory:
-        chosen.write(model, directory, settings, show_progress)
+    if chosen.is_streamed:
+        step = _stream(run, output, format)
+    else:
+        model = _read(run)
+        run.observer.begin(f"Writing {format}")
+        with new_directory(output, model.nbytes) as directory:
+            chosen.write(model, directory, settings, show_progress)
+        step = model.step
     return Export(
         directory=os.fspath(output),
         format=format,
-        experiment=model.params.name,
-        step=model.step,
+        experiment=run.params.name,
+        step=step,
         files=file_sizes(pathlib.Path(output)),
         seconds=time.monotonic() - started,
     )
+
+
+def _stream(run: Run, output: str | os.PathLike, format: str) -> int:
+    """Writes a published model without loading it whole. Returns the step of the checkpoint."""
+    with run.open_checkpoints() as (_, trainer):
+        step = run.step
+        source = ExportSource.open(
+            run.logdir.checkpoints / str(step), trainer.evaluated_part, run.params, trainer
+        )
+    run.observer.begin(f"Writing {format}")
+    with new_directory(output, source.nbytes) as directory:
+        source.write(directory)
+    return step
 
 
 def _read(run: Run) -> TrainedModel:

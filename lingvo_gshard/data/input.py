@@ -11,6 +11,7 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.report import CleaningReport
 
@@ -72,6 +73,11 @@ class Input(Configurable, abc.ABC):
     def vocabulary_sizes(self) -> Mapping[str, int]:
         """Returns name of a vocabulary -> number of its ids; the default is no vocabulary."""
         return {}
+
+    @property
+    def text_ids(self) -> tuple[int, int]:
+        """The ids before the first token of a text, and after its last."""
+        return BOS_ID, EOS_ID
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class LanguageModelInput(CorpusInput):
         texts, vocabulary = [row.target for row in rows], self.vocabulary
         self.observer.begin("Tokenizing", "documents")
         documents = encode(texts, vocabulary, self.observer)
-        windows = Windows.cut(documents, (self.p.batch_rows, self.p.length))
+        windows = Windows.cut(documents, (self.p.batch_rows, self.p.length), vocabulary.bos_id)
         every = np.arange(len(windows.labels))
         languages = [rows[document].language for document in windows.documents]
         return Examples(windows, every, languages, report)

@@ -10,9 +10,16 @@ from lingvo_gshard.data.sources import files
 
 
 class Vocabulary:
-    """A trained SentencePiece model with ids pad 0, bos 1, eos 2, unk 3."""
+    """A trained SentencePiece model with ids pad 0, bos 1, eos 2, unk 3.
+
+    Attributes:
+      before: ids that a model sees before each text.
+      end_ids: ids that end a text.
+    """
 
     pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
+    before: tuple[int, ...] = (BOS_ID,)
+    end_ids: tuple[int, ...] = (EOS_ID,)
 
     def __init__(self, model: bytes):
         """Reads a serialized SentencePiece model; ValueError if it is damaged or has other ids."""
@@ -50,6 +57,10 @@ class Vocabulary:
             if piece not in (PAD_ID, BOS_ID):
                 kept.append(piece)
         return self._processor.decode(kept)
+
+    def begin(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the ids that a model is given of a text, with those before it: one at least."""
+        return (*self.before, *ids) or (self.bos_id,)
 
     def piece(self, index: int) -> str:
         """Returns the text of one piece, `▁` for a space."""

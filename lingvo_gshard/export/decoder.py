@@ -122,7 +122,7 @@ def make_decoder(model: TrainedModel, settings: DecoderSettings) -> PortableDeco
     Raises:
       ValueError: the model cannot search so, or takes no text as long as `settings.lengths`.
     """
-    task, facts = model.task, facts_of(model.task, model.input.p)
+    task, facts = model.task, facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     options = settings.options or DecodingOptions(beam_size=4 if facts.has_source else 1)
     if options.beam_size > facts.vocabulary_size:
         raise ValueError(

@@ -28,11 +28,14 @@ class Format:
     Attributes:
       about: what it is, for users.
       write_decoder: writes a decoder; None for a format of weights only.
+      is_streamed: whether weights are written one by one from the checkpoint, by
+        `open_models.exporting`.
       check_installed: raises ValueError if a package is missing.
     """
 
     about: str
     write_decoder: WriteDecoder | None = None
+    is_streamed: bool = False
     check_installed: Callable[[], None] = lambda: None
 
     def check(self, name: str, params: Params, settings: DecoderSettings | None) -> None:
@@ -73,8 +76,9 @@ FORMATS = {
     "saved_model": Format(
         "a SavedModel from strings to strings, for TensorFlow Serving",
         saved_model_writer.write,
-        saved_model_writer.check_installed,
+        check_installed=saved_model_writer.check_installed,
     ),
+    "huggingface": Format("a published model, for transformers, vLLM, ...", is_streamed=True),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.inference.engine.engine import Engine
@@ -25,13 +25,20 @@ from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 
 
-def facts_of(task: Task, input_params: Params, length: int | None = None) -> ModelFacts:
+def facts_of(
+    task: Task,
+    input_params: Params,
+    length: int | None = None,
+    text_ids: tuple[int, int] = (BOS_ID, EOS_ID),
+) -> ModelFacts:
     """Returns what the host knows of a model.
 
     Args:
       task: the model.
       input_params: the Params of its input.
       length: positions of a text of a language model; None: those of a row of the input.
+
+      text_ids: the ids before the first token of a text, and after its last.
 
     Raises:
       ValueError: the task decodes nothing.
@@ -40,7 +47,7 @@ def facts_of(task: Task, input_params: Params, length: int | None = None) -> Mod
         raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
     if length is None:
         length = task.token_shape(input_params.cls.batch_specs(input_params)).length
-    return task.model_facts(length, Vocabulary.bos_id, Vocabulary.eos_id)
+    return task.model_facts(length, *text_ids)
 
 
 def make_engine(

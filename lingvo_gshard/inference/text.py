@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.inference.options import DecodingOptions
 
 # What the decoder shows for a character whose bytes are not all there yet.
 _INCOMPLETE = "\ufffd"
 
 
 def stop_check(
-    vocabulary: Vocabulary, stop: Sequence[str]
+    vocabulary: Vocabulary, options: DecodingOptions
 ) -> Callable[[Sequence[int]], bool] | None:
-    """Returns a function that says whether tokens contain a stop string; None without any."""
-    if not stop:
+    """Returns a function that says whether tokens contain a stop string, or another end of text.
+
+    It is None if neither can be, and with a beam. The engine itself ends a text at the vocabulary's
+    `eos_id`.
+    """
+    stop = options.stop
+    ends = frozenset(vocabulary.end_ids) - {vocabulary.eos_id}
+    if options.beam_size > 1 or not (stop or ends):
         return None
 
     def is_stopped(tokens: Sequence[int]) -> bool:
+        if not ends.isdisjoint(tokens):
+            return True
+        if not stop:
+            return False
         text = vocabulary.decode(tokens)
         return any(end in text for end in stop)
 

@@ -133,7 +133,7 @@ class Translator:
             source=(*ids[: self.longest - 1], self._source_vocabulary.eos_id),
             given=(vocabulary.bos_id, *(vocabulary.encode(prefix) if prefix else ())),
             options=options,
-            should_stop=stop_check(vocabulary, options.stop),
+            should_stop=stop_check(vocabulary, options),
         )
 
     def translations(self, request: Request, hypotheses: Sequence[Hypothesis]) -> list[Translation]:

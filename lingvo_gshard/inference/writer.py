@@ -119,9 +119,9 @@ class Writer:
             answer.cancel()
 
     def _request(self, ids: list[int]) -> Request:
-        shown = [self._vocabulary.bos_id, *ids][self._cut(ids) :]
-        should_stop = stop_check(self._vocabulary, self._options.stop)
-        return Request(given=tuple(shown), options=self._options, should_stop=should_stop)
+        shown = self._vocabulary.begin(ids)[self._cut(ids) :]
+        should_stop = stop_check(self._vocabulary, self._options)
+        return Request(given=shown, options=self._options, should_stop=should_stop)
 
     def _cut(self, ids: list[int]) -> int:
         """Returns how many tokens of a beginning the model does not see."""

@@ -11,6 +11,7 @@
     gshard-bench decode --peers_python=peers/bin/python
     gshard-bench exported train_step.zip --json=exported.json
     gshard-bench serve --logdir=runs/quickstart --clients=300 --seconds=60
+    gshard-bench parity --peers_python=peers/bin/python --families=llama,mixtral
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
 is measured with its mixtures of experts, and with dense layers of the same FLOPs instead. Steps
@@ -65,6 +66,10 @@ another for --seconds, and compares every answer with the translation in this pr
 server's generated tokens per second relative to those of the translator in this process, which
 translates the same sentences before and after.
 
+`parity` measures no speed. transformers, of --peers_python, makes small random models of --families
+with each option of their configs. Each is imported, and compared with transformers: logits,
+gradients, greedy tokens, and the exported model's tensors and logits (docs/open_models.md).
+
 The JSON is {"device": ..., "rows": [...]}. The fields of a row are those of the class `Row` in the
 benchmark's file in lingvo_gshard/tools/benchmarks/. --json alone writes the JSON to standard output
 and the table to standard error.
@@ -88,7 +93,9 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported, serve
 
 NAME = "gshard-bench"
-SUBCOMMANDS = ("step", "partition", "moe", "depth", "choices", "decode", "exported", "serve")
+SUBCOMMANDS = (
+    *("step", "partition", "moe", "depth", "choices", "decode", "exported", "serve", "parity"),
+)
 EXPORTED, SERVE = "exported", "serve"
 
 
@@ -151,7 +158,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def define_decode_flags(values: flags.FlagValues) -> None:
-    """Defines the flags that only `decode` has."""
+    """Defines the flags of `decode` and `parity`, which compare with other libraries."""
     flags.DEFINE_string(
         "language_model",
         "language_model.quickstart",
@@ -164,8 +171,11 @@ def define_decode_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "peers_python",
         None,
-        "Python with torch, transformers and ctranslate2, for `decode`.",
+        "Python with torch, transformers and, for `decode`, ctranslate2.",
         flag_values=values,
+    )
+    flags.DEFINE_list(
+        "families", [], "Families that `parity` compares; by default all.", flag_values=values
     )
     flags.DEFINE_integer(
         "threads",

@@ -168,7 +168,9 @@ class TrainingLoop:
             return
         abstract_state = self._runtime.abstract_state()
         self._runtime.load_state(restored_state(self._trainer, checkpoint, abstract_state))
-        self._batches.set_state(checkpoint.position)
+        if checkpoint.position is not None:
+            # A model that was imported begins with the first batch.
+            self._batches.set_state(checkpoint.position)
         # The runtime has its own copy. Two may not fit into memory.
         checkpoint.arrays.clear()
 

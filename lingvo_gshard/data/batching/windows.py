@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.batching.packing import BOS_ID, Batch, Tokens
+from lingvo_gshard.data.batching.packing import Batch, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Windows:
     shape: tuple[int, int]
 
     @classmethod
-    def cut(cls, documents: Tokens, shape: tuple[int, int]) -> Windows:
+    def cut(cls, documents: Tokens, shape: tuple[int, int], bos_id: int) -> Windows:
         """Cuts documents into windows of L tokens; the last of a document may be shorter.
 
         Every token is thus predicted once, from at most the L tokens before it.
@@ -36,13 +36,14 @@ class Windows:
         Args:
           documents: tokens of each document.
           shape: rows B and length L of a batch.
+          bos_id: id before the first token of a document.
         """
         length = shape[1]
         counts = -(-documents.lengths // length)
         of_window = np.repeat(np.arange(len(documents)), counts)
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         begins = documents.offsets[of_window] + number * length
-        before = np.where(number > 0, documents.ids[begins - 1], BOS_ID)
+        before = np.where(number > 0, documents.ids[begins - 1], bos_id)
         offsets = np.append(begins, documents.offsets[-1])
         return cls(Tokens(documents.ids, offsets), before, of_window, shape)
 

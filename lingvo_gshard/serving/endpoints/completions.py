@@ -70,8 +70,9 @@ class _Completion:
         return {**self._head, "choices": choices, "usage": self.usage(results)}
 
     def usage(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
-        """Returns the numbers of tokens, without that before all texts."""
-        given = sum(len(request.given) - 1 for request in self.requests)
+        """Returns the numbers of tokens, without those before all texts."""
+        before = len(self._model.vocabulary.before)
+        given = sum(len(request.given) - before for request in self.requests)
         new = self._copies * sum(
             len(found.log_probabilities) for hypotheses in results for found in hypotheses
         )

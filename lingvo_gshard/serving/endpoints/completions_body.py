@@ -104,10 +104,10 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
                 )
             requests.append(
                 inference.Request(
-                    given=(model.vocabulary.bos_id, *ids),
+                    given=model.vocabulary.begin(ids),
                     options=options,
                     streams=bool(self.stream),
-                    should_stop=stop_check(model.vocabulary, options.stop),
+                    should_stop=stop_check(model.vocabulary, options),
                 )
             )
         return requests

@@ -78,10 +78,10 @@ def _request(model: ServedModel, body: GenerateBody) -> inference.Request:
         )
     options = body.options()
     return inference.Request(
-        given=(model.vocabulary.bos_id, *ids),
+        given=model.vocabulary.begin(ids),
         options=options,
         streams=body.stream,
-        should_stop=stop_check(model.vocabulary, options.stop),
+        should_stop=stop_check(model.vocabulary, options),
     )
 
 

@@ -13,6 +13,7 @@ from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step, tables
 from lingvo_gshard.tools.benchmarks.decode import command as decode
+from lingvo_gshard.tools.benchmarks.parity import command as parity
 
 
 def run(
@@ -26,6 +27,7 @@ def run(
         "depth": (measure_depth, tables.print_depth_table),
         "choices": (measure_choices, tables.print_choices_table),
         "decode": (decode.run, decode.print_table),
+        "parity": (parity.run, parity.print_table),
     }[subcommand]
     rows = measure(values, console)
     show(console, rows)

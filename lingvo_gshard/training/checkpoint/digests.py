@@ -37,6 +37,18 @@ def digest(array: np.ndarray | jax.Array, counts: bool = True) -> int:
     return total % MODULUS
 
 
+def digest_of_part(part: np.ndarray, index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Returns the term of a part of an array. Those of all parts add up to its digest, mod 2^64.
+
+    Args:
+      part: all elements of the array with these first indices.
+      index: the indices.
+      shape: shape of the array.
+    """
+    offset = index + (0,) * part.ndim
+    return _part(part.reshape((1,) * len(index) + part.shape), offset, shape) % MODULUS
+
+
 def _part(shard: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...]) -> int:
     """Returns the term of a shard at `offset` in an array of `shape`."""
     if not shard.size:

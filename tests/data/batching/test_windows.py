@@ -18,7 +18,7 @@ def made(lengths):
 
 
 def windows_of(documents):
-    return Windows.cut(Tokens.concatenate(documents), (ROWS, LENGTH))
+    return Windows.cut(Tokens.concatenate(documents), (ROWS, LENGTH), BOS_ID)
 
 
 def test_long_documents_are_split_with_their_context():

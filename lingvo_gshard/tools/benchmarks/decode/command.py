@@ -7,6 +7,7 @@ import importlib.util
 import os
 import random
 import sys
+from collections.abc import Sequence
 
 import rich.box
 import rich.console
@@ -74,23 +75,24 @@ def make_cases(
     return models, found + cases.language_model_cases(other.facts)
 
 
-def peers_python(given: str | None) -> str | None:
+def peers_python(given: str | None, libraries: Sequence[str] = LIBRARIES) -> str | None:
     """Returns the Python to run the other engines with; None if there is none.
 
     Args:
       given: --peers_python.
+      libraries: what it needs.
 
     Raises:
       ValueError: the given Python lacks the libraries.
     """
     if given:
-        if not has_libraries(given):
+        if not has_libraries(given, libraries):
+            *most, last = libraries
             raise ValueError(
-                f"--peers_python={given}: this Python has not all of torch, transformers and "
-                "ctranslate2"
+                f"--peers_python={given}: this Python has not all of {', '.join(most)} and {last}"
             )
         return given
-    return sys.executable if all(map(importlib.util.find_spec, LIBRARIES)) else None
+    return sys.executable if all(map(importlib.util.find_spec, libraries)) else None
 
 
 def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:

@@ -18,9 +18,9 @@ ENGINES = (peer_process.HUGGING_FACE, *peer_process.CTRANSLATE2)
 LIBRARIES = ("torch", "transformers", "ctranslate2")
 
 
-def has_libraries(python: str) -> bool:
-    """Returns whether a Python has the libraries of the extra `peers`."""
-    modules = ", ".join(map(repr, LIBRARIES))
+def has_libraries(python: str, libraries: Sequence[str] = LIBRARIES) -> bool:
+    """Returns whether a Python has these libraries of the extra `peers`."""
+    modules = ", ".join(map(repr, libraries))
     program = f"import importlib.util as u; assert all(map(u.find_spec, ({modules},)))"
     try:
         return not subprocess.run([python, "-c", program], capture_output=True).returncode
@@ -59,7 +59,7 @@ class Peers:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=_environment(threads),
+            env=environment(threads),
         )
 
     def __enter__(self) -> Peers:
@@ -98,7 +98,7 @@ class Peers:
         return line
 
 
-def _environment(threads: int) -> dict[str, str]:
+def environment(threads: int) -> dict[str, str]:
     """Returns the environment of the process: offline, with this many threads."""
     own = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
     return {**os.environ, **own}

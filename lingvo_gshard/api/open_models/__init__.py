@@ -1,0 +1,1 @@
+"""Published models in the public API."""

@@ -1,0 +1,41 @@
+"""PublishedTextInput: documents for a published model, tokenized as it was trained."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
+
+
+class PublishedTextInput(LanguageModelInput):
+    """Reads, cleans and packs documents. The tokenizer comes from the run's checkpoint.
+
+    No vocabulary is trained, so `vocabulary` of the Params has no effect.
+    """
+
+    @property
+    def vocabulary(self) -> PublishedVocabulary:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tokenizer of the published model.
+
+        Raises:
+          ValueError: no checkpoint was loaded that has it.
+        """
+        found = self.__dict__.get("_published")
+        if found is None:
+            raise ValueError(
+                "the tokenizer of a published model is in the checkpoint of an imported run; "
+                "gshard-import makes one"
+            )
+        return found
+
+    def load_vocabularies(self, directory: str | os.PathLike) -> None:
+        """Replaces the tokenizer by one that was saved."""
+        self.__dict__["_published"] = PublishedVocabulary(pathlib.Path(directory))
+        self._forget_tokens()
+
+    @property
+    def text_ids(self) -> tuple[int, int]:
+        """The ids before the first token of a text, and after its last."""
+        return self.vocabulary.bos_id, self.vocabulary.eos_id

@@ -1,0 +1,142 @@
+"""PublishedConfig: a `config.json` whose every key is read, or known not to matter."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from lingvo_gshard.core.config import names
+
+CONFIG_FILE = "config.json"
+
+# Keys that do not change what a model computes, or that only training code of others reads.
+_HARMLESS = frozenset(
+    (
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "architectures",
+        "attn_implementation",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label2id",
+        "max_position_embeddings",
+        "model_type",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "task_specific_params",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    )
+)
+_REQUIRED = object()
+
+
+class PublishedConfig:
+    """The values of a `config.json`. Families read them through `get`, which takes note.
+
+    Attributes:
+      where: the file, for messages.
+      values: all values.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str):
+        self.values, self.where = dict(values), where
+        self._read: set[str] = set()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> PublishedConfig:
+        """Reads a `config.json`, or the one in a directory.
+
+        Raises:
+          ValueError: there is none, or it holds no JSON object.
+        """
+        file = pathlib.Path(path)
+        if file.is_dir():
+            file /= CONFIG_FILE
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{file}: there is no such file; every published model has one"
+            ) from None
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"{file} is no JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
+        return cls(values, str(file))
+
+    def get(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Returns a value. None in the file, and a missing key, give the default.
+
+        Raises:
+          ValueError: the key is missing and has no default.
+        """
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ValueError(f"{self.where} lacks {name}, which this family needs")
+        return default
+
+    def expect(self, name: str, *valid: Any) -> Any:
+        """Returns a value, which is the first valid one if the key is missing.
+
+        Raises:
+          ValueError: the value is another one.
+        """
+        value = self.get(name, valid[0])
+        if value not in valid:
+            shown = " or ".join(map(repr, valid))
+            raise ValueError(
+                f"{self.where}: {name} is {value!r}, which is not supported; {shown} was expected"
+            )
+        return value
+
+    def rope(self) -> dict[str, Any]:
+        """Returns the rotary parameters: `rope_type`, `rope_theta` and those of its scaling.
+
+        transformers 5 writes them as `rope_parameters`; before, they were two keys.
+        """
+        found = self.get("rope_scaling", None) or {}
+        found = self.get("rope_parameters", None) or found
+        if "type" in found:
+            found = {"rope_type": found["type"], **found}
+        usual = {"rope_type": "default", "rope_theta": self.get("rope_theta", 10000.0)}
+        fraction = self.get("partial_rotary_factor", None)
+        if fraction is not None:
+            usual["partial_rotary_factor"] = fraction
+        return usual | found
+
+    def check_all_read(self) -> None:
+        """Raises ValueError naming keys that were not read and may change the model."""
+        left = [
+            f"{name}={value!r}"
+            for name, value in self.values.items()
+            if value and name not in self._read and name not in _HARMLESS
+        ]
+        if left:
+            known = sorted(self._read)
+            first = left[0].partition("=")[0]
+            raise ValueError(
+                f"{self.where}: {', '.join(left[:5])} may change what the model computes, and this "
+                f"family does not know it. {names.nearest(first, known)}"
+            )

@@ -1,0 +1,61 @@
+"""The experiment that a `config.json` stands for."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config.experiment import Experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.published_text_input import PublishedTextInput
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families import family_of
+from lingvo_gshard.training.optim.adam import Adam
+from lingvo_gshard.training.optim.schedules import Linear
+from lingvo_gshard.training.trainer import Trainer
+
+# Most positions of a row unless the user asks for another number.
+USUAL_LENGTH = 1024
+
+
+def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "float32") -> Params:
+    """Returns the experiment of a published model, to generate, to plan and to train on.
+
+    Its settings of training are those of a careful fine-tuning: Adam with a small learning rate.
+
+    Args:
+      config: the values of its `config.json`.
+      length: positions of a row in training, and of a generated text; 0 for what the model was
+        made for, and 1,024 at most.
+      precision: the value of `trainer.precision`.
+
+    Raises:
+      ValueError: the architecture or an option of it is unknown, or the length is too large.
+    """
+    family = family_of(config)
+    task = family.task_of(config)
+    config.check_all_read()
+    positions = _most_positions(config)
+    if length > positions:
+        raise ValueError(
+            f"--length={length} is more than the {positions:,} positions that the model was made "
+            f"for: see max_position_embeddings in {config.where}"
+        )
+    trainer = Trainer.params().set(
+        steps=1000,
+        optimizer=Adam.params().set(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.0),
+        schedule=Linear.params().set(learning_rate=1e-5, warmup_steps=50),
+        clip_norm=1.0,
+        precision=precision,
+    )
+    input_ = PublishedTextInput.params().set(
+        length=length or min(positions, USUAL_LENGTH), batch_rows=8
+    )
+    return Experiment.params().set(
+        name=f"open_models.{family.model_type}", task=task, input=input_, trainer=trainer
+    )
+
+
+def _most_positions(config: PublishedConfig) -> int:
+    """Returns the largest number of positions of a text."""
+    positions, rope = config.get("max_position_embeddings", USUAL_LENGTH), config.rope()
+    # With this scaling, the number is that before it.
+    is_before = rope.get("rope_type") == "dynamic"
+    return int(positions * rope["factor"]) if is_before else positions

@@ -1,0 +1,160 @@
+"""Exports a run as a published model, tensor by tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.published_vocabulary import RECORD_FILE, copy_files
+from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
+from lingvo_gshard.open_models.families import FAMILIES, Family
+from lingvo_gshard.open_models.placement import Piece, Placement
+from lingvo_gshard.open_models.record import PublishedRecord, read_record
+from lingvo_gshard.open_models.shard_writer import FILE_BYTES, plan_files, write_file, write_index
+from lingvo_gshard.open_models.shards import Tensor
+from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.trainer import Trainer
+
+# The published types of weights that were not imported.
+_TYPES = {"float32": "F32", "bfloat16": "BF16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSource:
+    """A checkpoint that is to become a published model.
+
+    Attributes:
+      directory: the checkpoint.
+      checkpoint: its record.
+      item: the item that has the weights.
+      params: the run's Params, with the sizes of vocabularies filled in.
+      specs: the tree of the weights' VariableSpec.
+      family: the family that it is written as.
+      record: what was noted when it was imported.
+    """
+
+    directory: pathlib.Path
+    checkpoint: Checkpoint
+    item: str
+    params: Params
+    specs: NestedMap
+    family: Family
+    record: PublishedRecord
+
+    @classmethod
+    def open(
+        cls, directory: pathlib.Path, item: str, params: Params, trainer: Trainer
+    ) -> ExportSource:
+        """Reads the record of a checkpoint.
+
+        Args:
+          directory: the checkpoint.
+          item: the item that has the weights.
+          params: the run's Params.
+          trainer: the run's trainer.
+
+        Raises:
+          ValueError: no family computes what the run's model computes; the message says why.
+        """
+        checkpoint = read_run(directory)
+        record = read_record(checkpoint.extras)
+        if record is None:
+            raise ValueError(
+                f"the run of {params.name} was not imported from a published model; only such runs "
+                "have a config.json and a tokenizer that other programs read. --format=safetensors "
+                "writes its weights"
+            )
+        family = FAMILIES[record.model_type]
+        config = PublishedConfig.load(checkpoint.extras)
+        check_same_task(params.task, family, config)
+        return cls(directory, checkpoint, item, params, trainer.theta_specs, family, record)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the published tensors in bytes."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def write(self, directory: pathlib.Path, file_bytes: int = FILE_BYTES) -> None:
+        """Writes config.json, safetensors and the tokenizer's files.
+
+        Args:
+          directory: an empty directory.
+          file_bytes: the largest size of a file of weights.
+
+        Raises:
+          OSError: a file cannot be written.
+          ValueError: the checkpoint is damaged.
+        """
+        copy_files(self.checkpoint.extras, directory)
+        (directory / RECORD_FILE).unlink()
+        files = plan_files(self._tensors(), directory, file_bytes)
+        values = _Values(self)
+        for tensors in files:
+            write_file(tensors, values.of(tensors))
+        write_index(files, directory)
+
+    @functools.cached_property
+    def placement(self) -> Placement:
+        """Where the published tensors are."""
+        return Placement.of(self.family.table, self.specs)
+
+    def _tensors(self) -> list[Tensor]:
+        """Returns the published tensors, in the order of the weights."""
+        order = {path: number for number, path in enumerate(self.placement.specs)}
+        items = sorted(
+            self.placement.pieces.items(),
+            key=lambda item: (order[item[1][0].weight], item[1][0].index),
+        )
+        return [
+            Tensor(name, pieces[0].published_shape, self._dtype(name, pieces[0]))
+            for name, pieces in items
+        ]
+
+    def _dtype(self, name: str, piece: Piece) -> str:
+        usual = _TYPES[self.placement.specs[piece.weight].dtype]
+        return self.record.dtypes.get(name, usual)
+
+
+class _Values:
+    """Makes published tensors from the weights of a checkpoint."""
+
+    def __init__(self, source: ExportSource):
+        # Imports TensorStore, which mistakes need not wait for.
+        from lingvo_gshard.training.checkpoint.streamed_reader import WeightReader
+
+        self._reader = WeightReader(source.directory, source.checkpoint, source.item)
+        self._placement = source.placement
+
+    def of(self, tensors: Sequence[Tensor]) -> Iterator[np.ndarray]:
+        """Yields the values of tensors."""
+        for tensor in tensors:
+            pieces = self._placement.pieces[tensor.name]
+            dtype = np.dtype(self._placement.specs[pieces[0].weight].dtype)
+            published = np.zeros(tensor.shape, dtype)
+            for piece in pieces:
+                part = self._reader.read(piece.weight, piece.index)
+                piece.rearrangement.invert(part, published, piece.sizes)
+            yield published
+
+
+def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
+    """Raises ValueError, naming Params, if a config does not describe a task."""
+    described = family.task_of(config)
+    rows = [row for row in task.diff(described) if row[0].rpartition(".")[2] not in _FREE]
+    if rows:
+        shown = "; ".join(
+            f"task.{path} is {ours}, there {theirs}" for path, ours, theirs in rows[:5]
+        )
+        raise ValueError(
+            f"{CONFIG_FILE} of a {family.architecture} cannot describe this model: {shown}"
+        )
+
+
+# Params that do not change what a trained model computes.
+_FREE = frozenset(("dtype", "fprop_dtype", "label_smoothing", "z_loss_weight", "rematerialize"))

@@ -1,0 +1,38 @@
+"""The families of published models, by the `model_type` of their configs."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families import llama, mistral, mixtral, olmoe, qwen3
+from lingvo_gshard.open_models.families.family import Family
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        llama.FAMILY,
+        mistral.FAMILY,
+        mixtral.FAMILY,
+        olmoe.FAMILY,
+        qwen3.QWEN2,
+        qwen3.DENSE,
+        qwen3.EXPERTS,
+    )
+}
+
+
+def family_of(config: PublishedConfig) -> Family:
+    """Returns the family of a config.
+
+    Raises:
+      ValueError: the architecture is unknown; the message has the nearest known one.
+    """
+    name = config.get("model_type")
+    if name not in FAMILIES:
+        raise ValueError(
+            f"{config.where}: the architecture {name!r} is unknown. {names.nearest(name, FAMILIES)}"
+        )
+    return FAMILIES[name]
+
+
+__all__ = ["FAMILIES", "Family", "family_of"]

@@ -1,0 +1,134 @@
+"""What the families of decoder-only language models have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.norm import RMSNorm
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+
+EMBEDDINGS = (
+    Row("model.embed_tokens.weight", "embedding.table", "VM->VM"),
+    Row("lm_head.weight", "softmax.w", "VM->MV"),
+    Row("model.norm.weight", "decoder.final_norm.scale", "M->M"),
+)
+ATTENTION = (
+    Row(
+        "model.layers.{layer}.self_attn.q_proj.weight",
+        "{layer}.self_attention.w_query",
+        "(ND)M->MND",
+    ),
+    Row(
+        "model.layers.{layer}.self_attn.k_proj.weight", "{layer}.self_attention.w_key", "(ND)M->MND"
+    ),
+    Row(
+        "model.layers.{layer}.self_attn.v_proj.weight",
+        "{layer}.self_attention.w_value",
+        "(ND)M->MND",
+    ),
+    Row(
+        "model.layers.{layer}.self_attn.o_proj.weight", "{layer}.self_attention.w_out", "M(ND)->NDM"
+    ),
+)
+ATTENTION_BIASES = (
+    *(
+        Row(
+            f"model.layers.{{layer}}.self_attn.{published}_proj.bias",
+            f"{{layer}}.self_attention.b_{ours}",
+            "(ND)->ND",
+        )
+        for published, ours in (("q", "query"), ("k", "key"), ("v", "value"))
+    ),
+    Row("model.layers.{layer}.self_attn.o_proj.bias", "{layer}.self_attention.b_out", "M->M"),
+)
+NORMS = (
+    Row("model.layers.{layer}.input_layernorm.weight", "{layer}.self_attention_norm.scale", "M->M"),
+    Row(
+        "model.layers.{layer}.post_attention_layernorm.weight",
+        "{layer}.feed_forward_norm.scale",
+        "M->M",
+    ),
+)
+HEAD_NORMS = (
+    Row(
+        "model.layers.{layer}.self_attn.q_norm.weight",
+        "{layer}.self_attention.query_norm.scale",
+        "M->M",
+    ),
+    Row(
+        "model.layers.{layer}.self_attn.k_norm.weight",
+        "{layer}.self_attention.key_norm.scale",
+        "M->M",
+    ),
+)
+FEED_FORWARD_BIASES = (
+    Row("model.layers.{layer}.mlp.gate_proj.bias", "{layer}.feed_forward.b_in", "H->H"),
+    Row("model.layers.{layer}.mlp.up_proj.bias", "{layer}.feed_forward.b_factor", "H->H"),
+    Row("model.layers.{layer}.mlp.down_proj.bias", "{layer}.feed_forward.b_out", "M->M"),
+)
+FEED_FORWARD = (
+    Row("model.layers.{layer}.mlp.gate_proj.weight", "{layer}.feed_forward.w_in", "HM->MH"),
+    Row("model.layers.{layer}.mlp.up_proj.weight", "{layer}.feed_forward.w_factor", "HM->MH"),
+    Row("model.layers.{layer}.mlp.down_proj.weight", "{layer}.feed_forward.w_out", "MH->HM"),
+)
+
+
+def decoder_task(config: PublishedConfig, ties_by_default: bool = False) -> Params:
+    """Returns a language model with rotary positions, RMSNorm, SwiGLU and grouped queries.
+
+    Args:
+      config: the values of a `config.json`.
+      ties_by_default: whether the softmax shares the table if the config does not say.
+    """
+    config.expect("hidden_act", "silu")
+    model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    decoder = TransformerStack.params().set(
+        is_causal=True,
+        num_layers=config.get("num_hidden_layers"),
+        num_heads=heads,
+        hidden_dim=config.get("intermediate_size"),
+        moe_every=0,
+        attention_dropout_rate=config.get("attention_dropout", 0.0),
+        execution=Repeat.params(),
+    )
+    decoder.layer.norm = RMSNorm.params().set(epsilon=config.get("rms_norm_eps"))
+    decoder.layer.self_attention.set(
+        head_dim=config.get("head_dim", model_dim // heads),
+        num_key_value_heads=config.get("num_key_value_heads", heads),
+    )
+    set_rope(config, decoder.layer.self_attention, config.rope())
+    decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
+    return LanguageModelTask.params().set(
+        model_dim=model_dim,
+        vocabulary_size=config.get("vocab_size"),
+        decoder=decoder,
+        add_positions=False,
+        embedding_scale=1.0,
+        tie_softmax=config.get("tie_word_embeddings", ties_by_default),
+    )
+
+
+def decoder_config(task: Params) -> dict[str, Any]:
+    """Returns what `decoder_task` reads, from the Params of a task."""
+    decoder = task.decoder
+    attention = decoder.layer.self_attention
+    return {
+        "vocab_size": task.vocabulary_size,
+        "hidden_size": task.model_dim,
+        "intermediate_size": decoder.layer.feed_forward.get("hidden_dim") or decoder.hidden_dim,
+        "num_hidden_layers": decoder.num_layers,
+        "num_attention_heads": decoder.num_heads,
+        "num_key_value_heads": attention.num_key_value_heads or decoder.num_heads,
+        "head_dim": attention.head_dim or task.model_dim // decoder.num_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": decoder.layer.norm.epsilon,
+        **rope_config(attention),
+        "attention_dropout": decoder.attention_dropout_rate,
+        "tie_word_embeddings": task.tie_softmax,
+    }

@@ -1,0 +1,52 @@
+"""Llama: dense decoders (Llama 3, arXiv 2407.21783, section 3.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    EMBEDDINGS,
+    FEED_FORWARD,
+    FEED_FORWARD_BIASES,
+    NORMS,
+    decoder_config,
+    decoder_task,
+)
+from lingvo_gshard.open_models.families.family import Family
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = decoder_task(config)
+    layer, has_bias = task.decoder.layer, config.get("attention_bias", False)
+    layer.self_attention.set(use_bias=has_bias, use_output_bias=has_bias)
+    layer.feed_forward.use_bias = config.get("mlp_bias", False)
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    layer = task.decoder.layer
+    return {
+        **decoder_config(task),
+        "attention_bias": layer.self_attention.use_bias,
+        "mlp_bias": layer.feed_forward.use_bias,
+    }
+
+
+FAMILY = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *ATTENTION_BIASES,
+        *NORMS,
+        *FEED_FORWARD,
+        *FEED_FORWARD_BIASES,
+    ),
+    task_of=_task,
+    config_of=_config,
+)

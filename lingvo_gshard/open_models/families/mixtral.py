@@ -1,0 +1,52 @@
+"""Mixtral: Mistral with eight experts in each layer (arXiv 2401.04088, section 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import ATTENTION, EMBEDDINGS, NORMS
+from lingvo_gshard.open_models.families.experts import expert_rows, top_k_experts
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.mistral import sliding_config, sliding_task
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = sliding_task(config)
+    task.decoder.moe_every = 1
+    task.decoder.moe = top_k_experts(
+        experts=config.get("num_local_experts"),
+        k=config.get("num_experts_per_tok"),
+        hidden_dim=config.get("intermediate_size"),
+        normalize=True,
+        loss_weight=config.get("router_aux_loss_coef", 0.001),
+    )
+    task.decoder.moe.router.jitter = config.get("router_jitter_noise", 0.0)
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    moe = task.decoder.moe
+    return {
+        **sliding_config(task),
+        "intermediate_size": moe.hidden_dim,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.k,
+        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_jitter_noise": moe.router.jitter,
+    }
+
+
+FAMILY = Family(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *NORMS,
+        *expert_rows("block_sparse_moe", names=("w1", "w3", "w2")),
+    ),
+    task_of=_task,
+    config_of=_config,
+)

@@ -1,0 +1,68 @@
+"""OLMoE: experts in all layers, and norms of queries and keys over all heads (arXiv 2409.02060)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.norm import HeadsRMSNorm
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    EMBEDDINGS,
+    NORMS,
+    decoder_config,
+    decoder_task,
+)
+from lingvo_gshard.open_models.families.experts import expert_rows, top_k_experts
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.table import Row
+
+_HEADS_NORMS = tuple(
+    Row(
+        f"model.layers.{{layer}}.self_attn.{published}_norm.weight",
+        f"{{layer}}.self_attention.{ours}_norm.scale",
+        "(ND)->ND",
+    )
+    for published, ours in (("q", "query"), ("k", "key"))
+)
+
+
+def _task(config: PublishedConfig) -> Params:
+    config.expect("attention_bias", False)
+    config.expect("clip_qkv", None)
+    task = decoder_task(config)
+    task.decoder.layer.self_attention.set(
+        qk_norm=True, query_key_norm=HeadsRMSNorm.params().set(epsilon=config.get("rms_norm_eps"))
+    )
+    task.decoder.moe_every = 1
+    task.decoder.moe = top_k_experts(
+        experts=config.get("num_experts"),
+        k=config.get("num_experts_per_tok"),
+        hidden_dim=config.get("intermediate_size"),
+        normalize=config.get("norm_topk_prob", False),
+        loss_weight=config.get("router_aux_loss_coef", 0.01),
+    )
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    moe = task.decoder.moe
+    return {
+        **decoder_config(task),
+        "attention_bias": False,
+        "intermediate_size": moe.hidden_dim,
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.k,
+        "norm_topk_prob": moe.router.normalize,
+        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+    }
+
+
+FAMILY = Family(
+    model_type="olmoe",
+    architecture="OlmoeForCausalLM",
+    table=(*EMBEDDINGS, *ATTENTION, *_HEADS_NORMS, *NORMS, *expert_rows("mlp")),
+    task_of=_task,
+    config_of=_config,
+)

@@ -1,0 +1,108 @@
+"""Qwen2 and Qwen3, dense and with experts (arXiv 2407.10671, 2505.09388, section 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    EMBEDDINGS,
+    FEED_FORWARD,
+    HEAD_NORMS,
+    NORMS,
+    decoder_config,
+    decoder_task,
+)
+from lingvo_gshard.open_models.families.experts import expert_rows, top_k_experts
+from lingvo_gshard.open_models.families.family import Family
+
+_ROWS = (*EMBEDDINGS, *ATTENTION, *ATTENTION_BIASES, *NORMS, *FEED_FORWARD)
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = without_windows(config)
+    attention, has_bias = task.decoder.layer.self_attention, config.get("attention_bias", False)
+    attention.set(use_bias=has_bias, use_output_bias=has_bias, qk_norm=True)
+    attention.query_key_norm.epsilon = config.get("rms_norm_eps")
+    return task
+
+
+def _qwen2_task(config: PublishedConfig) -> Params:
+    task = without_windows(config)
+    task.decoder.layer.self_attention.use_bias = True
+    return task
+
+
+def without_windows(config: PublishedConfig) -> Params:
+    """Returns `decoder_task` for a config that may, but must not, ask for sliding windows."""
+    config.expect("use_sliding_window", False)
+    for name in ("sliding_window", "max_window_layers", "layer_types"):
+        # They have no meaning without use_sliding_window.
+        config.get(name, None)
+    return decoder_task(config)
+
+
+def _moe_task(config: PublishedConfig) -> Params:
+    config.expect("decoder_sparse_step", 1)
+    config.expect("mlp_only_layers", [])
+    task = _task(config)
+    experts = config.get("num_experts", None)
+    task.decoder.moe_every = 1
+    task.decoder.moe = top_k_experts(
+        experts=experts or config.get("num_local_experts"),
+        k=config.get("num_experts_per_tok"),
+        hidden_dim=config.get("moe_intermediate_size"),
+        normalize=config.get("norm_topk_prob", False),
+        loss_weight=config.get("router_aux_loss_coef", 0.001),
+    )
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    has_bias = task.decoder.layer.self_attention.use_bias
+    return {**decoder_config(task), "attention_bias": has_bias, "use_sliding_window": False}
+
+
+def _qwen2_config(task: Params) -> dict[str, Any]:
+    return {**decoder_config(task), "use_sliding_window": False}
+
+
+def _moe_config(task: Params) -> dict[str, Any]:
+    moe = task.decoder.moe
+    return {
+        **_config(task),
+        "intermediate_size": task.decoder.hidden_dim,
+        "moe_intermediate_size": moe.hidden_dim,
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.k,
+        "norm_topk_prob": moe.router.normalize,
+        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    table=_ROWS,
+    task_of=_qwen2_task,
+    config_of=_qwen2_config,
+)
+DENSE = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    table=(*_ROWS, *HEAD_NORMS),
+    task_of=_task,
+    config_of=_config,
+)
+EXPERTS = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    table=(*_ROWS, *HEAD_NORMS, *expert_rows("mlp")),
+    task_of=_moe_task,
+    config_of=_moe_config,
+)

@@ -1,0 +1,103 @@
+"""Rotary positions in configs: their base, and the scalings for longer texts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.attention.positions.rotary_scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryScaling,
+    YarnScaling,
+)
+from lingvo_gshard.open_models.config import PublishedConfig
+
+_DEFAULT = "default"
+# Published type of a scaling -> our class.
+_SCALINGS: dict[str, type[RotaryScaling]] = {
+    _DEFAULT: RotaryScaling,
+    "linear": LinearScaling,
+    "dynamic": DynamicNTKScaling,
+    "llama3": Llama3Scaling,
+    "yarn": YarnScaling,
+}
+# Published key -> our hyperparameter.
+_KEYS = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_length",
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+}
+
+
+def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -> None:
+    """Sets the rotary hyperparameters of an attention.
+
+    Args:
+      config: the config, for messages and the number of positions.
+      attention: Params of the attention.
+      rope: what `PublishedConfig.rope` returned, or one of its entries by type of attention.
+
+    Raises:
+      ValueError: a scaling, or a parameter of it, is unknown.
+    """
+    left = dict(rope)
+    kind = left.pop("rope_type", _DEFAULT)
+    left.pop("type", None)
+    if kind not in _SCALINGS:
+        raise ValueError(
+            f"{config.where}: the rope_type {kind!r} is unknown. {names.nearest(kind, _SCALINGS)}"
+        )
+    attention.rotary_base = float(left.pop("rope_theta"))
+    attention.rotary_fraction = float(left.pop("partial_rotary_factor", 1.0))
+    scaling = _SCALINGS[kind].params()
+    if kind == "yarn":
+        scaling.magnitude = _yarn_magnitude(left)
+    for key, name in _KEYS.items():
+        if key in left and name in scaling:
+            scaling.set(**{name: left.pop(key)})
+    if kind in ("dynamic", "yarn") and "original_max_position_embeddings" not in rope:
+        scaling.original_length = config.get("max_position_embeddings")
+    # Some configs keep it beside a scaling that does not read it.
+    left.pop("original_max_position_embeddings", None)
+    if left:
+        raise ValueError(
+            f"{config.where}: the rotary parameters {', '.join(left)} are unknown for the "
+            f"rope_type {kind!r}"
+        )
+    attention.rotary_scaling = scaling
+
+
+def rope_config(attention: Params) -> dict[str, Any]:
+    """Returns the keys of a config that `set_rope` reads, from the Params of an attention."""
+    scaling = attention.rotary_scaling
+    kind = next(name for name, cls in _SCALINGS.items() if cls is scaling.cls)
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": attention.rotary_base}
+    rope |= {key: scaling.get(name) for key, name in _KEYS.items() if name in scaling}
+    if kind == "yarn":
+        rope["attention_factor"] = scaling.magnitude or None
+    if attention.rotary_fraction != 1.0:
+        rope["partial_rotary_factor"] = attention.rotary_fraction
+    return {"rope_parameters": {key: value for key, value in rope.items() if value is not None}}
+
+
+def _yarn_magnitude(rope: dict[str, Any]) -> float:
+    """Takes the parameters of YaRN's magnitude out of a config; 0 for the paper's."""
+    given = rope.pop("attention_factor", None)
+    one, all_ = rope.pop("mscale", None), rope.pop("mscale_all_dim", None)
+    if given is not None:
+        return float(given)
+    if one and all_:
+        return _mscale(rope["factor"], one) / _mscale(rope["factor"], all_)
+    return 0.0
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,0 +1,211 @@
+"""Imports a published model: writes a run from it, tensor by tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, copy_files
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families import Family, family_of
+from lingvo_gshard.open_models.placement import Piece, Placement
+from lingvo_gshard.open_models.record import RECORD_FILE, PublishedRecord
+from lingvo_gshard.open_models.shards import Shards
+from lingvo_gshard.training import precision
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.stopping import called_before_abrupt_end
+
+# The softmax's weight, which some models with a tied softmax have a second time.
+_SOFTMAX, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """What an import wrote.
+
+    Attributes:
+      logdir: the directory of the run.
+      experiment: name of the experiment.
+      tensors: number of tensors read.
+      parameters: number of weights.
+      bytes: size of the tensors read.
+    """
+
+    logdir: str
+    experiment: str
+    tensors: int
+    parameters: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedModel:
+    """A published model whose tensors were found and fit its config.
+
+    Attributes:
+      directory: its files.
+      family: the family of its architecture.
+      params: its experiment.
+      shards: its tensors.
+      placement: where the tensors go.
+    """
+
+    directory: pathlib.Path
+    family: Family
+    params: Params
+    shards: Shards
+    placement: Placement
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike, params: Params) -> PublishedModel:
+        """Reads the headers of a published model, and checks them.
+
+        Args:
+          directory: the files.
+          params: its experiment, as `experiment_of` returns it, or with other settings.
+
+        Raises:
+          ValueError: files are missing, damaged, or do not fit the config.
+        """
+        source = pathlib.Path(directory)
+        family = family_of(PublishedConfig.load(source))
+        shards = Shards(source)
+        specs = weight_specs(params)
+        placement = Placement.of(family.table, specs)
+        model = cls(source, family, params, shards, placement)
+        shapes = {name: pieces[0].published_shape for name, pieces in placement.pieces.items()}
+        model._accept_tied_softmax(shapes)
+        shards.check(shapes, family.ignored)
+        return model
+
+    def _accept_tied_softmax(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Adds a second copy of a tied table to what is expected.
+
+        Raises:
+          ValueError: it is not a copy.
+        """
+        tensors = self.shards.tensors
+        if _SOFTMAX in shapes or not {_SOFTMAX, _TABLE} <= set(tensors):
+            return
+        first, second = tensors[_TABLE], tensors[_SOFTMAX]
+        if first.shape != second.shape or not np.array_equal(first.read(), second.read()):
+            raise ValueError(
+                f"{self.directory}: config.json says tie_word_embeddings, but {_SOFTMAX} differs "
+                f"from {_TABLE}"
+            )
+        shapes[_SOFTMAX] = shapes[_TABLE]
+
+    def parts(self, path: str) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+        """Yields the parts of a weight: where each is, and its values. Reads one at a time."""
+        for piece, name in self._by_weight[path]:
+            yield (
+                piece.index,
+                piece.rearrangement.apply(self.shards.tensors[name].read(), piece.sizes),
+            )
+
+    @functools.cached_property
+    def _by_weight(self) -> Mapping[str, list[tuple[Piece, str]]]:
+        return self.placement.of_weights()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights as the run stores them."""
+        return sum(_nbytes(spec) for spec in self.placement.specs.values())
+
+    def record(self) -> PublishedRecord:
+        """Returns what a later export must know of the published tensors."""
+        names = [name for name in self.placement.pieces if name in self.shards.tensors]
+        return PublishedRecord(
+            model_type=self.family.model_type,
+            dtypes={name: self.shards.tensors[name].dtype for name in names},
+        )
+
+
+def weight_specs(params: Params) -> NestedMap:
+    """Returns the tree of VariableSpec of an experiment's task, in the types of its precision."""
+    return precision.get(params.trainer.precision).typed(params.task).instantiate().variable_specs()
+
+
+def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: Params) -> Import:
+    """Writes a run of a published model. Memory is bounded by the largest tensor.
+
+    Args:
+      source: directory of the published model.
+      logdir: directory of the new run.
+      params: the experiment, as `experiment_of` returns it, or with other settings.
+
+    Raises:
+      ValueError: files are missing, damaged, or do not fit the config; or the directory exists.
+      OSError: the disk is full.
+    """
+    check_logdir(logdir)
+    model = PublishedModel.open(source, params)
+    # A tokenizer that cannot be read is reported before anything is written.
+    PublishedVocabulary(model.directory)
+    params = params.copy().locate()
+    target = Logdir(logdir)
+    _check_space(target.path, model.nbytes)
+    remove = functools.partial(shutil.rmtree, target.path, ignore_errors=True)
+    with target.claim(params), called_before_abrupt_end(remove):
+        try:
+            _write(model, target, params)
+        except BaseException:
+            remove()
+            raise
+    tensors = [model.shards.tensors[name] for name in model.record().dtypes]
+    return Import(
+        logdir=os.fspath(logdir),
+        experiment=params.name,
+        tensors=len(tensors),
+        parameters=sum(math.prod(spec.shape) for spec in model.placement.specs.values()),
+        bytes=sum(tensor.nbytes for tensor in tensors),
+    )
+
+
+def check_logdir(logdir: str | os.PathLike) -> None:
+    """Raises ValueError if the directory of a new run exists and is not empty."""
+    path = pathlib.Path(logdir)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"--logdir={logdir} exists already; give the name of a new directory")
+
+
+def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
+    # Imports Orbax, which mistakes need not wait for.
+    from lingvo_gshard.training.checkpoint import streamed
+
+    def write_extras(directory: pathlib.Path) -> None:
+        copy_files(model.directory, directory)
+        (directory / RECORD_FILE).write_bytes(msgspec.json.encode(model.record()))
+
+    theta = {
+        path: streamed.StreamedArray(
+            spec.shape, np.dtype(spec.dtype), functools.partial(model.parts, path)
+        )
+        for path, spec in model.placement.specs.items()
+    }
+    streamed.write_checkpoint(target.checkpoints, 0, theta, params.to_text(), write_extras)
+
+
+def _check_space(logdir: pathlib.Path, needed: int) -> None:
+    parent = next(path for path in logdir.parents if path.exists())
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise ValueError(
+            f"--logdir={logdir} cannot be written: {needed / 1e6:,.0f} MB needed, "
+            f"{free / 1e6:,.0f} MB free"
+        )
+
+
+def _nbytes(spec: VariableSpec) -> int:
+    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,138 @@
+"""Placement: for the weights of one model, which published tensors each is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.open_models.rearrangement import Rearrangement
+from lingvo_gshard.open_models.table import EXPERT, LAYER, Row, Table
+
+_LAYER_PATH = re.compile(r"(?P<layer>\w+\.(?:first_layers|layers)\[(?P<index>\d+)\])\.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a weight that one published tensor holds.
+
+    Attributes:
+      weight: dotted path of the weight in theta.
+      index: where in the weight the part is: indices of its first dimensions.
+      rearrangement: how the dimensions of the tensor become those of the part.
+      sizes: size of each letter of the part.
+    """
+
+    weight: str
+    index: tuple[int, ...]
+    rearrangement: Rearrangement
+    sizes: Mapping[str, int]
+
+    @property
+    def published_shape(self) -> tuple[int, ...]:
+        """The shape of the published tensor."""
+        return self.rearrangement.published_shape(self.sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the published tensors of a model go.
+
+    Attributes:
+      pieces: published name -> the parts of weights that the tensor holds, mostly one.
+      specs: path -> VariableSpec of each weight.
+    """
+
+    pieces: Mapping[str, tuple[Piece, ...]]
+    specs: Mapping[str, VariableSpec]
+
+    @classmethod
+    def of(cls, table: Table, specs: NestedMap) -> Placement:
+        """Returns the placement of a model.
+
+        Args:
+          table: the family's table.
+          specs: the tree of the model's VariableSpec.
+
+        Raises:
+          ValueError: the table lacks a weight of the model.
+        """
+        by_path = dict(specs.flatten_items())
+        names = {
+            name: where for path, spec in by_path.items() for name, where in _names(path, spec)
+        }
+        layers = _layer_paths(names)
+        pieces: dict[str, tuple[Piece, ...]] = {}
+        for row in table:
+            for published, piece in _expand(row, layers, names, by_path):
+                pieces[published] = (*pieces.get(published, ()), piece)
+        placement = cls(pieces, by_path)
+        placement._check_complete()
+        return placement
+
+    def of_weights(self) -> dict[str, list[tuple[Piece, str]]]:
+        """Returns, for each weight, its parts in order with the names of their tensors."""
+        found: dict[str, list[tuple[Piece, str]]] = {path: [] for path in self.specs}
+        for published, pieces in self.pieces.items():
+            for piece in pieces:
+                found[piece.weight].append((piece, published))
+        for parts in found.values():
+            parts.sort(key=lambda part: part[0].index)
+        return found
+
+    def _check_complete(self) -> None:
+        for path, parts in self.of_weights().items():
+            shape = self.specs[path].shape
+            depth = len(parts[0][0].index) if parts else 0
+            if len(parts) != math.prod(shape[:depth]):
+                raise ValueError(f"the family's table places no tensor in all of the weight {path}")
+
+
+def _names(path: str, spec: VariableSpec) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Yields the name of each layer's weight, with the array and the index that hold it."""
+    if not spec.slices:
+        yield spec.path, (path, ())
+        return
+    indices = itertools.product(*map(range, spec.shape[: spec.stacked]))
+    for name, index in zip(spec.slices, indices, strict=True):
+        yield name, (path, index)
+
+
+def _layer_paths(names: Mapping[str, object]) -> list[str]:
+    """Returns the paths of all layers, in the order in which they run."""
+    found = {m["layer"]: int(m["index"]) for m in map(_LAYER_PATH.match, names) if m}
+    return sorted(found, key=lambda path: ("first_layers" not in path, found[path]))
+
+
+def _expand(
+    row: Row,
+    layers: list[str],
+    names: Mapping[str, tuple[str, tuple[int, ...]]],
+    specs: Mapping[str, VariableSpec],
+) -> Iterator[tuple[str, Piece]]:
+    """Yields the published names that a row stands for, each with what it holds."""
+    numbered = list(enumerate(layers)) if LAYER in row.weight else [(0, "")]
+    for number, layer in numbered:
+        name = row.weight.replace(LAYER, layer)
+        if name not in names:
+            continue
+        path, index = names[name]
+        spec, published = specs[path], row.published.replace(LAYER, str(number))
+        if EXPERT not in published:
+            yield published, _piece(row, path, spec, index)
+            continue
+        for expert in range(spec.shape[len(index)]):
+            piece = _piece(row, path, spec, (*index, expert))
+            yield published.replace(EXPERT, str(expert)), piece
+
+
+def _piece(row: Row, path: str, spec: VariableSpec, index: tuple[int, ...]) -> Piece:
+    arrangement = row.rearrangement
+    layout, shape = spec.layout[len(index) :], spec.shape[len(index) :]
+    if arrangement.layout != layout:
+        raise ValueError(f"{path} has the layout {layout}, not {arrangement.layout}")
+    return Piece(path, index, arrangement, dict(zip(layout, shape, strict=True)))

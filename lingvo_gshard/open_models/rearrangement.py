@@ -1,0 +1,79 @@
+"""Rearrangement: how the dimensions of a published tensor become those of a weight, as letters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Rearrangement:
+    """A permutation of dimensions, some of which are merged in the published tensor.
+
+    "(ND)M->MND" says that the published tensor has the heads and their dimensions merged, before
+    the model dimension. A letter that stands only before the arrow counts parts of the tensor that
+    are weights of their own, as `g` in "EM(Hg)->EMH"; `choose` selects one of them.
+
+    Attributes:
+      text: both sides, with an arrow between them.
+      choose: letter -> (index, number of parts), for the letters that stand only before the arrow.
+    """
+
+    text: str
+    choose: tuple[tuple[str, int, int], ...] = ()
+
+    @functools.cached_property
+    def _groups(self) -> list[str]:
+        """The letters of each published dimension."""
+        return [a or b for a, b in re.findall(r"\((\w+)\)|(\w)", self.text.partition("->")[0])]
+
+    @property
+    def layout(self) -> str:
+        """The letters of the weight."""
+        return self.text.partition("->")[2]
+
+    def published_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Returns the shape of the published tensor.
+
+        Args:
+          sizes: size of each letter of the weight.
+        """
+        sizes = self._all_sizes(sizes)
+        return tuple(math.prod(sizes[letter] for letter in group) for group in self._groups)
+
+    def apply(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the weight that a published tensor holds; a view where possible.
+
+        Args:
+          published: the tensor.
+          sizes: size of each letter of the weight.
+        """
+        sizes, letters = self._all_sizes(sizes), "".join(self._groups)
+        split = published.reshape([sizes[letter] for letter in letters])
+        for letter, index, _ in self.choose:
+            split = split.take(index, letters.index(letter))
+            letters = letters.replace(letter, "")
+        return split.transpose([letters.index(letter) for letter in self.layout])
+
+    def invert(self, weight: np.ndarray, published: np.ndarray, sizes: Mapping[str, int]) -> None:
+        """Writes a weight into the published tensor that holds it.
+
+        Args:
+          weight: the weight.
+          published: the tensor, contiguous; written in place.
+          sizes: size of each letter of the weight.
+        """
+        sizes, letters = self._all_sizes(sizes), "".join(self._groups)
+        split = published.reshape([sizes[letter] for letter in letters])
+        chosen = {letter: index for letter, index, _ in self.choose}
+        at = tuple(chosen.get(letter, slice(None)) for letter in letters)
+        rest = [letter for letter in letters if letter not in chosen]
+        split[at] = weight.transpose([self.layout.index(letter) for letter in rest])
+
+    def _all_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {**sizes, **{letter: parts for letter, _, parts in self.choose}}

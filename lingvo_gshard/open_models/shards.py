@@ -1,0 +1,226 @@
+"""Shards: the safetensors files of a published model, read one tensor at a time.
+
+safetensors (https://github.com/huggingface/safetensors) holds no code. Formats that do, such as
+pickle, are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import ml_dtypes  # noqa: F401  NumPy then knows bfloat16.
+import numpy as np
+import safetensors
+
+from lingvo_gshard.core.config import names
+
+SUFFIX = ".safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_CONVERSION = (
+    "model.save_pretrained(DIR) of transformers writes safetensors, and so does "
+    "https://huggingface.co/spaces/safetensors/convert"
+)
+# The types that weights are read in.
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """The header of a published tensor.
+
+    Attributes:
+      name: its name.
+      shape: its shape.
+      dtype: its published type, such as "BF16".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Published(Tensor):
+    """A published tensor in its file, not yet read.
+
+    Attributes:
+      file: the file that holds it.
+    """
+
+    file: pathlib.Path
+
+    def read(self) -> np.ndarray:
+        """Returns the tensor. The file is open only meanwhile, so that its pages are given back.
+
+        Raises:
+          ValueError: the file cannot be read.
+        """
+        with _opened(self.file) as file:
+            return file.get_tensor(self.name)
+
+
+class Shards:
+    """The tensors of a published model by name.
+
+    Attributes:
+      directory: where the files are.
+      tensors: name -> where the tensor is.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        """Reads the headers of all files.
+
+        Args:
+          directory: the published model.
+
+        Raises:
+          ValueError: there are no files of weights, or only pickles; a file is damaged, missing, or
+            not in the index; a tensor is in two files, or not where the index says.
+        """
+        self.directory = directory
+        index = _index(directory)
+        files = sorted(set(index.values())) if index else _files(directory)
+        self.tensors: dict[str, Published] = {}
+        for name in files:
+            for tensor in _tensors_in(directory / name):
+                known = self.tensors.setdefault(tensor.name, tensor)
+                if known is not tensor:
+                    raise ValueError(
+                        f"{directory}: {tensor.name} is in {known.file.name} and in {name}"
+                    )
+        self._check_index(index)
+
+    def _check_index(self, index: Mapping[str, str]) -> None:
+        for name, file in index.items():
+            found = self.tensors.get(name)
+            if found is None or found.file.name != file:
+                where = f"it is in {found.file.name}" if found else "no file has it"
+                raise ValueError(
+                    f"{self.directory / INDEX_FILE}: {name} should be in {file}, but {where}"
+                )
+        left = [name for name in self.tensors if index and name not in index]
+        if left:
+            file = self.tensors[left[0]].file.name
+            raise ValueError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+        """Checks that the tensors are those of a model.
+
+        Args:
+          shapes: name -> shape of each tensor that the model needs.
+          ignored: endings of the names of tensors that it does not need.
+
+        Raises:
+          ValueError: tensors are unknown, missing, of another shape, or of a type that is no
+            floating-point type.
+        """
+        endings = tuple(ignored)
+        wrong = [f"{name} is missing" for name in shapes if name not in self.tensors]
+        for name, tensor in self.tensors.items():
+            if name in shapes:
+                if tensor.shape != shapes[name]:
+                    wrong.append(f"{name} is {tensor.shape}; {shapes[name]} was expected")
+                elif tensor.dtype not in _DTYPES:
+                    valid = ", ".join(_DTYPES)
+                    wrong.append(f"{name} has the type {tensor.dtype}; one of {valid} was expected")
+            elif not name.endswith(endings):
+                wrong.append(f"{name} is unknown. {names.nearest(name, shapes)}")
+        if wrong:
+            more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ValueError(
+                f"{self.directory}: the tensors do not fit config.json: "
+                + "; ".join(wrong[:5])
+                + more
+            )
+
+
+def dtype_of(published: str) -> np.dtype:
+    """Returns the NumPy type of a published type, such as "BF16"."""
+    return np.dtype(_DTYPES[published])
+
+
+def _index(directory: pathlib.Path) -> dict[str, str]:
+    """Returns name -> file from the index; empty if there is none."""
+    path = directory / INDEX_FILE
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)[
+            "weight_map"
+        ]
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no index of safetensors: {error}") from None
+    outside = [file for file in index.values() if pathlib.PurePath(file).name != file]
+    if outside:
+        raise ValueError(f"{path} names {outside[0]!r}; files of its own directory were expected")
+    missing = [file for file in sorted(set(index.values())) if not (directory / file).is_file()]
+    if missing:
+        raise ValueError(f"{path} names {missing[0]}, which is missing")
+    return index
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Returns the pairs of a JSON object; ValueError if a key occurs twice."""
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name} occurs twice")
+        found[name] = value
+    return found
+
+
+def _files(directory: pathlib.Path) -> list[str]:
+    if not directory.is_dir():
+        raise ValueError(f"--from={directory}: there is no such directory")
+    files = sorted(path.name for path in directory.glob(f"*{SUFFIX}"))
+    if files:
+        return files
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise ValueError(
+            f"{directory / pickles[0]} is a pickle, which may run code when it is read. Convert it "
+            f"to safetensors: {_CONVERSION}"
+        )
+    raise ValueError(f"{directory} has no {SUFFIX} files; the weights were expected there")
+
+
+def _tensors_in(path: pathlib.Path) -> list[Published]:
+    """Returns the tensors of a file, from its header."""
+    _check_header(path)
+    with _opened(path) as file:
+        found = []
+        for name in file.keys():  # noqa: SIM118  the file is no mapping.
+            part = file.get_slice(name)
+            found.append(Published(name, tuple(part.get_shape()), part.get_dtype(), path))
+        return found
+
+
+def _check_header(path: pathlib.Path) -> None:
+    """Raises ValueError if a name occurs twice in the header; the safetensors package takes one."""
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("it is cut off")
+            json.loads(file.read(size), object_pairs_hook=_unique)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _opened(path: pathlib.Path) -> safetensors.safe_open:
+    try:
+        return safetensors.safe_open(path, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or cut off: {error}") from None

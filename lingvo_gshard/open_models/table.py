@@ -1,0 +1,37 @@
+"""The table of a family: which published tensor holds which weight, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.open_models.rearrangement import Rearrangement
+
+LAYER, EXPERT = "{layer}", "{expert}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One pattern of published names.
+
+    Attributes:
+      published: name of the tensor, such as "model.layers.{layer}.mlp.experts.{expert}.up_proj".
+        {layer} counts all layers; {expert} the experts of a layer.
+      weight: path of the weight, such as "{layer}.feed_forward.experts.w_in". {layer} stands for
+        the path of the layer. A row applies to the layers that have the weight.
+      arrangement: "<published letters>-><letters of the weight>". With {expert}, the letters are
+        those of one expert.
+      choose: for a tensor that holds several weights: see `Rearrangement.choose`.
+    """
+
+    published: str
+    weight: str
+    arrangement: str
+    choose: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def rearrangement(self) -> Rearrangement:
+        """How dimensions become those of the weight."""
+        return Rearrangement(self.arrangement, self.choose)
+
+
+Table = tuple[Row, ...]

@@ -1,0 +1,1 @@
+"""gshard-bench parity: published models here and in transformers, compared."""

@@ -1,0 +1,112 @@
+"""The cases of `gshard-bench parity`: a small model for every family and option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+# Rows, tokens of a row, and new tokens that are decoded after the first half of a row.
+ROWS, LENGTH, NEW_TOKENS = 2, 24, 16
+
+_SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LONG = {"max_position_embeddings": 128}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model with random weights.
+
+    Attributes:
+      option: what is particular to it, in a few words.
+      model_type: its family.
+      config: the values of its `config.json` that differ from those that all cases share.
+    """
+
+    option: str
+    model_type: str
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The family and the option."""
+        return f"{self.model_type}, {self.option}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All values of its config that are not defaults of transformers."""
+        return {**_SIZES, **self.config}
+
+
+def _rope(kind: str, **parameters: float) -> dict[str, Any]:
+    return {**_LONG, "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+CASES = (
+    Case("grouped queries", "llama"),
+    Case(
+        "tied softmax, one head of keys",
+        "llama",
+        {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
+    Case("heads of another size", "llama", {"head_dim": 8}),
+    Case("linear RoPE", "llama", _rope("linear", factor=4.0)),
+    Case(
+        "dynamic NTK RoPE", "llama", {**_rope("dynamic", factor=4.0), "max_position_embeddings": 16}
+    ),
+    Case(
+        "Llama 3 RoPE",
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    Case("YaRN", "llama", _rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    Case("biases", "llama", {"attention_bias": True, "mlp_bias": True}),
+    Case("no window", "mistral", {"sliding_window": None}),
+    Case("sliding window", "mistral", {"sliding_window": 6}),
+    Case("biases of queries, keys and values", "qwen2"),
+    Case("norms of queries and keys", "qwen3", {"head_dim": 16}),
+    Case(
+        "gates over all experts",
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+        },
+    ),
+    Case(
+        "normalized gates",
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+    ),
+    Case(
+        "eight experts",
+        "mixtral",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    ),
+    Case("experts, norms over all heads", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+)

@@ -1,0 +1,181 @@
+"""Compares a published model here with transformers: logits, gradients, tokens, and both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from lingvo_gshard.api.open_models.importing import import_model
+from lingvo_gshard.api.run import Run
+from lingvo_gshard.core import context
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.inference.loading import facts_of, make_engine
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.requests import Request
+from lingvo_gshard.open_models.importing import PublishedModel
+from lingvo_gshard.open_models.shards import Shards
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tools.benchmarks.parity.cases import LENGTH, NEW_TOKENS, Case
+from lingvo_gshard.tools.benchmarks.parity.peer import Peer
+from lingvo_gshard.tools.benchmarks.parity.peer_process import GRADIENTS, OUTPUTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How a model here differs from transformers.
+
+    Attributes:
+      family: the `model_type`.
+      option: what is particular to the model.
+      logits: largest difference of the logits in float32.
+      logits_bfloat16: the same with activations and weights in bfloat16, both compared with
+        transformers in float32: ours and that of transformers.
+      gradients: largest difference of a gradient, as a share of the largest one of its tensor.
+      tokens: number of tokens decoded greedily.
+      equal_tokens: how many of them equal those of transformers.
+      exported: largest difference of the logits of the exported model in transformers.
+      is_bit_equal: whether all exported tensors equal the imported ones in every bit.
+    """
+
+    family: str
+    option: str
+    logits: float
+    logits_bfloat16: tuple[float, float]
+    gradients: float
+    tokens: int
+    equal_tokens: int
+    exported: float
+    is_bit_equal: bool
+
+
+def measure(
+    cases: Sequence[Case], peer: Peer, folder: pathlib.Path, say: Callable[[str], None]
+) -> Iterator[Row]:
+    """Yields the row of each case.
+
+    Args:
+      cases: the models.
+      peer: runs transformers.
+      folder: a directory for runs and exports.
+      say: shows what is done.
+    """
+    for number, case in enumerate(cases):
+        say(case.name)
+        peer.make(number)
+        yield _compare(case, number, peer, folder)
+
+
+def _compare(case: Case, number: int, peer: Peer, folder: pathlib.Path) -> Row:
+    source, logdir, output = peer.directory(number), folder / f"{number}", folder / f"out-{number}"
+    expected = dict(np.load(source / OUTPUTS))
+    import_model(source, logdir, length=LENGTH + NEW_TOKENS)
+    run = Run(logdir)
+    model = run.model
+    theta = model.theta.transform(tf.convert_to_tensor)
+    task = model.task
+    assert isinstance(task, LanguageModelTask)
+    logits = _logits(task, theta, expected["ids"])
+    run.export(output, "huggingface")
+    tokens = _greedy(run, theta, expected["ids"])
+    return Row(
+        family=case.model_type,
+        option=case.option,
+        logits=_largest(logits, expected["logits"]),
+        logits_bfloat16=(
+            _largest(_bfloat16_logits(run, theta, expected["ids"]), expected["logits"]),
+            _largest(expected["bfloat16"], expected["logits"]),
+        ),
+        gradients=_gradient_difference(run, theta, expected["ids"], source / GRADIENTS),
+        tokens=tokens.size,
+        equal_tokens=int((tokens == expected["tokens"]).sum()),
+        exported=peer.load(number, output),
+        is_bit_equal=_are_equal(source, output),
+    )
+
+
+def _largest(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max())
+
+
+def _batch(ids: np.ndarray) -> dict[str, tf.Tensor]:
+    """Returns a batch in which each row is one text, and predicts the ids after the first."""
+    inputs = ids.astype(np.int32)
+    labels = np.concatenate([inputs[:, 1:], np.zeros_like(inputs[:, :1])], 1)
+    return {
+        "target_inputs": tf.constant(inputs),
+        "target_labels": tf.constant(labels),
+        "target_segments": tf.ones(inputs.shape, tf.int32),
+        "target_positions": tf.constant(np.tile(np.arange(inputs.shape[1]), (len(inputs), 1))),
+    }
+
+
+def _logits(task: LanguageModelTask, theta: NestedMap, ids: np.ndarray) -> np.ndarray:
+    with context.scope(training=False):
+        return tf.cast(task.logits(theta, _batch(ids)), tf.float32).numpy()
+
+
+def _bfloat16_logits(run: Run, theta: NestedMap, ids: np.ndarray) -> np.ndarray:
+    params = run.params.task.copy().set(dtype="bfloat16", fprop_dtype="bfloat16")
+    specs = (task := params.instantiate()).variable_specs()
+    pairs = zip(theta.flatten(), specs.flatten(), strict=True)
+    return _logits(task, specs.pack(tf.cast(w, spec.dtype) for w, spec in pairs), ids)
+
+
+def _gradient_difference(
+    run: Run, theta: NestedMap, ids: np.ndarray, directory: pathlib.Path
+) -> float:
+    """Returns the largest difference to gradients that were written as a model's weights."""
+    task = _without_router_losses(run.params.task).instantiate()
+    batch = {name: array[:, :-1] for name, array in _batch(ids).items()}
+    flat = theta.flatten()
+    with context.scope(training=False), tf.GradientTape() as tape:
+        tape.watch(flat)
+        loss, _ = task.loss(theta, batch)
+    found = tape.gradient(loss, flat, unconnected_gradients="zero")
+    gradients = dict(theta.pack(found).flatten_items())
+    published = PublishedModel.open(directory, run.params)
+    worst = 0.0
+    for path in published.placement.specs:
+        ours = tf.convert_to_tensor(gradients[path]).numpy()
+        for index, theirs in published.parts(path):
+            largest = max(float(np.abs(theirs).max()), 1e-6)
+            worst = max(worst, _largest(ours[index], theirs) / largest)
+    return worst
+
+
+def _without_router_losses(task: Params) -> Params:
+    """Returns a task whose loss is the cross-entropy alone, as that of transformers."""
+    task = task.copy()
+    for _, node in task.nodes():
+        if "auxiliary_loss_weight" in node:
+            node.auxiliary_loss_weight = 0.0
+    return task
+
+
+def _greedy(run: Run, theta: NestedMap, ids: np.ndarray) -> np.ndarray:
+    """Returns the tokens [rows,new] that follow the first half of each row."""
+    task = run.model.task
+    facts = facts_of(task, run.params.input, text_ids=run.input.text_ids)
+    engine = make_engine(task, theta.transform(lambda w: w.numpy()), facts)
+    half = ids.shape[1] // 2
+    options = DecodingOptions(beam_size=1, most_tokens=NEW_TOKENS, least_tokens=NEW_TOKENS)
+    answers = engine.submit_all(
+        [Request(given=tuple(map(int, row[:half])), options=options) for row in ids]
+    )
+    found = [list(answer.result()[0].tokens) for answer in answers]
+    # A text that ends with its last token lacks it.
+    return np.array([(tokens + [facts.eos_id])[:NEW_TOKENS] for tokens in found])
+
+
+def _are_equal(source: pathlib.Path, output: pathlib.Path) -> bool:
+    before, after = Shards(source).tensors, Shards(output).tensors
+    return before.keys() == after.keys() and all(
+        before[name].dtype == after[name].dtype
+        and before[name].read().tobytes() == after[name].read().tobytes()
+        for name in before
+    )

@@ -1,0 +1,112 @@
+"""Imports a published model: makes a run from a directory of Hugging Face's libraries.
+
+    gshard-import --from=Llama-3.2-1B --logdir=runs/llama
+    echo "The capital of France is" | gshard-generate --logdir=runs/llama --temperature=0
+    gshard-evaluate --logdir=runs/llama
+    gshard-train --logdir=runs/llama --steps=1000
+
+--from holds config.json, safetensors and the tokenizer's files. Tensors are read and written one by
+one, so that the model need not fit into memory. Tensors that the config does not ask for, that are
+missing, or that have another shape are refused by name, and so are pickles (.bin): no code of a
+published model is ever run.
+
+The settings of the training that may follow are part of the run. Set them now, with gin as in
+gshard-train; --params prints all of them and imports nothing. To train only the norms, for example:
+
+    gshard-import --from=Llama-3.2-1B --logdir=runs/norms \\
+        --gin_param="trainer.optimizer.learning_rate_factors = {'*norm': 1.0, '*': 0}" \\
+        --gin_param="trainer.schedule.learning_rate = 1e-4"
+
+docs/open_models.md lists the architectures, and shows the way back: gshard-export
+--format=huggingface.
+"""
+
+# ruff: noqa: N999  the command gives the name.
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from absl import flags
+
+from lingvo_gshard.api.experiments import describe
+from lingvo_gshard.api.open_models.importing import import_model, open_model
+from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
+from lingvo_gshard.training.precision import PRECISIONS
+
+NAME = "gshard-import"
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this command's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("from", None, "Directory of the published model.", flag_values=values)
+    flags.DEFINE_string("logdir", None, "Directory of the new run.", flag_values=values)
+    flags.DEFINE_integer(
+        "length",
+        0,
+        "Positions of a row in training, and of a generated text; 0: those that the model was made "
+        "for, 1,024 at most.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "precision",
+        "float32",
+        f"Types of weights and activations, as trainer.precision: {', '.join(PRECISIONS)}.",
+        flag_values=values,
+    )
+    flags.DEFINE_multi_string(
+        "gin_file", [], "Gin file with settings; may be repeated.", flag_values=values
+    )
+    flags.DEFINE_multi_string(
+        "gin_param",
+        [],
+        "One setting, such as 'trainer.clip_norm = 0.5'; may be repeated.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "params",
+        None,
+        "Prints the hyperparameters as gin, with their meaning, and exits. With a value only those "
+        "whose path contains it.",
+        flag_values=values,
+    )
+    output.define_json_flag(values, "what was imported")
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    values = define_flags()
+    startup.parse_flags(values, argv, __doc__)
+    output.check_writable(values, "json")
+    console = output.make_console(values.json)
+    source = values["from"].value
+    if not source:
+        raise ValueError("--from is missing: the directory of the published model")
+    options = {
+        "length": values.length,
+        "precision": values.precision,
+        "settings": values.gin_param,
+        "gin_files": values.gin_file,
+    }
+    if values.params is not None:
+        print(describe(open_model(source, **options), values.params), end="")
+        return 0
+    if not values.logdir:
+        raise ValueError("--logdir is missing: the directory of the new run")
+    started = time.monotonic()
+    with DataProgress(console) as progress:
+        progress.begin("Importing")
+        found = import_model(source, values.logdir, **options)
+    seconds = time.monotonic() - started
+    output.say(
+        console,
+        f"Imported {found.parameters:,} weights of {found.experiment} from {found.tensors:,} "
+        f"tensors ({found.bytes / 1e6:,.1f} MB) in {seconds:.1f} s; the run is in {found.logdir}",
+    )
+    output.write_json(values.json, dataclasses.asdict(found) | {"seconds": seconds})
+    return 0
