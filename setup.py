@@ -71,6 +71,7 @@ setup(
         "absl-py>=2.1",
         "gin-config>=0.5",
         "jax>=0.10.2,<0.11",
+        "ml_dtypes>=0.5",
         "msgspec>=0.19",
         "numpy>=2.0",
         "orbax-checkpoint>=0.12.8",
@@ -83,6 +84,8 @@ setup(
         "sentencepiece>=0.2",
         "tensorboard~=2.21.0",
         "tensorflow~=2.21.0",
+        "tensorstore>=0.1.71",
+        "tokenizers>=0.21",
     ],
     extras_require={
         # Other engines that `gshard-bench decode` compares with.

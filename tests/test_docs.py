@@ -83,6 +83,10 @@ ELSEWHERE = {
     r"gshard-serve .*": "tests/serving/test_process.py",
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
+    # These need a published model, or transformers.
+    r"gshard-import .*": "tests/tools/test_import.py",
+    r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",
+    r"gshard-bench parity .*": "tests/tools/benchmarks/parity/test_parity.py",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
     # These need a TPU. The files test the parts that do not.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",

@@ -128,6 +128,11 @@ class PublishedConfig:
 
     def check_all_read(self) -> None:
         """Raises ValueError naming keys that were not read and may change the model."""
+        if self.values.get("quantization_config"):
+            raise ValueError(
+                f"{self.where} has a quantization_config: the tensors are packed. Load them with "
+                "transformers, with dequantize=True in its quantization_config, and save_pretrained"
+            )
         left = [
             f"{name}={value!r}"
             for name, value in self.values.items()

@@ -31,6 +31,8 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     """
     family = family_of(config)
     task = family.task_of(config)
+    # What is left out does not change what the model computes.
+    family.left_out(config)
     config.check_all_read()
     positions = _most_positions(config)
     if length > positions:

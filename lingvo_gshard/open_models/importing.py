@@ -40,6 +40,8 @@ class Import:
       tensors: number of tensors read.
       parameters: number of weights.
       bytes: size of the tensors read.
+      left_out: number of tensors that the run has no weights for, such as those of layers that
+        predict further tokens.
     """
 
     logdir: str
@@ -47,6 +49,7 @@ class Import:
     tensors: int
     parameters: int
     bytes: int
+    left_out: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +82,16 @@ class PublishedModel:
           ValueError: files are missing, damaged, or do not fit the config.
         """
         source = pathlib.Path(directory)
-        family = family_of(PublishedConfig.load(source))
+        config = PublishedConfig.load(source)
+        family = family_of(config)
+        left_out = family.left_out(config)
         shards = Shards(source)
         specs = weight_specs(params)
         placement = Placement.of(family.table, specs)
         model = cls(source, family, params, shards, placement)
         shapes = {name: pieces[0].published_shape for name, pieces in placement.pieces.items()}
         model._accept_tied_softmax(shapes)
-        shards.check(shapes, family.ignored)
+        shards.check(shapes, left_out)
         return model
 
     def _accept_tied_softmax(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -170,6 +175,7 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
         tensors=len(tensors),
         parameters=sum(math.prod(spec.shape) for spec in model.placement.specs.values()),
         bytes=sum(tensor.nbytes for tensor in tensors),
+        left_out=len(model.shards.tensors) - len(tensors),
     )
 
 

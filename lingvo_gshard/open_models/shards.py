@@ -25,6 +25,8 @@ _CONVERSION = (
     "model.save_pretrained(DIR) of transformers writes safetensors, and so does "
     "https://huggingface.co/spaces/safetensors/convert"
 )
+# Endings of tensors that older files have, and that follow from the config.
+_COMPUTED = (".rotary_emb.inv_freq",)
 # The types that weights are read in.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -113,18 +115,18 @@ class Shards:
             file = self.tensors[left[0]].file.name
             raise ValueError(f"{self.directory / INDEX_FILE} lacks {left[0]}, which {file} has")
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+    def check(self, shapes: Mapping[str, tuple[int, ...]], left_out: Iterable[str] = ()) -> None:
         """Checks that the tensors are those of a model.
 
         Args:
           shapes: name -> shape of each tensor that the model needs.
-          ignored: endings of the names of tensors that it does not need.
+          left_out: beginnings of the names of tensors that it does not need.
 
         Raises:
           ValueError: tensors are unknown, missing, of another shape, or of a type that is no
             floating-point type.
         """
-        endings = tuple(ignored)
+        beginnings = tuple(left_out)
         wrong = [f"{name} is missing" for name in shapes if name not in self.tensors]
         for name, tensor in self.tensors.items():
             if name in shapes:
@@ -133,7 +135,7 @@ class Shards:
                 elif tensor.dtype not in _DTYPES:
                     valid = ", ".join(_DTYPES)
                     wrong.append(f"{name} has the type {tensor.dtype}; one of {valid} was expected")
-            elif not name.endswith(endings):
+            elif not name.startswith(beginnings) and not name.endswith(_COMPUTED):
                 wrong.append(f"{name} is unknown. {names.nearest(name, shapes)}")
         if wrong:
             more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -108,5 +108,11 @@ def main(argv: list[str]) -> int:
         f"Imported {found.parameters:,} weights of {found.experiment} from {found.tensors:,} "
         f"tensors ({found.bytes / 1e6:,.1f} MB) in {seconds:.1f} s; the run is in {found.logdir}",
     )
+    if found.left_out:
+        output.say(
+            console,
+            f"{found.left_out:,} tensors were left out: nothing in the run computes with them. "
+            "docs/open_models.md says which they are",
+        )
     output.write_json(values.json, dataclasses.asdict(found) | {"seconds": seconds})
     return 0

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 
 from tests.hard_knocks.sandbox import Sandbox
+from tests.open_models import published
 from tests.tools import tiny_language_model, tiny_translation
 
 Step = Callable[[Sandbox], None]
@@ -22,6 +23,16 @@ def trained(path: str, name: str = "test.tiny") -> Step:
         20; or "language model", for 30.
     """
     return lambda sandbox: _copy(sandbox.runs(name), sandbox / path)
+
+
+def published_model(path: str, **config: object) -> Step:
+    """Writes a published model with random weights.
+
+    Args:
+      path: where to.
+      **config: values of its config.json that differ from those of tests/open_models/published.py.
+    """
+    return lambda sandbox: _done(published.write(sandbox / path, **config))
 
 
 def write(path: str, content: str | bytes) -> Step:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families import llama, mistral, mixtral, olmoe, qwen3
+from lingvo_gshard.open_models.families import (
+    gemma,
+    glm4_moe,
+    gpt_oss,
+    llama,
+    mistral,
+    mixtral,
+    olmoe,
+    qwen3,
+)
 from lingvo_gshard.open_models.families.family import Family
 
 FAMILIES = {
     family.model_type: family
     for family in (
+        gemma.GEMMA2,
+        gemma.GEMMA3,
+        glm4_moe.FAMILY,
+        gpt_oss.FAMILY,
         llama.FAMILY,
         mistral.FAMILY,
         mixtral.FAMILY,

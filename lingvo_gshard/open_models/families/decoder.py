@@ -87,6 +87,13 @@ def decoder_task(config: PublishedConfig, ties_by_default: bool = False) -> Para
       ties_by_default: whether the softmax shares the table if the config does not say.
     """
     config.expect("hidden_act", "silu")
+    task = plain_task(config, ties_by_default)
+    set_rope(config, task.decoder.layer.self_attention, config.rope())
+    return task
+
+
+def plain_task(config: PublishedConfig, ties_by_default: bool = False) -> Params:
+    """Returns `decoder_task` without rotations, whatever the activation that the config names."""
     model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     decoder = TransformerStack.params().set(
         is_causal=True,
@@ -102,7 +109,6 @@ def decoder_task(config: PublishedConfig, ties_by_default: bool = False) -> Para
         head_dim=config.get("head_dim", model_dim // heads),
         num_key_value_heads=config.get("num_key_value_heads", heads),
     )
-    set_rope(config, decoder.layer.self_attention, config.rope())
     decoder.layer.feed_forward.set(activation="swiglu", use_bias=False)
     return LanguageModelTask.params().set(
         model_dim=model_dim,
@@ -116,8 +122,14 @@ def decoder_task(config: PublishedConfig, ties_by_default: bool = False) -> Para
 
 def decoder_config(task: Params) -> dict[str, Any]:
     """Returns what `decoder_task` reads, from the Params of a task."""
+    attention = task.decoder.layer.self_attention
+    return {**plain_config(task), "hidden_act": "silu", **rope_config(attention)}
+
+
+def plain_config(task: Params) -> dict[str, Any]:
+    """Returns what `plain_task` reads, from the Params of a task."""
     decoder = task.decoder
-    attention = decoder.layer.self_attention
+    attention = (decoder.attention_pattern or (decoder.layer.self_attention,))[0]
     return {
         "vocab_size": task.vocabulary_size,
         "hidden_size": task.model_dim,
@@ -126,9 +138,7 @@ def decoder_config(task: Params) -> dict[str, Any]:
         "num_attention_heads": decoder.num_heads,
         "num_key_value_heads": attention.num_key_value_heads or decoder.num_heads,
         "head_dim": attention.head_dim or task.model_dim // decoder.num_heads,
-        "hidden_act": "silu",
         "rms_norm_eps": decoder.layer.norm.epsilon,
-        **rope_config(attention),
         "attention_dropout": decoder.attention_dropout_rate,
         "tie_word_embeddings": task.tie_softmax,
     }

@@ -5,8 +5,30 @@ from __future__ import annotations
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
-from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.layers.moe.routers import SigmoidRouter, TopKRouter
+from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Row, Table
+
+# The expert of all tokens, and the bias that balances the others, as DeepSeek-V3 names them.
+SHARED_EXPERT = (
+    *(
+        Row(
+            f"model.layers.{{layer}}.mlp.shared_experts.{published}.weight",
+            f"{{layer}}.feed_forward.shared.{ours}",
+            arrangement,
+        )
+        for published, ours, arrangement in (
+            ("gate_proj", "w_in", "HM->MH"),
+            ("up_proj", "w_factor", "HM->MH"),
+            ("down_proj", "w_out", "MH->HM"),
+        )
+    ),
+    Row(
+        "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+        "{layer}.feed_forward.router.selection_bias",
+        "E->E",
+    ),
+)
 
 
 def expert_rows(
@@ -50,3 +72,44 @@ def top_k_experts(
     )
     moe.experts.activation = "swiglu"
     return moe
+
+
+def sigmoid_experts(config: PublishedConfig) -> Params:
+    """Returns DeepSeek-V3's experts: sigmoids, a selection bias, groups, and a shared expert.
+
+    Training changes the selection bias as arXiv 2408.15664 does, which balances loads.
+    """
+    groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
+    router = SigmoidRouter.params().set(
+        k=config.get("num_experts_per_tok"),
+        normalize=config.get("norm_topk_prob", True),
+        scale=config.get("routed_scaling_factor", 1.0),
+    )
+    if groups > 1:
+        router.set(expert_groups=groups, groups_per_token=chosen, scores_per_group=2)
+    hidden_dim = config.get("moe_intermediate_size")
+    moe = MixtureOfExperts.params().set(
+        num_experts=config.get("n_routed_experts"),
+        hidden_dim=hidden_dim,
+        shared_hidden_dim=hidden_dim * config.get("n_shared_experts", 0),
+        router=router,
+        dispatch=DroplessDispatch.params(),
+    )
+    moe.experts.activation = "swiglu"
+    return moe
+
+
+def sigmoid_config(decoder: Params) -> dict[str, object]:
+    """Returns what `sigmoid_experts` reads, from the Params of a stack."""
+    moe, router = decoder.moe, decoder.moe.router
+    return {
+        "first_k_dense_replace": decoder.dense_first,
+        "n_group": router.expert_groups or 1,
+        "topk_group": router.groups_per_token or 1,
+        "num_experts_per_tok": router.k,
+        "norm_topk_prob": router.normalize,
+        "routed_scaling_factor": router.scale,
+        "moe_intermediate_size": moe.hidden_dim,
+        "n_routed_experts": moe.num_experts,
+        "n_shared_experts": moe.shared_hidden_dim // moe.hidden_dim,
+    }

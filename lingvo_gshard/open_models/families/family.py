@@ -23,7 +23,7 @@ class Family:
         something that is not supported.
       config_of: returns the values of a `config.json` from the Params of a task. Another task may
         differ from what these describe, so callers compare.
-      ignored: endings of names of tensors that are computed from the config.
+      left_out: returns the beginnings of the names of tensors that are not imported.
     """
 
     model_type: str
@@ -31,4 +31,13 @@ class Family:
     table: Table
     task_of: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
-    ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
+
+
+def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
+    """Returns the beginnings of the tensors of layers that predict further tokens.
+
+    They stand after the model's own layers. No program needs them to generate.
+    """
+    first, count = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers", 0)
+    return tuple(f"model.layers.{first + index}." for index in range(count))

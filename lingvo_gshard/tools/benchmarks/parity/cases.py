@@ -109,4 +109,88 @@ CASES = (
         {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     ),
     Case("experts, norms over all heads", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    Case(
+        "soft caps, windows, norms on both sides",
+        "gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 24,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    Case(
+        "an odd number of layers",
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True},
+    ),
+    Case(
+        "two rotations, norms of queries and keys",
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "num_hidden_layers": 8,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2
+            + ["sliding_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+            },
+        },
+    ),
+    Case(
+        "sinks, clamped gates, biases, YaRN",
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    Case(
+        "shared expert, selection bias",
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    Case(
+        "groups of experts, biases, norms of queries and keys",
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
 )

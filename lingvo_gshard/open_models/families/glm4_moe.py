@@ -1,0 +1,68 @@
+"""GLM-4.5: experts chosen by sigmoids with a bias, and a shared one (arXiv 2508.06471)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    EMBEDDINGS,
+    FEED_FORWARD,
+    HEAD_NORMS,
+    NORMS,
+    decoder_config,
+    decoder_task,
+)
+from lingvo_gshard.open_models.families.experts import (
+    SHARED_EXPERT,
+    expert_rows,
+    sigmoid_config,
+    sigmoid_experts,
+)
+from lingvo_gshard.open_models.families.family import Family, extra_layers
+
+
+def _task(config: PublishedConfig) -> Params:
+    task = decoder_task(config)
+    attention = task.decoder.layer.self_attention
+    attention.use_bias = config.get("attention_bias", False)
+    attention.qk_norm = config.get("use_qk_norm", False)
+    attention.query_key_norm.epsilon = config.get("rms_norm_eps")
+    task.decoder.set(
+        dense_first=config.get("first_k_dense_replace", 1),
+        moe_every=1,
+        moe=sigmoid_experts(config),
+    )
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    attention = task.decoder.layer.self_attention
+    return {
+        **decoder_config(task),
+        **sigmoid_config(task.decoder),
+        "attention_bias": attention.use_bias,
+        "use_qk_norm": attention.qk_norm,
+    }
+
+
+FAMILY = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    table=(
+        *EMBEDDINGS,
+        *ATTENTION,
+        *ATTENTION_BIASES,
+        *HEAD_NORMS,
+        *NORMS,
+        *FEED_FORWARD,
+        *expert_rows("mlp"),
+        *SHARED_EXPERT,
+    ),
+    task_of=_task,
+    config_of=_config,
+    left_out=extra_layers,
+)

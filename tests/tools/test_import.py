@@ -1,0 +1,66 @@
+"""Tests gshard-import through its command line, and the commands that go on from an import."""
+
+import importlib
+import json
+
+import pytest
+
+from lingvo_gshard.tools import evaluate, export, generate, plan, train
+from lingvo_gshard.tools.console import startup
+from tests.open_models import published
+
+# The name of the command is a word of Python.
+importing = importlib.import_module("lingvo_gshard.tools.import")
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys):
+    """Returns a function from a command to (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    published.write(tmp_path / "model")
+
+    def run(command, main):
+        name, *flags = command
+        code = startup.guarded(name, main)([name, *flags])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_a_model_is_imported(run_here, tmp_path):
+    command = ["gshard-import", "--from=model", "--logdir=run", "--json=found.json"]
+    code, out, err = run_here(command, importing.main)
+    assert (code, err) == (0, "")
+    assert "Imported 1,768 weights of open_models.llama from 21 tensors" in out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["tensors"] == 21 and found["parameters"] * 4 == found["bytes"]
+    code, _, err = run_here(command, importing.main)
+    assert code == 1 and "--logdir=run exists already" in err
+
+
+def test_hyperparameters_are_shown_and_set(run_here):
+    flags = ["gshard-import", "--from=model", "--gin_param=trainer.clip_norm = 0.25"]
+    code, out, _ = run_here([*flags, "--params=clip_norm"], importing.main)
+    assert code == 0 and "trainer.clip_norm = 0.25" in out
+    code, _, err = run_here([*flags, "--logdir=run", "--precision=float8"], importing.main)
+    assert code == 1 and "float8" in err
+    assert run_here(["gshard-import"], importing.main)[2].endswith(
+        "--from is missing: the directory of the published model\n"
+    )
+
+
+@pytest.mark.slow
+def test_all_commands_go_on_from_an_import(run_here, tmp_path, monkeypatch):
+    flags = ["--length=16", "--gin_param=input.batch_rows = 4", "--gin_param=trainer.steps = 2"]
+    assert run_here(["i", "--from=model", "--logdir=run", *flags], importing.main)[0] == 0
+    (tmp_path / "lines").write_text("w5 w7\n")
+    greedy = ["--input=lines", "--temperature=0", "--beam_size=1", "--most_tokens=4"]
+    code, out, _ = run_here(["generate", "--logdir=run", *greedy], generate.main)
+    assert code == 0 and out.startswith("w5 w7")
+    assert run_here(["plan", "--gin_file=run/params.txt", "--topology=cpu:1"], plan.main)[0] == 0
+    assert run_here(["train", "--logdir=run"], train.main)[0] == 0
+    assert run_here(["evaluate", "--logdir=run"], evaluate.main)[0] == 0
+    out = ["--format=huggingface", "--output=out"]
+    assert run_here(["export", "--logdir=run", *out], export.main)[0] == 0
+    assert (tmp_path / "out" / "model.safetensors").exists()
