@@ -71,7 +71,7 @@ setup(
         "absl-py>=2.1",
         "gin-config>=0.5",
         "jax>=0.10.2,<0.11",
-        "ml_dtypes>=0.5",
+        "ml-dtypes>=0.5",
         "msgspec>=0.19",
         "numpy>=2.0",
         "orbax-checkpoint>=0.12.8",
