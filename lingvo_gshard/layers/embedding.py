@@ -115,12 +115,23 @@ class SinusoidalPositions(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M; even.", minimum=1)
         p.define("max_length", 1024, "Number of positions.", minimum=1)
+        p.define("first_position", 0, "Number that stands for position 0.", minimum=0)
+        p.define(
+            "reaches_base",
+            False,
+            "Whether the largest timescale is 10000, as in fairseq and M2M-100, not a step below.",
+        )
         return p
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         if self.p.model_dim % 2:
             raise ValueError(f"{path}.model_dim: {self.p.model_dim} is odd; even was expected")
+        if self.p.reaches_base and self.p.model_dim < 4:
+            raise ValueError(
+                f"{path}.model_dim: {self.p.model_dim} with {path}.reaches_base; 4 or more was "
+                "expected"
+            )
 
     @layer_method
     def fprop(self, theta: NestedMap, positions_BL: tf.Tensor) -> tf.Tensor:
@@ -130,7 +141,8 @@ class SinusoidalPositions(Layer):
           ValueError: L exceeds max_length.
         """
         _check_length(self, positions_BL)
-        table = sinusoids(self.p.max_length, self.p.model_dim)
+        p = self.p
+        table = sinusoids(p.max_length, p.model_dim, p.first_position, p.reaches_base)
         return annotate(tf.gather(tf.constant(table), positions_BL), "BLM")
 
 
@@ -169,8 +181,18 @@ def _check_length(layer: Layer, positions_BL: tf.Tensor) -> None:
         )
 
 
-def sinusoids(length: int, model_dim: int) -> np.ndarray:
-    """Returns float32 [length, model_dim]: sines in the first half, cosines in the second."""
-    timescales = 10000.0 ** (np.arange(model_dim // 2) / (model_dim // 2))
-    angles = np.arange(length)[:, None] / timescales[None, :]
+def sinusoids(
+    length: int, model_dim: int, first: int = 0, reaches_base: bool = False
+) -> np.ndarray:
+    """Returns float32 [length, model_dim]: sines in the first half, cosines in the second.
+
+    Args:
+      length: number of positions.
+      model_dim: size of M.
+      first: number of the first position.
+      reaches_base: whether the last timescale is 10000.
+    """
+    half = model_dim // 2
+    timescales = 10000.0 ** (np.arange(half) / (half - 1 if reaches_base else half))
+    angles = (first + np.arange(length)[:, None]) / timescales[None, :]
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

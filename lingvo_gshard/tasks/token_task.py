@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import context
+from lingvo_gshard.core import context, initializers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import layer_method
@@ -15,6 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.attention.cached import CacheView
 from lingvo_gshard.layers.attention.soft_cap import soft_cap
+from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
@@ -45,6 +46,7 @@ class TokenTask(Task):
             "embedding_scale", 0.0, "Factor of the token embeddings; 0 for sqrt(M).", minimum=0
         )
         p.define("tie_softmax", True, "Whether the softmax's weight is the embedding table.")
+        p.define("use_logit_bias", False, "Whether the logits have a learned bias.")
         p.define("logit_scale", 1.0, "Factor of the logits.", above=0)
         p.define(
             "logit_cap",
@@ -81,7 +83,10 @@ class TokenTask(Task):
         self.create_child(name, stack)
 
     def create_softmax(self, vocabulary_size: int) -> None:
-        """Creates the softmax, unless it shares the weight of the embedding."""
+        """Creates the softmax, unless it shares the weight of the embedding, and its bias."""
+        if self.p.use_logit_bias:
+            zeros = initializers.constant(0.0)
+            self.create_variable("logit_bias", "V", {"V": vocabulary_size}, zeros)
         if not self.p.tie_softmax:
             softmax = Softmax.params()
             softmax.set(vocabulary_size=vocabulary_size, model_dim=self.p.model_dim)
@@ -181,6 +186,8 @@ class TokenTask(Task):
             logits_BLV = self._shared_embedding().logits(theta[self.EMBEDDING], x_BLM)
         else:
             logits_BLV = self.softmax.fprop(theta.softmax, x_BLM)
+        if p.use_logit_bias:
+            logits_BLV = add_bias(logits_BLV, theta.logit_bias)
         return soft_cap(logits_BLV, p.logit_cap)
 
     def _shared_embedding(self) -> TokenEmbedding:

@@ -60,6 +60,7 @@ class TranslationTask(TokenTask):
             "target_vocabulary_size", 0, "V of the target; 0: taken from the input.", minimum=0
         )
         p.define("encoder", TransformerStack.params(), "Params of the encoder.")
+        p.define("add_positions", True, "Whether position embeddings are added; False for T5.")
         p.define("share_embeddings", False, "Whether source and target share one table.")
         return p
 
@@ -75,7 +76,8 @@ class TranslationTask(TokenTask):
         self.create_embedding("target_embedding", p.target_vocabulary_size)
         if not p.share_embeddings:
             self.create_embedding("source_embedding", p.source_vocabulary_size)
-        self.create_positions()
+        if p.add_positions:
+            self.create_positions()
         self.create_stack("encoder")
         self.create_stack("decoder")
         self.create_softmax(p.target_vocabulary_size)

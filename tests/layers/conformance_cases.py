@@ -163,6 +163,14 @@ def _pattern() -> Params:
     return p.set(execution=loop("products"))
 
 
+def _shared_bias() -> Params:
+    """Returns Params of a decoder in a loop whose layers share one relative bias."""
+    p = TransformerStack.params().set(model_dim=M, num_heads=N, hidden_dim=H, moe_every=0)
+    p.set(num_layers=2, is_decoder=True, execution=loop("full"))
+    p.shared_relative_bias.set(buckets=4, max_distance=3)
+    return p
+
+
 def _translation(**values: object) -> Params:
     p = TranslationTask.params().set(
         source_vocabulary_size=V, target_vocabulary_size=V, model_dim=M, **values
@@ -285,6 +293,7 @@ CASES = (
         draws=True,
     ),
     Case("TransformerStack.pattern", _pattern(), _on_x_and_mask),
+    Case("TransformerStack.shared_bias", _shared_bias(), _decoder_stack),
     Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
     Case(
         "TranslationTask.loss",
@@ -306,6 +315,7 @@ _SLOW = (
     "TransformerStack.decoder",
     "TransformerStack.loop",
     "TransformerStack.pattern",
+    "TransformerStack.shared_bias",
     "TransformerLayer.encoder",
     "MoE.dropless",
     "MoE.published",

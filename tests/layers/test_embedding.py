@@ -66,6 +66,17 @@ def test_sinusoids_match_the_formula():
                 assert math.isclose(actual[row, column, M // 2 + i], math.cos(angle), abs_tol=1e-6)
 
 
+def test_sinusoids_as_in_fairseq():
+    """Position 0 has the number 2, and the last timescale is 10000."""
+    layer, theta = make(SinusoidalPositions, max_length=9, first_position=2, reaches_base=True)
+    actual = layer.fprop(theta, tf.constant([[0, 5]])).numpy()
+    for column, number in ((0, 2), (1, 7)):
+        for i in range(M // 2):
+            angle = number * math.exp(-i * math.log(10000) / (M // 2 - 1))
+            assert math.isclose(actual[0, column, i], math.sin(angle), abs_tol=1e-6)
+            assert math.isclose(actual[0, column, M // 2 + i], math.cos(angle), abs_tol=1e-6)
+
+
 def test_learned_positions_are_rows_of_the_table():
     layer, theta = make(LearnedPositions, max_length=5)
     positions = np.array([[0, 1, 4]], np.int32)

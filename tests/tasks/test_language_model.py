@@ -109,6 +109,16 @@ def test_scales_and_caps_of_embeddings_and_logits():
     assert np.abs(expected).max() > 0.2
 
 
+def test_a_bias_of_the_logits():
+    task, plain = task_of(use_logit_bias=True, logit_cap=2.0), task_of()
+    theta, batch = plain.init(1), batch_of()
+    bias = np.linspace(-1, 1, V, dtype=np.float32)
+    expected = 2.0 * np.tanh((logits_of(plain, batch, theta) + bias) / 2.0)
+    biased = NestedMap(theta, logit_bias=tf.constant(bias))
+    np.testing.assert_allclose(logits_of(task, batch, biased), expected, atol=1e-5)
+    np.testing.assert_array_equal(task.init(1).logit_bias, np.zeros(V))
+
+
 @pytest.mark.parametrize(("smoothing", "z_weight"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.05)])
 def test_the_loss_matches_the_formula(smoothing, z_weight):
     task = task_of(label_smoothing=smoothing, z_loss_weight=z_weight)

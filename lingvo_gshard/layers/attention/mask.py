@@ -33,6 +33,7 @@ class AttentionMask:
       first_query: position of the first query among the keys, an int or an int32 scalar.
       bias_B1LK: `bias()`, computed once for all layers that share the mask; None if each layer
         computes its own.
+      learned_bias_NLK: a learned bias that these layers share, which has a gradient; None for none.
     """
 
     segments_BL: tf.Tensor | None = None
@@ -41,6 +42,7 @@ class AttentionMask:
     window: int = 0
     first_query: int | tf.Tensor = 0
     bias_B1LK: tf.Tensor | None = None
+    learned_bias_NLK: tf.Tensor | None = None
 
     def key_segments(self) -> tf.Tensor | None:
         """Returns the int32 segments [B,K] of the keys, or None if each row is one segment."""

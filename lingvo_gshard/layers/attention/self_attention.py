@@ -94,6 +94,7 @@ class SelfAttention(MultiHeadAttention):
         bias_BLK: tf.Tensor,
         cache: NestedMap | None = None,
         used: tf.Tensor | None = None,
+        learned_bias_NLK: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, NestedMap]:
         """Returns the output [B,L,M] of new tokens, and the cache with their keys and values.
 
@@ -105,6 +106,7 @@ class SelfAttention(MultiHeadAttention):
           cache: `key` and `value` of all slots, both lists of blocks [B,N,K,D] with as many heads
             as keys have; None if the slots are the new tokens themselves.
           used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+          learned_bias_NLK: a bias of the slots that all layers share, unless this one has its own.
         """
         positions = rotary.positions_so_far(view.positions_BL, self._scaling)
         query_BLND, key_BLND, value_BLND = self._project_row(theta, x_BLM, positions)
@@ -114,6 +116,8 @@ class SelfAttention(MultiHeadAttention):
         else:
             slots = cached.write(cache, new, view)
         relative_NLK = self._bias_of_distances(theta, view.distances_LK)
+        if relative_NLK is None:
+            relative_NLK = learned_bias_NLK
         y_BLM, _ = self._attend_to_slots(theta, query_BLND, slots, bias_BLK, relative_NLK, used)
         return y_BLM, slots
 
@@ -159,7 +163,7 @@ class SelfAttention(MultiHeadAttention):
         self, theta: NestedMap, mask: AttentionMask, queries: int, keys: int
     ) -> tf.Tensor | None:
         if not self.p.relative_buckets:
-            return None
+            return mask.learned_bias_NLK
         return self._bias_of_distances(theta, mask.distances(queries, keys))
 
     @layer_method

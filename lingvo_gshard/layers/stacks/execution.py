@@ -17,7 +17,13 @@ class Execution(Layer):
 
     A subclass defines how this is compiled. All subclasses compute the same function, and a layer
     has the same initial weights under all of them.
+
+    Attributes:
+      splits_shared: whether the tensors that layers share are split by rows, so that all must have
+        the rows of the batch.
     """
+
+    splits_shared = False
 
     @classmethod
     def params(cls) -> Params:

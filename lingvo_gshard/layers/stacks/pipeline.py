@@ -48,6 +48,8 @@ class Pipeline(Execution):
     circulations, the layers are cut into c P chunks, and stage s runs chunks s, P + s, 2 P + s, ...
     """
 
+    splits_shared = True
+
     @classmethod
     def params(cls) -> Params:
         p = super().params()

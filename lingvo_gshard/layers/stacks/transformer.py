@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.cached import CacheView, used_slots
 from lingvo_gshard.layers.attention.mask import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.positions.shared_relative_bias import SharedRelativeBias
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
@@ -63,6 +65,11 @@ class TransformerStack(Layer):
             "Number of first layers that run one by one, before `execution` runs the others; at "
             "least dense_first do.",
             minimum=0,
+        )
+        p.define(
+            "shared_relative_bias",
+            SharedRelativeBias.params(),
+            "Params of a relative position bias that all self-attentions share.",
         )
         p.define("has_final_norm", True, "Whether the output is normalized.")
         p.define("moe", MixtureOfExperts.params(), "Params of the mixtures of experts.")
@@ -116,6 +123,8 @@ class TransformerStack(Layer):
         period = math.lcm(max(p.moe_every, 1), len(p.attention_pattern) or 1)
         execution = p.execution.cls.for_layers(p.execution, layers[count:], period, path)
         self.create_child("layers", execution)
+        if p.shared_relative_bias.buckets:
+            self._create_shared_bias(layers[0].self_attention)
         if p.has_final_norm:
             self.create_child("final_norm", inherit(p.layer.norm, model_dim=p.model_dim))
 
@@ -123,6 +132,29 @@ class TransformerStack(Layer):
     def _sequential_first(self) -> int:
         """Number of layers that run one by one."""
         return max(self.p.dense_first, self.p.sequential_first)
+
+    def _create_shared_bias(self, attention: Params) -> None:
+        """Creates the relative bias of all layers, which have attentions like this one.
+
+        Raises:
+          ValueError: the attention, its kernel or the execution cannot have such a bias.
+        """
+        p = self.p
+        obstacle = ""
+        if "relative_buckets" not in attention or attention.relative_buckets:
+            obstacle = f"{attention.cls.__name__}, which has none or its own"
+        elif not attention.kernel.cls.supports_relative_bias:
+            obstacle = f"{attention.kernel.cls.__name__}; choose DenseKernel"
+        elif p.execution.cls.splits_shared:
+            obstacle = f"{p.execution.cls.__name__}; choose Sequential or Repeat"
+        if obstacle:
+            raise ValueError(
+                f"{self.path}.shared_relative_bias.buckets: {p.shared_relative_bias.buckets} is "
+                f"not possible with {obstacle}"
+            )
+        bias = p.shared_relative_bias.copy()
+        bias.set(num_heads=p.num_heads, is_causal=self.is_causal)
+        self.create_child("shared_relative_bias", bias)
 
     def _check_pattern(self) -> None:
         """Raises ValueError if the attention pattern does not consist of Params that fit."""
@@ -188,7 +220,7 @@ class TransformerStack(Layer):
           segments_BL: int32 segment of each position, 0 in padding.
           memory: the memory that a decoder attends to.
         """
-        shared = [self._masks(segments_BL)]
+        shared = [self._masks(theta, segments_BL)]
         if self.p.is_decoder:
             layer = self.layers_in_order()[0]
             memory_mask = layer.cross_attention.mask(segments_BL, memory.segments_BK)
@@ -205,9 +237,18 @@ class TransformerStack(Layer):
         attentions = [layer.self_attention for layer in self.layers_in_order()]
         return {attention.p.window: attention for attention in reversed(attentions)}
 
-    def _masks(self, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
+    def _masks(self, theta: NestedMap, segments_BL: tf.Tensor) -> tuple[AttentionMask, ...]:
         """Returns the masks of all windows."""
-        return tuple(attention.mask(segments_BL) for attention in self._by_window().values())
+        masks = [attention.mask(segments_BL) for attention in self._by_window().values()]
+        length = segments_BL.shape[1]
+        bias_NLK = self._learned_bias(theta, masks[0].distances(length, length))
+        return tuple(dataclasses.replace(mask, learned_bias_NLK=bias_NLK) for mask in masks)
+
+    def _learned_bias(self, theta: NestedMap, distances_LK: tf.Tensor) -> tf.Tensor | None:
+        """Returns the relative bias [N,L,K] that all layers share; None if there is none."""
+        if "shared_relative_bias" not in self.children:
+            return None
+        return self.shared_relative_bias.fprop(theta.shared_relative_bias, distances_LK)
 
     def _finish(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the output of the last layer, normalized if the stack has a norm at the end."""
@@ -229,6 +270,8 @@ class TransformerStack(Layer):
         """Returns the weights for inference: those of every layer by itself, in order."""
         layers = [layer.decoding_weights(weights) for layer, weights in self.unrolled(theta)]
         weights = NestedMap(layers=layers)
+        if "shared_relative_bias" in self.children:
+            weights.shared_relative_bias = theta.shared_relative_bias
         if self.p.has_final_norm:
             weights.final_norm = theta.final_norm
         return weights
@@ -264,9 +307,11 @@ class TransformerStack(Layer):
         """
         layers = self.layers_in_order()
         in_cache = view.first_slot is not None
+        learned_NLK = self._learned_bias(theta, view.distances_LK)
+        visible = {w: _visible(view.bias(w), mask_BL, in_cache) for w in self._by_window()}
         slots = SlotInputs(
             view,
-            {w: _visible(view.bias(w), mask_BL, in_cache) for w in self._by_window()},
+            {w: v._replace(learned_bias_NLK=learned_NLK) for w, v in visible.items()},
             mask_BL,
             None if memory is None else _visible(memory.bias_BK[:, None], mask_BL),
         )

@@ -49,10 +49,12 @@ class VisibleSlots(NamedTuple):
     Attributes:
       bias_BLK: float32 bias of the slots.
       used: int32 scalar, a number of first slots that hold all visible ones; None for all.
+      learned_bias_NLK: a learned bias that the layers share; None for none.
     """
 
     bias_BLK: tf.Tensor
     used: tf.Tensor | None = None
+    learned_bias_NLK: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,15 +206,16 @@ class TransformerLayer(Layer):
           cross-attention, or None.
         """
         h_BLM = self._enter("self_attention", theta, x_BLM)
-        visible = slots.visible[self.self_attention.p.window]
+        bias_BLK, used, learned_NLK = slots.visible[self.self_attention.p.window]
+        learned = {} if learned_NLK is None else {"learned_bias_NLK": learned_NLK}
         h_BLM, cache = self.self_attention.extend(
-            theta.self_attention, h_BLM, slots.view, visible.bias_BLK, cache, visible.used
+            theta.self_attention, h_BLM, slots.view, bias_BLK, cache, used, **learned
         )
         x_BLM, weights_BNLK = self._add("self_attention", theta, x_BLM, h_BLM), None
         if self.p.has_cross_attention:
             h_BLM = self._enter("cross_attention", theta, x_BLM)
             h_BLM, weights_BNLK = self.cross_attention.attend_to_memory(
-                theta.cross_attention, h_BLM, memory, *slots.memory
+                theta.cross_attention, h_BLM, memory, slots.memory.bias_BLK, slots.memory.used
             )
             x_BLM = self._add("cross_attention", theta, x_BLM, h_BLM)
         h_BLM = self._enter("feed_forward", theta, x_BLM)

@@ -29,20 +29,38 @@ def check(p: Params, path: str) -> None:
     Raises:
       ValueError: the number of buckets is odd or too small, or the largest distance is too small.
     """
-    if not p.relative_buckets:
-        return
-    least = 2 if p.is_causal else 4
-    if p.relative_buckets < least or p.relative_buckets % 2:
+    if p.relative_buckets:
+        names = f"{path}.relative_buckets", f"{path}.relative_max_distance"
+        check_buckets(p.relative_buckets, p.relative_max_distance, p.is_causal, *names)
+
+
+def check_buckets(
+    buckets: int, max_distance: int, is_causal: bool, buckets_name: str, distance_name: str
+) -> None:
+    """Checks the number of buckets and the largest distance.
+
+    Args:
+      buckets: number of buckets.
+      max_distance: distance from which on all share the last bucket.
+      is_causal: whether queries attend only to earlier keys.
+      buckets_name: path of the number of buckets, for error messages.
+      distance_name: path of the distance.
+
+    Raises:
+      ValueError: the number of buckets is odd or too small, or the largest distance is too small.
+    """
+    least = 2 if is_causal else 4
+    if buckets < least or buckets % 2:
+        causal_name = f"{buckets_name.rpartition('.')[0]}.is_causal"
         raise ValueError(
-            f"{path}.relative_buckets: {p.relative_buckets}; an even number of {least} or more was "
-            f"expected with {path}.is_causal {p.is_causal}"
+            f"{buckets_name}: {buckets}; an even number of {least} or more was "
+            f"expected with {causal_name} {is_causal}"
         )
-    exact = _exact_buckets(p.relative_buckets, p.is_causal)
-    if p.relative_max_distance <= exact:
+    exact = _exact_buckets(buckets, is_causal)
+    if max_distance <= exact:
         raise ValueError(
-            f"{path}.relative_max_distance: {p.relative_max_distance}; more than {exact} was "
-            f"expected, the distances that have a bucket of their own with {path}.relative_buckets "
-            f"{p.relative_buckets}"
+            f"{distance_name}: {max_distance}; more than {exact} was "
+            f"expected, the distances that have a bucket of their own with {buckets_name} {buckets}"
         )
 
 
