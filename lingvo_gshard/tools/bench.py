@@ -39,7 +39,8 @@ should not grow with depth. --rematerialize applies to both.
 
 `choices` measures steps of an experiment with --num_layers layers on each side, and each technique
 for training larger models (docs/training.md) by itself. ratio is relative to the step without any.
-The state is the step's arguments: weights, optimizer moments and the batch.
+The state is the step's arguments: weights, optimizer moments and the batch. loss is that of a batch
+after 31 steps on it.
 
 `decode` measures how fast an experiment's model and --language_model generate tokens: with greedy
 and beam search, for many test sentences and for one. Weights are random, and every text gets a

@@ -128,6 +128,8 @@ def test_choices_measures_each_technique(capsys, tmp_path, monkeypatch):
     plain, loop, averaged = rows
     assert plain["ratio"] == 1.0 and loop["ratio"] > 0
     assert averaged["state_bytes"] > plain["state_bytes"] == loop["state_bytes"]
+    for row in (loop, averaged):
+        assert row["loss"] == pytest.approx(plain["loss"], rel=1e-4)
 
 
 def test_ratios_are_medians_over_alternating_runs():

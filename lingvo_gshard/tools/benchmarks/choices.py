@@ -23,6 +23,9 @@ Choice = Callable[[Params], None]
 
 AS_IT_IS = "layers one by one"
 
+# Steps on one batch before its loss is compared.
+_LOSS_STEPS = 30
+
 
 @dataclasses.dataclass
 class Row:
@@ -35,6 +38,7 @@ class Row:
       seconds: median time of a step.
       ratio: median of the time relative to layers one by one.
       compile_seconds: time of the first step.
+      loss: of the batch after as many steps as every technique takes, before any measurement.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Row:
     seconds: float
     ratio: float
     compile_seconds: float
+    loss: float
 
 
 def choices() -> dict[str, Choice]:
@@ -87,6 +92,7 @@ def measure(
         report(f"compiling {name}")
         runtime, batch, compile_seconds = _compiled(experiment, layers, choose)
         plain = plain or runtime
+        loss = _loss(runtime, batch)
         report(f"measuring {name}")
         turns = [
             [step.step_seconds(each, batch) for each in (runtime, plain)] for _ in range(repeats)
@@ -101,7 +107,14 @@ def measure(
             float(np.median(mine)),
             ratio,
             compile_seconds,
+            loss,
         )
+
+
+def _loss(runtime: SpmdRuntime, batch: step.Batch) -> float:
+    """Returns the loss after some steps on one batch."""
+    metrics = [runtime.train_step(batch) for _ in range(_LOSS_STEPS)]
+    return metrics[-1].read()["loss"]
 
 
 def _compiled(

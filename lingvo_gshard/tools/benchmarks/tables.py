@@ -58,7 +58,9 @@ def print_depth_table(console: rich.console.Console, rows: list[depth.Row]) -> N
 def print_choices_table(console: rich.console.Console, rows: list[choices.Row]) -> None:
     """Prints the rows of `gshard-bench choices`."""
     caption = f"ratio: to {choices.AS_IT_IS}; MiB: of the state, and of temporaries"
-    table = _table(caption, "training step", "state", "temporaries", "seconds", "ratio", "compile")
+    table = _table(
+        caption, "training step", "state", "temporaries", "seconds", "ratio", "compile", "loss"
+    )
     for row in rows:
         table.add_row(
             row.name,
@@ -67,6 +69,7 @@ def print_choices_table(console: rich.console.Console, rows: list[choices.Row]) 
             f"{row.seconds:.3f}",
             f"{row.ratio:.2f}",
             f"{row.compile_seconds:.1f}",
+            f"{row.loss:.3f}",
         )
     tables.print_table(console, table)
 
