@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tests.soak import small_disk
 from tests.soak.experiment import EVALUATE_EVERY
-from tests.soak.run import MisbehaviorError, Run
+from tests.soak.run import PATIENCE, MisbehaviorError, Run
 
 _MOST_STEPS = 40
 
@@ -184,9 +184,9 @@ def _is_alone(run: Run) -> bool:
     return run.setup.processes == 1
 
 
-def reach_the_last_step(run: Run, steps: int) -> str:
-    """Waits until the training has taken all its steps."""
-    codes = run.wait_for_end()
+def reach_the_last_step(run: Run, steps: int, seconds: float = PATIENCE) -> str:
+    """Waits until the training has taken all its steps; for so many seconds at most."""
+    codes = run.wait_for_end(seconds)
     if any(codes):
         raise MisbehaviorError(f"exit codes {codes} at the last step")
     saved = max(run.checkpoints(), default=0)

@@ -144,15 +144,15 @@ class Run:
         """Waits until a step is logged. Returns False if the training ends before."""
         return self.wait_for(lambda: self.last_step() >= step, f"step {step}")
 
-    def wait_for_end(self) -> list[int]:
+    def wait_for_end(self, seconds: float = PATIENCE) -> list[int]:
         """Returns the exit codes of the newest start.
 
         Raises:
-          MisbehaviorError: it does not end.
+          MisbehaviorError: it does not end in this time.
         """
-        codes = self.start.wait(PATIENCE)
+        codes = self.start.wait(seconds)
         if codes is None:
-            raise MisbehaviorError(f"did not end within {PATIENCE:.0f} s")
+            raise MisbehaviorError(f"did not end within {seconds:.0f} s")
         return codes
 
     def has_trained(self, allowed: set[int]) -> bool:

@@ -11,6 +11,8 @@ from tests.soak.record import Records
 from tests.soak.run import MisbehaviorError, Run
 from tests.soak.setups import MESHES, ONE_DEVICE
 
+# Seconds that the undisturbed run may take.
+_WHOLE_RUN_PATIENCE = 3600.0
 # A number of steps that no start reaches.
 _ENDLESS = 1_000_000
 # How often files are damaged before a start, a start is killed before its first step, it gets a
@@ -101,7 +103,7 @@ def soak(plan: Plan, folder: pathlib.Path, say: Callable[[str], None]) -> Outcom
     flags = [*flags, "--gin_param=trainer.checkpoint_every_steps = 0"]
     undisturbed = Run(folder / "undisturbed", flags, plan.seed, ONE_DEVICE)
     undisturbed.start = undisturbed.begin(steps)
-    faults.reach_the_last_step(undisturbed, steps)
+    faults.reach_the_last_step(undisturbed, steps, _WHOLE_RUN_PATIENCE)
     tolerance = Tolerance.across_meshes() if plan.meshes else Tolerance()
     compared = comparison.compare(disturbed, undisturbed.logdir, steps, tolerance)
     return Outcome(records, steps, compared, has_disk)
