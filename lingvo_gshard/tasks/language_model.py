@@ -14,12 +14,18 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.decoding.model_facts import ModelFacts
+from lingvo_gshard.layers.losses import cross_entropy
+from lingvo_gshard.sharding import annotate
 from lingvo_gshard.tasks.evaluation import text_scores
 from lingvo_gshard.tasks.evaluation.evaluation import EvaluationRuntime, ShowProgress, no_progress
 from lingvo_gshard.tasks.evaluation.text_scores import TextScores
+from lingvo_gshard.tasks.future_token import FutureToken
 from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
+
+# Arrays of a batch that a prediction further ahead reads.
+_SHIFTED = ("target_inputs", "target_labels", "target_segments", "target_positions")
 
 
 class LanguageModelTask(TokenTask):
@@ -29,6 +35,9 @@ class LanguageModelTask(TokenTask):
     Understanding by Generative Pre-Training", section 3.1). With experts in every n-th layer it is
     that of GLaM, arXiv 2112.06905, section 4. Rows hold several packed documents; a document never
     attends to another.
+
+    With `future_tokens`, training predicts further tokens as well (DeepSeek-V3, arXiv 2412.19437,
+    section 2.2). Evaluation and decoding do not.
 
     A batch is int32 [B,L] arrays: `target_inputs` (ids before each position), `target_labels`,
     `target_segments` (number of the document, 0 in padding) and `target_positions`.
@@ -53,6 +62,13 @@ class LanguageModelTask(TokenTask):
             "Weight of log^2 Z in the loss, which keeps logits near 0.",
             minimum=0,
         )
+        p.define(
+            "future_tokens",
+            0,
+            "Number of tokens after the next one that training predicts as well.",
+            minimum=0,
+        )
+        p.define("future_weight", 0.3, "Factor of the mean loss of these predictions.", minimum=0)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -69,12 +85,32 @@ class LanguageModelTask(TokenTask):
             self.create_positions()
         self.create_stack("decoder")
         self.create_softmax(p.vocabulary_size)
+        if p.future_tokens:
+            self._create_future()
+
+    def _create_future(self) -> None:
+        """Creates the modules that predict tokens further ahead, like the decoder's last layer."""
+        p = self.p
+        if p.decoder.shared_relative_bias.buckets:
+            raise ValueError(
+                f"task.future_tokens: {p.future_tokens} with task.decoder.shared_relative_bias; "
+                "0 was expected, or buckets of each layer"
+            )
+        future = FutureToken.params().set(
+            model_dim=p.model_dim,
+            norm=p.decoder.layer.norm,
+            layer=self.decoder.layer_params(p.decoder.num_layers - 1),
+        )
+        self.create_children("future", [future] * p.future_tokens)
 
     @layer_method
     def loss(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, NestedMap]:
         """Returns the mean cross-entropy per token plus the layers' losses; see the base class."""
+        state_BLM = self._states(theta, batch)
+        if self.p.future_tokens and context.current().training:
+            self._predict_future(theta, batch, state_BLM)
         return token_loss(
-            self.logits(theta, batch),
+            self._logits(theta, state_BLM),
             batch["target_labels"],
             batch["target_segments"],
             label_smoothing=self.p.label_smoothing,
@@ -93,11 +129,61 @@ class LanguageModelTask(TokenTask):
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns logits [B,L,V] of each position, given the tokens before it in its document."""
+        return self._logits(theta, self._states(theta, batch))
+
+    @layer_method
+    def _states(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the decoder's output [B,L,M]."""
         ids_BL, segments_BL = batch["target_inputs"], batch["target_segments"]
         x_BLM = self._embed("embedding", theta, ids_BL, batch["target_positions"])
         with context.tokens(ids_BL):
-            x_BLM = self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
-        return self._logits(theta, x_BLM)
+            return self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
+
+    @layer_method
+    def _predict_future(
+        self, theta: NestedMap, batch: Mapping[str, tf.Tensor], state_BLM: tf.Tensor
+    ) -> None:
+        """Adds the losses of the predictions further ahead, each within its document.
+
+        arXiv 2412.19437, equations 24 and 25.
+
+        Args:
+          theta: the weights.
+          batch: the batch.
+          state_BLM: the decoder's output.
+        """
+        p, segments_BL = self.p, batch["target_segments"]
+        for index, (module, weights) in enumerate(zip(self.future, theta.future, strict=True)):
+            ahead = {name: _shifted(batch[name], index + 1) for name in _SHIFTED}
+            is_inside_BL = tf.equal(ahead["target_segments"], segments_BL)
+            inside_BL = tf.where(is_inside_BL, segments_BL, 0)
+            ids_BL, positions_BL = ahead["target_inputs"], ahead["target_positions"]
+            token_BLM = self._embed("embedding", theta, ids_BL, positions_BL)
+            with context.tokens(ids_BL):
+                state_BLM, output_BLM = module.fprop(weights, state_BLM, token_BLM, inside_BL)
+            sums = cross_entropy(
+                self._logits(theta, output_BLM),
+                ahead["target_labels"],
+                inside_BL,
+                p.label_smoothing,
+                p.z_loss_weight,
+            )
+            tokens = tf.maximum(sums.tokens, 1.0)
+            module.add_loss("loss", sums.smoothed / tokens * (p.future_weight / p.future_tokens))
+            module.add_metric("cross_entropy", sums.exact / tokens, tokens)
+
+    @layer_method
+    def decoding_weights(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights for inference, which predicts only the next token."""
+        weights = super().decoding_weights(theta)
+        weights.pop("future", None)
+        return weights
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of one forward pass in training."""
+        softmax = 2 * shape.tokens * self.p.model_dim * self.p.vocabulary_size
+        future = self.future if self.p.future_tokens else []
+        return super().flops(shape) + sum(module.flops(shape) + softmax for module in future)
 
     def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
         """Returns what a decoder must know of the model. Texts are as long as rows at most."""
@@ -119,3 +205,10 @@ class LanguageModelTask(TokenTask):
     ) -> TextScores:
         """Scores how well the model predicts the text of a split; see the base class."""
         return text_scores.measure(runtime, input_, split, show_progress)
+
+
+def _shifted(x_BL: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns what each row has `count` positions later; 0 after its end."""
+    _, length = known_sizes(x_BL.shape)
+    count = min(count, length)
+    return annotate(tf.pad(x_BL[:, count:], [[0, 0], [0, count]]), "BL")

@@ -303,6 +303,13 @@ CASES = (
         packs=False,
     ),
     Case("LanguageModelTask.loss", _language_model(), _task_loss, draws=True, packs=False),
+    Case(
+        "LanguageModelTask.future",
+        _language_model(future_tokens=2),
+        _task_loss,
+        draws=True,
+        packs=False,
+    ),
 )
 
 # Large cases whose parts are also cases.
@@ -311,6 +318,7 @@ _SLOW = (
     "TranslationTask.logits",
     "TranslationTask.loss",
     "LanguageModelTask.loss",
+    "LanguageModelTask.future",
     "TransformerStack.encoder",
     "TransformerStack.decoder",
     "TransformerStack.loop",

@@ -114,7 +114,7 @@ class TransformerStack(Layer):
         self._check_pattern()
         path = f"{path}.execution"
         remat_policy.check(p.execution.rematerialize, f"{path}.rematerialize")
-        layers = [self._layer_params(i) for i in range(p.num_layers)]
+        layers = [self.layer_params(i) for i in range(p.num_layers)]
         count = self._sequential_first
         if count:
             execution = Sequential.params().set(rematerialize=p.execution.rematerialize)
@@ -182,7 +182,8 @@ class TransformerStack(Layer):
         after = index - self.p.dense_first
         return bool(self.p.moe_every) and after >= 0 and (after + 1) % self.p.moe_every == 0
 
-    def _layer_params(self, index: int) -> Params:
+    def layer_params(self, index: int) -> Params:
+        """Returns the Params of layer `index`, with all that the stack sets."""
         p = self.p
         layer = inherit(
             p.layer, model_dim=p.model_dim, residual_dropout_rate=p.residual_dropout_rate
