@@ -17,6 +17,11 @@ given; --tokens adds the cost of a whole training:
     gshard-plan --experiment=gshard_paper.moe_512e_36l --topology=v4:8x8x8 --tokens=1e12 \\
         --mesh=data=512 --strategy=expert_fsdp --json=plan.json --html=plan.html
 
+To plan the training of a published model from its config.json alone (docs/open_models.md):
+
+    gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:4x4x4 \\
+        --mesh=data=64 --strategy=expert_fsdp --precision=bfloat16
+
 If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
 until it fits. To compare two plans:
 
@@ -49,6 +54,7 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.backend import check_choices
+from lingvo_gshard.api.open_models.importing import open_model
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import picture
@@ -89,6 +95,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_boolean(
         "list_topologies", False, "Lists the machines that can be planned for.", flag_values=values
     )
+    define_config_flags(values)
     runtime.define_splitting_flags(values)
     flags.DEFINE_float(
         "tokens",
@@ -119,6 +126,29 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
+def define_config_flags(values: flags.FlagValues) -> None:
+    """Defines --config and the flags that only apply to it."""
+    flags.DEFINE_string(
+        "config",
+        None,
+        "config.json of a published model, or its directory, in place of --experiment.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "length",
+        0,
+        "Positions of a row, with --config; 0: those that the model was made for, 1,024 at most.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "precision",
+        "float32",
+        "Types of weights and activations, with --config, as trainer.precision.",
+        flag_values=values,
+    )
+
+
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
@@ -137,12 +167,36 @@ def main(argv: list[str]) -> int:
     check_choices(values.partitioner, values.device_order)
     if values.paper or values.paper_rows:
         return _paper(values, console)
-    params = experiment_params(values)
+    params = planned_params(values)
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
     run = _search if values.search else _plan
     return run(values, params, topology, console)
+
+
+def planned_params(values: flags.FlagValues) -> Params:
+    """Returns the Params of --experiment or --config, with all settings."""
+    if values.config is None:
+        for name in ("length", "precision"):
+            if values[name].present:
+                raise ValueError(
+                    f"--{name}={values[name].value} applies to --config, which is not given; an "
+                    "experiment sets it by --gin_param"
+                )
+        return experiment_params(values)
+    if values.experiment:
+        raise ValueError(
+            f"--config={values.config} and --experiment={values.experiment} both say what to plan; "
+            "give one of them"
+        )
+    return open_model(
+        values.config,
+        length=values.length,
+        precision=values.precision,
+        settings=values.gin_param,
+        gin_files=values.gin_file,
+    )
 
 
 def plan_options(values: flags.FlagValues) -> PlanOptions:

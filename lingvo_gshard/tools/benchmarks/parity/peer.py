@@ -73,6 +73,16 @@ class Peer:
         """Loads an exported model; returns the largest difference of its logits to the case's."""
         return float(self._ask("load", number, str(directory)))
 
+    def loss(self, number: int, directory: pathlib.Path, ids: pathlib.Path) -> float:
+        """Loads an exported model; returns its cross-entropy per token.
+
+        Args:
+          number: the case that the model was made for.
+          directory: the exported model.
+          ids: a .npy file of int64 ids [rows,length].
+        """
+        return float(self._ask("loss", number, str(directory), str(ids)))
+
     def _ask(self, request: str, number: int, *rest: str) -> str:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("\t".join([request, str(number), *rest]) + "\n")

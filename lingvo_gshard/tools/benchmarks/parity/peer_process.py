@@ -7,6 +7,7 @@ with the directory for its model, and the sizes of a batch. It answers each line
 
     make CASE          writes the model, its logits, its gradients and its greedy tokens
     load CASE DIR      loads a model without remote code; answers the largest difference of logits
+    loss CASE DIR IDS  loads it; answers the cross-entropy per token of the rows in the file IDS
 """
 
 from __future__ import annotations
@@ -77,15 +78,19 @@ def make(setup, case):
     model.save_pretrained(directory)
     write_tokenizer(case, directory)
     ids = torch.tensor(batch_ids(setup, case))
-    found = model(input_ids=ids, labels=ids)
-    found.loss.backward()
+    with torch.inference_mode():
+        logits = model(input_ids=ids).logits
+    # Not by `labels`: the last token would count in the length of the text.
+    predicted = model(input_ids=ids[:, :-1]).logits.flatten(0, 1)
+    torch.nn.functional.cross_entropy(predicted, ids[:, 1:].flatten()).backward()
     half = setup["length"] // 2
+    # No token ends a text.
+    model.generation_config.eos_token_id = None
     with torch.inference_mode():
         tokens = model.generate(
             ids[:, :half],
             attention_mask=torch.ones_like(ids[:, :half]),
             do_sample=False,
-            min_new_tokens=setup["new_tokens"],
             max_new_tokens=setup["new_tokens"],
         )
     _write_gradients(model, os.path.join(directory, GRADIENTS))
@@ -94,8 +99,7 @@ def make(setup, case):
     np.savez(
         os.path.join(directory, OUTPUTS),
         ids=ids.numpy(),
-        logits=found.logits.detach().numpy(),
-        loss=found.loss.item(),
+        logits=logits.numpy(),
         tokens=tokens[:, half:].numpy(),
         bfloat16=narrow.numpy(),
     )
@@ -114,15 +118,31 @@ def _write_gradients(model, directory):
     model.save_pretrained(directory, state_dict=gradients)
 
 
-def load(setup, case, directory):
-    """Returns the largest difference of the logits of a loaded model, as text."""
+def _logits(case, directory, ids):
+    """Returns the logits of a model that is loaded without remote code."""
     import torch
 
     model = _auto(case).from_pretrained(
         directory, attn_implementation="eager", trust_remote_code=False, dtype=torch.float32
     )
     with torch.inference_mode():
-        logits = model.eval()(input_ids=torch.tensor(batch_ids(setup, case))).logits
+        return model.eval()(input_ids=torch.tensor(ids)).logits
+
+
+def loss(setup, case, directory, file):
+    """Returns the mean cross-entropy of all tokens after the first of each row, as text."""
+    import torch
+
+    del setup
+    ids = np.load(file)
+    logits = _logits(case, directory, ids[:, :-1])
+    labels = torch.tensor(ids[:, 1:])
+    return str(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
+
+
+def load(setup, case, directory):
+    """Returns the largest difference of the logits of a loaded model, as text."""
+    logits = _logits(case, directory, batch_ids(setup, case))
     expected = np.load(os.path.join(case["directory"], OUTPUTS))["logits"]
     return str(np.abs(logits.numpy() - expected).max())
 
@@ -135,7 +155,7 @@ def main():
     for line in sys.stdin:
         request, number, *rest = line.rstrip("\n").split("\t")
         case = setup["cases"][int(number)]
-        answer = {"make": make, "load": load}[request](setup, case, *rest)
+        answer = {"make": make, "load": load, "loss": loss}[request](setup, case, *rest)
         print(answer, file=answers, flush=True)
 
 
