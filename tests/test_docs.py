@@ -86,6 +86,7 @@ ELSEWHERE = {
     # These need a published model, or transformers.
     r"gshard-import .*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",
+    r"gshard-plan --config=.*": "tests/tools/test_import.py",
     r"gshard-bench parity .*": "tests/tools/benchmarks/parity/test_parity.py",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
     # These need a TPU. The files test the parts that do not.

@@ -66,10 +66,11 @@ class Placement:
             name: where for path, spec in by_path.items() for name, where in _names(path, spec)
         }
         layers = _layer_paths(names)
-        pieces: dict[str, tuple[Piece, ...]] = {}
+        found: dict[str, list[tuple[Row, Piece]]] = {}
         for row in table:
             for published, piece in _expand(row, layers, names, by_path):
-                pieces[published] = (*pieces.get(published, ()), piece)
+                found.setdefault(published, []).append((row, piece))
+        pieces = {name: _joined(parts) for name, parts in found.items()}
         placement = cls(pieces, by_path)
         placement._check_complete()
         return placement
@@ -122,6 +123,10 @@ def _expand(
             continue
         path, index = names[name]
         spec, published = specs[path], row.published.replace(LAYER, str(number))
+        inner = spec.layout[len(index) + (EXPERT in published) :]
+        if row.rearrangement.layout != inner:
+            # Another row has the tensor for a weight of this layout.
+            continue
         if EXPERT not in published:
             yield published, _piece(row, path, spec, index)
             continue
@@ -131,8 +136,19 @@ def _expand(
 
 
 def _piece(row: Row, path: str, spec: VariableSpec, index: tuple[int, ...]) -> Piece:
-    arrangement = row.rearrangement
     layout, shape = spec.layout[len(index) :], spec.shape[len(index) :]
-    if arrangement.layout != layout:
-        raise ValueError(f"{path} has the layout {layout}, not {arrangement.layout}")
-    return Piece(path, index, arrangement, dict(zip(layout, shape, strict=True)))
+    return Piece(path, index, row.rearrangement, dict(zip(layout, shape, strict=True)))
+
+
+def _joined(parts: list[tuple[Row, Piece]]) -> tuple[Piece, ...]:
+    """Returns the pieces of a tensor, those that are joined with their places in it."""
+    total = sum(piece.sizes[row.joined] for row, piece in parts if row.joined)
+    pieces, start = [], 0
+    for row, piece in parts:
+        if row.joined:
+            place = (row.joined, start, total)
+            arrangement = dataclasses.replace(piece.rearrangement, joined=place)
+            piece = dataclasses.replace(piece, rearrangement=arrangement)
+            start += piece.sizes[row.joined]
+        pieces.append(piece)
+    return tuple(pieces)

@@ -21,11 +21,14 @@ class Rearrangement:
 
     Attributes:
       text: both sides, with an arrow between them.
-      choose: letter -> (index, number of parts), for the letters that stand only before the arrow.
+      choose: (letter, index, number of parts) for the letters that stand only before the arrow.
+      joined: (letter, start, size), if the weight is a part of the tensor along this letter: from
+        `start` on, of a dimension of this size.
     """
 
     text: str
     choose: tuple[tuple[str, int, int], ...] = ()
+    joined: tuple[str, int, int] | None = None
 
     @functools.cached_property
     def _groups(self) -> list[str]:
@@ -43,7 +46,7 @@ class Rearrangement:
         Args:
           sizes: size of each letter of the weight.
         """
-        sizes = self._all_sizes(sizes)
+        sizes = self._published_sizes(sizes)
         return tuple(math.prod(sizes[letter] for letter in group) for group in self._groups)
 
     def apply(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
@@ -53,12 +56,9 @@ class Rearrangement:
           published: the tensor.
           sizes: size of each letter of the weight.
         """
-        sizes, letters = self._all_sizes(sizes), "".join(self._groups)
-        split = published.reshape([sizes[letter] for letter in letters])
-        for letter, index, _ in self.choose:
-            split = split.take(index, letters.index(letter))
-            letters = letters.replace(letter, "")
-        return split.transpose([letters.index(letter) for letter in self.layout])
+        part = self._split(published, sizes)[self._index(sizes)]
+        letters = self._left()
+        return part.transpose([letters.index(letter) for letter in self.layout])
 
     def invert(self, weight: np.ndarray, published: np.ndarray, sizes: Mapping[str, int]) -> None:
         """Writes a weight into the published tensor that holds it.
@@ -68,12 +68,27 @@ class Rearrangement:
           published: the tensor, contiguous; written in place.
           sizes: size of each letter of the weight.
         """
-        sizes, letters = self._all_sizes(sizes), "".join(self._groups)
-        split = published.reshape([sizes[letter] for letter in letters])
-        chosen = {letter: index for letter, index, _ in self.choose}
-        at = tuple(chosen.get(letter, slice(None)) for letter in letters)
-        rest = [letter for letter in letters if letter not in chosen]
-        split[at] = weight.transpose([self.layout.index(letter) for letter in rest])
+        order = [self.layout.index(letter) for letter in self._left()]
+        self._split(published, sizes)[self._index(sizes)] = weight.transpose(order)
 
-    def _all_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {**sizes, **{letter: parts for letter, _, parts in self.choose}}
+    def _split(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the tensor with a dimension for each letter."""
+        sizes = self._published_sizes(sizes)
+        return published.reshape([sizes[letter] for letter in "".join(self._groups)])
+
+    def _index(self, sizes: Mapping[str, int]) -> tuple[int | slice, ...]:
+        """Returns where the weight is in the tensor with a dimension for each letter."""
+        chosen: dict[str, int | slice] = {letter: index for letter, index, _ in self.choose}
+        if self.joined:
+            letter, start, _ = self.joined
+            chosen[letter] = slice(start, start + sizes[letter])
+        return tuple(chosen.get(letter, slice(None)) for letter in "".join(self._groups))
+
+    def _left(self) -> str:
+        """Returns the letters before the arrow that the weight has, in their order."""
+        chosen = {letter for letter, _, _ in self.choose}
+        return "".join(letter for letter in "".join(self._groups) if letter not in chosen)
+
+    def _published_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        joined = {self.joined[0]: self.joined[2]} if self.joined else {}
+        return {**sizes, **{letter: parts for letter, _, parts in self.choose}, **joined}

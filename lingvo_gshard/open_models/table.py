@@ -21,16 +21,19 @@ class Row:
       arrangement: "<published letters>-><letters of the weight>". With {expert}, the letters are
         those of one expert.
       choose: for a tensor that holds several weights: see `Rearrangement.choose`.
+      joined: the letter along which this tensor is the concatenation of the weights of all rows
+        with its name, in their order; empty if it holds nothing else.
     """
 
     published: str
     weight: str
     arrangement: str
     choose: tuple[tuple[str, int, int], ...] = ()
+    joined: str = ""
 
     @property
     def rearrangement(self) -> Rearrangement:
-        """How dimensions become those of the weight."""
+        """How dimensions become those of the weight, if nothing is joined."""
         return Rearrangement(self.arrangement, self.choose)
 
 

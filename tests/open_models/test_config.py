@@ -7,6 +7,7 @@ import pytest
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from lingvo_gshard.open_models.families import FAMILIES
+from lingvo_gshard.open_models.families.family import extra_layers
 from lingvo_gshard.open_models.importing import weight_specs
 from lingvo_gshard.open_models.placement import Placement
 from lingvo_gshard.tools.benchmarks.parity.cases import CASES
@@ -45,6 +46,7 @@ def test_the_forms_of_rotary_parameters_are_equal():
 def test_a_task_gives_the_config_that_it_was_made_from(case):
     family, read = FAMILIES[case.model_type], case_config(case)
     task = family.task_of(read)
+    family.left_out(read)
     read.check_all_read()
     described = PublishedConfig(family.config_of(task), "described")
     # Where the original length of a scaling is the number of positions.
@@ -58,11 +60,7 @@ def test_every_weight_has_a_tensor(case):
     params = experiment_of(case_config(case))
     placement = Placement.of(FAMILIES[case.model_type].table, weight_specs(params))
     assert all(placement.of_weights().values())
-    assert (
-        len({piece.published_shape for piece in placement.pieces["lm_head.weight"]}) == 1
-        if ("lm_head.weight" in placement.pieces)
-        else params.task.tie_softmax
-    )
+    assert ("lm_head.weight" in placement.pieces) is not params.task.tie_softmax
 
 
 @pytest.mark.parametrize(
@@ -83,6 +81,12 @@ def test_what_is_not_supported_is_refused(values, message):
     with pytest.raises(ValueError) as error:
         experiment_of(config(**values))
     assert message in str(error.value)
+
+
+def test_layers_that_predict_further_tokens_are_left_out():
+    values = {"num_hidden_layers": 4, "num_nextn_predict_layers": 2}
+    found = extra_layers(PublishedConfig(values, "config.json"))
+    assert found == ("model.layers.4.", "model.layers.5.")
 
 
 def test_a_length_beyond_the_models_is_refused():

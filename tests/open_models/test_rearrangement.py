@@ -31,3 +31,19 @@ def test_a_tensor_can_hold_several_weights():
         assert np.array_equal(weight, published[:, :, index::2])
         found.invert(weight, back, sizes)
     assert np.array_equal(back, published)
+
+
+def test_a_tensor_can_be_a_concatenation_of_weights():
+    published = np.arange(2 * 7 * 3.0).reshape(14, 3)
+    back, parts = np.zeros_like(published), []
+    for start, size in ((0, 4), (4, 3)):
+        found = Rearrangement("(ND)r->rND", joined=("D", start, 7))
+        sizes = {"N": 2, "D": size, "r": 3}
+        assert found.published_shape(sizes) == (14, 3)
+        parts.append(found.apply(published, sizes))
+        found.invert(parts[-1], back, sizes)
+    assert np.array_equal(back, published)
+    for n in range(2):
+        for d in range(7):
+            part, at = (parts[0], d) if d < 4 else (parts[1], d - 4)
+            assert np.array_equal(part[:, n, at], published[n * 7 + d])

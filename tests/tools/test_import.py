@@ -50,6 +50,27 @@ def test_hyperparameters_are_shown_and_set(run_here):
     )
 
 
+def test_a_config_is_an_experiment_to_plan(run_here):
+    values = plan.define_flags()
+    values(["gshard-plan", "--config=model", "--length=16", "--gin_param=input.batch_rows = 3"])
+    params = plan.planned_params(values)
+    assert (params.input.length, params.input.batch_rows) == (16, 3)
+    assert params.name == "open_models.llama"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--config=model", "--experiment=test.tiny"], "both say what to plan; give one of them"),
+        (["--experiment=test.tiny", "--length=16"], "--length=16 applies to --config, which is no"),
+        (["--config=nowhere"], "nowhere: there is no such file"),
+    ],
+)
+def test_flags_of_a_plan_that_do_not_go_together(flags, message, run_here):
+    code, _, err = run_here(["gshard-plan", *flags, "--topology=cpu:1"], plan.main)
+    assert code == 1 and message in err
+
+
 @pytest.mark.slow
 def test_all_commands_go_on_from_an_import(run_here, tmp_path, monkeypatch):
     flags = ["--length=16", "--gin_param=input.batch_rows = 4", "--gin_param=trainer.steps = 2"]
@@ -58,7 +79,7 @@ def test_all_commands_go_on_from_an_import(run_here, tmp_path, monkeypatch):
     greedy = ["--input=lines", "--temperature=0", "--beam_size=1", "--most_tokens=4"]
     code, out, _ = run_here(["generate", "--logdir=run", *greedy], generate.main)
     assert code == 0 and out.startswith("w5 w7")
-    assert run_here(["plan", "--gin_file=run/params.txt", "--topology=cpu:1"], plan.main)[0] == 0
+    assert run_here(["plan", "--config=model", "--topology=cpu:1"], plan.main)[0] == 0
     assert run_here(["train", "--logdir=run"], train.main)[0] == 0
     assert run_here(["evaluate", "--logdir=run"], evaluate.main)[0] == 0
     out = ["--format=huggingface", "--output=out"]

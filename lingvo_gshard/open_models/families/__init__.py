@@ -5,6 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core.config import names
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import (
+    deepseek,
     gemma,
     glm4_moe,
     gpt_oss,
@@ -19,6 +20,8 @@ from lingvo_gshard.open_models.families.family import Family
 FAMILIES = {
     family.model_type: family
     for family in (
+        deepseek.V2,
+        deepseek.V3,
         gemma.GEMMA2,
         gemma.GEMMA3,
         glm4_moe.FAMILY,

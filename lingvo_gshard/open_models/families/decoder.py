@@ -130,14 +130,17 @@ def plain_config(task: Params) -> dict[str, Any]:
     """Returns what `plain_task` reads, from the Params of a task."""
     decoder = task.decoder
     attention = (decoder.attention_pattern or (decoder.layer.self_attention,))[0]
+    has_heads = "num_key_value_heads" in attention
+    key_value_heads = attention.num_key_value_heads if has_heads else 0
+    head_dim = attention.head_dim if has_heads else 0
     return {
         "vocab_size": task.vocabulary_size,
         "hidden_size": task.model_dim,
         "intermediate_size": decoder.layer.feed_forward.get("hidden_dim") or decoder.hidden_dim,
         "num_hidden_layers": decoder.num_layers,
         "num_attention_heads": decoder.num_heads,
-        "num_key_value_heads": attention.num_key_value_heads or decoder.num_heads,
-        "head_dim": attention.head_dim or task.model_dim // decoder.num_heads,
+        "num_key_value_heads": key_value_heads or decoder.num_heads,
+        "head_dim": head_dim or task.model_dim // decoder.num_heads,
         "rms_norm_eps": decoder.layer.norm.epsilon,
         "attention_dropout": decoder.attention_dropout_rate,
         "tie_word_embeddings": task.tie_softmax,

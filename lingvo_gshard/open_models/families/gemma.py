@@ -64,12 +64,13 @@ def _common(config: PublishedConfig) -> Params:
 def _common_config(task: Params) -> dict[str, Any]:
     decoder = task.decoder
     attention = (decoder.attention_pattern or (decoder.layer.self_attention,))[0]
+    scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     windows = [each.window for each in decoder.attention_pattern or (attention,)]
     return {
         **plain_config(task),
         "hidden_activation": _GELU,
         "attention_bias": False,
-        "query_pre_attn_scalar": round(attention.query_scale**-2, 6),
+        "query_pre_attn_scalar": round(scale**-2, 6),
         "attn_logit_softcapping": attention.logit_cap or None,
         "final_logit_softcapping": task.logit_cap or None,
         "sliding_window": max(windows) + 1,

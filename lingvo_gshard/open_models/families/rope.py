@@ -56,7 +56,9 @@ def set_rope(config: PublishedConfig, attention: Params, rope: dict[str, Any]) -
             f"{config.where}: the rope_type {kind!r} is unknown. {names.nearest(kind, _SCALINGS)}"
         )
     attention.rotary_base = float(left.pop("rope_theta"))
-    attention.rotary_fraction = float(left.pop("partial_rotary_factor", 1.0))
+    fraction = float(left.pop("partial_rotary_factor", 1.0))
+    if "rotary_fraction" in attention:
+        attention.rotary_fraction = fraction
     scaling = _SCALINGS[kind].params()
     if kind == "yarn":
         scaling.magnitude = _yarn_magnitude(left)
@@ -83,7 +85,8 @@ def rope_config(attention: Params) -> dict[str, Any]:
     rope |= {key: scaling.get(name) for key, name in _KEYS.items() if name in scaling}
     if kind == "yarn":
         rope["attention_factor"] = scaling.magnitude or None
-    if attention.rotary_fraction != 1.0:
+        rope |= _mscale_all_dim(attention, scaling.factor)
+    if "rotary_fraction" in attention and attention.rotary_fraction != 1.0:
         rope["partial_rotary_factor"] = attention.rotary_fraction
     return {"rope_parameters": {key: value for key, value in rope.items() if value is not None}}
 
@@ -95,9 +98,18 @@ def _yarn_magnitude(rope: dict[str, Any]) -> float:
     if given is not None:
         return float(given)
     if one and all_:
-        return _mscale(rope["factor"], one) / _mscale(rope["factor"], all_)
+        return mscale(rope["factor"], one) / mscale(rope["factor"], all_)
     return 0.0
 
 
-def _mscale(factor: float, scale: float) -> float:
+def _mscale_all_dim(attention: Params, factor: float) -> dict[str, float]:
+    """Returns DeepSeek's parameter that makes the softmax steeper, from the queries' factor."""
+    if "plain_dim" not in attention or not attention.query_scale or factor <= 1:
+        return {}
+    steeper = attention.query_scale * (attention.plain_dim + attention.rotary_dim) ** 0.5
+    return {"mscale_all_dim": round((math.sqrt(steeper) - 1) / (0.1 * math.log(factor)), 9)}
+
+
+def mscale(factor: float, scale: float) -> float:
+    """Returns YaRN's magnitude for a factor, with the weight that DeepSeek gives it."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

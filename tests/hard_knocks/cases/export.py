@@ -165,6 +165,7 @@ CASES = (
         "a model of our own as a published one",
         _EXPORT + "--format=huggingface",
         given=(trained("run", "language model"),),
-        error="the run of language_model.from_files was not imported from a published model; ...",
+        error="the run of language_model.from_files was not imported, and no published family "
+        "describes it: the nearest is ...",
     ),
 )

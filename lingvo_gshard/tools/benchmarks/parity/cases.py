@@ -52,6 +52,19 @@ def _rope(kind: str, **parameters: float) -> dict[str, Any]:
     return {**_LONG, "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+}
+
+
 CASES = (
     Case("grouped queries", "llama"),
     Case(
@@ -190,6 +203,65 @@ CASES = (
             "n_group": 4,
             "topk_group": 2,
             "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    Case(
+        "latent attention, shared experts",
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "num_experts_per_tok": 3,
+            "topk_method": "greedy",
+            "routed_scaling_factor": 2.0,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    Case(
+        "queries without a rank, groups of experts",
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "num_experts_per_tok": 3,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    Case(
+        "latent attention, groups, selection bias, YaRN",
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 1,
+            "n_shared_experts": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    Case(
+        "pairs of halves, biases",
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "num_experts_per_tok": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "rope_interleave": False,
             "attention_bias": True,
         },
     ),

@@ -1,0 +1,172 @@
+"""DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, experts in groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
+from lingvo_gshard.layers.attention.positions import rotary
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.decoder import (
+    EMBEDDINGS,
+    FEED_FORWARD,
+    NORMS,
+    plain_config,
+    plain_task,
+)
+from lingvo_gshard.open_models.families.experts import (
+    SHARED_EXPERT,
+    expert_rows,
+    sigmoid_config,
+    sigmoid_experts,
+    top_k_experts,
+)
+from lingvo_gshard.open_models.families.family import Family, extra_layers
+from lingvo_gshard.open_models.families.rope import mscale, rope_config, set_rope
+from lingvo_gshard.open_models.table import Row
+
+_GREEDY, _LIMITED = "greedy", "group_limited_greedy"
+
+
+def _row(published: str, ours: str, arrangement: str, joined: str = "") -> Row:
+    name = f"model.layers.{{layer}}.self_attn.{published}"
+    return Row(name, f"{{layer}}.self_attention.{ours}", arrangement, joined=joined)
+
+
+_ATTENTION = (
+    _row("q_proj.weight", "w_query", "(ND)M->MND"),
+    _row("q_a_proj.weight", "w_query_down", "qM->Mq"),
+    _row("q_a_proj.bias", "b_query_down", "q->q"),
+    _row("q_a_layernorm.weight", "query_norm.scale", "M->M"),
+    _row("q_b_proj.weight", "w_query", "(ND)q->qND"),
+    _row("kv_a_proj_with_mqa.weight", "w_latent", "rM->Mr", joined="r"),
+    _row("kv_a_proj_with_mqa.weight", "w_rotary_key", "DM->MD", joined="D"),
+    _row("kv_a_proj_with_mqa.bias", "b_latent", "r->r", joined="r"),
+    _row("kv_a_proj_with_mqa.bias", "b_rotary_key", "D->D", joined="D"),
+    _row("kv_a_layernorm.weight", "latent_norm.scale", "M->M"),
+    _row("kv_b_proj.weight", "w_key", "(ND)r->rND", joined="D"),
+    _row("kv_b_proj.weight", "w_value", "(ND)r->rND", joined="D"),
+    _row("o_proj.weight", "w_out", "M(ND)->NDM"),
+    _row("o_proj.bias", "b_out", "M->M"),
+)
+_TABLE = (*EMBEDDINGS, *_ATTENTION, *NORMS, *FEED_FORWARD, *expert_rows("mlp"), *SHARED_EXPERT)
+
+
+def _latent_task(config: PublishedConfig) -> Params:
+    config.expect("hidden_act", "silu")
+    task = plain_task(config)
+    # The first is derived from other sizes, the second and third are of another library.
+    for name in ("qk_head_dim", "ep_size", "moe_layer_freq", "num_key_value_heads", "auto_map"):
+        config.get(name, None)
+    plain, rotated = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
+    has_bias = config.get("attention_bias", False)
+    attention = LatentAttention.params().set(
+        query_rank=config.get("q_lora_rank", 0),
+        key_value_rank=config.get("kv_lora_rank"),
+        plain_dim=plain,
+        rotary_dim=rotated,
+        value_dim=config.get("v_head_dim"),
+        use_bias=has_bias,
+        use_output_bias=has_bias,
+    )
+    rope = config.rope()
+    set_rope(config, attention, rope)
+    if rope.get("mscale_all_dim") and rope["rope_type"] != "default":
+        steeper = mscale(rope["factor"], rope["mscale_all_dim"])
+        attention.query_scale = (plain + rotated) ** -0.5 * steeper**2
+    task.decoder.layer.self_attention = attention
+    return task
+
+
+def _latent_config(task: Params) -> dict[str, Any]:
+    attention = task.decoder.layer.self_attention
+    config = plain_config(task)
+    config["num_key_value_heads"] = task.decoder.num_heads
+    del config["head_dim"]
+    return {
+        **config,
+        **rope_config(attention),
+        "hidden_act": "silu",
+        "attention_bias": attention.use_bias,
+        "q_lora_rank": attention.query_rank or None,
+        "kv_lora_rank": attention.key_value_rank,
+        "qk_nope_head_dim": attention.plain_dim,
+        "qk_rope_head_dim": attention.rotary_dim,
+        "v_head_dim": attention.value_dim,
+    }
+
+
+def _v3_task(config: PublishedConfig) -> Params:
+    task = _latent_task(config)
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
+    for name in ("aux_loss_alpha", "seq_aux"):
+        config.get(name, None)
+    interleaved = config.get("rope_interleave", True)
+    pairs = rotary.NEIGHBORS if interleaved else rotary.HALVES
+    task.decoder.layer.self_attention.rotary_pairs = pairs
+    first = config.get("first_k_dense_replace", 3)
+    task.decoder.set(dense_first=first, moe_every=1, moe=sigmoid_experts(config))
+    return task
+
+
+def _v3_config(task: Params) -> dict[str, Any]:
+    is_interleaved = task.decoder.layer.self_attention.rotary_pairs == rotary.NEIGHBORS
+    return {
+        **_latent_config(task),
+        **sigmoid_config(task.decoder),
+        "rope_interleave": is_interleaved,
+    }
+
+
+def _v2_task(config: PublishedConfig) -> Params:
+    task = _latent_task(config)
+    config.expect("mlp_bias", False)
+    config.expect("scoring_func", "softmax")
+    config.expect("norm_topk_prob", False)
+    method = config.expect("topk_method", _GREEDY, _LIMITED)
+    config.get("seq_aux", None)
+    task.decoder.layer.self_attention.rotary_pairs = rotary.NEIGHBORS
+    hidden_dim = config.get("moe_intermediate_size")
+    moe = top_k_experts(
+        experts=config.get("n_routed_experts"),
+        k=config.get("num_experts_per_tok"),
+        hidden_dim=hidden_dim,
+        normalize=False,
+        loss_weight=config.get("aux_loss_alpha", 0.001),
+    )
+    moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
+    moe.router.scale = config.get("routed_scaling_factor", 1.0)
+    groups, chosen = config.get("n_group", 0), config.get("topk_group", 0)
+    if method == _LIMITED:
+        moe.router.set(expert_groups=groups, groups_per_token=chosen)
+    task.decoder.set(dense_first=config.get("first_k_dense_replace", 0), moe_every=1, moe=moe)
+    return task
+
+
+def _v2_config(task: Params) -> dict[str, Any]:
+    router = task.decoder.moe.router
+    return {
+        **_latent_config(task),
+        **sigmoid_config(task.decoder),
+        "topk_method": _LIMITED if router.expert_groups else _GREEDY,
+        "aux_loss_alpha": router.auxiliary_loss_weight,
+    }
+
+
+V2 = Family(
+    model_type="deepseek_v2",
+    architecture="DeepseekV2ForCausalLM",
+    table=_TABLE,
+    task_of=_v2_task,
+    config_of=_v2_config,
+)
+V3 = Family(
+    model_type="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    table=_TABLE,
+    task_of=_v3_task,
+    config_of=_v3_config,
+    left_out=extra_layers,
+)
