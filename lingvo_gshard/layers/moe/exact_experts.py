@@ -19,7 +19,7 @@ LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of e
 MOST_EXPERTS = 64
 
 # Up to this many rows branch to their experts one by one.
-FEW_ROWS = 8
+_FEW_ROWS = 4
 # Up to this many rows are sorted by comparing all pairs, which is faster than XLA's sort.
 _COMPARED_ROWS = 1024
 _BLOCKS = (8, 16, 32, 64)
@@ -46,7 +46,7 @@ def run_experts(
     """
     choices, tokens = expert_kT.shape
     gate_kT1 = tf.cast(gate_kT, x_TM.dtype)[..., None]
-    if choices * tokens <= FEW_ROWS:
+    if choices * tokens <= _FEW_ROWS:
         y_kTM = _branch(network, experts, x_TM, expert_kT)
     else:
         y_kTM = _run_sorted(network, experts, x_TM, expert_kT)
