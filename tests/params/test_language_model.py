@@ -10,6 +10,7 @@ import lingvo_gshard.params  # noqa: F401
 from lingvo_gshard.core.config import gin_binding, registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources.text import TextReader
+from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.sharding.mesh import Mesh
@@ -124,6 +125,23 @@ def test_deepseek_differs_only_by_its_attention():
     change = 61 * latent - attention
     assert round((size(weights) + change) / BILLION) == 671
     assert round((trainer.task.active_parameters() + change) / BILLION, 1) == 37.6
+
+
+def test_deepseek_with_latent_attention_has_the_published_weights():
+    """Counts the weights of DeepSeek-V3's layers themselves, without and with token prediction.
+
+    The README_WEIGHTS.md of https://github.com/deepseek-ai/DeepSeek-V3 has 671 billion, and 11.5
+    billion that only the module of multi-token prediction has.
+    """
+    task = params_of("deepseek_v3_like").task
+    task.set(vocabulary_size=129_280, future_tokens=1)
+    task.decoder.layer.self_attention = LatentAttention.params().set(
+        query_rank=1536, key_value_rank=512, plain_dim=128, rotary_dim=64, value_dim=128
+    )
+    weights = task.instantiate().variable_specs().flatten()
+    future = size(spec for spec in weights if spec.path.startswith("future"))
+    assert size(weights) - future == 671_026_419_200
+    assert future / BILLION == pytest.approx(11.5, rel=0.02)
 
 
 def test_dimensions_are_those_published():

@@ -8,6 +8,7 @@ from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.ring import RingKernel
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.moe import DroplessDispatch, HashRouter, MixtureOfExperts, SigmoidRouter
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -130,6 +131,12 @@ def mixed(**values: object) -> dict:
     return {**MIXED, "execution": execution}
 
 
+NEAR = SelfAttention.params().set(window=2, use_sinks=True)
+ALTERNATING = {
+    "attention_pattern": (NEAR, SelfAttention.params()),
+    "moe_every": 0,
+    "execution": pipeline(2),
+}
 HASHED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=HashRouter.params())
 BIASED = MixtureOfExperts.params().set(num_experts=2, group_size=L, router=SigmoidRouter.params())
 
@@ -168,6 +175,7 @@ def test_eager_stages_equal_layers_one_by_one(count, values):
         (True, 1, mixed(micro_batches=1)),
         (True, 3, {**MIXED, "moe": HASHED, "has_token_ids": True}),
         (True, 3, {**MIXED, "moe": BIASED}),
+        (True, 2, ALTERNATING),
         (False, 3, MIXED),
     ],
     ids=[
@@ -179,6 +187,7 @@ def test_eager_stages_equal_layers_one_by_one(count, values):
         "one_micro_batch",
         "token_ids",
         "update_rules",
+        "alternating",
         "not_compiled",
     ],
 )
