@@ -1,11 +1,16 @@
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
+import dataclasses
+
 import pytest
 
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.inference.loading import make_engine
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.layers.attention.latent.latent_attention import LatentAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.sharding.partitioning import Partitioning
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
 
@@ -37,3 +42,16 @@ def test_decoding_equals_a_plain_search(name):
     ended = tiny_engine.plain_beam(model, [], prompts[0], 4, 2)
     _, _, gains = tiny_engine.ranked(ended, 0.6)[0]
     assert best.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_over_two_devices_decode_the_same(name):
+    model = tiny_engine.language_model(add_positions=False, **MODELS[name])
+    prompt, greedy = (BOS, 3, 4, 5, 6), DecodingOptions(beam_size=1, most_tokens=8)
+    facts = dataclasses.replace(model.task.model_facts(64, BOS, EOS), most_steps=5)
+    split = Partitioning.make("data=2,model=2", "expert_tensor")
+    with make_engine(model.task, model.theta, facts, split, jax.devices()[:4]) as engine:
+        (found,) = engine.submit(Request([], prompt, greedy)).result()
+    _, gains = tiny_engine.plain_greedy(model, [], prompt, 8)
+    assert found.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)

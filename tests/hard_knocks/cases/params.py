@@ -213,6 +213,19 @@ CASES = (
         "128",
     ),
     Case(
+        "norms at an unknown place",
+        _MODEL + "--gin_param='task.encoder.layer.norm_position = \"after\"'",
+        error="task.encoder.layer: encoder.layers[0].norm_position: 'after'. Valid: before, both, "
+        "output, sum.",
+    ),
+    Case(
+        "a limit that the activation does not read",
+        _MODEL + "--gin_param='task.encoder.layer.feed_forward.gate_limit = 2.0'",
+        error="task.encoder.layer.feed_forward: encoder.layers[0].feed_forward.gate_limit: 2.0 "
+        "with encoder.layers[0].feed_forward.activation='relu', which does not read it; leave 7.0 "
+        "or choose 'clamped_swiglu'",
+    ),
+    Case(
         "negative layers",
         _MODEL + "--gin_param='task.encoder.num_layers = -1'",
         error="--gin_param 'task.encoder.num_layers = -1': task.encoder.num_layers is -1; "
