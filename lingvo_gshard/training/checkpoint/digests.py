@@ -37,15 +37,18 @@ def digest(array: np.ndarray | jax.Array, counts: bool = True) -> int:
     return total % MODULUS
 
 
-def digest_of_part(part: np.ndarray, index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+def digest_of_part(
+    part: np.ndarray, index: tuple[int, ...], shape: tuple[int, ...], start: int = 0
+) -> int:
     """Returns the term of a part of an array. Those of all parts add up to its digest, mod 2^64.
 
     Args:
-      part: all elements of the array with these first indices.
+      part: elements of the array with these first indices.
       index: the indices.
       shape: shape of the array.
+      start: the first of the part along the dimension after the indices.
     """
-    offset = index + (0,) * part.ndim
+    offset = (*index, start, *(0,) * (part.ndim - 1)) if part.ndim else index
     return _part(part.reshape((1,) * len(index) + part.shape), offset, shape) % MODULUS
 
 

@@ -24,7 +24,8 @@ from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax
 from lingvo_gshard.training.checkpoint.run_item import RunRecord, WriteExtras
 
 # The largest piece of an array on disk, in bytes, so that a process can read its shard alone.
-_CHUNK_BYTES = 2**26
+# Writing one takes memory for several.
+_CHUNK_BYTES = 2**25
 
 
 @dataclasses.dataclass
@@ -85,9 +86,12 @@ class _Handler(ocp.type_handlers.NumpyHandler):
                     tspec["metadata"]["chunks"] = value.chunks(part.shape)
                     spec = tensorstore.Spec(tspec)
                     stored = await tensorstore.open(spec, create=True, context=ts_context)
-                part = np.ascontiguousarray(part, value.dtype)
-                total += digest_of_part(part, index, value.shape)
-                await stored[index].write(part, can_reference_source_data_indefinitely=True)
+                rows = value.chunks(part.shape)[len(index)]
+                for start in range(0, len(part), rows):
+                    block = np.ascontiguousarray(part[start : start + rows], value.dtype)
+                    total += digest_of_part(block, index, value.shape, start)
+                    place = (*index, slice(start, start + len(block)))
+                    await stored[place].write(block, can_reference_source_data_indefinitely=True)
             value.digest = total % MODULUS
 
 
