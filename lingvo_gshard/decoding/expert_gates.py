@@ -38,6 +38,7 @@ def expert_gates(
 
     with context.scope(training=False, on_output=observe):
         memory = None if source_BK is None else model.encode_memory(weights, source_BK)
-        mask_BL = tf.cast(tf.not_equal(ids_BL, 0), tf.int32)
-        model.extend(weights, ids_BL, mask_BL, row_view(ids_BL, is_causal=True), None, memory)
+        is_token_BL = tf.not_equal(ids_BL, 0)
+        view, mask_BL = row_view(is_token_BL, is_causal=True), tf.cast(is_token_BL, tf.int32)
+        model.extend(weights, ids_BL, mask_BL, view, None, memory)
     return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+# Stands where a text has no given token. Every id from 0 on may be a token.
+NO_TOKEN = -1
+
 # What the host reads of each step: [B,W] arrays, which a call returns as [i,B,W].
 TOKEN_RECORD = ("token_BW", "log_probability_BW")
 BEAM_RECORD = (*TOKEN_RECORD, "parent_BW", "end_BW", "end_log_probability_BW", "last_BW")

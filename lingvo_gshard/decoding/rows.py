@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.kinds import SearchKind
+from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.decoding.state import IMPOSSIBLE, ages, slot_count
 from lingvo_gshard.layers.attention import cached
@@ -59,8 +59,9 @@ class Admission:
           state: the state.
           new: of the texts that enter: `source_aK`, int32 ids of the source, 0 in padding, with at
             most as many positions as the state's memory has;
-            `given_ap`, int32 ids that precede the next token, right-aligned, 0 before them, if any
-            text has them; `last_a`, int32, the last of all tokens before those to be generated; and
+            `given_ap`, int32 ids that precede the next token, right-aligned, NO_TOKEN before them,
+            if any text has them; `last_a`, int32, the last of all tokens before those to be
+            generated; and
             `options`, for each leaf of OPTION_LEAVES in the state its values for the texts.
           text_of_row_B: int32, the text that enters each row; -1 where the row stays.
         """
@@ -102,11 +103,13 @@ class Admission:
         if self.kind.covers:
             rows.coverage_BWK = tf.zeros([count, *state.coverage_BWK.shape[1:]])
         if "given_ap" in new:
-            is_token_ap = tf.cast(tf.not_equal(new.given_ap, 0), tf.int32)
+            is_token_ap = tf.not_equal(new.given_ap, NO_TOKEN)
+            view = cached.row_view(is_token_ap, is_causal=True)
+            is_token_ap = tf.cast(is_token_ap, tf.int32)
             rows.position_B = tf.reduce_sum(is_token_ap, 1)
-            view = cached.row_view(new.given_ap, is_causal=True)
+            given_ap = tf.maximum(new.given_ap, 0)
             _, caches, _ = self.model.extend(
-                weights, new.given_ap, is_token_ap, view, None, rows.get("memory")
+                weights, given_ap, is_token_ap, view, None, rows.get("memory")
             )
             rows.caches = _blocks_of(
                 caches, state.caches, lambda x: _in_ring(x, state.time, slot_count(state), beam)

@@ -12,7 +12,7 @@ import dataclasses
 from lingvo_gshard.core import dynamic_slice
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind, StateShape
 from lingvo_gshard.decoding.model_facts import ModelFacts, usual_tokens
 from lingvo_gshard.decoding.precision import TRAINED, stored_weights
 from lingvo_gshard.decoding.rows import OPTION_LEAVES, Admission
@@ -143,7 +143,7 @@ def _given(ids_BK: tf.Tensor, count_B: tf.Tensor) -> dict[str, tf.Tensor]:
     if length > 1:
         index_Bp = tf.range(length - 1)[None, :] - (length - 1) + last[:, None]
         before_Bp = tf.gather(ids_BK, tf.maximum(index_Bp, 0), batch_dims=1)
-        given["given_ap"] = tf.where(index_Bp >= 0, before_Bp, 0)
+        given["given_ap"] = tf.where(index_Bp >= 0, before_Bp, NO_TOKEN)
     return given
 
 

@@ -146,8 +146,9 @@ class TranslationTask(TokenTask):
     @layer_method
     def encode_memory(self, theta: NestedMap, ids_BK: tf.Tensor) -> NestedMap:
         """Returns what `extend` needs of source sentences; see `decoding.models`."""
-        view = cached.row_view(ids_BK, is_causal=False)
-        segments_BK = tf.cast(tf.not_equal(ids_BK, 0), tf.int32)
+        is_token_BK = tf.not_equal(ids_BK, 0)
+        view = cached.row_view(is_token_BK, is_causal=False)
+        segments_BK = tf.cast(is_token_BK, tf.int32)
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         x_BKM = self._embed(name, theta, ids_BK, view.positions_BL)
         with context.tokens(ids_BK):

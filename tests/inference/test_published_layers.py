@@ -30,7 +30,8 @@ def test_decoding_equals_a_plain_search(name):
     model = tiny_engine.language_model(add_positions=False, **MODELS[name])
     greedy = DecodingOptions(beam_size=1, most_tokens=8)
     beam = DecodingOptions(beam_size=2, most_tokens=4, length_exponent=0.6)
-    prompts = [(BOS, 3, 4, 5, 6), (BOS,), (BOS, 7, 8)]
+    # Id 0 is a token as any other.
+    prompts = [(BOS, 3, 4, 5, 6), (BOS,), (BOS, 0, 7, 0, 8)]
     with model.engine(workers=1) as engine:
         answers = engine.submit_all([Request([], prompt, greedy) for prompt in prompts])
         found = [answer.result()[0] for answer in answers]

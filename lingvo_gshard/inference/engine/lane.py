@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.decoding.kinds import SearchKind, StateShape, record_names
+from lingvo_gshard.decoding.kinds import NO_TOKEN, SearchKind, StateShape, record_names
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.moving import moved
@@ -169,6 +169,8 @@ class _NewTexts:
 
     def __init__(self, program: CompiledProgram, facts: ModelFacts, rows: Sequence[Row]):
         self.arrays = {a.path: np.zeros(a.shape, a.dtype) for a in program.inputs_of("new")}
+        if "new.given_ap" in self.arrays:
+            self.arrays["new.given_ap"][:] = NO_TOKEN
         self._facts = facts
         for text, row in enumerate(rows):
             self._fill(text, row)

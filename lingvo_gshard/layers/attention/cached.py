@@ -63,21 +63,20 @@ class CacheView:
         return tf.where(is_visible_BLK, 0.0, MASKED)
 
 
-def row_view(ids_BL: tf.Tensor, is_causal: bool) -> CacheView:
-    """Returns the view of rows without a cache. Each row is one text, with id 0 in padding.
+def row_view(is_token_BL: tf.Tensor, is_causal: bool) -> CacheView:
+    """Returns the view of rows without a cache. Each row is one text.
 
     Padding may stand before or after the text. Positions count the tokens of the text.
 
     Args:
-      ids_BL: int32 ids of the tokens.
+      is_token_BL: bool, False in padding.
       is_causal: whether a token sees no later one.
     """
-    length = ids_BL.shape[1]
-    is_token_BL = tf.not_equal(ids_BL, 0)
+    length = is_token_BL.shape[1]
     index_L = tf.range(length)
     first_B1 = tf.reduce_min(tf.where(is_token_BL, index_L, length), axis=1, keepdims=True)
     distances_LK = index_L[None, :] - index_L[:, None]
-    is_visible_BLK = tf.broadcast_to(is_token_BL[:, None, :], [*ids_BL.shape, length])
+    is_visible_BLK = tf.broadcast_to(is_token_BL[:, None, :], [*is_token_BL.shape, length])
     if is_causal:
         is_visible_BLK &= distances_LK <= 0
     return CacheView(tf.maximum(index_L - first_B1, 0), is_visible_BLK, distances_LK)
