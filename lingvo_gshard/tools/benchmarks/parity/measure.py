@@ -169,7 +169,7 @@ def _equal_tokens(run: Run, theta: NestedMap, ids: np.ndarray, expected: np.ndar
     answers = engine.submit_all(requests)
     found = [answer.result()[0].tokens for answer in answers]
     pairs = zip(found, expected, strict=True)
-    return sum(a == b for one, other in pairs for a, b in zip(one, other, strict=False))
+    return sum(int(a == b) for one, other in pairs for a, b in zip(one, other, strict=False))
 
 
 def _are_equal(source: pathlib.Path, output: pathlib.Path) -> bool:

@@ -78,11 +78,12 @@ def make(setup, case):
     model.save_pretrained(directory)
     write_tokenizer(case, directory)
     ids = torch.tensor(batch_ids(setup, case))
-    with torch.inference_mode():
-        logits = model(input_ids=ids).logits
-    # Not by `labels`: the last token would count in the length of the text.
+    # Not by `labels`: the last token would count in the length of the text. And first: a model with
+    # dynamic RoPE keeps the rotations of the longest text that it has seen.
     predicted = model(input_ids=ids[:, :-1]).logits.flatten(0, 1)
     torch.nn.functional.cross_entropy(predicted, ids[:, 1:].flatten()).backward()
+    with torch.inference_mode():
+        logits = model(input_ids=ids).logits
     half = setup["length"] // 2
     # No token ends a text.
     model.generation_config.eos_token_id = None
