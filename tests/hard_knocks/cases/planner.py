@@ -192,8 +192,8 @@ CASES = (
     Case(
         "a benchmark of nothing",
         "gshard-bench",
-        error="the subcommand is missing. Valid: choices, decode, depth, exported, moe, partition, "
-        "serve, step.",
+        error="the subcommand is missing. Valid: choices, decode, depth, exported, moe, parity, "
+        "partition, serve, step.",
     ),
     Case(
         "an expert tool that is not there",

@@ -74,7 +74,9 @@ def passes_of(layer: Layer):
         with context.scope(training=True, seed=tf.constant(SEED)), tf.GradientTape() as tape:
             sources = [x, *theta.flatten()]
             tape.watch(sources)
-            y = annotate(layer.fprop(theta, x, [attention.mask(segments)]), "BLM")
+            mask = attention.mask(segments)
+            y = layer.fprop(theta, x, mask if layer is attention else [mask])
+            y = annotate(y, "BLM")
         d_x, *d_theta = tape.gradient(y, sources, annotate(given.d_y, "BLM"))
         d_theta = annotate_weights(theta.pack(map(tf.convert_to_tensor, d_theta)), specs)
         return NestedMap(y=y, d_x=annotate(d_x, "BLM"), d_theta=d_theta)
