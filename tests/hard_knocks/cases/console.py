@@ -234,6 +234,7 @@ CASES = (
         "gshard-inspect --experiment=translation.quickstart --mesh=data=4",
         new_process=True,
         prints=("strategy",),
+        slow=True,
     ),
     Case(
         "a translation in a new process",

@@ -74,6 +74,7 @@ def test_flops_of_a_case_are_those_of_its_products():
     assert sizes.case_flops(model.task, case) == encoder + 4 * decoder
 
 
+@pytest.mark.slow
 def test_tiny_models_are_measured():
     found = tiny_cases()
     rows = list(measure.measure(tiny_models(), found, None, 1, 1, lambda stage: None))
