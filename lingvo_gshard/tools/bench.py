@@ -95,7 +95,15 @@ if typing.TYPE_CHECKING:
 
 NAME = "gshard-bench"
 SUBCOMMANDS = (
-    *("step", "partition", "moe", "depth", "choices", "decode", "exported", "serve", "parity"),
+    "step",
+    "partition",
+    "moe",
+    "depth",
+    "choices",
+    "decode",
+    "exported",
+    "serve",
+    "parity",
 )
 EXPORTED, SERVE = "exported", "serve"
 

@@ -33,6 +33,7 @@ from absl import flags
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.open_models.importing import import_model, open_model
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags.experiment import define_settings_flags
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.precision import PRECISIONS
 
@@ -58,15 +59,7 @@ def define_flags() -> flags.FlagValues:
         f"Types of weights and activations, as trainer.precision: {', '.join(PRECISIONS)}.",
         flag_values=values,
     )
-    flags.DEFINE_multi_string(
-        "gin_file", [], "Gin file with settings; may be repeated.", flag_values=values
-    )
-    flags.DEFINE_multi_string(
-        "gin_param",
-        [],
-        "One setting, such as 'trainer.clip_norm = 0.5'; may be repeated.",
-        flag_values=values,
-    )
+    define_settings_flags(values)
     flags.DEFINE_string(
         "params",
         None,

@@ -9,9 +9,9 @@ import rich.console
 import lingvo_gshard as gshard
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.tools.benchmarks.decode.command import peers_python
 from lingvo_gshard.tools.benchmarks.parity.cases import CASES
 from lingvo_gshard.tools.benchmarks.parity.peer import LIBRARIES, Peer
+from lingvo_gshard.tools.benchmarks.peer_python import find_python
 
 QUIET = rich.console.Console(quiet=True)
 LENGTH, STEPS = 48, 60
@@ -49,7 +49,7 @@ def loss_of(run, ids):
 
 @pytest.mark.slow
 def test_losses_are_equal_on_both_sides(tmp_path):
-    python = peers_python(os.environ.get("PEERS_PYTHON"), LIBRARIES)
+    python = find_python(os.environ.get("PEERS_PYTHON"), LIBRARIES)
     if not python:
         pytest.skip("transformers is not installed, and PEERS_PYTHON names no Python with it")
     case = next(case for case in CASES if case.model_type == "olmoe")

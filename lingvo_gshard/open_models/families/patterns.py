@@ -15,8 +15,12 @@ def layer_types(config: PublishedConfig, usual_period: int) -> list[str]:
     """Returns the type of each layer's attention.
 
     Args:
-      config: the config. Older ones have no `layer_types`.
-      usual_period: without them, each of this many layers has no window, as the last of them.
+      config: the config.
+      usual_period: used if the config has neither `layer_types` nor a period. The last layer of
+        each such number of layers has full attention; the others have a sliding window.
+
+    Raises:
+      ValueError: `layer_types` has the wrong length.
     """
     layers = config.get("num_hidden_layers")
     period = config.get(

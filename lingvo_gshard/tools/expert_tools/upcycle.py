@@ -34,6 +34,7 @@ from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.tools.console import output
 from lingvo_gshard.tools.expert_tools import source_run
 from lingvo_gshard.tools.expert_tools.source_run import SourceRun
+from lingvo_gshard.tools.flags.experiment import define_settings_flags
 from lingvo_gshard.tools.flags.run import required_logdir
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.surgery import upcycling
@@ -56,15 +57,7 @@ def define_flags() -> flags.FlagValues:
         0,
         flag_values=values,
     )
-    flags.DEFINE_multi_string(
-        "gin_file", [], "A gin file with settings of the new run.", flag_values=values
-    )
-    flags.DEFINE_multi_string(
-        "gin_param",
-        [],
-        "One gin setting, such as 'task.encoder.moe.group_size = 192'.",
-        flag_values=values,
-    )
+    define_settings_flags(values)
     flags.DEFINE_boolean(
         "exact",
         True,

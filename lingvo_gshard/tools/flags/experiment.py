@@ -18,6 +18,11 @@ def define_experiment_flags(values: flags.FlagValues) -> None:
         "the current directory are found.",
         flag_values=values,
     )
+    define_settings_flags(values)
+
+
+def define_settings_flags(values: flags.FlagValues) -> None:
+    """Defines --gin_file and --gin_param."""
     flags.DEFINE_multi_string(
         "gin_file",
         [],

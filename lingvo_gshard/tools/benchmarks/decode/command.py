@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import random
-import sys
-from collections.abc import Sequence
 
 import rich.box
 import rich.console
@@ -21,7 +18,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.sources.cleaning import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
-from lingvo_gshard.tools.benchmarks.decode.peers import LIBRARIES, Peers, has_libraries
+from lingvo_gshard.tools.benchmarks.decode.peers import LIBRARIES, Peers
+from lingvo_gshard.tools.benchmarks.peer_python import find_python
 from lingvo_gshard.tools.console import output
 
 # Positions of a text of the language model: room for the longest prompt and its continuation.
@@ -30,7 +28,7 @@ _POSITIONS = 256
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> list[measure.Row]:
     """Runs the benchmark, prints its table and returns the rows."""
-    python = peers_python(values.peers_python)
+    python = find_python(values.peers_python, LIBRARIES)
     if not python:
         output.say(
             console,
@@ -73,26 +71,6 @@ def make_cases(
     other = ours.initial_model(language_model, _POSITIONS)
     models = {cases.TRANSLATION: model, cases.LANGUAGE_MODEL: other}
     return models, found + cases.language_model_cases(other.facts)
-
-
-def peers_python(given: str | None, libraries: Sequence[str] = LIBRARIES) -> str | None:
-    """Returns the Python to run the other engines with; None if there is none.
-
-    Args:
-      given: --peers_python.
-      libraries: what it needs.
-
-    Raises:
-      ValueError: the given Python lacks the libraries.
-    """
-    if given:
-        if not has_libraries(given, libraries):
-            *most, last = libraries
-            raise ValueError(
-                f"--peers_python={given}: this Python has not all of {', '.join(most)} and {last}"
-            )
-        return given
-    return sys.executable if all(map(importlib.util.find_spec, libraries)) else None
 
 
 def test_sources(experiment: Params, count: int, room: int) -> list[list[int]]:

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.tools.benchmarks.decode import peer_process
 from lingvo_gshard.tools.benchmarks.decode.cases import Case
 from lingvo_gshard.tools.benchmarks.decode.sizes import DenseSizes
+from lingvo_gshard.tools.benchmarks.peer_python import PeerProcess
 
 ENGINES = (peer_process.HUGGING_FACE, *peer_process.CTRANSLATE2)
 LIBRARIES = ("torch", "transformers", "ctranslate2")
-
-
-def has_libraries(python: str, libraries: Sequence[str] = LIBRARIES) -> bool:
-    """Returns whether a Python has these libraries of the extra `peers`."""
-    modules = ", ".join(map(repr, libraries))
-    program = f"import importlib.util as u; assert all(map(u.find_spec, ({modules},)))"
-    try:
-        return not subprocess.run([python, "-c", program], capture_output=True).returncode
-    except OSError:
-        return False
 
 
 class Peers:
@@ -51,26 +40,16 @@ class Peers:
             "models": {name: dataclasses.asdict(sizes) for name, sizes in models.items()},
             "cases": [dataclasses.asdict(case) for case in cases],
         }
-        (folder / "setup.json").write_text(json.dumps(setup), encoding="utf-8")
-        self._errors = open(folder / "errors.txt", "w+", encoding="utf-8")
-        self._process = subprocess.Popen(
-            [python, peer_process.__file__, str(folder / "setup.json")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=environment(threads),
-        )
+        file = folder / "setup.json"
+        file.write_text(json.dumps(setup), encoding="utf-8")
+        self._process = PeerProcess("the peers", python, peer_process.__file__, file, threads)
 
     def __enter__(self) -> Peers:
-        self._answer()
+        self._process.answer()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
-        self._errors.close()
+        self._process.__exit__()
         self._directory.cleanup()
 
     def decode(self, engine: str, case: Case) -> float:
@@ -80,25 +59,6 @@ class Peers:
           engine: one of ENGINES.
           case: one of the cases.
         """
-        assert self._process.stdin
-        self._process.stdin.write(f"{engine}\t{self._cases.index(case)}\n")
-        self._process.stdin.flush()
-        seconds, tokens = self._answer().split("\t")
+        seconds, tokens = self._process.ask(engine, self._cases.index(case)).split("\t")
         assert int(tokens) == case.tokens, f"{engine}: {tokens} tokens instead of {case.tokens}"
         return float(seconds)
-
-    def _answer(self) -> str:
-        """Returns the next line of the process."""
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            self._errors.seek(0)
-            last = self._errors.read().strip().splitlines()[-1:] or ["it printed nothing"]
-            raise ValueError(f"--peers_python: the process of the peers ended: {last[0]}")
-        return line
-
-
-def environment(threads: int) -> dict[str, str]:
-    """Returns the environment of the process: offline, with this many threads."""
-    own = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
-    return {**os.environ, **own}

@@ -1,1 +1,1 @@
-"""gshard-bench parity: published models here and in transformers, compared."""
+"""gshard-bench parity: compares published models here with the same models in transformers."""

@@ -13,10 +13,10 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
-from lingvo_gshard.tools.benchmarks.decode.command import peers_python
 from lingvo_gshard.tools.benchmarks.parity.cases import CASES, Case
 from lingvo_gshard.tools.benchmarks.parity.measure import Row, measure
 from lingvo_gshard.tools.benchmarks.parity.peer import LIBRARIES, Peer
+from lingvo_gshard.tools.benchmarks.peer_python import find_python
 
 
 def run(values: flags.FlagValues, console: rich.console.Console) -> list[Row]:
@@ -26,7 +26,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> list[Row]:
       ValueError: a family is unknown, or there is no Python with transformers.
     """
     cases = chosen_cases(values.families)
-    python = peers_python(values.peers_python, LIBRARIES)
+    python = find_python(values.peers_python, LIBRARIES)
     if not python:
         raise ValueError(
             "parity compares with transformers, which is not installed: --peers_python names "

@@ -162,12 +162,11 @@ def _equal_tokens(run: Run, theta: NestedMap, ids: np.ndarray, expected: np.ndar
     # As there, no token ends a text: the end is an id that is not expected.
     end = next(i for i in range(run.params.task.vocabulary_size) if i not in expected)
     facts = facts_of(task, run.params.input, text_ids=(end, end))
-    engine = make_engine(task, theta.transform(lambda w: w.numpy()), facts)
     options = DecodingOptions(beam_size=1, most_tokens=NEW_TOKENS)
     beginnings = [tuple(map(int, row[: ids.shape[1] // 2])) for row in ids]
     requests = [Request(given=beginning, options=options) for beginning in beginnings]
-    answers = engine.submit_all(requests)
-    found = [answer.result()[0].tokens for answer in answers]
+    with make_engine(task, theta.transform(lambda w: w.numpy()), facts) as engine:
+        found = [answer.result()[0].tokens for answer in engine.submit_all(requests)]
     pairs = zip(found, expected, strict=True)
     return sum(int(a == b) for one, other in pairs for a, b in zip(one, other, strict=False))
 

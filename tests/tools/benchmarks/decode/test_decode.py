@@ -7,7 +7,8 @@ import pytest
 from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.decode import cases, command, measure, ours, peers, sizes
+from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, peers, sizes
+from lingvo_gshard.tools.benchmarks.peer_python import find_python
 from tests.inference import tiny_engine
 
 BOS, EOS, V = tiny_engine.BOS, tiny_engine.EOS, tiny_engine.V
@@ -87,7 +88,7 @@ def test_tiny_models_are_measured():
 
 
 def test_peers_decode_the_same_tokens():
-    python = command.peers_python(os.environ.get("PEERS_PYTHON"))
+    python = find_python(os.environ.get("PEERS_PYTHON"), peers.LIBRARIES)
     if not python:
         pytest.skip("the extra `peers` is not installed, and PEERS_PYTHON names no Python with it")
     models, found = tiny_models(), tiny_cases()

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks.decode.command import peers_python
 from lingvo_gshard.tools.benchmarks.parity.cases import CASES
 from lingvo_gshard.tools.benchmarks.parity.peer import LIBRARIES
+from lingvo_gshard.tools.benchmarks.peer_python import find_python
 
 FAMILIES = sorted({case.model_type for case in CASES})
 
@@ -16,7 +16,7 @@ FAMILIES = sorted({case.model_type for case in CASES})
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_equals_transformers(family, tmp_path):
-    python = peers_python(os.environ.get("PEERS_PYTHON"), LIBRARIES)
+    python = find_python(os.environ.get("PEERS_PYTHON"), LIBRARIES)
     if not python:
         pytest.skip("transformers is not installed, and PEERS_PYTHON names no Python with it")
     flags = [f"--peers_python={python}", f"--families={family}", f"--json={tmp_path}/rows.json"]
