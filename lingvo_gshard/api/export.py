@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lingvo_gshard.export.decoder import DecoderSettings
-from lingvo_gshard.export.formats import format_of
+from lingvo_gshard.export.formats import PEFT, format_of
 from lingvo_gshard.export.new_directory import check_output, file_sizes, new_directory
 from lingvo_gshard.export.trained_model import TrainedModel
+from lingvo_gshard.open_models.adapter import PublishedAdapter
 from lingvo_gshard.open_models.exporting import ExportSource
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
 from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
@@ -85,9 +86,11 @@ def _stream(run: Run, output: str | os.PathLike, format: str) -> int:
         source = ExportSource.open(
             run.logdir.checkpoints / str(step), trainer.evaluated_part, run.params, trainer
         )
+        adapter = PublishedAdapter.of(source, trainer) if format == PEFT else None
     run.observer.begin(f"Writing {format}")
-    with new_directory(output, source.nbytes) as directory:
-        source.write(directory)
+    written = adapter or source
+    with new_directory(output, written.nbytes) as directory:
+        written.write(directory)
     return step
 
 
@@ -98,12 +101,14 @@ def _read(run: Run) -> TrainedModel:
         checkpoint = store.restore(parts=(trainer.evaluated_part,))
     if checkpoint is None:
         raise run.no_checkpoint()
-    specs, found = trainer.theta_specs, restored_theta(trainer, checkpoint)
+    task, params = trainer.task.plain, run.params.copy()
+    params.task.lora.rank = 0
+    specs, found = task.variable_specs(), trainer.task.merged(restored_theta(trainer, checkpoint))
     pairs = zip(specs.flatten(), found.flatten(), strict=True)
     return TrainedModel(
-        params=run.params,
+        params=params,
         step=checkpoint.step,
-        task=trainer.task,
+        task=task,
         specs=specs,
         theta=specs.pack(np.asarray(value).astype(spec.dtype, copy=False) for spec, value in pairs),
         averaged=trainer.evaluated_part != "theta",

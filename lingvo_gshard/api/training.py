@@ -26,6 +26,7 @@ from lingvo_gshard.training.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
 from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.starting import StartingPoint
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
 from lingvo_gshard.training.trainer import Trainer
 
@@ -35,6 +36,7 @@ def train(
     params: Params,
     logdir: str | os.PathLike,
     *,
+    init_from: str | os.PathLike | None = None,
     steps: int | None = None,
     runtime: str | None = None,
     mesh: str | None = None,
@@ -45,21 +47,21 @@ def train(
     """Trains an experiment, from the newest checkpoint in `logdir` if there is one.
 
     Ctrl-C, SIGTERM and SIGHUP finish the step, save a checkpoint and return; so does the end of
-    whatever reads the console. Training the same experiment
-    in the same directory again continues it. If the run has all its steps already, nothing is done.
+    whatever reads the console. Training the same experiment in the same directory again continues
+    it. If the run has all its steps already, nothing is done.
 
     The directory is locked: a second `train` there, in this process or another, is refused.
 
     Args:
       params: the experiment, as `experiment` returns it.
       logdir: directory of the run; created if it is new.
+      init_from: directory of a run, such as an imported one, to start with its newest weights.
       steps: total number of steps; None: `trainer.steps`.
       runtime: as in `RuntimeOptions`.
       mesh: as in `RuntimeOptions`.
       strategy: as in `RuntimeOptions`.
       options: where and how to run; the arguments above override its fields.
-      console: shows progress; None: standard output. `Console(quiet=True)` shows nothing. It is
-        made quiet in all processes but the main one.
+      console: shows progress; None: standard output. `Console(quiet=True)` shows nothing.
 
     Returns:
       How training ended: last step, whether it finished, the signal that stopped it, the last row
@@ -87,7 +89,7 @@ def train(
             backend.check_workers(params)
             console.quiet = console.quiet or not backend.is_main
             with directory.claim(params, functools.partial(_say, console)):
-                return _train(params, backend, directory, stop, console, progress)
+                return _train(params, backend, directory, init_from, stop, console, progress)
     except StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
 
@@ -116,6 +118,7 @@ def _train(
     params: Params,
     backend: Backend,
     logdir: Logdir,
+    init_from: str | os.PathLike | None,
     stop: StopRequest,
     console: rich.console.Console,
     progress: DataProgress,
@@ -125,9 +128,11 @@ def _train(
     store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, say)
     try:
         newest = store.peek()
+        start = StartingPoint(init_from, say) if init_from and not newest else None
         input_ = params.input.instantiate()
-        if newest:
-            input_.load_vocabularies(newest.extras)
+        first = newest or start
+        if first:
+            input_.load_vocabularies(first.extras)
         input_.observer = progress
         task = with_vocabulary_sizes(params.task, input_)
         progress.begin("Building the model")
@@ -140,6 +145,8 @@ def _train(
             say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
             _warn_of_new_schedule(console, params, checkpoint)
             logdir.write_params(params)
+        if start:
+            checkpoint = start.checkpoint(trainer, runtime.abstract_state())
         summary.print_summary(console, params, input_, trainer, runtime)
         loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
         return loop.run(checkpoint, progress)

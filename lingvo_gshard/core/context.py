@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -43,6 +43,7 @@ class Context:
       keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
       weight_precision: How `decoding_weights` stores the weights of products (layers/products.py),
         or empty to leave them as they are.
+      frozen: Paths of the weights that are not trained and need no gradient.
       is_recomputing: Whether the backward pass computes the layers once more (remat).
       saved_products: Where the remat unit under way saves and restores matrix products.
     """
@@ -58,6 +59,7 @@ class Context:
     group_order: np.ndarray | None = None
     keeps_all_tokens: bool = False
     weight_precision: str = ""
+    frozen: Collection[str] = ()
     is_recomputing: bool = False
     saved_products: SavedProducts | None = None
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from lingvo_gshard.core import context, letters, random_numbers
@@ -38,6 +38,9 @@ class VariableSpec:
         order of the stacked dimensions.
       update_rule: For a weight that no optimizer updates: maps the weight and the value reported
         by `Layer.report_update` to the weight after the step.
+      inputs: Letters that products of activations with the weight sum over, in the layout's order;
+        empty if layers use it otherwise, so that it can have no adapter (layers/lora.py).
+      is_frozen: Whether the weight is not trained unless the optimizer's Params say so.
     """
 
     path: str
@@ -48,6 +51,8 @@ class VariableSpec:
     unsplit: str = ""
     slices: tuple[str, ...] = ()
     update_rule: UpdateRule | None = None
+    inputs: str = ""
+    is_frozen: bool = False
 
     @property
     def stacked(self) -> int:
@@ -137,6 +142,11 @@ class Layer(Configurable):
         """Child layers, or lists of child layers, by name in the order of creation."""
         return dict(self._children)
 
+    @property
+    def variables(self) -> dict[str, VariableSpec]:
+        """The weights of this layer without its children's, by name in the order of creation."""
+        return dict(self._variables)
+
     def create_child(self, name: str, params: Params) -> None:
         """Creates a child layer `self.<name>`, whose weights are `theta.<name>`."""
         self._check_new(name)
@@ -157,6 +167,7 @@ class Layer(Configurable):
         initializer: Initializer,
         unsplit: str = "",
         update_rule: UpdateRule | None = None,
+        inputs: str = "",
     ) -> None:
         """Declares a weight `theta.<name>`.
 
@@ -168,10 +179,12 @@ class Layer(Configurable):
           unsplit: Letters of the layout that no strategy may split.
           update_rule: Updates the weight in place of the optimizer, see `report_update`. Such a
             weight is float32, since its updates may be small.
+          inputs: Letters that products of activations with the weight sum over, in the layout's
+            order. `layers.lora.product` computes such products.
 
         Raises:
           ValueError: A letter is unknown or repeated, a size is missing or not positive, or a
-            letter of `unsplit` is not in the layout.
+            letter of `unsplit` or `inputs` is not in the layout.
         """
         self._check_new(name)
         path = self._join(name)
@@ -185,12 +198,17 @@ class Layer(Configurable):
                     f"{path}: dimension {letter!r} of layout {layout!r} has size "
                     f"{sizes.get(letter)}; expected a positive size"
                 )
-        for letter in unsplit:
-            if letter not in layout:
-                raise ValueError(f"{path}: unsplit letter {letter!r} is not in layout {layout!r}")
+        for kind, given in (("unsplit", unsplit), ("input", inputs)):
+            for letter in given:
+                if letter not in layout:
+                    raise ValueError(
+                        f"{path}: {kind} letter {letter!r} is not in layout {layout!r}"
+                    )
         shape = tuple(sizes[letter] for letter in layout)
         dtype = "float32" if update_rule else self.p.dtype
-        spec = VariableSpec(path, layout, shape, dtype, initializer, unsplit, (), update_rule)
+        spec = VariableSpec(
+            path, layout, shape, dtype, initializer, unsplit, (), update_rule, inputs
+        )
         self._variables[name] = spec
 
     def layer_paths(self) -> list[str]:
@@ -324,6 +342,18 @@ class Layer(Configurable):
 
 # Begins the name scopes of operations that the backward pass recomputes.
 RECOMPUTED = "rematerialized"
+
+
+def stop_frozen(specs: Sequence[VariableSpec], weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns weights, those without a gradient for the frozen ones of the context.
+
+    Args:
+      specs: Specs of the weights.
+      weights: The weights.
+    """
+    frozen = context.current().frozen
+    pairs = zip(specs, weights, strict=True)
+    return [tf.stop_gradient(w) if spec.path in frozen else w for spec, w in pairs]
 
 
 def scope_name(path: str) -> str:

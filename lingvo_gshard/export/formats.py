@@ -70,6 +70,9 @@ class Format:
             safetensors_writer.write(model, directory)
 
 
+# The format of the adapters of a published model.
+PEFT = "peft"
+
 FORMATS = {
     "safetensors": Format("the weights by path, for PyTorch, jax, NumPy, Rust, ..."),
     "stablehlo": Format("decoding programs, for jax alone", stablehlo_writer.write),
@@ -79,6 +82,7 @@ FORMATS = {
         check_installed=saved_model_writer.check_installed,
     ),
     "huggingface": Format("a published model, for transformers, vLLM, ...", is_streamed=True),
+    PEFT: Format("the adapters of a published model, for peft, vLLM, ...", is_streamed=True),
 }
 
 

@@ -13,6 +13,7 @@ from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lookup import lookup
+from lingvo_gshard.layers.lora import product
 from lingvo_gshard.layers.products import is_stored, look_up, multiply, store
 from lingvo_gshard.sharding import annotate
 
@@ -90,12 +91,12 @@ class Softmax(Layer):
         super().__init__(params, path)
         p = self.p
         sizes = {"V": p.vocabulary_size, "M": p.model_dim}
-        self.create_variable("w", "MV", sizes, initializers.fan_in(p.model_dim))
+        self.create_variable("w", "MV", sizes, initializers.fan_in(p.model_dim), inputs="M")
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns logits [B,L,V]."""
-        return multiply("BLM,MV->BLV", x_BLM, theta.w)
+        return product(self, theta, "w", "BLM,MV->BLV", x_BLM)
 
     @layer_method
     def decoding_weights(self, theta: NestedMap) -> NestedMap:

@@ -10,7 +10,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
-from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.products import store
 
 
 class FeedForward(Layer):
@@ -56,8 +57,10 @@ class FeedForward(Layer):
         self.activation = activations.of(p, path)
         inputs = ("in", "factor") if self.activation.is_gated else ("in",)
         for name in inputs:
-            self.create_variable(f"w_{name}", "MH", sizes, initializers.fan_in(p.model_dim))
-        self.create_variable("w_out", "HM", sizes, initializers.fan_in(p.hidden_dim))
+            init = initializers.fan_in(p.model_dim)
+            self.create_variable(f"w_{name}", "MH", sizes, init, inputs="M")
+        init = initializers.fan_in(p.hidden_dim)
+        self.create_variable("w_out", "HM", sizes, init, inputs="H")
         if p.use_bias:
             for name in inputs:
                 self.create_variable(f"b_{name}", "H", sizes, initializers.constant(0.0))
@@ -75,7 +78,8 @@ class FeedForward(Layer):
         del mask_BL
         h_BLH = self._project_in(theta, "in", x_BLM)
         factor_BLH = self._project_in(theta, "factor", x_BLM) if self.activation.is_gated else None
-        y_BLM = multiply("BLH,HM->BLM", self.activation(h_BLH, factor_BLH), theta.w_out)
+        h_BLH = self.activation(h_BLH, factor_BLH)
+        y_BLM = product(self, theta, "w_out", "BLH,HM->BLM", h_BLH)
         if self.p.use_bias:
             y_BLM = add_bias(y_BLM, tf.cast(theta.b_out, y_BLM.dtype))
         return self.observe(y_BLM)
@@ -107,7 +111,7 @@ class FeedForward(Layer):
 
     @layer_method
     def _project_in(self, theta: NestedMap, name: str, x_BLM: tf.Tensor) -> tf.Tensor:
-        h_BLH = multiply("BLM,MH->BLH", x_BLM, theta[f"w_{name}"])
+        h_BLH = product(self, theta, f"w_{name}", "BLM,MH->BLH", x_BLM)
         if not self.p.use_bias:
             return h_BLH
         return add_bias(h_BLH, tf.cast(theta[f"b_{name}"], h_BLH.dtype))

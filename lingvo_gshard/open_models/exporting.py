@@ -12,6 +12,7 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.published_vocabulary import RECORD_FILE, copy_files
+from lingvo_gshard.layers.lora import factors_of, without_factors
 from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.open_models.placement import Piece, Placement
@@ -102,7 +103,7 @@ class ExportSource:
     @functools.cached_property
     def placement(self) -> Placement:
         """Where the published tensors are."""
-        return Placement.of(self.family.table, self.specs)
+        return Placement.of(self.family.table, without_factors(self.specs))
 
     def _tensors(self) -> list[Tensor]:
         """Returns the published tensors, in the order of the weights."""
@@ -130,6 +131,8 @@ class _Values:
 
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
         self._placement = source.placement
+        self._specs = dict(source.specs.flatten_items())
+        self._scale = source.params.task.lora.cls.scale(source.params.task.lora)
 
     def of(self, tensors: Sequence[Tensor]) -> Iterator[np.ndarray]:
         """Yields the values of tensors."""
@@ -138,9 +141,20 @@ class _Values:
             dtype = np.dtype(self._placement.specs[pieces[0].weight].dtype)
             published = np.zeros(tensor.shape, dtype)
             for piece in pieces:
-                part = self._reader.read(piece.weight, piece.index)
+                part = self._merged(piece)
                 piece.rearrangement.invert(part, published, piece.sizes)
             yield published
+
+    def _merged(self, piece: Piece) -> np.ndarray:
+        """Returns a part of a weight, merged with its adapter if it has one."""
+        part = self._reader.read(piece.weight, piece.index)
+        names = factors_of(piece.weight)
+        if names[0] not in self._specs:
+            return part
+        layouts = [self._specs[name].layout[len(piece.index) :] for name in (*names, piece.weight)]
+        a, b = (self._reader.read(name, piece.index) for name in names)
+        product = np.einsum(f"{layouts[0]},{layouts[1]}->{layouts[2]}", a, b, optimize=True)
+        return (part.astype(np.float32) + self._scale * product).astype(part.dtype)
 
 
 def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
@@ -180,7 +194,11 @@ def _differences_to(task: Params, family: Family) -> list[tuple[str, str, str]]:
 
 
 def _differences(task: Params, described: Params) -> list[tuple[str, str, str]]:
-    return [row for row in task.diff(described) if row[0].rpartition(".")[2] not in _FREE]
+    return [
+        row
+        for row in task.diff(described)
+        if row[0].rpartition(".")[2] not in _FREE and not row[0].startswith("lora.")
+    ]
 
 
 def _listed(rows: list[tuple[str, str, str]]) -> str:

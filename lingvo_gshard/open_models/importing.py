@@ -15,8 +15,10 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, copy_files
+from lingvo_gshard.layers.lora import is_factor, without_factors
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.placement import Piece, Placement
@@ -86,7 +88,7 @@ class PublishedModel:
         family = family_of(config)
         left_out = family.left_out(config)
         shards = Shards(source)
-        specs = weight_specs(params)
+        specs = without_factors(weight_specs(params))
         placement = Placement.of(family.table, specs)
         model = cls(source, family, params, shards, placement)
         shapes = {name: pieces[0].published_shape for name, pieces in placement.pieces.items()}
@@ -140,6 +142,13 @@ class PublishedModel:
 def weight_specs(params: Params) -> NestedMap:
     """Returns the tree of VariableSpec of an experiment's task, in the types of its precision."""
     return precision.get(params.trainer.precision).typed(params.task).instantiate().variable_specs()
+
+
+def _initial_factors(params: Params) -> dict[str, np.ndarray]:
+    """Returns the initial factors of the adapters of an experiment's task, by path."""
+    seed = tf.constant([params.trainer.seed & 0x7FFFFFFF, 0], tf.int32)
+    items = weight_specs(params).flatten_items()
+    return {path: spec.init(seed).numpy() for path, spec in items if is_factor(path)}
 
 
 def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: Params) -> Import:
@@ -200,7 +209,14 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
         )
         for path, spec in model.placement.specs.items()
     }
+    for path, value in _initial_factors(params).items():
+        parts = functools.partial(_only_part, value)
+        theta[path] = streamed.StreamedArray(value.shape, value.dtype, parts)
     streamed.write_checkpoint(target.checkpoints, 0, theta, params.to_text(), write_extras)
+
+
+def _only_part(value: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    yield (), value
 
 
 def _check_space(logdir: pathlib.Path, needed: int) -> None:

@@ -71,6 +71,30 @@ class Rearrangement:
         order = [self.layout.index(letter) for letter in self._left()]
         self._split(published, sizes)[self._index(sizes)] = weight.transpose(order)
 
+    def of_factors(self, inputs: str, rank: str) -> tuple[Rearrangement, Rearrangement] | None:
+        """Returns how the factors A and B of an adapter of this tensor are published.
+
+        A linear layer is published as [output, input], its factors as A [rank, input] and
+        B [output, rank].
+
+        Args:
+          inputs: letters of the weight that products sum over, in its order.
+          rank: letter of the rank.
+
+        Returns:
+          None if the tensor is no matrix of one linear layer.
+        """
+        if self.choose or self.joined or len(self._groups) != 2:
+            return None
+        output, summed = self._groups
+        if sorted(summed) != sorted(inputs):
+            return None
+        rest = "".join(letter for letter in self.layout if letter not in inputs)
+        return (
+            Rearrangement(f"{rank}({summed})->{inputs}{rank}"),
+            Rearrangement(f"({output}){rank}->{rank}{rest}"),
+        )
+
     def _split(self, published: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """Returns the tensor with a dimension for each letter."""
         sizes = self._published_sizes(sizes)

@@ -8,8 +8,8 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.lora import product
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.products import multiply
 from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inherit
 
 LOCAL_LETTERS = {"m": "model, as the input of a product"}
@@ -38,8 +38,8 @@ class FutureToken(Layer):
             self.create_child(name, norm)
         sizes = {"m": p.model_dim, "M": p.model_dim}
         init = initializers.fan_in(2 * p.model_dim)
-        self.create_variable("w_state", "mM", sizes, init)
-        self.create_variable("w_token", "mM", sizes, init)
+        self.create_variable("w_state", "mM", sizes, init, inputs="m")
+        self.create_variable("w_token", "mM", sizes, init, inputs="m")
         self.create_child("layer", p.layer)
 
     @layer_method
@@ -60,8 +60,8 @@ class FutureToken(Layer):
         """
         state_BLM = self.state_norm.fprop(theta.state_norm, state_BLM)
         token_BLM = self.token_norm.fprop(theta.token_norm, token_BLM)
-        x_BLM = multiply("BLm,mM->BLM", state_BLM, theta.w_state)
-        x_BLM += multiply("BLm,mM->BLM", token_BLM, theta.w_token)
+        x_BLM = product(self, theta, "w_state", "BLm,mM->BLM", state_BLM)
+        x_BLM += product(self, theta, "w_token", "BLm,mM->BLM", token_BLM)
         mask = self.layer.self_attention.mask(segments_BL)
         x_BLM = self.layer.fprop(theta.layer, x_BLM, [mask])
         return x_BLM, self.output_norm.fprop(theta.output_norm, x_BLM)

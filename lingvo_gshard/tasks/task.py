@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.input import Input
+from lingvo_gshard.layers.lora import LoRA, adapt, is_factor, merged
+from lingvo_gshard.sharding import annotate_like
 from lingvo_gshard.tasks.evaluation.evaluation import (
     Evaluation,
     EvaluationRuntime,
@@ -49,12 +53,57 @@ class Task(Layer):
     EVALUATION_OPTIONS: ClassVar[tuple[str, ...]] = ()
     HAS_OUTPUT_ROWS: ClassVar[bool] = False
     DECODER: ClassVar[str] = ""
+    _has_adapters = False
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         p.define("fprop_dtype", "", "Type of the activations; empty: set by trainer.precision.")
+        p.define(
+            "lora", LoRA.params(), "Low-rank adapters, which are trained in place of the weights."
+        )
         return p
+
+    def variable_specs(self) -> NestedMap:
+        """Returns the declarations of all weights. With adapters, all others are frozen."""
+        lora = self.p.lora
+        if not lora.rank:
+            return super().variable_specs()
+        if not self._has_adapters:
+            # Set first: `adapt` reads the declarations of the weights without adapters.
+            self._has_adapters = True
+            adapt(self, lora, "task.lora")
+        specs = super().variable_specs()
+        return specs.transform(
+            lambda spec: dataclasses.replace(spec, is_frozen=not is_factor(spec.path))
+        )
+
+    @functools.cached_property
+    def plain(self) -> Self:
+        """The model without adapters, which computes with `merged` weights."""
+        if not self.p.lora.rank:
+            return self
+        params = self.p.copy()
+        params.lora.rank = 0
+        return params.instantiate()
+
+    def merged(self, theta: NestedMap) -> NestedMap:
+        """Returns the weights of `plain` that compute what these weights do.
+
+        Args:
+          theta: weights of this task.
+        """
+        if not self.p.lora.rank:
+            return theta
+        scale = LoRA.scale(self.p.lora)
+
+        def merge(
+            spec: VariableSpec, equation: str, a: tf.Tensor, b: tf.Tensor, weight: tf.Tensor
+        ) -> tf.Tensor:
+            total = tf.cast(weight, tf.float32) + scale * tf.einsum(equation, a, b)
+            return annotate_like(tf.cast(total, spec.dtype), spec)
+
+        return merged(self.variable_specs(), theta, merge)
 
     @classmethod
     def with_vocabulary_sizes(cls, params: Params, sizes: Mapping[str, int]) -> Params:
@@ -128,8 +177,20 @@ class Task(Layer):
         return self.token_shape(batch).tokens
 
     def step_flops(self, batch: BatchSpecs) -> int:
-        """Returns the useful floating-point operations of a training step on a batch."""
-        return FORWARD_AND_BACKWARD * self.flops(self.token_shape(batch))
+        """Returns the useful floating-point operations of a training step on a batch.
+
+        With adapters, the gradients of the frozen weights do not count: they are not needed.
+        """
+        shape = self.token_shape(batch)
+        whole = FORWARD_AND_BACKWARD * self.flops(shape)
+        if not self.p.lora.rank:
+            return whole
+        # Products with weights grow as the rows, those of attention as their square.
+        double = TokenShape(shape.rows, 2 * shape.length, 2 * shape.memory_length)
+        with_weights = 2 * self.flops(shape) - self.flops(double) // 2
+        self.variable_specs()
+        factors = self.active_parameters() - self.plain.active_parameters()
+        return whole - with_weights + FORWARD_AND_BACKWARD * 2 * shape.tokens * factors
 
     def id_ranges(self) -> Mapping[str, int]:
         """Returns the number of valid ids of each integer array of a batch: name -> size.

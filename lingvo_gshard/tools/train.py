@@ -21,6 +21,12 @@ A run that has a checkpoint needs no --experiment, since its Params are saved wi
 
     gshard-train --logdir=runs/small --steps=1000
 
+A run can start with the weights of another, here an imported one, and train low-rank adapters of
+some weights in place of all weights (docs/fine_tuning.md):
+
+    gshard-train --init_from=runs/llama --logdir=runs/tuned --steps=1000 \\
+        --gin_param="task.lora.rank = 8"
+
 The same model can be partitioned over a mesh of devices, here with its experts split over all:
 
     gshard-train --experiment=translation.quickstart --logdir=runs/sharded \\
@@ -53,6 +59,7 @@ from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
+from lingvo_gshard.training.starting import params_of
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
 
 NAME = "gshard-train"
@@ -64,6 +71,13 @@ def define_flags() -> flags.FlagValues:
     define_experiment_flags(values)
     flags.DEFINE_string(
         "logdir", None, "Directory of the run; created if it is new.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "init_from",
+        None,
+        "Directory of a run, such as an imported one, whose weights this run starts with. Without "
+        "--experiment, its Params are the defaults.",
+        flag_values=values,
     )
     flags.DEFINE_integer(
         "steps", None, "Total number of steps; sets trainer.steps.", 1, flag_values=values
@@ -102,7 +116,13 @@ def main(argv: list[str]) -> int:
         raise ValueError("--logdir is missing: the directory for checkpoints and metrics")
     command = startup.command_line(NAME, argv)
     try:
-        outcome = train(params, values.logdir, options=runtime_options(values), console=console)
+        outcome = train(
+            params,
+            values.logdir,
+            init_from=values.init_from,
+            options=runtime_options(values),
+            console=console,
+        )
     except NonFiniteError as error:
         if processes.is_main():
             print(f"{NAME}: error: {error}", file=sys.stderr)
@@ -133,10 +153,20 @@ def _params(values: flags.FlagValues) -> Params:
 
 
 def _saved_params(values: flags.FlagValues) -> Params | None:
-    """Returns the Params of the run in --logdir if there is one and no experiment is named."""
-    if values.experiment or not values.logdir or not Logdir(values.logdir).has_checkpoints():
+    """Returns the Params of the run in --logdir, or else of --init_from, with the settings.
+
+    Returns:
+      None if there is no such run, or an experiment is named.
+    """
+    if values.experiment:
         return None
-    return apply_settings(Logdir(values.logdir).read_params(), values.gin_param, values.gin_file)
+    if values.logdir and Logdir(values.logdir).has_checkpoints():
+        saved = Logdir(values.logdir).read_params()
+    elif values.init_from:
+        saved = params_of(values.init_from)
+    else:
+        return None
+    return apply_settings(saved, values.gin_param, values.gin_file)
 
 
 def _print_outcome(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from lingvo_gshard.core import context
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.initializers import constant
-from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.layer import VariableSpec, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
@@ -114,6 +114,7 @@ class Trainer(Configurable):
         self.schedule = params.schedule.cls.for_run(params.schedule, params.steps).instantiate()
         self.theta_specs = task.variable_specs()
         self.optimizer.check(self.theta_specs)
+        self._frozen = self.optimizer.frozen(self.theta_specs)
 
     @property
     def evaluated_part(self) -> str:
@@ -256,6 +257,8 @@ class Trainer(Configurable):
     ) -> micro_batches.Result:
         """Returns the training loss, the metrics and the gradients of the weights.
 
+        Those of frozen weights are not computed, and are 0.
+
         Args:
           theta: the weights.
           batch: feature name -> tensor.
@@ -269,8 +272,21 @@ class Trainer(Configurable):
             return self._gradients_of_part(theta, part, key, on_output, scale)
 
         if self.p.micro_batches == 1:
-            return compute(batch, key)
-        return micro_batches.accumulate(compute, batch, key, self.p.micro_batches, self.theta_specs)
+            loss, metrics, gradients = compute(batch, key)
+        else:
+            loss, metrics, gradients = micro_batches.accumulate(
+                compute, batch, key, self.p.micro_batches, self._trained(self.theta_specs)
+            )
+        found = iter(gradients.flatten())
+        specs = self.theta_specs.flatten()
+        pairs = zip(specs, theta.flatten(), strict=True)
+        complete = [tf.zeros_like(w) if s.path in self._frozen else next(found) for s, w in pairs]
+        return loss, metrics, theta.pack(complete)
+
+    def _trained(self, tree: NestedMap) -> NestedMap:
+        """Returns the leaves of a tree like theta that are not frozen, in their order."""
+        pairs = zip(self.theta_specs.flatten(), tree.flatten(), strict=True)
+        return NestedMap(leaves=[leaf for spec, leaf in pairs if spec.path not in self._frozen])
 
     def _gradients_of_part(
         self,
@@ -280,17 +296,19 @@ class Trainer(Configurable):
         on_output: Callable[[str, tf.Tensor], None] | None,
         scale: tf.Tensor | None,
     ) -> micro_batches.Result:
-        scoped = context.scope(training=True, seed=key, on_output=on_output)
-        with scoped as scope, tf.GradientTape() as tape:
-            tape.watch(theta.flatten())
-            loss, metrics = self.task.loss(theta, batch)
+        trained = self._trained(theta)
+        passing = context.Context(True, key, on_output, frozen=self._frozen)
+        with context.use(passing) as scope, tf.GradientTape() as tape:
+            tape.watch(trained.flatten())
+            weights = stop_frozen(self.theta_specs.flatten(), theta.flatten())
+            loss, metrics = self.task.loss(theta.pack(weights), batch)
         flat = tape.gradient(
             loss,
-            theta.flatten(),
+            trained.flatten(),
             output_gradients=scale,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        gradients = theta.pack(tf.convert_to_tensor(g) for g in flat)
+        gradients = trained.pack(tf.convert_to_tensor(g) for g in flat)
         if scale is not None:
             gradients = gradients.transform(lambda g: tf.cast(g, tf.float32) / scale)
         return loss, {**metrics, **scope.metrics}, gradients

@@ -90,7 +90,7 @@ def write(directory: pathlib.Path, dtype: str = "float32", shards: int = 1, **co
       shards: number of files; several have an index.
       **config: values that differ from CONFIG.
     """
-    directory.mkdir()
+    directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(CONFIG | config), encoding="utf-8")
     write_tokenizer(directory)
     found = tensors(dtype=dtype)

@@ -56,7 +56,9 @@ class ProgramMaker:
           partitioner: "gspmd" or "shardy".
           precision: how weights are stored and multiplied; one of decoding/precision.py.
         """
-        self._task, self._facts, self._partitioner = task, facts, partitioner
+        # Decoding multiplies by merged weights, which takes no longer than without adapters.
+        self._trained, self._task = task, task.plain
+        self._facts, self._partitioner = facts, partitioner
         self._precision = precision
         partitioning = partitioning or Partitioning.make(ONE_DEVICE, "replicated")
         self._partitioning = decoding_partitioning(partitioning)
@@ -75,12 +77,13 @@ class ProgramMaker:
     @functools.cached_property
     def _prepared(self) -> tuple[Program, NestedMap]:
         """The program that makes the decoding weights, and these as a tree of tf.TensorSpec."""
-        specs = self._task.variable_specs()
+        specs = self._trained.variable_specs()
         trees = []
 
         def prepare(*tensors: tf.Tensor) -> Outputs:
             theta = annotate_weights(specs.pack(tensors), specs, "weights")
-            weights = stored_weights(self._task, theta, self._precision)
+            merged = self._trained.merged(theta)
+            weights = stored_weights(self._task, merged, self._precision)
             trees[:] = [weights.transform(lambda x: tf.TensorSpec(x.shape, x.dtype))]
             return [
                 (f"weights.{path}", tf.identity(x), self._weight_split(x))

@@ -16,7 +16,7 @@ from lingvo_gshard.layers.attention.kernel import AttentionKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.products import multiply
+from lingvo_gshard.layers.lora import product
 from lingvo_gshard.sharding import annotate
 
 
@@ -118,7 +118,7 @@ class Attention(Layer):
     @layer_method
     def _output(self, theta: NestedMap, mixed_BLND: tf.Tensor) -> tf.Tensor:
         """Returns the layer's output [B,L,M] for the weighted values of all heads."""
-        y_BLM = multiply("BLND,NDM->BLM", mixed_BLND, theta.w_out)
+        y_BLM = product(self, theta, "w_out", "BLND,NDM->BLM", mixed_BLND)
         return add_bias(y_BLM, theta.b_out) if self.p.use_output_bias else y_BLM
 
     @layer_method

@@ -11,6 +11,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention.attention import Attention
 from lingvo_gshard.layers.bias import add_bias
+from lingvo_gshard.layers.lora import add_adapter
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
 from lingvo_gshard.sharding import annotate
@@ -65,10 +66,10 @@ class MultiHeadAttention(Attention):
         project = initializers.glorot_uniform(p.model_dim, p.num_heads * self.head_dim)
         key_value_sizes = {**sizes, "N": self.key_value_heads}
         shared = initializers.glorot_uniform(p.model_dim, self.key_value_heads * self.head_dim)
-        self.create_variable("w_query", "MND", sizes, project)
-        self.create_variable("w_key", "MND", key_value_sizes, shared)
-        self.create_variable("w_value", "MND", key_value_sizes, shared)
-        self.create_variable("w_out", "NDM", sizes, project)
+        self.create_variable("w_query", "MND", sizes, project, inputs="M")
+        self.create_variable("w_key", "MND", key_value_sizes, shared, inputs="M")
+        self.create_variable("w_value", "MND", key_value_sizes, shared, inputs="M")
+        self.create_variable("w_out", "NDM", sizes, project, inputs="ND")
         if p.use_bias:
             for name, heads in (
                 ("query", sizes),
@@ -114,7 +115,12 @@ class MultiHeadAttention(Attention):
         """
         joined = theta.get(_joined(weights))
         w_MND = _join(theta, weights) if joined is None else joined
-        projected = tf.split(multiply("BLM,MND->BLND", x_BLM, w_MND), len(weights), axis=-1)
+        equation = "BLM,MND->BLND"
+        parts = tf.split(multiply(equation, x_BLM, w_MND), len(weights), axis=-1)
+        projected = [
+            add_adapter(self, theta, name, equation, x_BLM, part)
+            for name, part in zip(weights, parts, strict=True)
+        ]
         if self.p.use_bias:
             biases = [theta[f"b_{name.removeprefix('w_')}"] for name in weights]
             projected = [add_bias(x, b_ND) for x, b_ND in zip(projected, biases, strict=True)]

@@ -11,7 +11,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.bias import add_bias
 from lingvo_gshard.layers.dropout import Dropout
-from lingvo_gshard.layers.products import multiply, store
+from lingvo_gshard.layers.lora import product
+from lingvo_gshard.layers.products import store
 
 
 class Experts(Layer):
@@ -44,8 +45,10 @@ class Experts(Layer):
         self.activation = activations.of(p, path)
         sizes = {"E": p.num_experts, "M": p.model_dim, "H": p.hidden_dim}
         for name in self._input_products:
-            self.create_variable(f"w_{name}", "EMH", sizes, initializers.fan_in(p.model_dim))
-        self.create_variable("w_out", "EHM", sizes, initializers.fan_in(p.hidden_dim))
+            init = initializers.fan_in(p.model_dim)
+            self.create_variable(f"w_{name}", "EMH", sizes, init, inputs="M")
+        init = initializers.fan_in(p.hidden_dim)
+        self.create_variable("w_out", "EHM", sizes, init, inputs="H")
         if p.use_bias:
             for name in self._input_products:
                 self.create_variable(f"b_{name}", "EH", sizes, initializers.constant(0.0))
@@ -91,12 +94,12 @@ class Experts(Layer):
         self, theta: NestedMap, x: tf.Tensor, input_equation: str, output_equation: str
     ) -> tf.Tensor:
         def hidden(name: str) -> tf.Tensor:
-            h = multiply(input_equation, x, theta[f"w_{name}"])
+            h = product(self, theta, f"w_{name}", input_equation, x)
             return add_bias(h, _broadcast(theta[f"b_{name}"], h)) if self.p.use_bias else h
 
         factor = hidden("factor") if self.activation.is_gated else None
         h = self.dropout.fprop(theta.dropout, self.activation(hidden("in"), factor))
-        y = multiply(output_equation, h, theta.w_out)
+        y = product(self, theta, "w_out", output_equation, h)
         return add_bias(y, _broadcast(theta.b_out, y)) if self.p.use_bias else y
 
     def flops(self, shape: TokenShape) -> int:

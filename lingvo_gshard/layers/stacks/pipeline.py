@@ -11,7 +11,7 @@ import numpy as np
 from lingvo_gshard.core import context, random_numbers
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
+from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
@@ -202,7 +202,7 @@ class Pipeline(Execution):
 
         def run_body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             layer_inputs, micro_batch = tensors[: len(inputs)], tensors[len(inputs)]
-            weights = specs.pack(tensors[len(inputs) + 1 :])
+            weights = specs.pack(stop_frozen(specs.flatten(), tensors[len(inputs) + 1 :]))
             layers = zip(self.body, weights.body, strict=True)
             packed = tf.nest.pack_sequence_as(structure, layer_inputs)
             return _run_layers(layers, x_BLM, packed, micro_batch)

@@ -7,7 +7,7 @@ import dataclasses
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
+from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.repetition import Iteration, Repetition
@@ -66,7 +66,7 @@ class Repeat(Execution):
 
         def run_body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             layer_inputs = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
-            weights = specs.pack(tensors[len(flat) :])
+            weights = specs.pack(stop_frozen(specs.flatten(), tensors[len(flat) :]))
             x_BLM = annotate(x_BLM, _ACTIVATIONS)
             for layer, layer_theta in zip(self.body, weights.body, strict=True):
                 x_BLM = layer.fprop(layer_theta, x_BLM, *layer_inputs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core.autodiff import remat_policy
 from lingvo_gshard.core.autodiff.remat_unit import rematerialized
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.layer import Layer, layer_method
+from lingvo_gshard.core.layer import Layer, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.stacks.execution import Execution
@@ -60,7 +60,8 @@ class Sequential(Execution):
 
         def run(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             here = tf.nest.pack_sequence_as(shared, tensors[: len(flat)])
-            weights = layer_theta.pack(tensors[len(flat) :])
+            specs = layer.variable_specs().flatten()
+            weights = layer_theta.pack(stop_frozen(specs, tensors[len(flat) :]))
             return layer.fprop(weights, x_BLM, *here)
 
         weights = layer_theta.flatten()

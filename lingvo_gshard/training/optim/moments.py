@@ -7,7 +7,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim import narrow_moments, weight_groups
+from lingvo_gshard.layers import weight_groups
+from lingvo_gshard.training.optim import narrow_moments
 from lingvo_gshard.training.optim.narrow_moments import BFLOAT16, DTYPES, FLOAT32, INT8
 from lingvo_gshard.training.optim.optimizer import Commit, Moments, Optimizer
 

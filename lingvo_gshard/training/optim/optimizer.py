@@ -17,7 +17,8 @@ from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.layer import VariableSpec, scope_name
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim import narrow_moments, weight_groups
+from lingvo_gshard.layers import weight_groups
+from lingvo_gshard.training.optim import narrow_moments
 
 # Encloses the name scopes of the weights, so that profiles attribute updates to the optimizer.
 SCOPE = "optimizer"
@@ -80,12 +81,24 @@ class Optimizer(Configurable):
         """Returns whether `update_weight` updates a weight."""
         return not spec.update_rule and self.learning_rate_factor(spec) > 0.0
 
+    def frozen(self, specs: NestedMap) -> frozenset[str]:
+        """Returns the paths of the weights that never change, and so need no gradient.
+
+        Args:
+          specs: the weights' tree of VariableSpec.
+        """
+        return frozenset(
+            spec.path
+            for spec in specs.flatten()
+            if not self.moves(spec) and (spec.is_frozen or not spec.update_rule)
+        )
+
     def learning_rate_factor(self, spec: VariableSpec) -> float:
         """Returns the factor of a weight's learning rate."""
         for pattern, factor in self.p.learning_rate_factors.items():
             if weight_groups.matches(pattern, spec):
                 return float(factor)
-        return 1.0
+        return 0.0 if spec.is_frozen else 1.0
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
         """Returns name -> layout of a weight's moments.
@@ -190,10 +203,10 @@ class Optimizer(Configurable):
     ) -> tuple[tf.Tensor, Moments]:
         """Updates one weight by its own rule, by `update_weight`, or not at all."""
         weight_32, gradient_32 = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
-        if spec.update_rule:
+        if spec.update_rule and not spec.is_frozen:
             return commit(weight_32, spec.update_rule(weight_32, gradient_32)), moments
         factor = self.learning_rate_factor(spec)
-        if not factor:
+        if not factor or spec.update_rule:
             return weight, moments
         rate = learning_rate if factor == 1.0 else factor * learning_rate
         return self.update_weight(spec, weight_32, gradient_32, moments, step, rate, commit)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.config.gin_binding import apply_gin
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.training.optim import weight_groups
+from lingvo_gshard.layers import weight_groups
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.lion import Lion

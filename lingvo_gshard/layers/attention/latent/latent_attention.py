@@ -17,6 +17,7 @@ from lingvo_gshard.layers.attention.positions import rotary
 from lingvo_gshard.layers.attention.positions.rotary import TextPositions
 from lingvo_gshard.layers.attention.positions.rotary_scaling import RotaryScaling
 from lingvo_gshard.layers.bias import add_bias
+from lingvo_gshard.layers.lora import add_adapter, product
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import multiply, store
 from lingvo_gshard.sharding import annotate, einsum
@@ -26,6 +27,10 @@ LOCAL_LETTERS = {
     "r": "rank of keys and values",
     "d": "both ranks and the rotated key",
 }
+
+
+# Letter of each product with the input that is computed as a part of one.
+_DOWN = {"query_down": "q", "latent": "r", "rotary_key": "D"}
 
 
 class LatentAttention(Attention):
@@ -76,26 +81,26 @@ class LatentAttention(Attention):
         from_input = initializers.fan_in(p.model_dim)
         query_sizes = {**sizes, "D": p.plain_dim + p.rotary_dim}
         if p.query_rank:
-            self.create_variable("w_query_down", "Mq", sizes, from_input)
+            self.create_variable("w_query_down", "Mq", sizes, from_input, inputs="M")
             self.create_child("query_norm", p.latent_norm.copy().set(model_dim=p.query_rank))
             fan_in = initializers.fan_in(p.query_rank)
-            self.create_variable("w_query", "qND", query_sizes, fan_in)
+            self.create_variable("w_query", "qND", query_sizes, fan_in, inputs="q")
         else:
-            self.create_variable("w_query", "MND", query_sizes, from_input)
-        self.create_variable("w_latent", "Mr", sizes, from_input)
-        self.create_variable("w_rotary_key", "MD", {**sizes, "D": p.rotary_dim}, from_input)
+            self.create_variable("w_query", "MND", query_sizes, from_input, inputs="M")
+        self.create_variable("w_latent", "Mr", sizes, from_input, inputs="M")
+        rotary_sizes = {**sizes, "D": p.rotary_dim}
+        self.create_variable("w_rotary_key", "MD", rotary_sizes, from_input, inputs="M")
         self.create_child("latent_norm", p.latent_norm.copy().set(model_dim=p.key_value_rank))
         expand = initializers.fan_in(p.key_value_rank)
-        self.create_variable("w_key", "rND", {**sizes, "D": p.plain_dim}, expand)
-        self.create_variable("w_value", "rND", {**sizes, "D": p.value_dim}, expand)
+        self.create_variable("w_key", "rND", {**sizes, "D": p.plain_dim}, expand, inputs="r")
+        value_sizes = {**sizes, "D": p.value_dim}
+        self.create_variable("w_value", "rND", value_sizes, expand, inputs="r")
         inner = initializers.fan_in(p.num_heads * p.value_dim)
-        self.create_variable("w_out", "NDM", {**sizes, "D": p.value_dim}, inner)
+        self.create_variable("w_out", "NDM", value_sizes, inner, inputs="ND")
         if p.use_bias:
-            letters = {"query_down": "q", "latent": "r", "rotary_key": "D"}
             for name in self._down:
-                all_sizes = {**sizes, "D": p.rotary_dim}
                 zeros = initializers.constant(0.0)
-                self.create_variable(f"b_{name}", letters[name], all_sizes, zeros)
+                self.create_variable(f"b_{name}", _DOWN[name], rotary_sizes, zeros)
 
     @property
     def _down(self) -> dict[str, int]:
@@ -201,12 +206,16 @@ class LatentAttention(Attention):
         )
         if p.use_bias:
             down_BLd = add_bias(down_BLd, self._join_down(theta, "b"))
-        *query_BLq, latent_BLr, key_BLD = tf.split(down_BLd, list(self._down.values()), -1)
+        parts = tf.split(down_BLd, list(self._down.values()), -1)
+        *query_BLq, latent_BLr, key_BLD = (
+            add_adapter(self, theta, f"w_{name}", f"BLM,M{_DOWN[name]}->BL{_DOWN[name]}", x_BLM, y)
+            for name, y in zip(self._down, parts, strict=True)
+        )
         if p.query_rank:
             normalized_BLq = self.query_norm.fprop(theta.query_norm, query_BLq[0])
-            query_BLND = multiply("BLq,qND->BLND", normalized_BLq, theta.w_query)
+            query_BLND = product(self, theta, "w_query", "BLq,qND->BLND", normalized_BLq)
         else:
-            query_BLND = multiply("BLM,MND->BLND", x_BLM, theta.w_query)
+            query_BLND = product(self, theta, "w_query", "BLM,MND->BLND", x_BLM)
         plain_BLND, rotated_BLND = self._split_query(query_BLND)
         rotated_BLND = self._rotate(rotated_BLND, positions)
         query_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")
@@ -220,8 +229,13 @@ class LatentAttention(Attention):
         """Returns the keys and the values [B,L,N,D] of all heads; their D may differ."""
         p = self.p
         w_rND = tf.concat([theta.w_key, theta.w_value], -1)
-        both_BLND = multiply("BLr,rND->BLND", latent_BLr, w_rND)
-        plain_BLND, values_BLND = tf.split(both_BLND, [p.plain_dim, p.value_dim], -1)
+        equation = "BLr,rND->BLND"
+        both_BLND = multiply(equation, latent_BLr, w_rND)
+        parts = tf.split(both_BLND, [p.plain_dim, p.value_dim], -1)
+        plain_BLND, values_BLND = (
+            add_adapter(self, theta, name, equation, latent_BLr, y_BLND)
+            for name, y_BLND in zip(("w_key", "w_value"), parts, strict=True)
+        )
         shape = [*plain_BLND.shape[:-1], p.rotary_dim]
         rotated_BLND = annotate(tf.broadcast_to(rotated_BLD[:, :, None], shape), "BLND")
         keys_BLND = annotate(tf.concat([plain_BLND, rotated_BLND], -1), "BLND")

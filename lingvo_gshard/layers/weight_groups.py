@@ -1,4 +1,4 @@
-"""Groups of weights that a hyperparameter of the optimizer selects by patterns of paths.
+"""Groups of weights that a hyperparameter selects by patterns of paths.
 
 A pattern is the path of a layer or a weight, such as `encoder.layers[1].feed_forward`. "*" matches
 any text and "?" any character. A pattern also matches everything below the path, as in
@@ -8,7 +8,7 @@ repetition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core import letters
 from lingvo_gshard.core.config import names
@@ -54,6 +54,19 @@ def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
         if not found:
             paths = [spec.path for spec in weights]
             raise ValueError(
-                f"{where}: no layer or weight is named {pattern!r}. "
-                f"{names.nearest(pattern.removeprefix('task.'), paths)}"
+                f"{where}: no layer or weight is named {pattern!r}. {nearest(pattern, paths)}"
             )
+
+
+def nearest(pattern: str, paths: Sequence[str]) -> str:
+    """Returns a sentence that suggests the path, or the end of one, that is nearest to a pattern.
+
+    Args:
+      pattern: a pattern that matches none of the paths.
+      paths: paths of weights.
+    """
+    name = pattern.removeprefix("task.").strip("*.")
+    count = name.count(".") + 1
+    ends = {".".join(path.split(".")[-count:]) for path in paths}
+    suggested = names.nearest(name, {*paths, *ends} if "*" in pattern else paths)
+    return suggested if suggested.startswith("Did you mean") else names.nearest(name, paths)

@@ -1,0 +1,252 @@
+"""LoRA: low-rank adapters of weights (Hu et al. 2021, arXiv 2106.09685).
+
+The product of x with an adapted weight W becomes x W + (alpha / rank) (x A) B (section 4.1). A has
+the letters that the product sums over, and the rank; B has the rank and the other letters of W. So
+every strategy splits both as it splits W:
+
+    w_query MND    w_query_a Mz    w_query_b zND
+    w_out   EHM    w_out_a   EHz   w_out_b   EzM
+
+A layer with adapted weights has a child `lora` that holds the factors. B starts at 0, so that the
+first step computes what the model without adapters does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lingvo_gshard.core import context, initializers, letters
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import weight_groups
+from lingvo_gshard.layers.dropout import Dropout
+from lingvo_gshard.layers.products import multiply
+
+LOCAL_LETTERS = {"z": "rank of an adapter"}
+
+# Name of the child that holds the factors of a layer's weights.
+CHILD = "lora"
+RANK = "z"
+
+
+class LoRA(Configurable):
+    """Which weights have adapters, and of which size. All other weights are frozen.
+
+    `trainer.optimizer.learning_rate_factors` trains more weights, such as {"*norm": 1.0}.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("rank", 0, "Rank of the adapters; 0: the model has none.", minimum=0)
+        p.define(
+            "alpha",
+            0.0,
+            "An adapter's product is multiplied by alpha / rank; 0 for a factor of 1.",
+            minimum=0,
+        )
+        p.define(
+            "weights",
+            ("*.w_query", "*.w_value"),
+            "Patterns of the weights that get adapters: paths of weights or layers.",
+        )
+        p.define(
+            "dropout_rate",
+            0.0,
+            "Share of the adapters' inputs that is dropped in training.",
+            minimum=0,
+            below=1,
+        )
+        return p
+
+    @classmethod
+    def scale(cls, params: Params) -> float:
+        """Returns the factor of the adapters' products."""
+        return params.alpha / params.rank if params.alpha and params.rank else 1.0
+
+
+class Adapters(Layer):
+    """The adapters of one layer's weights.
+
+    The factors are float32 with every precision: their updates may be small.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("rank", 0, "Rank of the adapters.", minimum=1)
+        p.define("scale", 1.0, "Factor of an adapter's product.", minimum=0)
+        p.define("dropout_rate", 0.0, "Share of the inputs that is dropped.", minimum=0, below=1)
+        return p
+
+    def __init__(self, params: Params, path: str = ""):
+        super().__init__(params, path)
+        self.create_child("dropout", Dropout.params().set(rate=self.p.dropout_rate))
+
+    def add(self, name: str, spec: VariableSpec) -> None:
+        """Declares the factors of a weight.
+
+        Args:
+          name: name of the weight in its layer.
+          spec: the weight, with the letters that its products sum over.
+        """
+        sizes = {**dict(zip(spec.layout, spec.shape, strict=True)), RANK: self.p.rank}
+        batch = "".join(letter for letter in spec.layout if letter in letters.WEIGHT_BATCH)
+        rest = "".join(x for x in spec.layout if x not in batch + spec.inputs)
+        fan_in = math.prod(sizes[letter] for letter in spec.inputs)
+        self.create_variable(
+            f"{name}_a", f"{batch}{spec.inputs}{RANK}", sizes, initializers.fan_in(fan_in)
+        )
+        self.create_variable(f"{name}_b", f"{batch}{RANK}{rest}", sizes, initializers.constant(0.0))
+
+    @layer_method
+    def fprop(self, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
+        """Returns what the adapter of a weight adds to a product.
+
+        Args:
+          theta: weights of this layer.
+          name: name of the adapted weight.
+          equation: that of the product with the weight.
+          x: the activations that the weight is multiplied with.
+        """
+        inputs, _, output = equation.partition("->")
+        left, right = inputs.split(",")
+        batch = "".join(letter for letter in right if letter in left and letter in output)
+        summed = "".join(letter for letter in right if letter in left and letter not in output)
+        rest = "".join(letter for letter in right if letter not in left)
+        low = "".join(letter for letter in left if letter not in summed) + RANK
+        # These products are cheap to repeat, so that remat policies need not know them.
+        with context.override(saved_products=None):
+            x = self.dropout.fprop(theta.dropout, x)
+            x_low = multiply(f"{left},{batch}{summed}{RANK}->{low}", x, theta[f"{name}_a"])
+            x_low *= tf.constant(self.p.scale, x_low.dtype)
+            return multiply(f"{low},{batch}{RANK}{rest}->{output}", x_low, theta[f"{name}_b"])
+
+    def flops(self, shape: TokenShape) -> int:
+        """Returns the operations of the adapters' products for each token."""
+        return 2 * shape.tokens * self.active_parameters()
+
+
+def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
+    """Returns the product of activations with a weight of a layer, its adapter included.
+
+    Args:
+      layer: the layer that owns the weight.
+      theta: its weights.
+      name: name of the weight.
+      equation: see `products.multiply`.
+      x: the activations.
+    """
+    y = multiply(equation, x, theta[name])
+    return add_adapter(layer, theta, name, equation, x, y)
+
+
+def add_adapter(
+    layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tensor, y: tf.Tensor
+) -> tf.Tensor:
+    """Returns the product y of x with a weight, plus what its adapter adds, if it has one."""
+    if CHILD not in theta or f"{name}_a" not in theta[CHILD]:
+        return y
+    return y + layer.children[CHILD].fprop(theta[CHILD], name, equation, x)
+
+
+def adapt(model: Layer, params: Params, where: str) -> None:
+    """Adds adapters to the layers of a model.
+
+    Args:
+      model: the model.
+      params: Params of `LoRA`, with a positive rank.
+      where: path of these Params, for messages.
+
+    Raises:
+      ValueError: a pattern matches no weight that can have an adapter.
+    """
+    patterns = params.weights
+    if isinstance(patterns, str) or not patterns:
+        raise ValueError(f"{where}.weights is {patterns!r}; a tuple of patterns was expected")
+    specs = model.variable_specs()
+    weight_groups.check(f"{where}.weights", patterns, specs)
+    can = [spec for spec in specs.flatten() if spec.inputs]
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = [spec.path for spec in can if weight_groups.matches(pattern, spec)]
+        if not found:
+            raise ValueError(
+                f"{where}.weights: {pattern!r} matches no weight that activations are multiplied "
+                f"with. {weight_groups.nearest(pattern, [spec.path for spec in can])}"
+            )
+        chosen.update(found)
+    options = Adapters.params().set(
+        rank=params.rank,
+        scale=LoRA.scale(params),
+        dropout_rate=params.dropout_rate,
+        dtype="float32",
+    )
+    for layer in _layers(model):
+        weights = {n: s for n, s in layer.variables.items() if s.path in chosen}
+        if weights:
+            layer.create_child(CHILD, options)
+            for name, spec in weights.items():
+                layer.children[CHILD].add(name, spec)
+
+
+def is_factor(path: str) -> bool:
+    """Returns whether a path is that of an adapter's factor."""
+    return f".{CHILD}." in path or path.startswith(f"{CHILD}.")
+
+
+def factors_of(path: str) -> tuple[str, str]:
+    """Returns the paths that the factors of a weight have if it has an adapter."""
+    layer, dot, name = path.rpartition(".")
+    return f"{layer}{dot}{CHILD}.{name}_a", f"{layer}{dot}{CHILD}.{name}_b"
+
+
+def without_factors(tree: Any) -> Any:
+    """Returns a tree of weights, or of their specs, without the adapters."""
+    if isinstance(tree, dict):
+        kept = {name: child for name, child in tree.items() if name != CHILD}
+        return NestedMap({name: without_factors(child) for name, child in kept.items()})
+    if isinstance(tree, (list, tuple)):
+        return [without_factors(child) for child in tree]
+    return tree
+
+
+# compute(spec of a weight, equation, A, B, W) returns W + scale A B.
+Merge = Callable[[VariableSpec, str, Any, Any, Any], Any]
+
+
+def merged(specs: Any, theta: Any, merge: Merge) -> Any:
+    """Returns a tree of weights without adapters, each adapted weight merged with its adapter.
+
+    Args:
+      specs: the tree of VariableSpec.
+      theta: the weights.
+      merge: computes a merged weight.
+    """
+    if isinstance(specs, (list, tuple)):
+        return [merged(s, t, merge) for s, t in zip(specs, theta, strict=True)]
+    if not isinstance(specs, dict):
+        return theta
+    result = NestedMap({n: merged(s, theta[n], merge) for n, s in specs.items() if n != CHILD})
+    for name in _adapted(specs):
+        pair = [specs[CHILD][f"{name}_{factor}"].layout for factor in "ab"]
+        factors = [theta[CHILD][f"{name}_{factor}"] for factor in "ab"]
+        equation = f"{pair[0]},{pair[1]}->{specs[name].layout}"
+        result[name] = merge(specs[name], equation, *factors, theta[name])
+    return result
+
+
+def _adapted(specs: NestedMap) -> Sequence[str]:
+    """Returns the names of the weights of one layer that have adapters."""
+    factors = specs.get(CHILD, {})
+    return [name[:-2] for name in factors if name.endswith("_a")]
+
+
+def _layers(layer: Layer) -> list[Layer]:
+    """Returns a layer and all its descendants."""
+    return [layer, *(below for child in layer.child_layers() for below in _layers(child))]

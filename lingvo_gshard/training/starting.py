@@ -1,0 +1,88 @@
+"""StartingPoint: a run whose weights another run starts from, such as an imported one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.lora import is_factor
+from lingvo_gshard.training.checkpoint.arrays import Arrays
+from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.trainer import Trainer
+
+_FLAG = "--init_from"
+_PART = "theta"
+
+
+class StartingPoint:
+    """The newest checkpoint of a run, whose weights and vocabularies another run starts with."""
+
+    def __init__(self, directory: str | os.PathLike, say: Callable[[str], None]):
+        """Finds the checkpoint.
+
+        Args:
+          directory: the run's directory.
+          say: shows a line to the user.
+
+        Raises:
+          ValueError: the directory holds no checkpoint.
+        """
+        self._directory = os.fspath(directory)
+        logdir = Logdir(directory)
+        if not logdir.has_checkpoints():
+            raise ValueError(f"{_FLAG}={self._directory} holds no checkpoint of a run")
+        self._store = CheckpointStore(logdir.checkpoints, say=say, writable=False)
+        newest = self._store.peek()
+        assert newest is not None
+        self._newest: Checkpoint = newest
+        self._say = say
+
+    @property
+    def extras(self) -> pathlib.Path:
+        """The directory with the run's vocabularies."""
+        return self._newest.extras
+
+    def checkpoint(self, trainer: Trainer, abstract_state: NestedMap | None) -> Checkpoint:
+        """Returns a checkpoint of step 0 with the run's weights.
+
+        Factors of adapters that the run has not get their initial values.
+
+        Args:
+          trainer: the trainer of the new run.
+          abstract_state: the state of its runtime. Each process reads its own shards.
+
+        Raises:
+          ValueError: the weights do not fit the model of the new run.
+        """
+        stored = self._newest.record.digests[_PART]
+        specs = dict(trainer.theta_specs.flatten_items())
+        new = {path for path in specs if is_factor(path) and path not in stored}
+        wanted = None
+        if abstract_state is not None:
+            items = abstract_state[_PART].flatten_items()
+            wanted = NestedMap({_PART: NestedMap({k: v for k, v in items if k not in new})})
+        found = self._store.restore(wanted, parts=(_PART,))
+        assert found is not None
+        self._say(f"Starting from the weights of step {found.step:,} of {self._directory}")
+        key = tf.constant([trainer.p.seed & 0x7FFFFFFF, 0], tf.int32)
+        factors: Arrays = {path: np.asarray(specs[path].init(key)) for path in sorted(new)}
+        record = msgspec.structs.replace(found.record, step=0, position=None)
+        return dataclasses.replace(found, record=record, arrays={_PART: found.theta | factors})
+
+
+def params_of(directory: str | os.PathLike) -> Params:
+    """Returns the Params of the run to start from. Raises ValueError if there is no such run."""
+    try:
+        return Logdir(directory).read_params()
+    except ValueError as error:
+        raise ValueError(f"{_FLAG}={os.fspath(directory)}: {error}") from None
