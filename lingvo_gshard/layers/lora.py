@@ -56,7 +56,7 @@ class LoRA(Configurable):
             "Patterns of the weights that get adapters: paths of weights or layers.",
         )
         p.define(
-            "dropout_rate",
+            "input_dropout",
             0.0,
             "Share of the adapters' inputs that is dropped in training.",
             minimum=0,
@@ -184,7 +184,7 @@ def adapt(model: Layer, params: Params, where: str) -> None:
     options = Adapters.params().set(
         rank=params.rank,
         scale=LoRA.scale(params),
-        dropout_rate=params.dropout_rate,
+        dropout_rate=params.input_dropout,
         dtype="float32",
     )
     for layer in _layers(model):

@@ -135,7 +135,7 @@ class PublishedAdapter:
             "base_model_name_or_path": None,
             "r": self.lora.rank,
             "lora_alpha": LoRA.scale(self.lora) * self.lora.rank,
-            "lora_dropout": self.lora.dropout_rate,
+            "lora_dropout": self.lora.input_dropout,
             "target_modules": self._targets(),
             "bias": "none",
             "fan_in_fan_out": False,

@@ -114,7 +114,7 @@ def test_a_step_begins_at_the_base_model_and_moves_factors_only():
 @pytest.mark.parametrize("count", [1, 2])
 def test_dropout_and_micro_batches_leave_frozen_weights_alone(count):
     task = task_params(weights=("*.w_query",))
-    task.lora.dropout_rate = 0.5
+    task.lora.input_dropout = 0.5
     trainer = make_trainer(task, micro_batches=count)
     theta = random_factors(trainer.init_state().theta)
     _, found = gradients(trainer, theta)

@@ -134,7 +134,7 @@ CASES = (
         "params.txt that is cut",
         _EVALUATE + " --split=dev",
         given=(trained("run"), cut("run/params.txt", 0.3)),
-        says="Warning: ...run/params.txt: line 23: 'trai' is not 'path : value'; using "
+        says="Warning: ...run/params.txt: line 23: ...; using "
         "the copy in the checkpoint of step 12\n",
     ),
     Case(
@@ -168,7 +168,7 @@ CASES = (
         "params.txt with an unknown name",
         _EVALUATE + " --split=dev",
         given=(trained("run"), replace("run/params.txt", "trainer.steps", "trainer.stepz")),
-        says="Warning: ...run/params.txt: line 56: trainer.stepz: ... Did you mean "
+        says="Warning: ...run/params.txt: line 61: trainer.stepz: ... Did you mean "
         "'steps'?; using the copy in the checkpoint of step 12\n",
     ),
     Case(
