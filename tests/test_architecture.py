@@ -42,7 +42,7 @@ FOLDERS = {
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
-    "planning": (*MODEL, "training", "hlo", "runtime"),
+    "planning": (*MODEL, "training", "hlo", "runtime", "inference"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "params": (*MODEL, "training"),
     "api": BELOW_API,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import context, dynamic_slice
+from lingvo_gshard.core import context, dynamic_slice, expected_trips
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.beam import add_coverage, extend_beam
@@ -76,7 +76,8 @@ class Steps:
 
         with context.scope(training=False):
             start = (tf.constant(0), _caches_of(state, without_row), records)
-            _, state, records = tf.while_loop(is_running, run_one, start)
+            name = expected_trips.loop_name(self.most)
+            _, state, records = tf.while_loop(is_running, run_one, start, name=name)
         return _caches_of(state, with_row), records
 
     def _step(self, weights: NestedMap, state: NestedMap) -> tuple[NestedMap, NestedMap]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from lingvo_gshard.core.expected_trips import trips_of
 from lingvo_gshard.hlo import collectives as hlo_collectives
 from lingvo_gshard.hlo import demand, traffic
 from lingvo_gshard.hlo import flops as hlo_flops
@@ -38,7 +39,8 @@ def read_operations(
     """Returns the operations of one device's program.
 
     Of a conditional, the branch that does the most work counts. A loop whose trip count is unknown
-    counts as one iteration, with a note. Arithmetic on scalars is left out.
+    counts with the iterations that its name tells (core/expected_trips.py), or else as one, with a
+    note. Arithmetic on scalars is left out.
 
     Args:
       module: the program.
@@ -85,11 +87,9 @@ class _Reader:
         count = loop.trip_count
         if count is None:
             name = hlo_names.operation_name(instruction.op_name)
-            self.notes.append(
-                f"the trip count of loop {instruction.name} ({name}) depends on data; the loop "
-                "counts as one iteration"
-            )
-            count = 1
+            count = trips_of(instruction.op_name)
+            self.notes.append(_unknown_trips(instruction.name, name, count))
+            count = 1 if count is None else count
         if count:
             yield from self.operations(loop.body, loop.first_iteration(), times * count)
 
@@ -170,3 +170,9 @@ def _work(operations: list[Operation]) -> tuple[int, int]:
             operation.times * (operation.bytes + operation.other_flops) for operation in operations
         ),
     )
+
+
+def _unknown_trips(loop: str, name: str, expected: int | None) -> str:
+    """Returns the note on a loop whose trip count depends on data."""
+    counts = "one iteration" if expected is None else f"{expected} iterations, as is usual"
+    return f"the trip count of loop {loop} ({name}) depends on data; the loop counts as {counts}"

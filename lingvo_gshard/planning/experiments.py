@@ -11,6 +11,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training import experiments
 
 
@@ -54,10 +55,7 @@ def plan_experiment(
       ValueError: if the mesh does not have as many devices as the topology, an override matches no
         layer, the compiler is missing, or the compiler rejects the program.
     """
-    mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
-    mesh = mesh or Mesh((("data", topology.devices),), options.device_order)
-    compilation.check_mesh(mesh, topology)
-    partitioning = experiments.requested_partitioning(experiment, mesh, options.strategy)
+    partitioning = planned_partitioning(experiment, topology, options)
     trainer = experiments.make_trainer(experiment)
     experiments.check_overrides(partitioning, trainer)
     return planner.plan_step(
@@ -70,3 +68,17 @@ def plan_experiment(
         options.tokens,
         progress,
     )
+
+
+def planned_partitioning(
+    experiment: Params, topology: Topology, options: PlanOptions
+) -> Partitioning:
+    """Returns the mesh and strategy that an experiment is planned with.
+
+    Raises:
+      ValueError: if the mesh does not have as many devices as the topology.
+    """
+    mesh = experiments.requested_mesh(experiment, options.mesh, options.device_order)
+    mesh = mesh or Mesh((("data", topology.devices),), options.device_order)
+    compilation.check_mesh(mesh, topology)
+    return experiments.requested_partitioning(experiment, mesh, options.strategy)

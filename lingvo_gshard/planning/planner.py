@@ -8,6 +8,7 @@ from typing import Any
 
 import lingvo_gshard
 from lingvo_gshard import hlo
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.planning import (
     compilation,
     memory,
@@ -203,6 +204,9 @@ def _notes(
         *topology.notes,
         f"capacity: {topology.chip.capacity_reason}",
     ]
+    effort = jax.config.jax_exec_time_optimization_effort
+    if effort:
+        notes.append(f"compiled with jax_exec_time_optimization_effort={effort:g}")
     notes += [*found.notes, *unused, *replicated]
     peak = compiled.memory["peak"]
     if peak > topology.chip.usable_bytes and _fits(compiled, peak, topology):

@@ -22,6 +22,11 @@ To plan the training of a published model from its config.json alone (docs/open_
     gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:4x4x4 \\
         --mesh=data=64 --strategy=expert_fsdp --precision=bfloat16
 
+To plan generation with a language model, its decoding and the prefill of prompts:
+
+    gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:2x2x1 --generate --batch=64 \\
+        --length=2048 --mesh=data=2,model=2 --strategy=expert_tensor
+
 If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
 until it fits. To compare two plans:
 
@@ -59,6 +64,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import picture
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.planning.generation import plan_generation
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan import diff, file
@@ -67,10 +73,11 @@ from lingvo_gshard.planning.search.record import to_record
 from lingvo_gshard.planning.suggestions import suggest
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.flags import generation, runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     diff_report,
+    generation_report,
     paper_report,
     plan_report,
     search_report,
@@ -96,6 +103,7 @@ def define_flags() -> flags.FlagValues:
         "list_topologies", False, "Lists the machines that can be planned for.", flag_values=values
     )
     define_config_flags(values)
+    generation.define_generation_flags(values)
     runtime.define_splitting_flags(values)
     flags.DEFINE_float(
         "tokens",
@@ -144,7 +152,8 @@ def define_config_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "precision",
         "float32",
-        "Types of weights and activations, with --config, as trainer.precision.",
+        "Types of weights and activations, with --config, as trainer.precision; with --generate "
+        f"{generation.PRECISION} unless given.",
         flag_values=values,
     )
 
@@ -165,13 +174,14 @@ def main(argv: list[str]) -> int:
         output.write_json(values.json, topologies.records())
         return 0
     check_choices(values.partitioner, values.device_order)
+    generation.check_generation_flags(values)
     if values.paper or values.paper_rows:
         return _paper(values, console)
     params = planned_params(values)
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
-    run = _search if values.search else _plan
+    run = _generate if values.generate else _search if values.search else _plan
     return run(values, params, topology, console)
 
 
@@ -190,10 +200,11 @@ def planned_params(values: flags.FlagValues) -> Params:
             f"--config={values.config} and --experiment={values.experiment} both say what to plan; "
             "give one of them"
         )
+    is_narrow = values.generate and not values["precision"].present
     return open_model(
         values.config,
         length=values.length,
-        precision=values.precision,
+        precision=generation.PRECISION if is_narrow else values.precision,
         settings=values.gin_param,
         gin_files=values.gin_file,
     )
@@ -223,6 +234,17 @@ def _plan(
     output.write_json(values.json, plan)
     if values.html:
         output.write_text(values.html, picture.to_html(plan), "html")
+    return 0
+
+
+def _generate(
+    values: flags.FlagValues, params: Params, topology: Topology, console: rich.console.Console
+) -> int:
+    asked = generation.generation_options(values)
+    with Stages(topology.compiler_choice) as shown:
+        plan = plan_generation(params, topology, plan_options(values), asked, shown.begin)
+    generation_report.print_generation(plan, console)
+    output.write_json(values.json, plan)
     return 0
 
 

@@ -2,8 +2,12 @@
 
 import collections
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from lingvo_gshard.core import expected_trips
+from lingvo_gshard.hlo import read_module, read_operations
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.hlo.parsing import operations_of_text
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, compiled, operations
@@ -165,3 +169,15 @@ def test_larger_branch_counts_and_unknown_trip_count_is_noted():
     ]
     (note,) = found.notes
     assert "loop w" in note
+
+
+@pytest.mark.parametrize(("name", "times"), [(expected_trips.loop_name(7), 7), ("other", 1)])
+def test_a_loop_of_unknown_length_counts_as_its_name_tells(name, times):
+    def run(count, x):
+        with jax.named_scope(name):
+            return jax.lax.fori_loop(0, count, lambda i, y: y @ x, x)
+
+    module = read_module(jax.jit(run).lower(3, jnp.ones((8, 8))).compile())
+    found = read_operations(module, Mesh.parse("data=1"))
+    assert {o.times for o in found.operations if o.matmul_flops} == {times}
+    assert any("depends on data" in note for note in found.notes)

@@ -7,9 +7,10 @@ each expert computes its rows in blocks, as many as it needs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import dynamic_slice
+from lingvo_gshard.core import dynamic_slice, expected_trips
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
@@ -87,7 +88,11 @@ def _run_sorted(
     x_rM = tf.pad(tf.gather(x_TM, order_r % tokens), [[0, block], [0, 0]])
     y_rM = tf.zeros_like(x_rM)
     for index, weights in enumerate(experts):
-        y_rM = _run_blocks(network, weights, x_rM, y_rM, start_E[index], load_E[index], block)
+        # As many as with balanced loads, in which the first experts have one row more.
+        even_load = rows // count + (index < rows % count)
+        name = expected_trips.loop_name(-(-even_load // block))
+        run = functools.partial(_run_blocks, network, weights, block=block, name=name)
+        y_rM = run(x_rM, y_rM, start_E[index], load_E[index])
     return tf.reshape(tf.gather(y_rM, position_r), [choices, tokens, -1])
 
 
@@ -99,6 +104,7 @@ def _run_blocks(
     start: tf.Tensor,
     load: tf.Tensor,
     block: int,
+    name: str,
 ) -> tf.Tensor:
     """Returns y with one expert's outputs in its rows and, up to a block, in the rows after."""
 
@@ -110,7 +116,7 @@ def _run_blocks(
         x_CM = dynamic_slice.read(x_rM, start + done, block)
         return done + block, dynamic_slice.write(y_rM, network(weights, x_CM), start + done)
 
-    return tf.while_loop(is_running, run, (tf.constant(0), y_rM))[1]
+    return tf.while_loop(is_running, run, (tf.constant(0), y_rM), name=name)[1]
 
 
 def _block_size(rows: int, experts: int) -> int:

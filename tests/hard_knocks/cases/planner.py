@@ -24,6 +24,23 @@ CASES = (
         "'gshard_paper.moe_512e_12l'?",
     ),
     Case(
+        "a batch of texts without generation",
+        _PLAN + "--topology=v3:16x16 --batch=64",
+        error="--batch=64 applies to --generate, which is not given",
+    ),
+    Case(
+        "generation with the flags of training",
+        _PLAN + "--topology=v3:16x16 --generate --tokens=1e9",
+        error="--tokens=1000000000.0 does not apply to --generate; give one of them",
+    ),
+    Case(
+        "generation with a model that translates",
+        _PLAN + "--topology=cpu:1 --mesh=data=1 --generate",
+        error="--generate plans language models, and TranslationTask, the task of "
+        "gshard_paper.moe_512e_12l, translates a source",
+        slow=True,
+    ),
+    Case(
         "an unknown chip",
         _PLAN + "--topology=v33:16x16",
         error="--topology=v33:16x16: unknown kind of chip 'v33'; expected such as v3:32x32,"

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import context, dynamic_slice, random_numbers
+from lingvo_gshard.core import context, dynamic_slice, expected_trips, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.context import Context
@@ -119,6 +119,7 @@ class ExpertBlocks:
       theta: the weights of all experts; their first dimension is E.
       rows: the rows of each expert.
       sizes: the sizes of the blocks.
+      even_rows: rows of all experts under balanced loads, for planning.
       context: the context of the pass.
     """
 
@@ -126,6 +127,7 @@ class ExpertBlocks:
     theta: NestedMap
     rows: ExpertRows
     sizes: BlockSizes
+    even_rows: int
     context: Context = dataclasses.field(default_factory=context.current)
 
     def run(self, rows_rM: tf.Tensor) -> tf.Tensor:
@@ -189,7 +191,10 @@ class ExpertBlocks:
                 )
 
             _, buffers = tf.while_loop(
-                lambda index, _: index < expert.full_blocks, full_block, (tf.constant(0), buffers)
+                lambda index, _: index < expert.full_blocks,
+                full_block,
+                (tf.constant(0), buffers),
+                name=self._full_blocks_name,
             )
             last = self._by_size(expert.last_rows, last_block)
             return count + 1, _write_all(buffers, last, expert.last_start)
@@ -231,6 +236,7 @@ class ExpertBlocks:
                 lambda index, *_: index < expert.full_blocks,
                 full_block,
                 (tf.constant(0), d_buffer, [tf.cast(x, tf.float32) for x in sums]),
+                name=self._full_blocks_name,
             )
             own = [tf.cast(x, d.dtype)[tf.newaxis] for x, d in zip(sums, d_leaves, strict=True)]
             return count + 1, [d_buffer, *_write_all(d_leaves, own, index_E)]
@@ -249,7 +255,16 @@ class ExpertBlocks:
     def _over_experts(self, expert_step: Callable, buffers: list) -> list[tf.Tensor]:
         """Returns the buffers after one step for each expert that has rows."""
         start = (tf.constant(0), list(buffers))
-        return tf.while_loop(lambda count, _: count < self.rows.active, expert_step, start)[1]
+        name = expected_trips.loop_name(min(self.rows.loads.shape[0], self.even_rows))
+        return tf.while_loop(
+            lambda count, _: count < self.rows.active, expert_step, start, name=name
+        )[1]
+
+    @property
+    def _full_blocks_name(self) -> str:
+        """The name of the loop over an expert's full blocks."""
+        even_load = -(-self.even_rows // self.rows.loads.shape[0])
+        return expected_trips.loop_name(max(even_load - 1, 0) // self.sizes.full)
 
     def _by_size(self, rows: tf.Tensor, compute: Callable[[int], list]) -> list[tf.Tensor]:
         """Returns compute(size) for the smallest size that holds `rows`, 1 to a full block."""

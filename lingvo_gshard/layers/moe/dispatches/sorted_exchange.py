@@ -149,7 +149,11 @@ class SortedExchange:
             received_dE = tf.reshape(self._to_experts(sent_dE), [devices, local_experts])
         expert_C = tf.reshape(_experts_of_rows(received_dE, bound), [1, slots])
         y_CM = SortedRows(expert_C, local_experts).compute(
-            received_CM, tf.ones_like(expert_C, tf.float32), self.experts, theta
+            received_CM,
+            tf.ones_like(expert_C, tf.float32),
+            self.experts,
+            theta,
+            most_over_even=max(slots // expert_kT.shape.num_elements(), 1),
         )
         with tf.name_scope(exchanges.COMBINE_SCOPE):
             y_dCM = collectives.all_to_all(y_CM[tf.newaxis], self.expert_axes, 1, 0)

@@ -37,7 +37,12 @@ class SortedRows:
         self.load_E = tf.cast(tf.reduce_sum(chosen_kTE, (0, 1)), tf.int32)
 
     def compute(
-        self, x_TM: tf.Tensor, gate_kT: tf.Tensor, experts: Experts, theta: NestedMap
+        self,
+        x_TM: tf.Tensor,
+        gate_kT: tf.Tensor,
+        experts: Experts,
+        theta: NestedMap,
+        most_over_even: int = 1,
     ) -> tf.Tensor:
         """Returns [T,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
 
@@ -46,6 +51,7 @@ class SortedRows:
           gate_kT: float32, the gate of each choice.
           experts: the experts.
           theta: the weights of the experts of `load_E`.
+          most_over_even: how many times as many rows there is room for as balanced loads take.
         """
         num_experts = self.load_E.shape[0]
         rows = self._expert_kT.shape.num_elements()
@@ -54,6 +60,8 @@ class SortedRows:
         slots = rows + sizes.full
         slot_kT = tf.where(self._expert_kT < num_experts, self.position_kT, slots)
         permutation = Permutation(tf.unstack(slot_kT), slots)
-        blocks = ExpertBlocks(experts.compute_one, theta, ExpertRows.for_loads(self.load_E), sizes)
+        loads = ExpertRows.for_loads(self.load_E)
+        even_rows = -(-rows // most_over_even)
+        blocks = ExpertBlocks(experts.compute_one, theta, loads, sizes, even_rows)
         y_rows = blocks.run(permutation.permute(x_TM))
         return permutation.unpermute(y_rows, tf.unstack(gate_kT))

@@ -1,0 +1,237 @@
+"""Plans generation: one decoding step of all rows, and the prefill of the texts that enter.
+
+Both are the programs that `gshard-generate` and `gshard-serve` run (inference/programs), compiled
+for the topology as a training step is. A step of decoding reads every weight and every key and
+value once, so the memory's bandwidth bounds it unless there are many rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgspec
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.core.layer import scope_name
+from lingvo_gshard.decoding.kinds import SearchKind, StateShape
+from lingvo_gshard.inference.loading import facts_of
+from lingvo_gshard.inference.programs.layout import decoding_partitioning, row_parts
+from lingvo_gshard.inference.programs.maker import ProgramMaker
+from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKey
+from lingvo_gshard.planning import memory, planner, roofline
+from lingvo_gshard.planning.depth import Depths
+from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.generation_plan import GenerationPlan, bounded_by
+from lingvo_gshard.planning.plan.plan import ParameterCounts, Plan
+from lingvo_gshard.planning.planned_program import PlannedProgram
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.runtime.program.program import Program, bytes_of
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.training.experiments import check_overrides, make_trainer
+
+# The beginnings of the paths of a program's arrays.
+_WEIGHTS, _CACHES = "weights.", "state.caches"
+_GREEDY = SearchKind()
+# Costs are those of this many tokens.
+_MILLION = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationOptions:
+    """What is generated.
+
+    Attributes:
+      batch: texts that are decoded together, on all devices.
+      prompt: positions of the prompt of the texts that enter; 0 for half of the positions of a
+        text, which are those of a row of the input.
+      has_prefill: whether to plan the prefill, too.
+      every_layer: whether to compile all layers. Else deep models are extrapolated from two shallow
+        ones, in a fraction of the time.
+    """
+
+    batch: int = 1
+    prompt: int = 0
+    has_prefill: bool = True
+    every_layer: bool = False
+
+
+def plan_generation(
+    experiment: Params,
+    topology: Topology,
+    options: PlanOptions,
+    generation: GenerationOptions,
+    progress: Progress = ignore_progress,
+) -> GenerationPlan:
+    """Returns the plan of generating with an experiment's language model on a topology.
+
+    Args:
+      experiment: its Params. Weights have the types of its `trainer.precision`, and a text the
+        positions of a row of its input.
+      topology: the machine.
+      options: how the programs are split and compiled.
+      generation: what is generated.
+      progress: called with each stage as it begins.
+
+    Raises:
+      ValueError: the task decodes no text of its own, the batch or the prompt does not fit, or a
+        training step could not be planned either.
+    """
+    partitioning = planned_partitioning(experiment, topology, options)
+    check_overrides(partitioning, make_trainer(experiment))
+    # Tracing takes long, so a missing compiler is reported first.
+    topology.compile_devices()
+    depths = None if generation.every_layer else Depths.of(experiment.task.decoder)
+
+    def plan_depth(layers: int) -> GenerationPlan:
+        shallow = experiment.copy()
+        shallow.task.decoder.num_layers = layers
+        programs = _Programs(shallow, partitioning, options.partitioner, generation)
+        return programs.plan(topology, progress)
+
+    if depths is None:
+        return plan_depth(experiment.task.decoder.num_layers)
+    first, second = map(plan_depth, (depths.shallow, depths.deeper))
+    step = depths.extrapolated(first.step, second.step)
+    prefill = second.prefill
+    if first.prefill and second.prefill:
+        prefill = depths.extrapolated(first.prefill, second.prefill)
+    caches = {
+        name: round(
+            getattr(first, name) + depths.steps * (getattr(second, name) - getattr(first, name))
+        )
+        for name in ("cache_bytes", "cache_bytes_per_text")
+    }
+    return _result(second, step, prefill, topology, **caches)
+
+
+def _result(
+    known: GenerationPlan, step: Plan, prefill: Plan | None, topology: Topology, **caches: int
+) -> GenerationPlan:
+    """Returns a plan of generation with other plans of its programs, and what follows from them."""
+    return msgspec.structs.replace(
+        known,
+        fits=step.fits and (prefill is None or prefill.fits),
+        step=step,
+        bounded_by=bounded_by(step),
+        prefill=prefill,
+        generated=_cost(step, topology),
+        prompted=None if prefill is None else _cost(prefill, topology),
+        **caches,
+    )
+
+
+def _cost(plan: Plan, topology: Topology) -> roofline.Budget:
+    """Returns the cost of a million tokens."""
+    assert plan.tokens_per_step
+    return roofline.budget(_MILLION, plan.seconds_per_step / plan.tokens_per_step, topology)
+
+
+class _Programs:
+    """Lowers and plans the programs of generation of one model."""
+
+    def __init__(
+        self,
+        experiment: Params,
+        partitioning: Partitioning,
+        partitioner: str,
+        generation: GenerationOptions,
+    ):
+        """Prepares to lower.
+
+        Raises:
+          ValueError: the task decodes no text of its own, or the batch or the prompt does not fit.
+        """
+        task = make_trainer(experiment).task
+        # The ids before and after a text are data; no tokenizer is needed to plan.
+        facts = facts_of(task, experiment.input, text_ids=(0, 0))
+        assert isinstance(task, TokenTask)
+        if facts.has_source:
+            raise ValueError(
+                f"--generate plans language models, and {type(task).__name__}, the task of "
+                f"{experiment.name}, translates a source"
+            )
+        self._parts = row_parts(partitioning)
+        self._prompt = _checked_prompt(generation, facts.most_positions, self._parts)
+        self._batch, self._has_prefill = generation.batch, generation.has_prefill
+        self._task, self._facts = task, facts
+        self._partitioning = decoding_partitioning(partitioning)
+        self._maker = ProgramMaker(task, facts, partitioning, partitioner)
+
+    def plan(self, topology: Topology, progress: Progress) -> GenerationPlan:
+        """Returns the plan of the programs."""
+        length = self._facts.most_positions
+        shape = StateShape(self._batch, length)
+        progress("tracing and lowering a step of decoding")
+        program = self._maker.make(ProgramKey(STEPS, _GREEDY, shape))
+        tokens = self._batch * self._facts.most_steps
+        step = self._plan(program, tokens, length, topology, progress)
+        prefill = None
+        if self._has_prefill:
+            progress("tracing and lowering the prefill")
+            # As many as the devices compute at once, so that none repeats another's work.
+            texts = self._parts if self._batch % self._parts == 0 else 1
+            entering = self._maker.make(
+                ProgramKey(ADMIT, _GREEDY, shape, texts, given=self._prompt)
+            )
+            tokens = texts * self._prompt
+            prefill = self._plan(entering, tokens, self._prompt, topology, progress)
+        caches = [array for array in program.inputs if array.path.startswith(_CACHES)]
+        whole = sum(math.prod(array.shape) * array.struct.dtype.itemsize for array in caches)
+        return GenerationPlan(
+            batch=self._batch,
+            length=length,
+            prompt=self._prompt,
+            steps=self._facts.most_steps,
+            fits=step.fits and (prefill is None or prefill.fits),
+            cache_bytes=sum(bytes_of(array, program.mesh) for array in caches),
+            cache_bytes_per_text=whole // self._batch,
+            step=step,
+            bounded_by=bounded_by(step),
+            prefill=prefill,
+            generated=_cost(step, topology),
+            prompted=None if prefill is None else _cost(prefill, topology),
+        )
+
+    def _plan(
+        self, program: Program, tokens: int, length: int, topology: Topology, progress: Progress
+    ) -> Plan:
+        """Returns the plan of a program of `tokens` tokens that attend to `length` positions."""
+        scopes = {scope_name(path) for path in self._task.layer_paths()}
+        is_weight = [array.path.startswith(_WEIGHTS) for array in program.inputs]
+        # Attention counts full rows, so every token of a row costs the same.
+        row = self._task.flops(TokenShape(rows=1, length=length))
+        planned = PlannedProgram(
+            program=program,
+            name=program.name,
+            classes=tuple(memory.WEIGHTS if own else memory.INPUTS for own in is_weight),
+            layers=frozenset(scopes - {""}),
+            tensors=(),
+            parameters=ParameterCounts(
+                total=sum(
+                    math.prod(array.shape)
+                    for array, own in zip(program.inputs, is_weight, strict=True)
+                    if own
+                ),
+                active=self._task.active_parameters(),
+            ),
+            useful_flops=row * tokens // length,
+            tokens=tokens,
+        )
+        return planner.plan_program(planned, self._partitioning, topology, progress=progress)
+
+
+def _checked_prompt(generation: GenerationOptions, length: int, parts: int) -> int:
+    """Returns the positions of a prompt. Raises ValueError if the options are impossible."""
+    if generation.batch > 1 and generation.batch % parts:
+        raise ValueError(
+            f"--batch={generation.batch}: the mesh decodes {parts} batches at once; expected 1 or "
+            f"a multiple of {parts}"
+        )
+    prompt = generation.prompt or max(length // 2, 1)
+    if prompt > length:
+        raise ValueError(f"--prompt={prompt:,} is more than the {length:,} positions of a text")
+    return prompt

@@ -1,0 +1,62 @@
+"""Flags of plans of generation, and what they ask for."""
+
+from __future__ import annotations
+
+from absl import flags
+
+from lingvo_gshard.planning.generation import GenerationOptions
+
+# The precision of the weights of a config that is planned to generate.
+PRECISION = "bfloat16_weights"
+_ONLY_HERE = ("batch", "prompt", "every_layer")
+_NOT_HERE = ("search", "paper", "tokens", "html")
+
+
+def define_generation_flags(values: flags.FlagValues) -> None:
+    """Defines --generate and the flags that only apply to it."""
+    flags.DEFINE_boolean(
+        "generate",
+        False,
+        "Plans generation with a language model, not training: a step of decoding, and prefill.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "batch", 1, "Texts decoded together, with --generate.", 1, flag_values=values
+    )
+    flags.DEFINE_integer(
+        "prompt",
+        0,
+        "Positions of a prompt, with --generate; 0: half of those of a text.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "every_layer",
+        False,
+        "With --generate, compiles all layers. Else deep models are extrapolated from two shallow "
+        "ones, in a fraction of the time.",
+        flag_values=values,
+    )
+
+
+def check_generation_flags(values: flags.FlagValues) -> None:
+    """Raises ValueError if flags of generation and of other plans are mixed."""
+    if not values.generate:
+        for name in _ONLY_HERE:
+            if values[name].present:
+                raise ValueError(
+                    f"--{name}={values[name].value} applies to --generate, which is not given"
+                )
+        return
+    for name in _NOT_HERE:
+        if values[name].present and values[name].value:
+            raise ValueError(
+                f"--{name}={values[name].value} does not apply to --generate; give one of them"
+            )
+
+
+def generation_options(values: flags.FlagValues) -> GenerationOptions:
+    """Returns the options that the flags give."""
+    return GenerationOptions(
+        batch=values.batch, prompt=values.prompt, every_layer=values.every_layer
+    )
