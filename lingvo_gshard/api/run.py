@@ -27,12 +27,14 @@ from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS, TRAINED, check_precision
 from lingvo_gshard.export.decoder import DecoderSettings
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.translator import Translator
 from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.checkpoint.run_item import read_run
+from lingvo_gshard.training.checkpoint.store import CheckpointStore, steps_in
 from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
@@ -209,7 +211,8 @@ class Run:
 
         Args:
           sentences: one text each; an empty one has an empty translation.
-          options: how to search; by default beam search with 4 hypotheses.
+          options: how to search; by default beam search with 4 hypotheses, or as the model was
+            published.
           **fields: fields of `DecodingOptions` that override `options`, such as beam_size=1.
 
         Raises:
@@ -217,7 +220,7 @@ class Run:
         """
         if isinstance(sentences, str):
             raise ValueError("sentences is one string; a list of strings was expected")
-        options = dataclasses.replace(options or DecodingOptions(), **fields)
+        options = self._options(DecodingOptions(), options, fields)
         translations = self.translator(options).translate(sentences)
         for index in translations.cut:
             warnings.warn(f"sentences[{index}] is too long and was cut", stacklevel=3)
@@ -233,7 +236,8 @@ class Run:
 
         Args:
           beginnings: starts of texts; an empty one lets the model begin.
-          options: how to choose tokens; by default they are drawn, with temperature 1.
+          options: how to choose tokens; by default they are drawn, with temperature 1, or as the
+            model was published.
           **fields: fields of `DecodingOptions` that override `options`, such as temperature=0.8.
 
         Raises:
@@ -241,7 +245,7 @@ class Run:
         """
         if isinstance(beginnings, str):
             raise ValueError("beginnings is one string; a list of strings was expected")
-        options = dataclasses.replace(options or DRAWING, **fields)
+        options = self._options(DRAWING, options, fields)
         texts = list(self.writer(options).write(beginnings))
         for index, text in enumerate(texts):
             if text.cut:
@@ -272,9 +276,32 @@ class Run:
         model = self.model
         if model.task.DECODER == Translator.__name__:
             fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
-            decoding = DecodingOptions(**{name: options.pop(name) for name in fields})
+            given = {name: options.pop(name) for name in fields}
+            decoding = self.published_settings.options(DecodingOptions(), given)
             options["translate"] = self.translator(decoding).translate
         return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+
+    @functools.cached_property
+    def published_settings(self) -> PublishedSettings:
+        """How an imported model was published to be decoded; nothing for other runs."""
+        found = PublishedSettings()
+        for step in reversed(steps_in(self.logdir.checkpoints)):
+            try:
+                extras = read_run(self.logdir.checkpoints / str(step)).extras
+            except Exception:  # Restoring the checkpoint reports the damage.
+                continue
+            found = PublishedSettings.read(extras)
+            break
+        is_writer = self.params.task.cls.DECODER == Writer.__name__
+        return found.within(self.params.input.length) if found.fields and is_writer else found
+
+    def _options(
+        self, usual: DecodingOptions, options: DecodingOptions | None, fields: dict[str, Any]
+    ) -> DecodingOptions:
+        """Returns the options that a caller asks for, by default those of the published model."""
+        if options is not None:
+            return dataclasses.replace(options, **fields)
+        return self.published_settings.options(usual, fields)
 
     @functools.cached_property
     def decoder(self) -> Decoder:

@@ -62,6 +62,11 @@ class Writer:
         """The engine that decodes."""
         return self._engine
 
+    @property
+    def has_beam(self) -> bool:
+        """Whether it searches with a beam, whose texts cannot be streamed."""
+        return self._options.beam_size > 1
+
     def write(self, beginnings: Sequence[str]) -> Iterator[Text]:
         """Yields a Text for each beginning, in order; an empty one lets the model begin."""
         encoded = [self._vocabulary.encode(text) for text in beginnings]

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.serving.errors import UNPROCESSABLE, RequestError
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -91,13 +92,19 @@ async def read_bytes(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def parse(body: bytes, kind: type[_Body], status: int = UNPROCESSABLE) -> _Body:
+def parse(
+    body: bytes,
+    kind: type[_Body],
+    status: int = UNPROCESSABLE,
+    published: PublishedSettings | None = None,
+) -> _Body:
     """Returns a JSON body as an object.
 
     Args:
       body: the bytes.
       kind: the type of the object.
       status: the HTTP status of a body that is JSON but not such an object.
+      published: fields of the object that the body need not give.
 
     Raises:
       RequestError: it is not JSON, or a field is missing, unknown or wrong.
@@ -110,7 +117,11 @@ def parse(body: bytes, kind: type[_Body], status: int = UNPROCESSABLE) -> _Body:
         said = str(error).removeprefix("JSON is malformed: ")
         raise RequestError(400, f"the body is not valid JSON: {said}") from None
     try:
-        return msgspec.convert(value, kind)
+        given = msgspec.convert(value, kind)
+        if published is None or not published.fields:
+            return given
+        # Checked first: a published value must not make a wrong body right.
+        return msgspec.convert(published.values(value), kind)
     except msgspec.ValidationError as error:
         field, message = _sentence(str(error), value, kind)
         raise RequestError(status, message, field) from None

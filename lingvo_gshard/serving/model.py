@@ -8,6 +8,7 @@ import time
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
+from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.inference.translator import Translator
 
 
@@ -23,6 +24,7 @@ class ServedModel:
       translator: encodes sentences and decodes translations; None for a language model.
       source_vocabulary: of the sentences that it translates; None for a language model.
       languages: source languages that it was trained on; empty if unknown.
+      published: how it was published to be decoded.
       created: when it was loaded, in seconds since 1970.
     """
 
@@ -33,6 +35,7 @@ class ServedModel:
     translator: Translator | None = None
     source_vocabulary: Vocabulary | None = None
     languages: tuple[str, ...] = ()
+    published: PublishedSettings = dataclasses.field(default_factory=PublishedSettings)
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -45,7 +48,9 @@ class ServedModel:
         decoder, name = run.decoder, run.params.name
         engine, input_ = decoder.engine, decoder.input
         if not engine.facts.has_source:
-            return cls(name, decoder.step, engine, input_.vocabulary)
+            return cls(
+                name, decoder.step, engine, input_.vocabulary, published=run.published_settings
+            )
         languages = input_.p.get("languages") if "languages" in input_.p else ()
         languages = (languages,) if isinstance(languages, str) else tuple(languages)
         return cls(
@@ -56,6 +61,7 @@ class ServedModel:
             run.translator(),
             input_.source_vocabulary,
             languages,
+            run.published_settings,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lingvo_gshard.inference.expert_visits import expert_visits
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.requests import Request
 from lingvo_gshard.serving.model import ServedModel
 
@@ -25,9 +25,9 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
     """
     engine, facts = model.engine, model.engine.facts
     options = (
-        DecodingOptions(beam_size=beam_size)
+        model.published.options(DecodingOptions(beam_size=beam_size), {})
         if facts.has_source
-        else DecodingOptions(beam_size=1, temperature=1.0, most_tokens=4)
+        else model.published.options(DRAWING, {"most_tokens": 4, "least_tokens": 0})
     )
     engine.warm_up(options, _LENGTHS, (1, max(_HYPOTHESES // options.beam_size, 1)))
     source = (model.vocabulary.unk_id, facts.eos_id) if facts.has_source else ()

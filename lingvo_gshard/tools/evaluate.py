@@ -148,7 +148,7 @@ def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dic
             )
     used = {flag: values[flag].value for flag in _TASK_FLAGS if flag not in unused}
     if translates:
-        used |= decoding_fields(values)
+        used |= {n: v for n, v in decoding_fields(values).items() if values[n].present}
         decoding_options(values)
     return used
 

@@ -112,7 +112,7 @@ def _respond(
       before: number of lines before them.
     """
     beginnings = [line.rstrip("\r\n") for line in lines]
-    streams = values.stream or (len(lines) == 1 and _can_stream(values))
+    streams = values.stream or (len(lines) == 1 and _can_stream(values) and not writer.has_beam)
     texts = map(functools.partial(_streamed, writer, progress), beginnings) if streams else None
     pairs = zip(beginnings, texts or writer.write(beginnings), strict=True)
     for number, (beginning, text) in enumerate(pairs, start=before + 1):

@@ -26,12 +26,15 @@ docs/open_models.md lists the architectures, and shows the way back: gshard-expo
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import time
 
+import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import describe
 from lingvo_gshard.api.open_models.importing import import_model, open_model
+from lingvo_gshard.inference.published_settings import SETTINGS_FILE, PublishedSettings
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.experiment import define_settings_flags
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
@@ -101,6 +104,7 @@ def main(argv: list[str]) -> int:
         f"Imported {found.parameters:,} weights of {found.experiment} from {found.tensors:,} "
         f"tensors ({found.bytes / 1e6:,.1f} MB) in {seconds:.1f} s; the run is in {found.logdir}",
     )
+    _say_settings(console, PublishedSettings.read(pathlib.Path(source)))
     if found.left_out:
         output.say(
             console,
@@ -109,3 +113,12 @@ def main(argv: list[str]) -> int:
         )
     output.write_json(values.json, dataclasses.asdict(found) | {"seconds": seconds})
     return 0
+
+
+def _say_settings(console: rich.console.Console, settings: PublishedSettings) -> None:
+    """Shows the settings of generation_config.json that have an effect, and those without."""
+    if settings.fields:
+        fields = ", ".join(f"{name}={value}" for name, value in settings.fields.items())
+        output.say(console, f"Texts are generated with {fields}, unless flags say otherwise")
+    for name, why in settings.left_out.items():
+        output.say(console, f"{SETTINGS_FILE}: {name} has no effect: {why}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Sequence
 
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.inference.published_settings import PublishedSettings
 from lingvo_gshard.open_models import importing
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
@@ -65,6 +67,8 @@ def import_model(
       OSError: the disk is full.
     """
     importing.check_logdir(logdir)
+    # Wrong settings are reported before anything is written.
+    PublishedSettings.read(pathlib.Path(source))
     options = {"length": length, "precision": precision}
     params = open_model(source, settings=settings, gin_files=gin_files, **options)
     return importing.import_model(source, logdir, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from lingvo_gshard.inference import requests as inference
-from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.options import DRAWING, DecodingOptions
 from lingvo_gshard.inference.text import stop_check
 from lingvo_gshard.serving.bodies import Count, Fraction, Texts, listed
 from lingvo_gshard.serving.errors import RequestError
@@ -91,7 +92,7 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
 
     def requests(self, model: ServedModel) -> list[inference.Request]:
         """Returns a request for each prompt. Raises RequestError if one is too long."""
-        options, most = self._options(), model.engine.facts.most_positions
+        options, most = self._options(model), model.engine.facts.most_positions
         requests = []
         for number, ids in enumerate(self._prompts(model)):
             if len(ids) + options.most_tokens > most:
@@ -136,18 +137,19 @@ class CompletionsBody(msgspec.Struct, forbid_unknown_fields=True):
             raise _bad("prompt", f"prompt has the token {wrong}; 0 to {size - 1} was expected")
         return ids
 
-    def _options(self) -> DecodingOptions:
-        temperature = 1.0 if self.temperature is None else self.temperature
+    def _options(self, model: ServedModel) -> DecodingOptions:
+        given = {
+            "beam_size": 1,
+            "most_tokens": self.max_tokens or 16,
+            "seed": self.seed or 0,
+            "stop": tuple(listed(self.stop or [])),
+        }
+        for name in ("temperature", "top_p"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
         try:
-            return DecodingOptions(
-                beam_size=1,
-                best=(self.n or 1) if temperature else 1,
-                temperature=temperature,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                seed=self.seed or 0,
-                most_tokens=self.max_tokens or 16,
-                stop=tuple(listed(self.stop or [])),
-            )
+            options = model.published.options(DRAWING, given)
+            return dataclasses.replace(options, best=(self.n or 1) if options.draws else 1)
         except ValueError as error:
             raise RequestError(BAD_REQUEST, str(error)) from None
 

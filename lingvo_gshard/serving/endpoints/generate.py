@@ -47,7 +47,7 @@ async def respond(service: Service, request: Request) -> Response:
     """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
     service.check_task("language_model", PATH)
     data = await read_bytes(request, service.limits.body_bytes)
-    body = parse(data, GenerateBody)
+    body = parse(data, GenerateBody, published=service.model.published)
     deadline = service.deadline(body.timeout)
     service.check_search(body)
     asked = _request(service.model, body)

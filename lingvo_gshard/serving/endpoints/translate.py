@@ -43,7 +43,7 @@ async def respond(service: Service, request: Request) -> Response:
     """Answers a request. Raises RequestError if it is wrong or cannot be answered."""
     service.check_task("translation", PATH)
     data = await read_bytes(request, service.limits.body_bytes)
-    body = parse(data, TranslateBody)
+    body = parse(data, TranslateBody, published=service.model.published)
     deadline = service.deadline(body.timeout)
     service.check_search(body)
     prepare = functools.partial(_requests, service, body)

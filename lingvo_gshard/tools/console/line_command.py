@@ -59,7 +59,7 @@ def answer_with_run(
         run = load(logdir, options=runtime_options(values), precision=values.precision)
         run.observer = progress.stages
         run.check_decoder(decoder)
-        options = decoding_options(values, values.best)
+        options = decoding_options(values, values.best, run.published_settings)
         lines = LineReader(stream)
         opened = open_decoder(run, options)
         progress.rest()

@@ -9,7 +9,12 @@ from absl import flags
 
 from lingvo_gshard.decoding.precision import TRAINED
 from lingvo_gshard.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.inference.published_settings import PublishedSettings
 
+# The flags that are numbers.
+_NUMBERS = tuple(
+    f.name for f in dataclasses.fields(DecodingOptions) if isinstance(f.default, (int, float))
+)
 # The flags of `define_decoding_flags`: the fields of `DecodingOptions`, `best` excepted.
 DECODING_FLAGS = tuple(f.name for f in dataclasses.fields(DecodingOptions) if f.name != "best")
 
@@ -80,17 +85,27 @@ def define_decoding_flags(values: flags.FlagValues, continues: bool = False) -> 
     _define_restricting_flags(values)
 
 
-def decoding_options(values: flags.FlagValues, best: int = 1) -> DecodingOptions:
+def decoding_options(
+    values: flags.FlagValues, best: int = 1, published: PublishedSettings | None = None
+) -> DecodingOptions:
     """Returns the options that the flags give.
 
     Args:
       values: the flags.
       best: texts to return for each one that is given.
+      published: how the model was published to be decoded, where no flag says otherwise.
 
     Raises:
       ValueError: options are wrong or do not go together.
     """
-    return DecodingOptions(**decoding_fields(values), best=best)
+    fields = decoding_fields(values)
+    if published is None or not published.fields:
+        return DecodingOptions(**fields, best=best)
+    given = {name: value for name, value in fields.items() if values[name].present}
+    usual: dict[str, Any] = {
+        name: values[name].default for name in DECODING_FLAGS if name in _NUMBERS
+    }
+    return published.options(DecodingOptions(**usual), {**given, "best": best})
 
 
 def decoding_fields(values: flags.FlagValues) -> dict[str, Any]:
