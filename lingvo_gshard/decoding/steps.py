@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.core import context, dynamic_slice, expected_trips
+from lingvo_gshard.core import context, dynamic_slice
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decoding.beam import add_coverage, extend_beam
@@ -14,6 +14,7 @@ from lingvo_gshard.decoding.kinds import SearchKind, record_names
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.decoding.sampling import draw
 from lingvo_gshard.decoding.state import next_token_view
+from lingvo_gshard.layers import expected_trips
 from lingvo_gshard.layers.attention.cached import with_row, without_row
 from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from lingvo_gshard.core.expected_trips import trips_of
 from lingvo_gshard.hlo import collectives as hlo_collectives
 from lingvo_gshard.hlo import demand, traffic
 from lingvo_gshard.hlo import flops as hlo_flops
@@ -16,6 +15,7 @@ from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.hlo.origins import Origins
 from lingvo_gshard.hlo.shapes import numpy_name
 from lingvo_gshard.hlo.values import Values
+from lingvo_gshard.layers.expected_trips import trips_of
 from lingvo_gshard.sharding.mesh import Mesh
 
 
@@ -39,8 +39,8 @@ def read_operations(
     """Returns the operations of one device's program.
 
     Of a conditional, the branch that does the most work counts. A loop whose trip count is unknown
-    counts with the iterations that its name tells (core/expected_trips.py), or else as one, with a
-    note. Arithmetic on scalars is left out.
+    counts with the iterations that its name tells (layers/expected_trips.py), else as one; a note
+    says so. Arithmetic on scalars is left out.
 
     Args:
       module: the program.

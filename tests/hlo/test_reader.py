@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lingvo_gshard.core import expected_trips
 from lingvo_gshard.hlo import read_module, read_operations
+from lingvo_gshard.layers import expected_trips
 from lingvo_gshard.sharding.mesh import Mesh
 from tests.hlo.parsing import operations_of_text
 from tests.planning.compiled_layers import B, E, H, L, M, N, S, compiled, operations

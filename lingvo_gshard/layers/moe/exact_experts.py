@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import dynamic_slice, expected_trips
+from lingvo_gshard.core import dynamic_slice
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import expected_trips
 
 LOCAL_LETTERS = {"k": "choices of a token", "r": "rows: one for each choice of each token"}
 

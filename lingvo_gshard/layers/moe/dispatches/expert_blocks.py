@@ -13,12 +13,13 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import context, dynamic_slice, expected_trips, random_numbers
+from lingvo_gshard.core import context, dynamic_slice, random_numbers
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.autodiff.remat_policy import SavedProducts
 from lingvo_gshard.core.context import Context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import expected_trips
 from lingvo_gshard.sharding.partitioning import use_partitioning
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.core import expected_trips
+from lingvo_gshard.layers import expected_trips
 
 
 @pytest.mark.parametrize("trips", [0, 1, 128])
