@@ -87,6 +87,7 @@ ELSEWHERE = {
     # These need a published model, or transformers.
     r"gshard-import .*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",
+    r".*gshard-\w+ .*--logdir=runs/m2m.*": "tests/open_models/translation/test_m2m_100.py",
     r"gshard-plan --config=.*": "tests/tools/test_import.py",
     r"gshard-bench parity .*": "tests/tools/benchmarks/parity/test_parity.py",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",

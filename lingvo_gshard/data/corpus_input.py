@@ -214,7 +214,10 @@ class CorpusInput(Input):
 
 
 def encode(
-    texts: Sequence[str], vocabulary: Vocabulary, observer: Observer | None = None
+    texts: Sequence[str],
+    vocabulary: Vocabulary,
+    observer: Observer | None = None,
+    first: Sequence[int] = (),
 ) -> Tokens:
     """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once.
 
@@ -222,6 +225,7 @@ def encode(
       texts: lines or documents.
       vocabulary: encodes them.
       observer: is told how far encoding is.
+      first: ids that each text begins with.
     """
     observer = observer or SilentObserver()
     numbers = dict(zip(dict.fromkeys(texts), itertools.count(), strict=False))
@@ -231,6 +235,8 @@ def encode(
     for begin in range(0, len(unique), _ENCODED_AT_A_TIME):
         observer.update(begin, begin / len(unique))
         encoded = vocabulary.encode_batch(unique[begin : begin + _ENCODED_AT_A_TIME])
+        if first:
+            encoded = [[*first, *ids] for ids in encoded]
         part = Tokens.concatenate(encoded).with_end(vocabulary.eos_id)
         ids.append(part.ids)
         lengths.append(part.lengths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID
+from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.report import CleaningReport
 
@@ -36,6 +37,21 @@ class TrainBatches(Protocol):
     def close(self) -> None:
         """Stops background work."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TextIds:
+    """The ids around the texts that a model generates.
+
+    Attributes:
+      before: ids before the first token to generate; one at least.
+      eos: id after the last token.
+      pad: id in padding, where callers of an exported program give a batch of texts.
+    """
+
+    before: tuple[int, ...] = (BOS_ID,)
+    eos: int = EOS_ID
+    pad: int = PAD_ID
 
 
 class Input(Configurable, abc.ABC):
@@ -75,9 +91,9 @@ class Input(Configurable, abc.ABC):
         return {}
 
     @property
-    def text_ids(self) -> tuple[int, int]:
-        """The ids before the first token of a text, and after its last."""
-        return BOS_ID, EOS_ID
+    def text_ids(self) -> TextIds:
+        """The ids around a text."""
+        return TextIds()
 
     @property
     def splits(self) -> tuple[str, ...]:

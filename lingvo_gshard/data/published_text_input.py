@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import LanguageModelInput
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
 
@@ -36,6 +37,6 @@ class PublishedTextInput(LanguageModelInput):
         self._forget_tokens()
 
     @property
-    def text_ids(self) -> tuple[int, int]:
-        """The ids before the first token of a text, and after its last."""
-        return self.vocabulary.bos_id, self.vocabulary.eos_id
+    def text_ids(self) -> TextIds:
+        """The ids around a text."""
+        return TextIds((self.vocabulary.bos_id,), self.vocabulary.eos_id)

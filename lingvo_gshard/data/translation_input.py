@@ -15,6 +15,7 @@ from lingvo_gshard.data import vocabulary
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
+from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources import cleaning, tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
@@ -116,11 +117,22 @@ class TranslationInput(CorpusInput):
         Returns:
           The batches, and the number of rows left out because they are longer than a batch's row.
         """
-        sources = encode([row.source for row in rows], self.source_vocabulary)
-        targets = encode([row.target for row in rows], self.target_vocabulary)
+        sources, targets = self._encode(rows, SilentObserver())
         kept = self._fitting(sources, targets)
-        batches = packing.batches_in_order(sources, targets, kept, self._shape)
-        return batches, len(rows) - len(kept)
+        return packing.in_order(self._pairs(sources, targets), kept), len(rows) - len(kept)
+
+    def _encode(self, rows: Sequence[Row], observer: Observer) -> tuple[Tokens, Tokens]:
+        """Returns the tokens of all sources and targets, with the ids around each."""
+        source, target = self.source_vocabulary, self.target_vocabulary
+        observer.begin("Tokenizing sources", "sentences")
+        sources = encode([row.source for row in rows], source, observer, source.source_start)
+        observer.begin("Tokenizing targets", "sentences")
+        first = target.target_start[1:]
+        return sources, encode([row.target for row in rows], target, observer, first)
+
+    def _pairs(self, sources: Tokens, targets: Tokens) -> packing.SentencePairs:
+        before = self.target_vocabulary.target_start[0]
+        return packing.SentencePairs(sources, targets, self._shape, before)
 
     def _fitting(self, sources: Tokens, targets: Tokens) -> np.ndarray:
         """The indices of the sentence pairs that fit a row."""
@@ -153,19 +165,13 @@ class TranslationInput(CorpusInput):
         return examples
 
     def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:
-        vocabularies = self.source_vocabulary, self.target_vocabulary
-        sides = [row.source for row in rows], [row.target for row in rows]
-        tokens = []
-        for name, texts, one in zip(("sources", "targets"), sides, vocabularies, strict=True):
-            self.observer.begin(f"Tokenizing {name}", "sentences")
-            tokens.append(encode(texts, one, self.observer))
-        sources, targets = tokens
+        sources, targets = self._encode(rows, self.observer)
         kept = self._fitting(sources, targets)
         is_kept = np.zeros(len(rows), bool)
         is_kept[kept] = True
         dropped = np.flatnonzero(~is_kept)
         return Examples(
-            packing.SentencePairs(sources, targets, self._shape),
+            self._pairs(sources, targets),
             kept,
             [rows[index].language for index in kept],
             report.without(

@@ -15,11 +15,17 @@ class Vocabulary:
     Attributes:
       before: ids that a model sees before each text.
       end_ids: ids that end a text.
+      source_start: ids before a text that an encoder reads.
+      target_start: ids before a translation. The first one is never predicted, the others always.
+      forbidden_ids: ids that are never predicted.
     """
 
     pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
     before: tuple[int, ...] = (BOS_ID,)
     end_ids: tuple[int, ...] = (EOS_ID,)
+    source_start: tuple[int, ...] = ()
+    target_start: tuple[int, ...] = (BOS_ID,)
+    forbidden_ids: tuple[int, ...] = ()
 
     def __init__(self, model: bytes):
         """Reads a serialized SentencePiece model; ValueError if it is damaged or has other ids."""

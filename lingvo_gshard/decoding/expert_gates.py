@@ -5,6 +5,7 @@ from __future__ import annotations
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decoding.kinds import NO_TOKEN
 from lingvo_gshard.decoding.models import DecodableModel
 from lingvo_gshard.layers.attention.cached import row_view
 from lingvo_gshard.layers.moe.layer import TOKEN_GATES
@@ -21,8 +22,9 @@ def expert_gates(
     Args:
       model: the model.
       weights: `decoding_weights` of the model.
-      ids_BL: int32 tokens of each text, that before all texts first; 0 in the padding after them.
-      source_BK: int32 tokens of each source, 0 in the padding; None for a model without one.
+      ids_BL: int32 tokens of each text, that before all texts first; NO_TOKEN in the
+        padding after them.
+      source_BK: int32 tokens of each source, NO_TOKEN in the padding; None for a model without one.
 
     Returns:
       (path of a layer, float32 gates [B,K,E] of the source or [B,L,E] of the text) for each layer
@@ -38,7 +40,7 @@ def expert_gates(
 
     with context.scope(training=False, on_output=observe):
         memory = None if source_BK is None else model.encode_memory(weights, source_BK)
-        is_token_BL = tf.not_equal(ids_BL, 0)
+        is_token_BL = tf.not_equal(ids_BL, NO_TOKEN)
         view, mask_BL = row_view(is_token_BL, is_causal=True), tf.cast(is_token_BL, tf.int32)
-        model.extend(weights, ids_BL, mask_BL, view, None, memory)
+        model.extend(weights, tf.maximum(ids_BL, 0), mask_BL, view, None, memory)
     return found

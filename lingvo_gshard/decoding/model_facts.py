@@ -17,6 +17,8 @@ class ModelFacts:
       most_source: the largest number of tokens of a source, EOS included; 0 without one.
       most_positions: the largest number of positions of a text, BOS included.
       most_steps: the largest number of tokens that one call of a program generates.
+      pad_id: id that stands after the end of a text in programs that callers give padded batches.
+      forced_ids: ids that follow `bos_id` in every text, such as that of a translation's language.
     """
 
     vocabulary_size: int
@@ -26,6 +28,8 @@ class ModelFacts:
     most_source: int
     most_positions: int
     most_steps: int = 16
+    pad_id: int = 0
+    forced_ids: tuple[int, ...] = ()
 
 
 def usual_tokens(source):

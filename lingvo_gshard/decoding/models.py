@@ -71,7 +71,7 @@ class TranslationModel(DecodableModel, Protocol):
 
         Args:
           theta: `decoding_weights`.
-          ids_BK: int32 ids, 0 in padding.
+          ids_BK: int32 ids, NO_TOKEN in padding.
 
         Returns:
           `layers`, the keys and values that each layer of the decoder attends to, and `bias_BK`.

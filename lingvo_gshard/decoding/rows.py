@@ -57,8 +57,8 @@ class Admission:
         Args:
           weights: `decoding_weights` of the model.
           state: the state.
-          new: of the texts that enter: `source_aK`, int32 ids of the source, 0 in padding, with at
-            most as many positions as the state's memory has;
+          new: of the texts that enter: `source_aK`, int32 ids of the source, NO_TOKEN in padding,
+            with at most as many positions as the state's memory has;
             `given_ap`, int32 ids that precede the next token, right-aligned, NO_TOKEN before them,
             if any text has them; `last_a`, int32, the last of all tokens before those to be
             generated; and

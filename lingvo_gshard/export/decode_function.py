@@ -59,30 +59,31 @@ class DecodeFunction:
         return min(wanted or self.facts.most_positions, self.facts.most_positions)
 
     def run(self, weights: NestedMap, ids_BK: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the new ids [B,L], 0 after their end, and the score [B] of each answer.
+        """Returns the new ids [B,L], padded after their end, and the score [B] of each answer.
 
         Args:
           weights: `decoding_weights` of the task.
-          ids_BK: int32 ids, 0 in padding on the right. To translate, those of a sentence and the
-            end of text; to continue a text, the id before all texts and those of the text. A row of
-            zeros has no answer, and the score 0.
+          ids_BK: int32 ids, `facts.pad_id` in padding on the right. To translate, those of a
+            sentence and the end of text; to continue a text, the id before all texts and those of
+            the text. A row of padding has no answer, and the score 0.
         """
         most = self.most_new(ids_BK.shape[1])
         kind = self.options.kind
         state = self._admit(weights, ids_BK, self._shape(ids_BK.shape))
-        state.is_active_B *= tf.cast(ids_BK[:, 0] > 0, tf.int32)
+        state.is_active_B *= tf.cast(tf.not_equal(ids_BK[:, 0], self.facts.pad_id), tf.int32)
         steps = Steps(self.task, kind, self.facts.eos_id, most)
         nobody = ids_BK.shape[0] + 1
         state, records = steps.run(weights, state, tf.constant(most), tf.constant(nobody))
         if kind.beam > 1:
-            return _best_hypothesis(records, state.generated_B)
-        return _only_hypothesis(records, state.generated_B, self.facts.eos_id)
+            return _best_hypothesis(records, state.generated_B, self.facts.pad_id)
+        return _only_hypothesis(records, state.generated_B, self.facts)
 
     def _shape(self, sizes: tf.TensorShape) -> StateShape:
         """Returns the sizes of the state of a batch of ids."""
         rows, length = sizes
         if self.facts.has_source:
-            return StateShape(rows, self.most_new(length), length)
+            positions = self.most_new(length) + len(self.facts.forced_ids)
+            return StateShape(rows, positions, length)
         return StateShape(rows, min(length - 1 + self.most_new(length), self.facts.most_positions))
 
     def _admit(self, weights: NestedMap, ids_BK: tf.Tensor, shape: StateShape) -> NestedMap:
@@ -92,8 +93,10 @@ class DecodeFunction:
             self.task, kind, shape, facts.vocabulary_size, self.task.activation_dtype
         )
         state = specs.transform(lambda spec: tf.zeros(spec.shape, spec.dtype))
-        count_B = tf.reduce_sum(tf.cast(ids_BK > 0, tf.int32), 1)
-        given_B = tf.ones_like(count_B) if facts.has_source else count_B
+        is_token_BK = tf.not_equal(ids_BK, facts.pad_id)
+        count_B = tf.reduce_sum(tf.cast(is_token_BK, tf.int32), 1)
+        before = (facts.bos_id, *facts.forced_ids)
+        given_B = tf.fill([shape.rows], len(before)) if facts.has_source else count_B
         room_B = facts.most_positions - given_B + 1
         wanted_B = usual_tokens(count_B) if facts.has_source else room_B
         if options.most_tokens:
@@ -105,7 +108,10 @@ class DecodeFunction:
                 value = tf.cast(values[name], state[name].dtype)
                 new.options[name] = tf.broadcast_to(value, state[name].shape)
         if facts.has_source:
-            new.source_aK, new.last_a = ids_BK, tf.fill([shape.rows], facts.bos_id)
+            new.source_aK = tf.where(is_token_BK, ids_BK, NO_TOKEN)
+            new.last_a = tf.fill([shape.rows], before[-1])
+            if len(before) > 1:
+                new.given_ap = tf.tile(tf.constant([before[:-1]]), [shape.rows, 1])
         else:
             new.update(_given(ids_BK, count_B))
         return Admission(self.task, kind).run(weights, state, new, tf.range(shape.rows))
@@ -148,18 +154,20 @@ def _given(ids_BK: tf.Tensor, count_B: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def _only_hypothesis(
-    records: NestedMap, generated_B: tf.Tensor, eos_id: int
+    records: NestedMap, generated_B: tf.Tensor, facts: ModelFacts
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the ids that greedy decoding has chosen, and the sum of their log-probabilities."""
     token_BL = tf.transpose(records.token_BW[..., 0])
     gain_BL = tf.transpose(records.log_probability_BW[..., 0])
     is_generated_BL = tf.range(token_BL.shape[1]) < generated_B[:, None]
-    is_kept_BL = is_generated_BL & tf.not_equal(token_BL, eos_id)
+    is_kept_BL = is_generated_BL & tf.not_equal(token_BL, facts.eos_id)
     score_B = tf.reduce_sum(tf.where(is_generated_BL, gain_BL, 0.0), 1)
-    return tf.where(is_kept_BL, token_BL, 0), score_B
+    return tf.where(is_kept_BL, token_BL, facts.pad_id), score_B
 
 
-def _best_hypothesis(records: NestedMap, generated_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _best_hypothesis(
+    records: NestedMap, generated_B: tf.Tensor, pad_id: int
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the ids and the rank of the best hypothesis of each row, the first of equal ones."""
     most, rows, beam = records.token_BW.shape
     rank_iBc = tf.concat([records.end_BW, records.last_BW], -1)
@@ -179,10 +187,10 @@ def _best_hypothesis(records: NestedMap, generated_B: tf.Tensor) -> tuple[tf.Ten
         is_part_B = step <= last_B
         token_B = tf.gather(tf.gather(records.token_BW, step), place_B, batch_dims=1)
         parent_B = tf.gather(tf.gather(records.parent_BW, step), place_B, batch_dims=1)
-        token_1B = tf.where(is_part_B, token_B, 0)[None]
+        token_1B = tf.where(is_part_B, token_B, pad_id)[None]
         token_iB = dynamic_slice.write(token_iB, token_1B, step)
         return step - 1, tf.where(is_part_B, parent_B, place_B), token_iB
 
-    start = (tf.constant(most - 1), choice_B % beam, tf.zeros([most, rows], tf.int32))
+    start = (tf.constant(most - 1), choice_B % beam, tf.fill([most, rows], pad_id))
     _, _, token_iB = tf.while_loop(is_running, run_one, start)
     return tf.transpose(token_iB), tf.where(generated_B > 0, score_B, 0.0)

@@ -6,9 +6,9 @@
     vocabulary/             SentencePiece models
     params.json             every hyperparameter
 
-A program takes the weights, in the order of model.json, and int32 ids [rows, length], 0 in padding.
-It returns int32 ids of the answers, 0 after their ends, and float32 scores [rows]. docs/export.md
-has a program that runs it.
+A program takes the weights, in the order of model.json, and int32 ids [rows, length], with the
+`pad` of model.json in padding. It returns int32 ids of the answers, `pad` after their ends, and
+float32 scores [rows]. docs/export.md has a program that runs it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from lingvo_gshard.core.config import params_json
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
 from lingvo_gshard.data.vocabulary import Vocabulary, save_pair
 from lingvo_gshard.export.decoder import PortableDecoder
 from lingvo_gshard.export.safetensors_writer import save
@@ -93,6 +94,8 @@ def _record(decoder: PortableDecoder) -> dict[str, object]:
         "length_exponent": options.length_exponent,
         "bos": decoder.function.facts.bos_id,
         "eos": decoder.function.facts.eos_id,
+        "pad": decoder.function.facts.pad_id,
+        "source_start": list(decoder.source.source_start) if decoder.source else [],
         "longest": decoder.lengths[-1],
         "source_vocabulary": _vocabulary_file(decoder, decoder.source, "source"),
         "target_vocabulary": _vocabulary_file(decoder, decoder.target, "target"),
@@ -104,4 +107,6 @@ def _vocabulary_file(
 ) -> str | None:
     if vocabulary is None:
         return None
+    if isinstance(vocabulary, PublishedVocabulary):
+        return "vocabulary"
     return f"vocabulary/{'joint' if decoder.source is decoder.target else side}.model"

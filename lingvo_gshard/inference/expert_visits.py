@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.decoding.kinds import StateShape
+from lingvo_gshard.decoding.kinds import NO_TOKEN, StateShape
 from lingvo_gshard.inference.engine import buckets
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.programs.program_key import GATES, ProgramKey
@@ -65,7 +65,7 @@ def expert_visits(
 
 
 def _padded(ids: Sequence[int], size: int) -> np.ndarray:
-    row = np.zeros((1, size), np.int32)
+    row = np.full((1, size), NO_TOKEN, np.int32)
     row[0, : len(ids)] = ids
     return row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID
+from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.inference.engine.engine import Engine
@@ -29,7 +30,7 @@ def facts_of(
     task: Task,
     input_params: Params,
     length: int | None = None,
-    text_ids: tuple[int, int] = (BOS_ID, EOS_ID),
+    text_ids: TextIds | None = None,
 ) -> ModelFacts:
     """Returns what the host knows of a model.
 
@@ -37,8 +38,7 @@ def facts_of(
       task: the model.
       input_params: the Params of its input.
       length: positions of a text of a language model; None: those of a row of the input.
-
-      text_ids: the ids before the first token of a text, and after its last.
+      text_ids: the ids around a text; None: those of vocabularies that were trained here.
 
     Raises:
       ValueError: the task decodes nothing.
@@ -47,7 +47,9 @@ def facts_of(
         raise ValueError(f"{type(task).__name__}, the task of this run, decodes nothing")
     if length is None:
         length = task.token_shape(input_params.cls.batch_specs(input_params)).length
-    return task.model_facts(length, *text_ids)
+    ids = text_ids or TextIds()
+    facts = task.model_facts(length, ids.before[0], ids.eos)
+    return dataclasses.replace(facts, pad_id=ids.pad, forced_ids=ids.before[1:])
 
 
 def make_engine(

@@ -33,6 +33,10 @@ _KNOWN = (
     "eos_token_id",
     "pad_token_id",
     "decoder_start_token_id",
+    "forced_bos_token_id",
+    # A text of the largest length ends there without it.
+    "forced_eos_token_id",
+    "bad_words_ids",
     "do_sample",
     "transformers_version",
     "use_cache",

@@ -77,8 +77,13 @@ class Translator:
 
     @property
     def longest(self) -> int:
-        """The number of source tokens, the end counted, beyond which a sentence is cut."""
+        """The number of tokens, all around a sentence counted, beyond which it is cut."""
         return self._engine.facts.most_source
+
+    @property
+    def longest_text(self) -> int:
+        """`longest` without the ids around a sentence."""
+        return self.longest - len(self._source_vocabulary.source_start) - 1
 
     def translate(
         self,
@@ -99,7 +104,7 @@ class Translator:
         prefixes = prefixes or [""] * len(encoded)
         if len(prefixes) != len(encoded):
             raise ValueError(f"{len(prefixes)} prefixes were given for {len(encoded)} sentences")
-        cut = tuple(i for i, ids in enumerate(encoded) if len(ids) > self.longest - 1)
+        cut = tuple(i for i, ids in enumerate(encoded) if len(ids) > self.longest_text)
         # Long sentences first: those that are decoded last, in few rows, then end soon.
         order = sorted((i for i, ids in enumerate(encoded) if ids), key=lambda i: -len(encoded[i]))
         requests = [self.request(encoded[i], options, prefixes[i]) for i in order]
@@ -129,9 +134,13 @@ class Translator:
           prefix: what the translation must begin with.
         """
         options, vocabulary = options or self._options, self._target_vocabulary
+        source = self._source_vocabulary
+        if vocabulary.forbidden_ids:
+            forbidden = (*options.forbidden_tokens, *vocabulary.forbidden_ids)
+            options = dataclasses.replace(options, forbidden_tokens=forbidden)
         return Request(
-            source=(*ids[: self.longest - 1], self._source_vocabulary.eos_id),
-            given=(vocabulary.bos_id, *(vocabulary.encode(prefix) if prefix else ())),
+            source=(*source.source_start, *ids[: self.longest_text], source.eos_id),
+            given=(*vocabulary.target_start, *(vocabulary.encode(prefix) if prefix else ())),
             options=options,
             should_stop=stop_check(vocabulary, options),
         )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from lingvo_gshard.core.config.experiment import Experiment
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data.published_text_input import PublishedTextInput
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import family_of
+from lingvo_gshard.open_models.families.family import USUAL_LENGTH
 from lingvo_gshard.training.optim.adam import Adam
 from lingvo_gshard.training.optim.schedules import Linear
 from lingvo_gshard.training.trainer import Trainer
-
-# Most positions of a row unless the user asks for another number.
-USUAL_LENGTH = 1024
 
 
 def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "float32") -> Params:
@@ -34,8 +31,8 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     # What is left out does not change what the model computes.
     family.left_out(config)
     config.check_all_read()
-    positions = _most_positions(config)
-    if length > positions:
+    positions, may_exceed = family.positions_of(config)
+    if length > positions and not may_exceed:
         raise ValueError(
             f"--length={length} is more than the {positions:,} positions that the model was made "
             f"for: see max_position_embeddings in {config.where}"
@@ -47,17 +44,10 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
         clip_norm=1.0,
         precision=precision,
     )
-    input_ = PublishedTextInput.params().set(
-        length=length or min(positions, USUAL_LENGTH), batch_rows=8
-    )
+    length = length or min(positions, USUAL_LENGTH)
+    if "most_source" in task:
+        task.most_source = length
+    name = f"open_models.{family.model_type}"
     return Experiment.params().set(
-        name=f"open_models.{family.model_type}", task=task, input=input_, trainer=trainer
+        name=name, task=task, input=family.input_of(length), trainer=trainer
     )
-
-
-def _most_positions(config: PublishedConfig) -> int:
-    """Returns the largest number of positions of a text."""
-    positions, rope = config.get("max_position_embeddings", USUAL_LENGTH), config.rope()
-    # With this scaling, the number is that before it.
-    is_before = rope.get("rope_type") == "dynamic"
-    return int(positions * rope["factor"]) if is_before else positions

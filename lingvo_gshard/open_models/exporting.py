@@ -209,4 +209,19 @@ def _listed(rows: list[tuple[str, str, str]]) -> str:
 # More differences than any described model has.
 _MANY = 1000
 # Params that do not change what a trained model computes.
-_FREE = frozenset(("dtype", "fprop_dtype", "label_smoothing", "z_loss_weight", "rematerialize"))
+_FREE = frozenset(
+    (
+        "attention_dropout_rate",
+        "auxiliary_loss_weight",
+        "dropout_rate",
+        "dtype",
+        "fprop_dtype",
+        "input_dropout_rate",
+        "jitter",
+        "label_smoothing",
+        "most_source",
+        "rematerialize",
+        "residual_dropout_rate",
+        "z_loss_weight",
+    )
+)

@@ -17,7 +17,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, copy_files
+from lingvo_gshard.data.published_vocabulary import copy_files
 from lingvo_gshard.layers.lora import is_factor, without_factors
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
@@ -27,9 +27,6 @@ from lingvo_gshard.open_models.shards import Shards
 from lingvo_gshard.training import precision
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.stopping import called_before_abrupt_end
-
-# The softmax's weight, which some models with a tied softmax have a second time.
-_SOFTMAX, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,26 +89,29 @@ class PublishedModel:
         placement = Placement.of(family.table, specs)
         model = cls(source, family, params, shards, placement)
         shapes = {name: pieces[0].published_shape for name, pieces in placement.pieces.items()}
-        model._accept_tied_softmax(shapes)
+        model._accept_copies(shapes)
         shards.check(shapes, left_out)
         return model
 
-    def _accept_tied_softmax(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Adds a second copy of a tied table to what is expected.
+    def _accept_copies(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Adds further copies of a shared table to what is expected.
 
         Raises:
-          ValueError: it is not a copy.
+          ValueError: one is no copy.
         """
         tensors = self.shards.tensors
-        if _SOFTMAX in shapes or not {_SOFTMAX, _TABLE} <= set(tensors):
-            return
-        first, second = tensors[_TABLE], tensors[_SOFTMAX]
-        if first.shape != second.shape or not np.array_equal(first.read(), second.read()):
-            raise ValueError(
-                f"{self.directory}: config.json says tie_word_embeddings, but {_SOFTMAX} differs "
-                f"from {_TABLE}"
-            )
-        shapes[_SOFTMAX] = shapes[_TABLE]
+        for name, candidates in self.family.copies.items():
+            own = next(filter(shapes.__contains__, candidates), None)
+            if name in shapes or name not in tensors or own is None:
+                continue
+            # Some files have a shared table only under another of its names.
+            copy, table = tensors[name], tensors.setdefault(own, tensors[name])
+            if copy.shape != table.shape or not np.array_equal(copy.read(), table.read()):
+                raise ValueError(
+                    f"{self.directory}: config.json says that tables are shared "
+                    f"(tie_word_embeddings), but {name} differs from {own}"
+                )
+            shapes[name] = shapes[own]
 
     def parts(self, path: str) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         """Yields the parts of a weight: where each is, and its values. Reads one at a time."""
@@ -166,7 +166,7 @@ def import_model(source: str | os.PathLike, logdir: str | os.PathLike, params: P
     check_logdir(logdir)
     model = PublishedModel.open(source, params)
     # A tokenizer that cannot be read is reported before anything is written.
-    PublishedVocabulary(model.directory)
+    params.input.instantiate().load_vocabularies(model.directory)
     params = params.copy().locate()
     target = Logdir(logdir)
     _check_space(target.path, model.nbytes)

@@ -13,7 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.open_models.rearrangement import Rearrangement
 from lingvo_gshard.open_models.table import EXPERT, LAYER, Row, Table
 
-_LAYER_PATH = re.compile(r"(?P<layer>\w+\.(?:first_layers|layers)\[(?P<index>\d+)\])\.")
+_LAYER_PATH = re.compile(r"(?P<stack>\w+)\.(?P<layer>(?:first_layers|layers)\[(?P<index>\d+)\])\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,23 +103,29 @@ def _names(path: str, spec: VariableSpec) -> Iterator[tuple[str, tuple[str, tupl
         yield name, (path, index)
 
 
-def _layer_paths(names: Mapping[str, object]) -> list[str]:
-    """Returns the paths of all layers, in the order in which they run."""
-    found = {m["layer"]: int(m["index"]) for m in map(_LAYER_PATH.match, names) if m}
-    return sorted(found, key=lambda path: ("first_layers" not in path, found[path]))
+def _layer_paths(names: Mapping[str, object]) -> dict[str, list[str]]:
+    """Returns the paths of each stack's layers within it, in the order in which they run."""
+    found: dict[str, dict[str, int]] = {}
+    for match in filter(None, map(_LAYER_PATH.match, names)):
+        found.setdefault(match["stack"], {})[match["layer"]] = int(match["index"])
+    return {
+        stack: sorted(layers, key=lambda path: ("first_layers" not in path, layers[path]))
+        for stack, layers in found.items()
+    }
 
 
 def _expand(
     row: Row,
-    layers: list[str],
+    layers: Mapping[str, list[str]],
     names: Mapping[str, tuple[str, tuple[int, ...]]],
     specs: Mapping[str, VariableSpec],
 ) -> Iterator[tuple[str, Piece]]:
     """Yields the published names that a row stands for, each with what it holds."""
-    numbered = list(enumerate(layers)) if LAYER in row.weight else [(0, "")]
+    stack = row.weight.partition(".")[0]
+    numbered = list(enumerate(layers.get(stack, []))) if LAYER in row.weight else [(0, "")]
     for number, layer in numbered:
         name = row.weight.replace(LAYER, layer)
-        if name not in names:
+        if name not in names or not _applies(row, layer, names):
             continue
         path, index = names[name]
         spec, published = specs[path], row.published.replace(LAYER, str(number))
@@ -133,6 +139,13 @@ def _expand(
         for expert in range(spec.shape[len(index)]):
             piece = _piece(row, path, spec, (*index, expert))
             yield published.replace(EXPERT, str(expert)), piece
+
+
+def _applies(row: Row, layer: str, names: Mapping[str, object]) -> bool:
+    """Returns whether the model has the other weights that a row depends on."""
+    if row.beside and row.beside.replace(LAYER, layer) not in names:
+        return False
+    return not row.not_beside or row.not_beside.replace(LAYER, layer) not in names
 
 
 def _piece(row: Row, path: str, spec: VariableSpec, index: tuple[int, ...]) -> Piece:

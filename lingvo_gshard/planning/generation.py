@@ -147,7 +147,7 @@ class _Programs:
         """
         task = make_trainer(experiment).task
         # The ids before and after a text are data; no tokenizer is needed to plan.
-        facts = facts_of(task, experiment.input, text_ids=(0, 0))
+        facts = facts_of(task, experiment.input)
         assert isinstance(task, TokenTask)
         if facts.has_source:
             raise ValueError(

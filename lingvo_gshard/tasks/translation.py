@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.decoding.kinds import NO_TOKEN
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.attention import cached
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -23,9 +24,6 @@ from lingvo_gshard.tasks.evaluation.translation_scores import Translate, Transla
 from lingvo_gshard.tasks.task import BatchSpecs
 from lingvo_gshard.tasks.token_loss import token_loss
 from lingvo_gshard.tasks.token_task import TokenTask
-
-# Longer sentences are cut when decoding: the model has seen none.
-_MOST_SOURCE = 256
 
 
 class TranslationTask(TokenTask):
@@ -61,6 +59,13 @@ class TranslationTask(TokenTask):
         )
         p.define("encoder", TransformerStack.params(), "Params of the encoder.")
         p.define("add_positions", True, "Whether position embeddings are added; False for T5.")
+        p.define(
+            "most_source",
+            256,
+            "Tokens of a source beyond which decoding cuts it; without position embeddings also "
+            "the most tokens of a translation.",
+            minimum=2,
+        )
         p.define("share_embeddings", False, "Whether source and target share one table.")
         return p
 
@@ -146,7 +151,8 @@ class TranslationTask(TokenTask):
     @layer_method
     def encode_memory(self, theta: NestedMap, ids_BK: tf.Tensor) -> NestedMap:
         """Returns what `extend` needs of source sentences; see `decoding.models`."""
-        is_token_BK = tf.not_equal(ids_BK, 0)
+        is_token_BK = tf.not_equal(ids_BK, NO_TOKEN)
+        ids_BK = tf.maximum(ids_BK, 0)
         view = cached.row_view(is_token_BK, is_causal=False)
         segments_BK = tf.cast(is_token_BK, tf.int32)
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
@@ -158,13 +164,13 @@ class TranslationTask(TokenTask):
     def model_facts(self, length: int, bos_id: int, eos_id: int) -> ModelFacts:
         """Returns what a decoder must know of the model. Rows of training hold many sentences."""
         del length
-        positions = self.most_positions or _MOST_SOURCE
+        positions = self.most_positions or self.p.most_source
         return ModelFacts(
             vocabulary_size=self.p.target_vocabulary_size,
             bos_id=bos_id,
             eos_id=eos_id,
             has_source=True,
-            most_source=min(_MOST_SOURCE, positions),
+            most_source=min(self.p.most_source, positions),
             most_positions=positions,
         )
 

@@ -106,7 +106,7 @@ def test_large_models_become_several_files_with_an_index(imported, tmp_path):
 def test_a_tied_softmax_is_no_tensor(tmp_path):
     tensors = published.write(tmp_path / "model", tie_word_embeddings=True)
     file = tmp_path / "model" / "model.safetensors"
-    with pytest.raises(ValueError, match="lm_head.weight differs from model.embed_tokens.weight"):
+    with pytest.raises(ValueError, match="lm_head.weight differs from model.embed_tokens"):
         gshard.import_model(tmp_path / "model", tmp_path / "run")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     safetensors.numpy.save_file(tensors, file)

@@ -19,7 +19,8 @@ def config(**values):
 
 
 def case_config(case):
-    return PublishedConfig({"model_type": case.model_type, "rms_norm_eps": 1e-6} | case.values, "c")
+    norm = {} if case.start else {"rms_norm_eps": 1e-6}
+    return PublishedConfig({"model_type": case.model_type} | norm | case.values, "c")
 
 
 def test_a_config_is_an_experiment():

@@ -88,11 +88,13 @@ class SentencePairs:
       sources: the sentences.
       targets: their translations.
       shape: rows, source length and target length of a batch; see `pack`.
+      before: the id before the first token of each translation.
     """
 
     sources: Tokens
     targets: Tokens
     shape: tuple[int, int, int]
+    before: int = BOS_ID
 
     @property
     def batch_rows(self) -> int:
@@ -106,7 +108,7 @@ class SentencePairs:
 
     def pack(self, rows: np.ndarray, sentences: np.ndarray) -> Batch:
         """Returns one batch of sentence pairs; see `pack`."""
-        return pack(rows, sentences, self.sources, self.targets, self.shape)
+        return pack(rows, sentences, self.sources, self.targets, self.shape, self.before)
 
     def tables(self) -> Iterator[np.ndarray]:
         """Yields the id and offset arrays of both sides."""
@@ -156,12 +158,13 @@ def pack(
     sources: Tokens,
     targets: Tokens,
     shape: tuple[int, int, int],
+    before: int = BOS_ID,
 ) -> Batch:
     """Returns one batch of sentence pairs.
 
     Segments count from 1 in each row; a sentence and its translation have the same number, padding
-    has 0. Positions restart in each segment. In each segment, target_inputs is BOS followed by
-    target_labels without its last token.
+    has 0. Positions restart in each segment. In each segment, target_inputs is the id `before`
+    followed by target_labels without its last token.
 
     Args:
       rows: the row of each pair, 0 to the number of rows - 1.
@@ -169,6 +172,7 @@ def pack(
       sources: table of sources, each ending with EOS.
       targets: table of targets, each ending with EOS.
       shape: rows B, source length K and target length L of the batch.
+      before: the id before the first token of each translation.
 
     Returns:
       int32 arrays: source_{ids,segments,positions} [B,K] and
@@ -184,7 +188,7 @@ def pack(
         "source_ids": source.scatter(sources.gather(sentences), wide),
         "source_segments": source.scatter(source.segments, wide),
         "source_positions": source.scatter(source.positions, wide),
-        **packed_targets(rows, targets.lengths[sentences], labels, BOS_ID, num_rows, target_length),
+        **packed_targets(rows, targets.lengths[sentences], labels, before, num_rows, target_length),
     }
 
 
@@ -255,23 +259,6 @@ def in_order(packer: Packer, examples: np.ndarray) -> Iterator[Batch]:
     for begin in range(0, int(rows.max(initial=-1)) + 1, packer.batch_rows):
         chosen = (rows >= begin) & (rows < begin + packer.batch_rows)
         yield packer.pack(rows[chosen] - begin, examples[chosen])
-
-
-def batches_in_order(
-    sources: Tokens, targets: Tokens, sentences: np.ndarray, shape: tuple[int, int, int]
-) -> Iterator[Batch]:
-    """Yields batches of sentence pairs with each pair once; rows of the last one may be empty.
-
-    Args:
-      sources: table of sources.
-      targets: table of targets.
-      sentences: numbers of the pairs.
-      shape: rows, source length and target length of a batch.
-
-    Raises:
-      ValueError: a sentence is longer than a row.
-    """
-    return in_order(SentencePairs(sources, targets, shape), sentences)
 
 
 def efficiency(batch: Batch) -> float:

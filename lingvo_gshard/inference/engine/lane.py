@@ -169,8 +169,9 @@ class _NewTexts:
 
     def __init__(self, program: CompiledProgram, facts: ModelFacts, rows: Sequence[Row]):
         self.arrays = {a.path: np.zeros(a.shape, a.dtype) for a in program.inputs_of("new")}
-        if "new.given_ap" in self.arrays:
-            self.arrays["new.given_ap"][:] = NO_TOKEN
+        for name in ("new.given_ap", "new.source_aK"):
+            if name in self.arrays:
+                self.arrays[name][:] = NO_TOKEN
         self._facts = facts
         for text, row in enumerate(rows):
             self._fill(text, row)

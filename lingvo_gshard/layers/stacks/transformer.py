@@ -26,6 +26,18 @@ from lingvo_gshard.layers.stacks.transformer_layer import (
     inherit,
 )
 
+_DROPOUTS = {
+    "input_dropout_rate": "the stack's input",
+    "residual_dropout_rate": "each sublayer's output",
+    "attention_dropout_rate": "the attention weights",
+}
+
+
+def is_expert_layer(stack: Params, index: int) -> bool:
+    """Returns whether layer `index` of a stack with these Params has experts."""
+    after, every = index - stack.dense_first, stack.moe_every
+    return bool(every) and after >= 0 and (after + 1 + stack.moe_offset) % every == 0
+
 
 class TransformerStack(Layer):
     """An encoder, a decoder that attends to a memory, or a causal stack, over packed rows.
@@ -53,6 +65,12 @@ class TransformerStack(Layer):
         p.define(
             "moe_every", 2, "Period of the layers with experts; 0: no layer has experts.", minimum=0
         )
+        p.define(
+            "moe_offset",
+            0,
+            "Number of layers by which those with experts stand before the ends of their periods.",
+            minimum=0,
+        )
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define(
             "attention_pattern",
@@ -79,27 +97,8 @@ class TransformerStack(Layer):
             Sequential.params(),
             "Params of how the layers are run: Sequential, Repeat or Pipeline of layers/stacks/.",
         )
-        p.define(
-            "input_dropout_rate",
-            0.0,
-            "Fraction of the stack's input that is dropped.",
-            minimum=0,
-            below=1,
-        )
-        p.define(
-            "residual_dropout_rate",
-            0.0,
-            "Fraction of each sublayer's output that is dropped.",
-            minimum=0,
-            below=1,
-        )
-        p.define(
-            "attention_dropout_rate",
-            0.0,
-            "Fraction of the attention weights that is dropped.",
-            minimum=0,
-            below=1,
-        )
+        for name, dropped in _DROPOUTS.items():
+            p.define(name, 0.0, f"Fraction of {dropped} that is dropped.", minimum=0, below=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):
@@ -177,11 +176,6 @@ class TransformerStack(Layer):
         """Whether no position attends to a later one."""
         return self.p.is_causal or self.p.is_decoder
 
-    def _is_moe(self, index: int) -> bool:
-        """Returns whether layer `index` has experts."""
-        after = index - self.p.dense_first
-        return bool(self.p.moe_every) and after >= 0 and (after + 1) % self.p.moe_every == 0
-
     def layer_params(self, index: int) -> Params:
         """Returns the Params of layer `index`, with all that the stack sets."""
         p = self.p
@@ -197,7 +191,7 @@ class TransformerStack(Layer):
             )
             setattr(layer, name, attention)
         layer.self_attention.is_causal = self.is_causal
-        feed_forward = p.moe if self._is_moe(index) else layer.feed_forward
+        feed_forward = p.moe if is_expert_layer(p, index) else layer.feed_forward
         feed_forward = inherit(feed_forward, hidden_dim=p.hidden_dim)
         layer.feed_forward = feed_forward.cls.for_stack(
             feed_forward, self.is_causal, p.has_token_ids

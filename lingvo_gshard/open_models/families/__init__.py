@@ -16,6 +16,13 @@ from lingvo_gshard.open_models.families import (
     qwen3,
 )
 from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.translation import (
+    m2m_100,
+    marian,
+    nllb_moe,
+    switch,
+    t5,
+)
 
 FAMILIES = {
     family.model_type: family
@@ -33,6 +40,11 @@ FAMILIES = {
         qwen3.QWEN2,
         qwen3.DENSE,
         qwen3.EXPERTS,
+        m2m_100.FAMILY,
+        marian.FAMILY,
+        nllb_moe.FAMILY,
+        switch.FAMILY,
+        t5.FAMILY,
     )
 }
 

@@ -21,61 +21,75 @@ EMBEDDINGS = (
 ATTENTION = (
     Row(
         "model.layers.{layer}.self_attn.q_proj.weight",
-        "{layer}.self_attention.w_query",
+        "decoder.{layer}.self_attention.w_query",
         "(ND)M->MND",
     ),
     Row(
-        "model.layers.{layer}.self_attn.k_proj.weight", "{layer}.self_attention.w_key", "(ND)M->MND"
+        "model.layers.{layer}.self_attn.k_proj.weight",
+        "decoder.{layer}.self_attention.w_key",
+        "(ND)M->MND",
     ),
     Row(
         "model.layers.{layer}.self_attn.v_proj.weight",
-        "{layer}.self_attention.w_value",
+        "decoder.{layer}.self_attention.w_value",
         "(ND)M->MND",
     ),
     Row(
-        "model.layers.{layer}.self_attn.o_proj.weight", "{layer}.self_attention.w_out", "M(ND)->NDM"
+        "model.layers.{layer}.self_attn.o_proj.weight",
+        "decoder.{layer}.self_attention.w_out",
+        "M(ND)->NDM",
     ),
 )
 ATTENTION_BIASES = (
     *(
         Row(
             f"model.layers.{{layer}}.self_attn.{published}_proj.bias",
-            f"{{layer}}.self_attention.b_{ours}",
+            f"decoder.{{layer}}.self_attention.b_{ours}",
             "(ND)->ND",
         )
         for published, ours in (("q", "query"), ("k", "key"), ("v", "value"))
     ),
-    Row("model.layers.{layer}.self_attn.o_proj.bias", "{layer}.self_attention.b_out", "M->M"),
+    Row(
+        "model.layers.{layer}.self_attn.o_proj.bias", "decoder.{layer}.self_attention.b_out", "M->M"
+    ),
 )
 NORMS = (
-    Row("model.layers.{layer}.input_layernorm.weight", "{layer}.self_attention_norm.scale", "M->M"),
+    Row(
+        "model.layers.{layer}.input_layernorm.weight",
+        "decoder.{layer}.self_attention_norm.scale",
+        "M->M",
+    ),
     Row(
         "model.layers.{layer}.post_attention_layernorm.weight",
-        "{layer}.feed_forward_norm.scale",
+        "decoder.{layer}.feed_forward_norm.scale",
         "M->M",
     ),
 )
 HEAD_NORMS = (
     Row(
         "model.layers.{layer}.self_attn.q_norm.weight",
-        "{layer}.self_attention.query_norm.scale",
+        "decoder.{layer}.self_attention.query_norm.scale",
         "M->M",
     ),
     Row(
         "model.layers.{layer}.self_attn.k_norm.weight",
-        "{layer}.self_attention.key_norm.scale",
+        "decoder.{layer}.self_attention.key_norm.scale",
         "M->M",
     ),
 )
 FEED_FORWARD_BIASES = (
-    Row("model.layers.{layer}.mlp.gate_proj.bias", "{layer}.feed_forward.b_in", "H->H"),
-    Row("model.layers.{layer}.mlp.up_proj.bias", "{layer}.feed_forward.b_factor", "H->H"),
-    Row("model.layers.{layer}.mlp.down_proj.bias", "{layer}.feed_forward.b_out", "M->M"),
+    Row("model.layers.{layer}.mlp.gate_proj.bias", "decoder.{layer}.feed_forward.b_in", "H->H"),
+    Row("model.layers.{layer}.mlp.up_proj.bias", "decoder.{layer}.feed_forward.b_factor", "H->H"),
+    Row("model.layers.{layer}.mlp.down_proj.bias", "decoder.{layer}.feed_forward.b_out", "M->M"),
 )
 FEED_FORWARD = (
-    Row("model.layers.{layer}.mlp.gate_proj.weight", "{layer}.feed_forward.w_in", "HM->MH"),
-    Row("model.layers.{layer}.mlp.up_proj.weight", "{layer}.feed_forward.w_factor", "HM->MH"),
-    Row("model.layers.{layer}.mlp.down_proj.weight", "{layer}.feed_forward.w_out", "MH->HM"),
+    Row("model.layers.{layer}.mlp.gate_proj.weight", "decoder.{layer}.feed_forward.w_in", "HM->MH"),
+    Row(
+        "model.layers.{layer}.mlp.up_proj.weight", "decoder.{layer}.feed_forward.w_factor", "HM->MH"
+    ),
+    Row(
+        "model.layers.{layer}.mlp.down_proj.weight", "decoder.{layer}.feed_forward.w_out", "MH->HM"
+    ),
 )
 
 

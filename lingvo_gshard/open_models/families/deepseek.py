@@ -31,7 +31,7 @@ _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
 def _row(published: str, ours: str, arrangement: str, joined: str = "") -> Row:
     name = f"model.layers.{{layer}}.self_attn.{published}"
-    return Row(name, f"{{layer}}.self_attention.{ours}", arrangement, joined=joined)
+    return Row(name, f"decoder.{{layer}}.self_attention.{ours}", arrangement, joined=joined)
 
 
 _ATTENTION = (

@@ -14,7 +14,7 @@ SHARED_EXPERT = (
     *(
         Row(
             f"model.layers.{{layer}}.mlp.shared_experts.{published}.weight",
-            f"{{layer}}.feed_forward.shared.{ours}",
+            f"decoder.{{layer}}.feed_forward.shared.{ours}",
             arrangement,
         )
         for published, ours, arrangement in (
@@ -25,7 +25,7 @@ SHARED_EXPERT = (
     ),
     Row(
         "model.layers.{layer}.mlp.gate.e_score_correction_bias",
-        "{layer}.feed_forward.router.selection_bias",
+        "decoder.{layer}.feed_forward.router.selection_bias",
         "E->E",
     ),
 )
@@ -42,7 +42,7 @@ def expert_rows(
       names: published names of the gate, of its factor and of the output product.
     """
     gate, factor, out = names or ("gate_proj", "up_proj", "down_proj")
-    prefix, ours = f"model.layers.{{layer}}.{block}", "{layer}.feed_forward"
+    prefix, ours = f"model.layers.{{layer}}.{block}", "decoder.{layer}.feed_forward"
     one = f"{prefix}.experts.{{expert}}"
     return (
         Row(f"{prefix}.{router}.weight", f"{ours}.router.w_gate", "EM->ME"),

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.published_text_input import PublishedTextInput
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.table import Table
+
+# Most positions of a row unless the user asks for another number.
+USUAL_LENGTH = 1024
+
+
+def text_input(length: int) -> Params:
+    """Returns the input of a language model."""
+    return PublishedTextInput.params().set(length=length, batch_rows=8)
+
+
+def rotary_positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns `max_position_embeddings`, or what the scaling of rotary positions makes of them."""
+    positions, rope = config.get("max_position_embeddings", USUAL_LENGTH), config.rope()
+    # With this scaling, the number is that before it.
+    is_before = rope.get("rope_type") == "dynamic"
+    return (int(positions * rope["factor"]) if is_before else positions), False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +41,11 @@ class Family:
       config_of: returns the values of a `config.json` from the Params of a task. Another task may
         differ from what these describe, so callers compare.
       left_out: returns the beginnings of the names of tensors that are not imported.
+      input_of: returns the Params of the input, given the positions of a row.
+      positions_of: returns the positions that the model was made for, and whether texts may have
+        more.
+      copies: names that a tensor may have besides its own -> its own, of which the first counts
+        that the model has.
     """
 
     model_type: str
@@ -32,6 +54,11 @@ class Family:
     task_of: Callable[[PublishedConfig], Params]
     config_of: Callable[[Params], dict[str, Any]]
     left_out: Callable[[PublishedConfig], tuple[str, ...]] = lambda config: ()
+    input_of: Callable[[int], Params] = text_input
+    positions_of: Callable[[PublishedConfig], tuple[int, bool]] = rotary_positions
+    copies: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=lambda: {"lm_head.weight": ("model.embed_tokens.weight",)}
+    )
 
 
 def extra_layers(config: PublishedConfig) -> tuple[str, ...]:

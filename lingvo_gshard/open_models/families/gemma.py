@@ -26,7 +26,7 @@ from lingvo_gshard.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.open_models.table import Row
 
 _NORMS = tuple(
-    Row(f"model.layers.{{layer}}.{published}.weight", f"{{layer}}.{ours}.scale", "M->M")
+    Row(f"model.layers.{{layer}}.{published}.weight", f"decoder.{{layer}}.{ours}.scale", "M->M")
     for published, ours in (
         ("input_layernorm", "self_attention_norm"),
         ("post_attention_layernorm", "self_attention_output_norm"),

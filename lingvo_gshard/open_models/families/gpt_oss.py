@@ -26,7 +26,7 @@ from lingvo_gshard.open_models.families.patterns import (
 from lingvo_gshard.open_models.families.rope import rope_config
 from lingvo_gshard.open_models.table import Row
 
-_MLP, _OURS = "model.layers.{layer}.mlp", "{layer}.feed_forward"
+_MLP, _OURS = "model.layers.{layer}.mlp", "decoder.{layer}.feed_forward"
 # Gates and factors are published as neighbors in one tensor.
 _PAIRS = (("in", 0), ("factor", 1))
 _EXPERTS = (
@@ -53,7 +53,7 @@ _EXPERTS = (
     Row(f"{_MLP}.experts.down_proj", f"{_OURS}.experts.w_out", "EHM->EHM"),
     Row(f"{_MLP}.experts.down_proj_bias", f"{_OURS}.experts.b_out", "EM->EM"),
 )
-_SINKS = Row("model.layers.{layer}.self_attn.sinks", "{layer}.self_attention.sinks", "N->N")
+_SINKS = Row("model.layers.{layer}.self_attn.sinks", "decoder.{layer}.self_attention.sinks", "N->N")
 
 
 def _task(config: PublishedConfig) -> Params:

@@ -21,7 +21,7 @@ from lingvo_gshard.open_models.table import Row
 _HEADS_NORMS = tuple(
     Row(
         f"model.layers.{{layer}}.self_attn.{published}_norm.weight",
-        f"{{layer}}.self_attention.{ours}_norm.scale",
+        f"decoder.{{layer}}.self_attention.{ours}_norm.scale",
         "(ND)->ND",
     )
     for published, ours in (("q", "query"), ("k", "key"))

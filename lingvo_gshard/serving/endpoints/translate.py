@@ -67,12 +67,12 @@ def _requests(service: Service, body: TranslateBody) -> list[inference.Request |
     options = body.options()
     requests = []
     for index, ids in enumerate(translator.encode(texts)):
-        if len(ids) > translator.longest - 1:
+        if len(ids) > translator.longest_text:
             field = "text" if isinstance(body.text, str) else f"text[{index}]"
             raise RequestError(
                 UNPROCESSABLE,
-                f"{field} has {len(ids)} tokens; the model reads {translator.longest - 1} at most. "
-                "Split it into sentences",
+                f"{field} has {len(ids)} tokens; the model reads {translator.longest_text} at "
+                "most. Split it into sentences",
                 field,
             )
         requests.append(translator.request(ids, options, prefixes[index]) if ids else None)

@@ -17,7 +17,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.feed_forward import FeedForward
 from lingvo_gshard.layers.moe import MixtureOfExperts
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
 from lingvo_gshard.training.checkpoint.arrays import Arrays
 from lingvo_gshard.training.surgery import conversion
@@ -116,7 +116,7 @@ def _common_params(stack: Params, replaced: list[int], path: str, every: int) ->
 
 
 def _feed_forward(stack: Params, index: int) -> Params:
-    own = stack.moe_every and (index + 1) % stack.moe_every == 0
+    own = is_expert_layer(stack, index)
     return inherit(stack.moe if own else stack.layer.feed_forward, hidden_dim=stack.hidden_dim)
 
 

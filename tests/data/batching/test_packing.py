@@ -22,6 +22,10 @@ def tables(pairs):
     return tuple(Tokens.concatenate([pair[side] + [EOS_ID] for pair in pairs]) for side in (0, 1))
 
 
+def in_order(sources, targets, pairs, shape):
+    return packing.in_order(packing.SentencePairs(sources, targets, shape), pairs)
+
+
 def unpack(batch):
     """Returns (source, target) of all segments of a batch, row by row."""
     pairs = []
@@ -52,7 +56,7 @@ def unpack(batch):
 @hypothesis.given(_PAIRS)
 def test_every_token_is_packed_once(pairs):
     sources, targets = tables(pairs)
-    batches = list(packing.batches_in_order(sources, targets, np.arange(len(pairs)), (B, L, K)))
+    batches = list(in_order(sources, targets, np.arange(len(pairs)), (B, L, K)))
     found = [pair for batch in batches for pair in unpack(batch)]
     expected = [(s + [EOS_ID], t + [EOS_ID]) for s, t in pairs]
     assert sorted(found) == sorted(expected)
@@ -64,7 +68,7 @@ def test_every_token_is_packed_once(pairs):
 @hypothesis.given(_PAIRS)
 def test_decoder_inputs_are_labels_shifted_by_bos(pairs):
     sources, targets = tables(pairs)
-    for batch in packing.batches_in_order(sources, targets, np.arange(len(pairs)), (B, L, K)):
+    for batch in in_order(sources, targets, np.arange(len(pairs)), (B, L, K)):
         for row in range(B):
             for column in range(K):
                 token = batch["target_inputs"][row, column]
@@ -99,7 +103,7 @@ def test_rejects_sentences_longer_than_a_row():
 
 def test_sentence_indices_and_packing_efficiency():
     sources, targets = tables([([5] * 5, [6] * 4), ([7] * 5, [8] * 3), ([9] * 11, [10] * 8)])
-    (batch,) = packing.batches_in_order(sources, targets, np.array([2, 0]), (2, L, K))
+    (batch,) = in_order(sources, targets, np.array([2, 0]), (2, L, K))
     assert unpack(batch) == [([9] * 11 + [2], [10] * 8 + [2]), ([5] * 5 + [2], [6] * 4 + [2])]
     assert packing.efficiency(batch) == (12 + 9 + 6 + 5) / (2 * (L + K))
 

@@ -2,50 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-# Rows, tokens of a row, and new tokens that are decoded after the first half of a row.
-ROWS, LENGTH, NEW_TOKENS = 2, 24, 16
+from lingvo_gshard.tools.benchmarks.parity.case import Case
+from lingvo_gshard.tools.benchmarks.parity.translation_cases import TRANSLATION_CASES
 
-_SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _LONG = {"max_position_embeddings": 128}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model with random weights.
-
-    Attributes:
-      option: what is particular to it, in a few words.
-      model_type: its family.
-      config: the values of its `config.json` that differ from those that all cases share.
-    """
-
-    option: str
-    model_type: str
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The family and the option."""
-        return f"{self.model_type}, {self.option}"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """All values of its config that are not defaults of transformers."""
-        return {**_SIZES, **self.config}
 
 
 def _rope(kind: str, **parameters: float) -> dict[str, Any]:
@@ -65,7 +27,7 @@ _LATENT = {
 }
 
 
-CASES = (
+LANGUAGE_MODEL_CASES = (
     Case("grouped queries", "llama"),
     Case(
         "tied softmax, one head of keys",
@@ -266,3 +228,4 @@ CASES = (
         },
     ),
 )
+CASES = (*LANGUAGE_MODEL_CASES, *TRANSLATION_CASES)

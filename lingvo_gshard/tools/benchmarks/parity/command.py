@@ -13,7 +13,8 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
-from lingvo_gshard.tools.benchmarks.parity.cases import CASES, Case
+from lingvo_gshard.tools.benchmarks.parity.case import Case
+from lingvo_gshard.tools.benchmarks.parity.cases import CASES
 from lingvo_gshard.tools.benchmarks.parity.measure import Row, measure
 from lingvo_gshard.tools.benchmarks.parity.peer import LIBRARIES, Peer
 from lingvo_gshard.tools.benchmarks.peer_python import find_python

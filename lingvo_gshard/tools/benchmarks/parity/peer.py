@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from lingvo_gshard.tools.benchmarks.parity import peer_process
-from lingvo_gshard.tools.benchmarks.parity.cases import LENGTH, NEW_TOKENS, ROWS, Case
+from lingvo_gshard.tools.benchmarks.parity.case import LENGTH, NEW_TOKENS, ROWS, Case
 from lingvo_gshard.tools.benchmarks.peer_python import PeerProcess
 
 LIBRARIES = ("torch", "transformers")
@@ -35,6 +35,7 @@ class Peer:
                     "number": number,
                     "model_type": case.model_type,
                     "config": case.values,
+                    "start": list(case.start),
                     "directory": str(self.directory(number)),
                 }
                 for number, case in enumerate(cases)

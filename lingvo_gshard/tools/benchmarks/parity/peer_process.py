@@ -24,7 +24,8 @@ GRADIENTS, OUTPUTS = "gradients", "outputs.npz"
 def batch_ids(setup, case):
     """Returns int64 ids [rows,length] of a case."""
     draw = np.random.default_rng(case["number"])
-    vocabulary = case["config"]["vocab_size"]
+    config = case["config"]
+    vocabulary = config.get("decoder_vocab_size", config["vocab_size"])
     return draw.integers(3, vocabulary, (setup["rows"], setup["length"]))
 
 
@@ -36,16 +37,50 @@ def make_model(case):
     torch.manual_seed(case["number"])
     config = transformers.AutoConfig.for_model(case["model_type"], **case["config"])
     model = _auto(case).from_config(config, attn_implementation="eager")
+    if case["config"].get("tie_word_embeddings") is False:
+        _untie(model)
+    if case["model_type"] == "nllb-moe":
+        _run_all_experts()
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            if not weight.requires_grad:
+                # Sinusoids.
+                continue
             if weight.dim() > 1:
                 weight.normal_(0, 0.15)
             else:
                 weight.normal_(0 if is_zero_centered(name, case) else 1, 0.1)
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
+            if buffer_name.endswith(("e_score_correction_bias", "final_logits_bias")):
                 buffer.normal_(0, 0.1)
     return model.eval()
+
+
+def _run_all_experts():
+    """Corrects NLLB-MoE in transformers 5.23.
+
+    There each expert's choice, 0 or 1, is taken for the number of an expert, so that only the first
+    two experts compute. Here each expert computes the tokens that the router gives it.
+    """
+    from transformers.models.nllb_moe import modeling_nllb_moe
+
+    def forward(self, hidden_states, router_mask, router_probs):
+        del router_mask
+        outputs = [self[f"expert_{index}"](hidden_states) for index in range(self.num_experts)]
+        kept = 1 - self.moe_token_dropout
+        return sum(
+            output * router_probs[:, index, None] * kept for index, output in enumerate(outputs)
+        )
+
+    modeling_nllb_moe.NllbMoeExperts.forward = forward
+
+
+def _untie(model):
+    """Gives a model a softmax of its own, which transformers ties in some models regardless."""
+    import torch
+
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.all_tied_weights_keys.pop("lm_head.weight", None)
 
 
 def is_zero_centered(name, case):
@@ -56,7 +91,8 @@ def is_zero_centered(name, case):
 def _auto(case):
     import transformers
 
-    del case
+    if case["start"]:
+        return transformers.AutoModelForSeq2SeqLM
     return transformers.AutoModelForCausalLM
 
 
@@ -70,6 +106,47 @@ def write_tokenizer(case, directory):
     made.save(os.path.join(directory, "tokenizer.json"))
 
 
+def sources(setup, case):
+    """Returns int64 sources [rows,length] of a case, and their mask. The last one is shorter."""
+    draw = np.random.default_rng(1000 + case["number"])
+    shape = setup["rows"], setup["length"]
+    ids, mask = draw.integers(3, case["config"]["vocab_size"] - 1, shape), np.ones(shape, int)
+    mask[-1, setup["length"] // 2 :] = 0
+    return np.where(mask, ids, case["config"]["pad_token_id"]), mask
+
+
+def inputs(setup, case, ids):
+    """Returns the arguments of a model for texts."""
+    import torch
+
+    if not case["start"]:
+        return {"input_ids": ids}
+    source, mask = map(torch.tensor, sources(setup, case))
+    return {"input_ids": source, "attention_mask": mask, "decoder_input_ids": ids}
+
+
+def generate(setup, case, model, ids):
+    """Returns the tokens that greedy decoding adds to the first half of each text.
+
+    A translation begins anew, with the ids that a case begins all with.
+    """
+    import torch
+
+    # No token ends a text.
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    options = {"do_sample": False, "num_beams": 1, "max_new_tokens": setup["new_tokens"]}
+    half, start = setup["length"] // 2, case["start"]
+    with torch.inference_mode():
+        if not start:
+            begun = ids[:, :half]
+            mask = torch.ones_like(begun)
+            return model.generate(begun, attention_mask=mask, **options)[:, half:]
+        source, mask = map(torch.tensor, sources(setup, case))
+        before = torch.tensor([start] * len(ids))
+        found = model.generate(source, attention_mask=mask, decoder_input_ids=before, **options)
+        return found[:, len(start) :]
+
+
 def make(setup, case):
     """Writes a model and what it computes."""
     import torch
@@ -80,46 +157,51 @@ def make(setup, case):
     ids = torch.tensor(batch_ids(setup, case))
     # Not by `labels`: the last token would count in the length of the text. And first: a model with
     # dynamic RoPE keeps the rotations of the longest text that it has seen.
-    predicted = model(input_ids=ids[:, :-1]).logits.flatten(0, 1)
+    predicted = model(**inputs(setup, case, ids[:, :-1])).logits.flatten(0, 1)
     torch.nn.functional.cross_entropy(predicted, ids[:, 1:].flatten()).backward()
     with torch.inference_mode():
-        logits = model(input_ids=ids).logits
-    half = setup["length"] // 2
-    # No token ends a text.
-    model.generation_config.eos_token_id = None
-    with torch.inference_mode():
-        tokens = model.generate(
-            ids[:, :half],
-            attention_mask=torch.ones_like(ids[:, :half]),
-            do_sample=False,
-            max_new_tokens=setup["new_tokens"],
-        )
+        logits = model(**inputs(setup, case, ids)).logits
+    tokens = generate(setup, case, model, ids)
     _write_gradients(model, os.path.join(directory, GRADIENTS))
     with torch.inference_mode():
-        narrow = model.to(torch.bfloat16)(input_ids=ids).logits.float()
+        narrow = model.to(torch.bfloat16)(**inputs(setup, case, ids)).logits.float()
+    texts = (
+        dict(zip(("sources", "mask"), sources(setup, case), strict=True)) if case["start"] else {}
+    )
     np.savez(
         os.path.join(directory, OUTPUTS),
         ids=ids.numpy(),
         logits=logits.numpy(),
-        tokens=tokens[:, half:].numpy(),
+        tokens=tokens.numpy(),
         bfloat16=narrow.numpy(),
+        **dict(texts),
     )
     return "made"
 
 
 def _write_gradients(model, directory):
-    """Writes gradients as the weights of a model, so that they have the published names."""
-    import torch
+    """Writes gradients as the weights of a model, so that they have the published names.
+
+    Those of tensors that are not trained are NaNs.
+    """
 
     gradients = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, value in model.state_dict().items():
         gradient = parameters[name].grad if name in parameters else None
-        gradients[name] = torch.zeros_like(value) if gradient is None else gradient
+        gradients[name] = _missing(value, parameters.get(name)) if gradient is None else gradient
     model.save_pretrained(directory, state_dict=gradients)
 
 
-def _logits(case, directory, ids):
+def _missing(value, parameter):
+    """Returns the gradient of a tensor that has none: zeros, or NaNs if it is no parameter."""
+    import torch
+
+    is_trained = parameter is not None and parameter.requires_grad
+    return torch.zeros_like(value) if is_trained else torch.full_like(value, float("nan"))
+
+
+def _logits(setup, case, directory, ids):
     """Returns the logits of a model that is loaded without remote code."""
     import torch
 
@@ -127,23 +209,22 @@ def _logits(case, directory, ids):
         directory, attn_implementation="eager", trust_remote_code=False, dtype=torch.float32
     )
     with torch.inference_mode():
-        return model.eval()(input_ids=torch.tensor(ids)).logits
+        return model.eval()(**inputs(setup, case, torch.tensor(ids))).logits
 
 
 def loss(setup, case, directory, file):
     """Returns the mean cross-entropy of all tokens after the first of each row, as text."""
     import torch
 
-    del setup
     ids = np.load(file)
-    logits = _logits(case, directory, ids[:, :-1])
+    logits = _logits(setup, case, directory, ids[:, :-1])
     labels = torch.tensor(ids[:, 1:])
     return str(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
 
 
 def load(setup, case, directory):
     """Returns the largest difference of the logits of a loaded model, as text."""
-    logits = _logits(case, directory, batch_ids(setup, case))
+    logits = _logits(setup, case, directory, batch_ids(setup, case))
     expected = np.load(os.path.join(case["directory"], OUTPUTS))["logits"]
     return str(np.abs(logits.numpy() - expected).max())
 

@@ -26,7 +26,7 @@ def test_a_family_equals_transformers(family, tmp_path):
     for row in rows:
         assert row["logits"] < 1e-4 and row["gradients"] < 1e-4, row
         assert row["equal_tokens"] == row["tokens"] == 32, row
-        assert row["is_bit_equal"] and row["exported"] == 0, row
+        assert row["is_bit_equal"] and row["exported"] < 1e-5, row
 
 
 def test_an_unknown_family_is_refused():

@@ -1,0 +1,321 @@
+"""Tokenizers of published models, by the files that they were published as."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import sentencepiece
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER_JSON = "tokenizer.json"
+# SentencePiece models whose ids are those of the published model.
+SENTENCEPIECE_MODELS = ("tokenizer.model", "spiece.model")
+# A SentencePiece model whose ids are others: those of fairseq, or of vocab.json.
+FAIRSEQ_MODEL = "sentencepiece.bpe.model"
+SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+VOCABULARY = "vocab.json"
+
+_SAMPLE = "a"
+# The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian.
+_LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<")
+# The sentinels of T5 stand after all pieces, the last one first (arXiv 1910.10683, section 3.1.4).
+_SENTINEL = re.compile(r"(<extra_id_\d+>)")
+# The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
+# `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
+_M2M_LANGUAGES = {
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga "
+    "gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt "
+    "lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr "
+    "ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
+    "wmt21": "en ha is ja cs ru zh de",
+}
+# fairseq's first ids. Those of all pieces after the first three of a model are one higher.
+_FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+
+
+class Tokenizer(Protocol):
+    """What a vocabulary asks of a tokenizer.
+
+    Attributes:
+      before: ids that the tokenizer puts before a text.
+      size: number of ids.
+      languages: code of a language -> the id of the token that names it.
+    """
+
+    before: tuple[int, ...]
+    size: int
+
+    @property
+    def languages(self) -> Mapping[str, int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def piece(self, index: int) -> str: ...
+
+
+class JsonTokenizer:
+    """A tokenizer of the tokenizers package."""
+
+    def __init__(self, path: pathlib.Path):
+        # Imported here: most runs need no tokenizers.
+        import tokenizers
+
+        try:
+            self._found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # The package raises plain Exceptions.
+            raise ValueError(f"{path} is no tokenizer: {error}") from None
+        self._found.no_padding()
+        self._found.no_truncation()
+        self.size = self._found.get_vocab_size(with_added_tokens=True)
+        self.before = self._ids_before()
+
+    def _ids_before(self) -> tuple[int, ...]:
+        """Returns the ids that the tokenizer puts before a text."""
+        plain = self.encode(_SAMPLE)
+        whole = self._found.encode(_SAMPLE, add_special_tokens=True).ids
+        starts = range(len(whole) - len(plain) + 1)
+        return tuple(whole[: next(i for i in starts if whole[i : i + len(plain)] == plain)])
+
+    @functools.cached_property
+    def languages(self) -> Mapping[str, int]:
+        """Code of a language -> id."""
+        added = self._found.get_added_tokens_decoder()
+        return _languages({token.content: index for index, token in added.items()})
+
+    def encode(self, text: str) -> list[int]:
+        return self._found.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._found.decode(list(ids), skip_special_tokens=True)
+
+    def piece(self, index: int) -> str:
+        return self._found.decode([index], skip_special_tokens=False).replace(" ", "▁")
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model with any special ids, and maybe with T5's sentinels."""
+
+    languages: Mapping[str, int] = {}
+
+    def __init__(self, path: pathlib.Path, adds_bos: bool, sentinels: int = 0):
+        self._found = _processor(path)
+        self.size = self._found.vocab_size() + sentinels
+        self._first_sentinel = self.size - sentinels
+        bos_id = self._found.bos_id()
+        self.before = (bos_id,) if adds_bos and bos_id >= 0 else ()
+
+    def encode(self, text: str) -> list[int]:
+        if self.size == self._first_sentinel:
+            return self._found.encode(text)
+        parts = [part for part in _SENTINEL.split(text) if part.strip()]
+        return [index for part in parts for index in self._encode_part(part)]
+
+    def _encode_part(self, part: str) -> list[int]:
+        if _SENTINEL.fullmatch(part):
+            index = self.size - 1 - int(part.removeprefix("<extra_id_").removesuffix(">"))
+            if index >= self._first_sentinel:
+                return [index]
+        return self._found.encode(part)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._found.decode([index for index in ids if index < self._first_sentinel])
+
+    def piece(self, index: int) -> str:
+        if index >= self._first_sentinel:
+            return f"<extra_id_{self.size - 1 - index}>"
+        return self._found.id_to_piece(index)
+
+
+class PiecesTokenizer:
+    """A SentencePiece model that cuts texts into pieces whose ids a table has.
+
+    Attributes:
+      languages: code of a language -> id.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, ids: Mapping[str, int], unknown: str, special: Mapping[str, int]
+    ):
+        """Reads a model.
+
+        Args:
+          path: the SentencePiece model.
+          ids: piece -> id, that of `unknown` included.
+          unknown: the piece that stands for all others.
+          special: token that is no piece of a text -> id.
+
+        Raises:
+          ValueError: the file is no SentencePiece model.
+        """
+        self._found = _processor(path)
+        self._ids, self._unknown = ids, ids[unknown]
+        self._pieces = {index: piece for piece, index in ids.items()}
+        self._names = {index: token for token, index in special.items()}
+        self._special, self.languages = special, _languages({**ids, **special})
+        self.size = max(max(self._pieces), max(self._names, default=0)) + 1
+        self.before: tuple[int, ...] = ()
+
+    def encode(self, text: str) -> list[int]:
+        # Marian's models for several languages have the target's token at the start of the text.
+        found = re.match(r">>\w+<<", text)
+        before = [self._ids[found[0]]] if found and found[0] in self._ids else []
+        pieces = self._found.encode(text[found.end() :] if found and before else text, out_type=str)
+        return before + [self._ids.get(piece, self._unknown) for piece in pieces]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._found.decode_pieces(
+            [self._pieces[i] for i in ids if i in self._pieces and i not in self._names]
+        )
+
+    def piece(self, index: int) -> str:
+        return self._names.get(index) or self._pieces.get(index, "")
+
+
+def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
+    """Returns the tokenizer of a published model.
+
+    Args:
+      directory: the model's files.
+      side: "source" or "target": Marian has a tokenizer for each.
+
+    Raises:
+      ValueError: a file is missing or damaged.
+    """
+    if (directory / TOKENIZER_JSON).is_file():
+        return JsonTokenizer(directory / TOKENIZER_JSON)
+    settings = read_json(directory / SETTINGS)
+    if (directory / f"{side}.spm").is_file():
+        return _marian(directory, side, settings)
+    if (directory / FAIRSEQ_MODEL).is_file():
+        return _fairseq(directory, settings)
+    for name in SENTENCEPIECE_MODELS:
+        if (directory / name).is_file():
+            is_t5 = name == "spiece.model"
+            adds_bos = bool(settings.get("add_bos_token", not is_t5))
+            sentinels = int(settings.get("extra_ids", 100)) if is_t5 else 0
+            return SentencePieceTokenizer(directory / name, adds_bos, sentinels)
+    raise ValueError(
+        f"{directory} has no tokenizer: {TOKENIZER_JSON} or {SENTENCEPIECE_MODELS[0]} was "
+        "expected. tokenizer.save_pretrained(DIR) of transformers writes it. Encoder-decoders may "
+        f"have {SENTENCEPIECE_MODELS[1]}, {FAIRSEQ_MODEL} or source.spm instead"
+    )
+
+
+def _marian(directory: pathlib.Path, side: str, settings: Mapping[str, Any]) -> Tokenizer:
+    """Returns Marian's tokenizer of one side: pieces with the ids of a JSON file."""
+    is_separate = side == "target" and settings.get("separate_vocabs", False)
+    ids = _vocabulary(directory / ("target_vocab.json" if is_separate else VOCABULARY))
+    names = {token: ids[token] for token in ("<pad>", "</s>", "<unk>") if token in ids}
+    return PiecesTokenizer(directory / f"{side}.spm", ids, "<unk>", names)
+
+
+def _fairseq(directory: pathlib.Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """Returns the tokenizer of M2M-100, or of NLLB: pieces, then a token for each language."""
+    if (directory / VOCABULARY).is_file():
+        ids = _vocabulary(directory / VOCABULARY)
+        special = _m2m_tokens(directory, settings, first=max(ids.values()) + 1)
+    else:
+        model = _processor(directory / FAIRSEQ_MODEL)
+        pieces = {model.id_to_piece(i): i + 1 for i in range(3, model.vocab_size())}
+        ids = {**_FAIRSEQ_IDS, **pieces}
+        special = _listed_tokens(directory, settings, first=max(ids.values()) + 1)
+    names = special | {token: ids[token] for token in _FAIRSEQ_IDS if token in ids}
+    return PiecesTokenizer(directory / FAIRSEQ_MODEL, ids, "<unk>", names)
+
+
+def _m2m_tokens(directory: pathlib.Path, settings: Mapping[str, Any], first: int) -> dict[str, int]:
+    """Returns the ids of the tokens of M2M-100's languages, which follow those of the pieces.
+
+    Raises:
+      ValueError: it is not known which languages the model has.
+    """
+    name = settings.get("language_codes", "m2m100")
+    if name not in _M2M_LANGUAGES:
+        raise ValueError(
+            f"{directory / SETTINGS}: language_codes is {name!r}; one of "
+            f"{', '.join(_M2M_LANGUAGES)} was expected"
+        )
+    codes = _M2M_LANGUAGES[name].split()
+    return {f"__{code}__": first + place for place, code in enumerate(codes)}
+
+
+def _listed_tokens(
+    directory: pathlib.Path, settings: Mapping[str, Any], first: int
+) -> dict[str, int]:
+    """Returns the ids of the tokens that follow those of the pieces, by a file that lists them.
+
+    Raises:
+      ValueError: no file has them.
+    """
+    decoder = settings.get("added_tokens_decoder", {})
+    added = {token["content"]: int(index) for index, token in decoder.items()}
+    added |= read_json(directory / ADDED_TOKENS)
+    if any(index >= first for index in added.values()):
+        return {token: index for token, index in added.items() if index >= first}
+    for found in (settings, read_json(directory / SPECIAL_TOKENS)):
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            listed = found.get(name, ())
+            listed = listed.values() if isinstance(listed, dict) else listed
+            tokens = [t if isinstance(t, str) else t["content"] for t in listed]
+            if any(map(_LANGUAGE.fullmatch, tokens)):
+                kept = [token for token in tokens if token not in _FAIRSEQ_IDS]
+                return {token: first + place for place, token in enumerate(kept)}
+    raise ValueError(
+        f"{directory}: neither {SETTINGS}, {ADDED_TOKENS} nor {SPECIAL_TOKENS} lists the tokens of "
+        "the languages; tokenizer.save_pretrained(DIR) of transformers writes them"
+    )
+
+
+def _languages(ids: Mapping[str, int]) -> dict[str, int]:
+    """Returns code of a language -> id, from token -> id."""
+    found = ((_LANGUAGE.fullmatch(token), index) for token, index in ids.items())
+    return {next(filter(None, match.groups())): index for match, index in found if match}
+
+
+def _vocabulary(path: pathlib.Path) -> dict[str, int]:
+    """Returns piece -> id from a JSON file.
+
+    Raises:
+      ValueError: there is no such file, or it holds no ids.
+    """
+    found = read_json(path)
+    if not found:
+        raise ValueError(f"{path} is missing, which has the ids of a SentencePiece model's pieces")
+    if "<unk>" not in found or not all(isinstance(index, int) for index in found.values()):
+        raise ValueError(f"{path} is no table of ids: one with <unk> was expected")
+    return found
+
+
+def _processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    except RuntimeError as error:
+        raise ValueError(f"{path} is no SentencePiece model: {error}") from None
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the object in a JSON file without its nulls; empty if there is no such file.
+
+    Raises:
+      ValueError: it is no JSON object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: value for name, value in found.items() if value is not None}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None

@@ -1,0 +1,177 @@
+"""PublishedTranslationInput: sentence pairs for a published encoder-decoder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.input import TextIds
+from lingvo_gshard.data.published_tokenizers import Tokenizer, tokenizer_of
+from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, ids_of
+from lingvo_gshard.data.translation_input import TranslationInput
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+_SIDES = ("source", "target")
+# Keys of tokenizer_config.json that name the language of each side.
+_SETTINGS = {"source": ("src_lang", "source_lang"), "target": ("tgt_lang", "target_lang")}
+
+
+class PublishedSide(PublishedVocabulary):
+    """The tokenizer of one side of a published encoder-decoder.
+
+    M2M-100 and NLLB begin each text with the token of its language. Marian's models for several
+    target languages begin the source with that of the target.
+    """
+
+    def __init__(self, directory: pathlib.Path, side: str, languages: dict[str, str]):
+        """Reads the files of a published model.
+
+        Args:
+          directory: has a tokenizer and config.json.
+          side: "source" or "target".
+          languages: side -> code of its language; empty for that of the published settings.
+
+        Raises:
+          ValueError: a file is missing or damaged, no id begins or ends a text, or a language is
+            unknown.
+        """
+        self._side, self._given = side, languages
+        super().__init__(directory)
+        names_target = (directory / "source.spm").is_file()
+        if side == "source":
+            self.source_start = self._language("target" if names_target else "source")
+        else:
+            self.target_start = self._start(() if names_target else self._language("target"))
+        self.forbidden_ids = self._forbidden()
+
+    def _read(self) -> Tokenizer:
+        return tokenizer_of(self.directory, self._side)
+
+    def _language(self, side: str) -> tuple[int, ...]:
+        """Returns the id of the token of a side's language; none if the model has no such tokens.
+
+        Raises:
+          ValueError: the language is unknown.
+        """
+        known, given = self._tokenizer.languages, self._given[side]
+        if not given:
+            return self._published_language(side)
+        if given not in known:
+            some = names.nearest(given, known) if known else "this model names no languages"
+            raise ValueError(f"input.{side}_language is {given!r}. {some}")
+        return (known[given],)
+
+    def _published_language(self, side: str) -> tuple[int, ...]:
+        """Returns the id of the token of the language that the published settings name."""
+        if side == "target" and (forced := ids_of(self.settings.get("forced_bos_token_id"))):
+            return forced[:1]
+        known = self._tokenizer.languages
+        found = next(filter(known.__contains__, self._named(side)), None)
+        return () if found is None else (known[found],)
+
+    def _named(self, side: str) -> list[str]:
+        values = self.tokenizer_settings
+        return [values[key] for key in _SETTINGS[side] if isinstance(values.get(key), str)]
+
+    def _start(self, forced: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the ids that a translation begins with.
+
+        Raises:
+          ValueError: no setting says which one is first.
+        """
+        settings = self.settings
+        first = ids_of(settings.get("decoder_start_token_id", settings.get("bos_token_id")))
+        if not first:
+            raise ValueError(
+                f"{self.directory}: neither config.json nor generation_config.json has "
+                "decoder_start_token_id, the id before a translation"
+            )
+        return (*first[:1], *forced)
+
+    def _forbidden(self) -> tuple[int, ...]:
+        """Returns the ids that the published settings forbid.
+
+        Raises:
+          ValueError: they forbid sequences of ids.
+        """
+        words = self.settings.get("bad_words_ids", [])
+        if any(len(word) != 1 for word in words):
+            raise ValueError(
+                f"{self.directory}: bad_words_ids in generation_config.json or config.json is "
+                f"{words}; lists of one id were expected"
+            )
+        return tuple(sorted({*sum(words, [])}))
+
+    @functools.cached_property
+    def _unspoken(self) -> frozenset[int]:
+        return super()._unspoken | {self.pad_id, *self.target_start}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PublishedSide) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return self.directory, self._side, *self._given.values()
+
+
+class PublishedTranslationInput(TranslationInput):
+    """Reads, cleans and packs sentence pairs. The tokenizer comes from the run's checkpoint.
+
+    No vocabulary is trained, so `vocabulary` of the Params has no effect.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "source_language",
+            "",
+            "Code of the language of all sources, as the model's tokenizer has it; empty: that of "
+            "its settings.",
+        )
+        p.define(
+            "target_language",
+            "",
+            "Code of the language of all translations; empty: that of the model's settings.",
+        )
+        return p
+
+    @property
+    def _vocabularies(self) -> tuple[Vocabulary, Vocabulary]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tokenizers of both sides.
+
+        Raises:
+          ValueError: no checkpoint was loaded that has them.
+        """
+        found = self.__dict__.get("_published")
+        if found is None:
+            raise ValueError(
+                "the tokenizer of a published model is in the checkpoint of an imported run; "
+                "gshard-import makes one"
+            )
+        return found
+
+    def save_vocabularies(self, directory: str | os.PathLike) -> None:
+        """Copies the tokenizer's files into a directory, such as a checkpoint's."""
+        self.source_vocabulary.save(os.fspath(directory))
+
+    def load_vocabularies(self, directory: str | os.PathLike) -> None:
+        """Replaces the tokenizers by those that were saved."""
+        languages = {side: self.p.get(f"{side}_language") for side in _SIDES}
+        source, target = (
+            PublishedSide(pathlib.Path(directory), side, languages) for side in _SIDES
+        )
+        self.__dict__["_published"] = source, target
+        self._forget_tokens()
+
+    @property
+    def text_ids(self) -> TextIds:
+        """The ids around a translation."""
+        target = self.target_vocabulary
+        return TextIds(target.target_start, target.eos_id, target.pad_id)

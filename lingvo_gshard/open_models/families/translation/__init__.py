@@ -1,0 +1,1 @@
+"""The families of published encoder-decoders."""

@@ -1,0 +1,149 @@
+"""What the families of encoder-decoders have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.published_translation_input import PublishedTranslationInput
+from lingvo_gshard.layers.stacks.repeat import Repeat
+from lingvo_gshard.layers.stacks.sequential import Sequential
+from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.table import Row
+from lingvo_gshard.tasks.translation import TranslationTask
+
+# Published activation -> ours.
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+# Settings of decoding, which the tokenizer's side of a run reads, and what nobody reads.
+_UNREAD = (
+    "add_cross_attention",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "suppress_tokens",
+    "num_beams",
+    "max_length",
+    "early_stopping",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "gradient_checkpointing",
+    "init_std",
+    "initializer_factor",
+    "classifier_dropout",
+    "classif_dropout",
+    "tokenizer_class",
+    "num_hidden_layers",
+    "prefix",
+)
+
+
+def translation_input(length: int) -> Params:
+    """Returns the input of an encoder-decoder."""
+    return PublishedTranslationInput.params().set(
+        source_length=length, target_length=length, batch_rows=8
+    )
+
+
+def activation_of(config: PublishedConfig, name: str, published: str) -> str:
+    """Returns our name of an activation.
+
+    Args:
+      config: the config, for messages.
+      name: the key that names it.
+      published: its published name.
+
+    Raises:
+      ValueError: there is no such activation here.
+    """
+    if published not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ValueError(
+            f"{config.where}: {name} is {config.get(name)!r}, which is not supported; one of "
+            f"{known} was expected"
+        )
+    return _ACTIVATIONS[published]
+
+
+def published_activation(activation: str) -> str:
+    """Returns the published name of an activation.
+
+    Raises:
+      StopIteration: no published model has it.
+    """
+    return next(name for name, ours in _ACTIVATIONS.items() if ours == activation)
+
+
+def stacks_of(layers: Sequence[int], **settings: Any) -> tuple[Params, Params]:
+    """Returns the Params of the encoder and of the decoder.
+
+    Args:
+      layers: number of layers of each.
+      **settings: what both have in common.
+    """
+    encoder = TransformerStack.params().set(moe_every=0, **settings)
+    decoder = encoder.copy().set(is_decoder=True)
+    for stack, count in zip((encoder, decoder), layers, strict=True):
+        stack.num_layers = count
+        set_experts(stack)
+    return encoder, decoder
+
+
+def set_experts(stack: Params, every: int = 0, offset: int = 0) -> None:
+    """Sets which layers of a stack have experts, and how the layers are run."""
+    stack.set(moe_every=every, moe_offset=offset)
+    is_even = stack.num_layers % max(every, 1) == 0
+    stack.execution = (Repeat if is_even else Sequential).params()
+
+
+def task_of(config: PublishedConfig, encoder: Params, decoder: Params) -> Params:
+    """Returns a translation task with one vocabulary and one table, whose softmax it is."""
+    for name in _UNREAD:
+        config.get(name, None)
+    config.expect("is_decoder", False)
+    size = config.get("vocab_size")
+    return TranslationTask.params().set(
+        model_dim=config.get("d_model"),
+        source_vocabulary_size=size,
+        target_vocabulary_size=size,
+        encoder=encoder,
+        decoder=decoder,
+        share_embeddings=True,
+        label_smoothing=0.0,
+    )
+
+
+def attention_rows(published: str, ours: str, names: Sequence[str], has_bias: bool) -> list[Row]:
+    """Returns the rows of an attention.
+
+    Args:
+      published: what comes before the names of its tensors.
+      ours: path of our attention.
+      names: published names of the products of queries, keys, values and the output.
+      has_bias: whether the products have biases.
+    """
+    parts = ("query", "key", "value", "out")
+    rows = []
+    for name, part in zip(names, parts, strict=True):
+        is_out = part == "out"
+        weight = "M(ND)->NDM" if is_out else "(ND)M->MND"
+        rows.append(Row(f"{published}.{name}.weight", f"{ours}.w_{part}", weight))
+        if has_bias:
+            bias = "M->M" if is_out else "(ND)->ND"
+            rows.append(Row(f"{published}.{name}.bias", f"{ours}.b_{part}", bias))
+    return rows
+
+
+def sides() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields each stack's name, and its attentions."""
+    yield "encoder", ("self",)
+    yield "decoder", ("self", "cross")

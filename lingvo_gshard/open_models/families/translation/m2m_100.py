@@ -1,0 +1,57 @@
+"""M2M-100 (arXiv 2010.11125), and the dense models of NLLB (arXiv 2207.04672)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.translation.common import translation_input
+from lingvo_gshard.open_models.families.translation.fairseq import (
+    COPIES,
+    SINUSOIDS,
+    fairseq_config,
+    fairseq_positions,
+    fairseq_rows,
+    fairseq_task,
+)
+from lingvo_gshard.open_models.table import Row
+
+TABLES = (
+    Row("model.shared.weight", "target_embedding.table", "VM->VM"),
+    Row("lm_head.weight", "softmax.w", "VM->MV"),
+)
+
+
+def m2m_100_task(config: PublishedConfig) -> Params:
+    """Returns an M2M-100, in which each text begins with the token of its language."""
+    task = fairseq_task(config)
+    # fairseq counts positions from the id after that of padding.
+    first = config.get("pad_token_id", 1) + 1
+    task.positions.set(first_position=first, reaches_base=True)
+    # Without it, transformers 5 has a table for each side besides one that no layer reads.
+    config.expect("tie_word_embeddings", True)
+    return task.set(tie_softmax=True)
+
+
+def m2m_100_config(task: Params) -> dict[str, Any]:
+    """Returns what `m2m_100_task` reads, from the Params of a task."""
+    return {
+        **fairseq_config(task),
+        "pad_token_id": max(task.positions.first_position - 1, 0),
+        "tie_word_embeddings": task.tie_softmax,
+    }
+
+
+FAMILY = Family(
+    model_type="m2m_100",
+    architecture="M2M100ForConditionalGeneration",
+    table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
+    task_of=m2m_100_task,
+    config_of=m2m_100_config,
+    left_out=lambda config: SINUSOIDS,
+    input_of=translation_input,
+    positions_of=fairseq_positions,
+    copies=COPIES,
+)

@@ -1,0 +1,108 @@
+"""NLLB-MoE: M2M-100 with two of many experts in every n-th layer (arXiv 2207.04672, section 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
+from lingvo_gshard.layers.moe.routers import TopKRouter
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.translation.common import set_experts, translation_input
+from lingvo_gshard.open_models.families.translation.fairseq import (
+    COPIES,
+    SINUSOIDS,
+    fairseq_positions,
+    fairseq_rows,
+)
+from lingvo_gshard.open_models.families.translation.m2m_100 import (
+    TABLES,
+    m2m_100_config,
+    m2m_100_task,
+)
+from lingvo_gshard.open_models.table import Row, Table
+
+_SIDES = ("encoder", "decoder")
+# They decide which tokens are dropped where experts have a capacity. Here they have none.
+_CAPACITY = (
+    "expert_capacity",
+    "batch_prioritized_routing",
+    "normalize_router_prob_before_dropping",
+    "moe_eval_capacity_token_fraction",
+    "router_ignore_padding_tokens",
+)
+
+
+def _expert_rows() -> Table:
+    rows = []
+    for stack in _SIDES:
+        published, ours = f"model.{stack}.layers.{{layer}}.ffn", f"{stack}.{{layer}}.feed_forward"
+        expert = f"{published}.experts.expert_{{expert}}"
+        rows += [
+            Row(f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"),
+            Row(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
+            Row(f"{expert}.fc1.weight", f"{ours}.experts.w_in", "HM->MH"),
+            Row(f"{expert}.fc1.bias", f"{ours}.experts.b_in", "H->H"),
+            Row(f"{expert}.fc2.weight", f"{ours}.experts.w_out", "MH->HM"),
+            Row(f"{expert}.fc2.bias", f"{ours}.experts.b_out", "M->M"),
+        ]
+    return tuple(rows)
+
+
+def _task(config: PublishedConfig) -> Params:
+    config.expect("router_dtype", "float32")
+    config.expect("second_expert_policy", "all")
+    for name in _CAPACITY:
+        config.get(name, None)
+    task = m2m_100_task(config)
+    router = TopKRouter.params().set(
+        k=2,
+        normalize=True,
+        # Training drops outputs of experts, and inference scales them instead (section 6.2).
+        scale=1.0 - config.get("moe_token_dropout", 0.2),
+        use_bias=config.get("router_bias", False),
+        auxiliary_loss_weight=config.get("router_aux_loss_coef", 0.001),
+        z_loss_weight=config.get("router_z_loss_coef", 0.001),
+    )
+    for side in _SIDES:
+        stack = task.get(side)
+        stack.moe = MixtureOfExperts.params().set(
+            num_experts=config.get("num_experts"),
+            router=router.copy(),
+            dispatch=DroplessDispatch.params(),
+        )
+        activation = stack.layer.feed_forward.activation
+        stack.moe.experts.set(activation=activation, use_bias=True)
+        set_experts(stack, config.get(f"{side}_sparse_step", 4))
+    return task
+
+
+def _config(task: Params) -> dict[str, Any]:
+    moe = task.encoder.moe
+    return {
+        **m2m_100_config(task),
+        "num_experts": moe.num_experts,
+        "router_bias": moe.router.use_bias,
+        "router_dtype": "float32",
+        "second_expert_policy": "all",
+        "moe_token_dropout": round(1.0 - moe.router.scale, 9),
+        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_z_loss_coef": moe.router.z_loss_weight,
+        "encoder_sparse_step": task.encoder.moe_every,
+        "decoder_sparse_step": task.decoder.moe_every,
+    }
+
+
+FAMILY = Family(
+    model_type="nllb-moe",
+    architecture="NllbMoeForConditionalGeneration",
+    table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_expert_rows()),
+    task_of=_task,
+    config_of=_config,
+    left_out=lambda config: SINUSOIDS,
+    input_of=translation_input,
+    positions_of=fairseq_positions,
+    copies=COPIES,
+)

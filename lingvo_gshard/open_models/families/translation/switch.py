@@ -1,0 +1,125 @@
+"""Switch Transformers: T5 with one of many experts in every n-th layer (arXiv 2101.03961)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.layers.moe import MixtureOfExperts
+from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
+from lingvo_gshard.layers.moe.routers import SwitchRouter
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
+from lingvo_gshard.open_models.families.translation.common import (
+    activation_of,
+    published_activation,
+    set_experts,
+    translation_input,
+)
+from lingvo_gshard.open_models.families.translation.t5 import (
+    T5_COPIES,
+    t5_config,
+    t5_positions,
+    t5_rows,
+    t5_task,
+)
+from lingvo_gshard.open_models.table import Row, Table
+
+# Place of the feed-forward layer among the sublayers of each stack, and keys of the config.
+_SIDES = {"encoder": (1, "num_layers"), "decoder": (2, "num_decoder_layers")}
+# They decide which tokens are dropped where experts have a capacity. Here they have none.
+_CAPACITY = ("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
+
+
+def _expert_rows() -> Table:
+    rows = []
+    for stack, (place, _) in _SIDES.items():
+        published = f"{stack}.block.{{layer}}.layer.{place}.mlp"
+        ours, expert = f"{stack}.{{layer}}.feed_forward", f"{published}.experts.expert_{{expert}}"
+        rows += [
+            Row(f"{published}.router.classifier.weight", f"{ours}.router.w_gate", "EM->ME"),
+            Row(f"{published}.router.classifier.bias", f"{ours}.router.b_gate", "E->E"),
+            Row(f"{expert}.wi.weight", f"{ours}.experts.w_in", "HM->MH"),
+            Row(f"{expert}.wo.weight", f"{ours}.experts.w_out", "MH->HM"),
+        ]
+    return tuple(rows)
+
+
+def _task(config: PublishedConfig) -> Params:
+    config.expect("router_dtype", "float32")
+    config.expect("is_gated_act", False)
+    for name in _CAPACITY:
+        config.get(name, None)
+    published = config.get("dense_act_fn", config.get("feed_forward_proj", "relu"))
+    config.get("feed_forward_proj", None)
+    activation = activation_of(config, "dense_act_fn", published)
+    # Without it, transformers 5 has a table for each side besides one that no layer reads.
+    config.expect("tie_word_embeddings", True)
+    task = t5_task(config, activation, is_scaled=True, is_tied=True)
+    router = SwitchRouter.params().set(
+        capacity_factor=0.0,
+        jitter=config.get("router_jitter_noise", 0.01),
+        use_bias=config.get("router_bias", False),
+        auxiliary_loss_weight=config.get("router_aux_loss_coef", 0.001),
+        z_loss_weight=config.get("router_z_loss_coef", 0.001),
+    )
+    for side in _SIDES:
+        stack = task.get(side)
+        stack.moe = MixtureOfExperts.params().set(
+            num_experts=config.get("num_experts"),
+            router=router.copy(),
+            dispatch=DroplessDispatch.params(),
+        )
+        stack.moe.experts.activation = activation
+        every = _sparse_step(config, side, stack.num_layers)
+        # The second layer of each period has experts.
+        set_experts(stack, every, max(every - 2, 0))
+    return task
+
+
+def _sparse_step(config: PublishedConfig, side: str, layers: int) -> int:
+    """Returns the period of the layers with experts.
+
+    Raises:
+      ValueError: the config gives two different ones.
+    """
+    sparse = config.get(f"num_sparse_{side}_layers", 3)
+    step = layers // sparse if sparse else layers
+    given = config.get(f"{side}_sparse_step", step)
+    if f"num_sparse_{side}_layers" in config.values and given != step:
+        raise ValueError(
+            f"{config.where}: {side}_sparse_step is {given}, but num_sparse_{side}_layers is "
+            f"{sparse} of {layers} layers; {step} was expected"
+        )
+    return given
+
+
+def _config(task: Params) -> dict[str, Any]:
+    moe, values = task.encoder.moe, t5_config(task)
+    values |= {
+        "dense_act_fn": published_activation(task.encoder.layer.feed_forward.activation),
+        "is_gated_act": False,
+        "tie_word_embeddings": task.tie_softmax,
+        "num_experts": moe.num_experts,
+        "router_dtype": "float32",
+        "router_bias": moe.router.use_bias,
+        "router_jitter_noise": moe.router.jitter,
+        "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
+        "router_z_loss_coef": moe.router.z_loss_weight,
+    }
+    for side, (_, layers) in _SIDES.items():
+        values[f"num_sparse_{side}_layers"] = values[layers] // task.get(side).moe_every
+    return values
+
+
+FAMILY = Family(
+    model_type="switch_transformers",
+    architecture="SwitchTransformersForConditionalGeneration",
+    table=(*t5_rows("mlp"), *_expert_rows()),
+    task_of=_task,
+    config_of=_config,
+    left_out=lambda config: ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
+    input_of=translation_input,
+    positions_of=t5_positions,
+    copies=T5_COPIES,
+)
