@@ -12,7 +12,7 @@ import safetensors.numpy
 import lingvo_gshard as gshard
 from lingvo_gshard.api.experiments import apply_settings
 from lingvo_gshard.layers.lora import is_factor
-from lingvo_gshard.tools.benchmarks.decode.command import peers_python
+from lingvo_gshard.tools.benchmarks.peer_python import find_python
 from tests.open_models import llama_reference, published
 from tests.open_models.test_both_ways import IDS, digests, logits_of
 
@@ -133,7 +133,7 @@ def test_an_export_has_merged_weights(tuned, tmp_path):
 
 @pytest.mark.slow
 def test_peft_computes_the_same(tuned, tmp_path):
-    python = peers_python(os.environ.get("PEERS_PYTHON"), ("torch", "transformers", "peft"))
+    python = find_python(os.environ.get("PEERS_PYTHON"), ("torch", "transformers", "peft"))
     if not python:
         pytest.skip("peft is not installed, and PEERS_PYTHON names no Python with it")
     folder, _, _ = tuned
