@@ -84,11 +84,14 @@ class Lane:
 
         Args:
           rows: the texts.
-          exact: whether sources are encoded at the length that fits best, even if no program for it
-            is compiled; see `EngineOptions`.
+          exact: whether the program that fits best is taken, even if it is not compiled; see
+            `EngineOptions`.
         """
         assert self.shape is not None
-        texts = buckets.entering(self.shape.rows, self._executables.batches)
+        few = buckets.entering(self.shape.rows, self._executables.batches)
+        # Most of a lane in one call, whose products are larger: its padding costs less than calls.
+        fills_lane = exact and 2 * len(rows) > self.shape.rows
+        texts = self.shape.rows if fills_lane else few
         for first in range(0, len(rows), texts):
             self._admit(rows[first : first + texts], texts, exact)
 

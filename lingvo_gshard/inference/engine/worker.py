@@ -34,7 +34,6 @@ class Worker:
     ):
         self._facts, self._executables, self._weights = facts, executables, weights
         self._waiting, self._options = waiting, options
-        self._most_rows = options.rows * executables.batches
         # In ascending order.
         self._row_counts = [rows * executables.batches for rows in buckets.ROWS]
         self._shapes = [
@@ -93,7 +92,8 @@ class Worker:
 
     def _largest(self, kind: SearchKind) -> int:
         """Returns the largest number of rows of a lane."""
-        fitting = (n for n in self._row_counts if n * kind.beam <= self._most_rows)
+        most = min(self._options.rows, self._options.hypotheses // kind.beam)
+        fitting = (n for n in self._row_counts if n <= most * self._executables.batches)
         return max(fitting, default=self._row_counts[0])
 
     def _shape(self, lane: Lane, entering: Sequence[Row]) -> StateShape | None:

@@ -63,4 +63,5 @@ def test_lines_are_counted_until_answers_take_the_terminal(monkeypatch):
         progress.begin_batch(1024)
         progress.before_answers()
         progress.update(7)
-        assert "7 lines" not in screen.getvalue()
+        assert ": 7 lines" not in screen.getvalue()
+        assert "1,031 lines" not in screen.getvalue()

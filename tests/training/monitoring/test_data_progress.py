@@ -1,6 +1,7 @@
 """Tests DataProgress: lines without a terminal, a bar on one."""
 
 import io
+import re
 import time
 
 import rich.console
@@ -34,7 +35,7 @@ def test_lines_without_a_terminal(monkeypatch):
     lines = stream.getvalue().splitlines()
     assert lines[0] == "Reading train"
     assert any(line.startswith("Reading train: 500 rows  ") for line in lines)
-    assert lines[-1].startswith("Training a vocabulary: 0 s")
+    assert re.match(r"Training a vocabulary: \d+ s", lines[-1])
 
 
 def test_short_stages_leave_no_line():
