@@ -28,10 +28,10 @@ def experiment_of(config: PublishedConfig, length: int = 0, precision: str = "fl
     """
     family = family_of(config)
     task = family.task_of(config)
+    positions, may_exceed = family.positions_of(config)
     # What is left out does not change what the model computes.
     family.left_out(config)
     config.check_all_read()
-    positions, may_exceed = family.positions_of(config)
     if length > positions and not may_exceed:
         raise ValueError(
             f"--length={length} is more than the {positions:,} positions that the model was made "

@@ -13,13 +13,13 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.published_vocabulary import RECORD_FILE, copy_files
 from lingvo_gshard.layers.lora import factors_of, without_factors
-from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.differences import check_same_task, why_none_fits
 from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.record import PublishedRecord, read_record
 from lingvo_gshard.open_models.shard_writer import FILE_BYTES, plan_files, write_file, write_index
 from lingvo_gshard.open_models.shards import Tensor
-from lingvo_gshard.tasks.language_model import LanguageModelTask
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.trainer import Trainer
 
@@ -155,73 +155,3 @@ class _Values:
         a, b = (self._reader.read(name, piece.index) for name in names)
         product = np.einsum(f"{layouts[0]},{layouts[1]}->{layouts[2]}", a, b, optimize=True)
         return (part.astype(np.float32) + self._scale * product).astype(part.dtype)
-
-
-def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
-    """Raises ValueError, naming Params, if a config does not describe a task."""
-    rows = _differences(task, family.task_of(config))
-    if rows:
-        raise ValueError(
-            f"{CONFIG_FILE} of {family.architecture} cannot describe this model: {_listed(rows)}"
-        )
-
-
-def why_none_fits(task: Params) -> str:
-    """Returns why a model that was not imported is none of a family: what differs in the nearest.
-
-    Args:
-      task: Params of the task, with the sizes of vocabularies filled in.
-    """
-    if not issubclass(task.cls, LanguageModelTask):
-        return (
-            f"its task is {task.cls.__name__}, and the families ({', '.join(FAMILIES)}) are "
-            "decoders of one text"
-        )
-    found = [(_differences_to(task, family), family) for family in FAMILIES.values()]
-    rows, nearest = min(found, key=lambda pair: len(pair[0]))
-    differs = _listed(rows) if rows else "its vocabulary was trained here"
-    return f"the nearest is {nearest.architecture}, but {differs}"
-
-
-def _differences_to(task: Params, family: Family) -> list[tuple[str, str, str]]:
-    """Returns how a task differs from the one that a family's nearest config describes."""
-    try:
-        described = family.task_of(PublishedConfig(family.config_of(task), CONFIG_FILE))
-    except (AttributeError, ValueError, StopIteration):
-        # The family's config has no words for a part of this model, such as its kind of router.
-        return [("decoder", "made of other parts", family.architecture)] * _MANY
-    return _differences(task, described)
-
-
-def _differences(task: Params, described: Params) -> list[tuple[str, str, str]]:
-    return [
-        row
-        for row in task.diff(described)
-        if row[0].rpartition(".")[2] not in _FREE and not row[0].startswith("lora.")
-    ]
-
-
-def _listed(rows: list[tuple[str, str, str]]) -> str:
-    shown = "; ".join(f"task.{path} is {ours}, there {theirs}" for path, ours, theirs in rows[:4])
-    return shown + (f"; and {len(rows) - 4} more" if len(rows) > 4 else "")
-
-
-# More differences than any described model has.
-_MANY = 1000
-# Params that do not change what a trained model computes.
-_FREE = frozenset(
-    (
-        "attention_dropout_rate",
-        "auxiliary_loss_weight",
-        "dropout_rate",
-        "dtype",
-        "fprop_dtype",
-        "input_dropout_rate",
-        "jitter",
-        "label_smoothing",
-        "most_source",
-        "rematerialize",
-        "residual_dropout_rate",
-        "z_loss_weight",
-    )
-)

@@ -168,4 +168,11 @@ CASES = (
         error="the run of language_model.from_files was not imported, and no published family "
         "describes it: the nearest is ...",
     ),
+    Case(
+        "a translation model of our own as a published one",
+        _EXPORT + "--format=huggingface",
+        given=(trained("run"),),
+        error="the run of test.tiny was not imported, and no published family describes it: the "
+        "nearest is ...",
+    ),
 )

@@ -25,6 +25,7 @@ _ACTIVATIONS = {
 }
 # Settings of decoding, which the tokenizer's side of a run reads, and what nobody reads.
 _UNREAD = (
+    "_num_labels",
     "add_cross_attention",
     "decoder_start_token_id",
     "forced_bos_token_id",
@@ -43,6 +44,7 @@ _UNREAD = (
     "classif_dropout",
     "tokenizer_class",
     "num_hidden_layers",
+    "output_past",
     "prefix",
 )
 

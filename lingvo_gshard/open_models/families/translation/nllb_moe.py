@@ -53,6 +53,7 @@ def _expert_rows() -> Table:
 
 def _task(config: PublishedConfig) -> Params:
     config.expect("router_dtype", "float32")
+    config.expect("router_type", "tokens_masked")
     config.expect("second_expert_policy", "all")
     for name in _CAPACITY:
         config.get(name, None)
@@ -81,13 +82,15 @@ def _task(config: PublishedConfig) -> Params:
 
 def _config(task: Params) -> dict[str, Any]:
     moe = task.encoder.moe
+    # The gates of other routers sum to 1.
+    scale = moe.router.scale if "scale" in moe.router else 1.0
     return {
         **m2m_100_config(task),
         "num_experts": moe.num_experts,
         "router_bias": moe.router.use_bias,
         "router_dtype": "float32",
         "second_expert_policy": "all",
-        "moe_token_dropout": round(1.0 - moe.router.scale, 9),
+        "moe_token_dropout": round(1.0 - scale, 9),
         "router_aux_loss_coef": moe.router.auxiliary_loss_weight,
         "router_z_loss_coef": moe.router.z_loss_weight,
         "encoder_sparse_step": task.encoder.moe_every,

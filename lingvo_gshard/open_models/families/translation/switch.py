@@ -47,6 +47,7 @@ def _expert_rows() -> Table:
 
 def _task(config: PublishedConfig) -> Params:
     config.expect("router_dtype", "float32")
+    config.expect("router_type", "tokens_masked")
     config.expect("is_gated_act", False)
     for name in _CAPACITY:
         config.get(name, None)

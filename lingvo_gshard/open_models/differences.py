@@ -1,0 +1,128 @@
+"""How a model differs from what the families of published models can describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.config import CONFIG_FILE, PublishedConfig
+from lingvo_gshard.open_models.families import FAMILIES, Family
+from lingvo_gshard.tasks.language_model import LanguageModelTask
+from lingvo_gshard.tasks.translation import TranslationTask
+
+# (path of a hyperparameter, its value, its value in the other model).
+Row = tuple[str, str, str]
+
+# More differences than any described model has.
+_MANY = 1000
+_MOST_SHOWN = 12
+_STACKS = ("encoder", "decoder")
+# Params that do not change what a trained model computes.
+_FREE = frozenset(
+    (
+        "attention_dropout_rate",
+        "auxiliary_loss_weight",
+        "capacity_factor",
+        "dropout_rate",
+        "dtype",
+        "fprop_dtype",
+        "group_size",
+        "input_dropout_rate",
+        "jitter",
+        "label_smoothing",
+        "most_source",
+        "residual_dropout_rate",
+        "z_loss_weight",
+    )
+)
+_FREE_NODES = frozenset(("execution", "lora"))
+
+
+def check_same_task(task: Params, family: Family, config: PublishedConfig) -> None:
+    """Raises ValueError, naming Params, if a config does not describe a task."""
+    rows = _differences(task, family.task_of(config))
+    if rows:
+        raise ValueError(
+            f"{CONFIG_FILE} of {family.architecture} cannot describe this model: {_listed(rows)}"
+        )
+
+
+def why_none_fits(task: Params) -> str:
+    """Returns why a model that was not imported is none of a family: what differs in the nearest.
+
+    Args:
+      task: Params of the task, with the sizes of vocabularies filled in.
+    """
+    if not issubclass(task.cls, (LanguageModelTask, TranslationTask)):
+        return (
+            f"its task is {task.cls.__name__}, and the families ({', '.join(FAMILIES)}) are "
+            "language models and translation models"
+        )
+    found = [(_differences_to(task, family), family) for family in FAMILIES.values()]
+    rows, nearest = min(found, key=lambda pair: _distance(pair[0]))
+    differs = _listed(rows) if rows else "its vocabulary was trained here"
+    return f"the nearest is {nearest.architecture}, but {differs}"
+
+
+def _distance(rows: list[Row]) -> tuple[bool, int]:
+    """Returns a measure of differences. A model without experts is far from one with experts."""
+    no_experts = any(path.endswith(".moe_every") and "0" in both for path, *both in rows)
+    return no_experts, len(rows)
+
+
+def _differences_to(task: Params, family: Family) -> list[Row]:
+    """Returns how a task differs from the one that a family's nearest config describes."""
+    try:
+        described = family.task_of(PublishedConfig(family.config_of(task), CONFIG_FILE))
+    except (AttributeError, ValueError, StopIteration):
+        # The family's config has no words for a part of this model, such as its kind of router.
+        return [("decoder", "made of other parts", family.architecture)] * _MANY
+    return _differences(task, described)
+
+
+def _differences(task: Params, described: Params) -> list[Row]:
+    """Returns the differences that change what a trained model computes."""
+    rows = task.diff(described)
+    classes = tuple(path.removesuffix("cls") for path, _, _ in rows if path.endswith(".cls"))
+    unused = tuple(_unused(task, described))
+    return [
+        row
+        for row in rows
+        if row[0].rpartition(".")[2] not in _FREE
+        and _FREE_NODES.isdisjoint(row[0].split("."))
+        and not row[0].startswith(unused)
+        # What a class has of its own is no further difference.
+        and (row[0].endswith(".cls") or not row[0].startswith(classes))
+    ]
+
+
+def _unused(task: Params, described: Params) -> Iterator[str]:
+    """Yields the beginnings of paths that one of two models does not compute with."""
+    for name in _STACKS:
+        stacks = [each.get(name) for each in (task, described) if name in each]
+        if not all(stack.is_decoder for stack in stacks):
+            yield f"{name}.layer.cross_attention."
+        if not all(stack.moe_every for stack in stacks):
+            yield f"{name}.moe."
+
+
+def _listed(rows: list[Row]) -> str:
+    """Returns the differences as text. What both stacks have in common is said once."""
+    paths: dict[Row, list[str]] = {}
+    for path, ours, theirs in rows:
+        stack, _, rest = path.partition(".")
+        key = (rest, ours, theirs) if stack in _STACKS else (path, ours, theirs)
+        paths.setdefault(key, []).append(f"task.{path}")
+    found = [
+        f"{' and '.join(sorted(same))} {'is' if len(same) == 1 else 'are'} {_short(ours)}, "
+        f"there {_short(theirs)}"
+        for (_, ours, theirs), same in paths.items()
+    ]
+    more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    return "; ".join(found[:_MOST_SHOWN]) + more
+
+
+def _short(value: str) -> str:
+    """Returns the text of a value, of a class without its module."""
+    is_class = value.startswith("lingvo_gshard.")
+    return value.rpartition(".")[2] if is_class else value
