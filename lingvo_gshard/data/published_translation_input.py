@@ -24,6 +24,9 @@ class PublishedSide(PublishedVocabulary):
 
     M2M-100 and NLLB begin each text with the token of its language. Marian's models for several
     target languages begin the source with that of the target.
+
+    Attributes:
+      languages: side -> code of its language; empty for that of the published settings.
     """
 
     def __init__(self, directory: pathlib.Path, side: str, languages: dict[str, str]):
@@ -38,7 +41,7 @@ class PublishedSide(PublishedVocabulary):
           ValueError: a file is missing or damaged, no id begins or ends a text, or a language is
             unknown.
         """
-        self._side, self._given = side, languages
+        self._side, self.languages = side, languages
         super().__init__(directory)
         names_target = (directory / "source.spm").is_file()
         if side == "source":
@@ -56,12 +59,12 @@ class PublishedSide(PublishedVocabulary):
         Raises:
           ValueError: the language is unknown.
         """
-        known, given = self._tokenizer.languages, self._given[side]
+        known, given = self._tokenizer.languages, self.languages[side]
         if not given:
             return self._published_language(side)
         if given not in known:
-            some = names.nearest(given, known) if known else "this model names no languages"
-            raise ValueError(f"input.{side}_language is {given!r}. {some}")
+            nearest = names.nearest(given, known) if known else "It names none"
+            raise ValueError(f"{side}_language={given}: the model has no such language. {nearest}")
         return (known[given],)
 
     def _published_language(self, side: str) -> tuple[int, ...]:
@@ -117,7 +120,7 @@ class PublishedSide(PublishedVocabulary):
 
     @property
     def _identity(self) -> tuple[object, ...]:
-        return self.directory, self._side, *self._given.values()
+        return self.directory, self._side, *self.languages.values()
 
 
 class PublishedTranslationInput(TranslationInput):
@@ -164,9 +167,26 @@ class PublishedTranslationInput(TranslationInput):
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the tokenizers by those that were saved."""
         languages = {side: self.p.get(f"{side}_language") for side in _SIDES}
-        source, target = (
-            PublishedSide(pathlib.Path(directory), side, languages) for side in _SIDES
-        )
+        self._set_sides(pathlib.Path(directory), languages)
+
+    def use_languages(self, source: str = "", target: str = "") -> None:
+        """Changes the languages of texts; the tokenizers must be loaded.
+
+        Args:
+          source: code of the language of all sources; empty: as it is.
+          target: code of the language of all translations; empty: as it is.
+
+        Raises:
+          ValueError: the model has no such language.
+        """
+        now = self._vocabularies[0]
+        assert isinstance(now, PublishedSide)
+        given = {"source": source, "target": target}
+        languages = {side: given[side] or now.languages[side] for side in _SIDES}
+        self._set_sides(now.directory, languages)
+
+    def _set_sides(self, directory: pathlib.Path, languages: dict[str, str]) -> None:
+        source, target = (PublishedSide(directory, side, languages) for side in _SIDES)
         self.__dict__["_published"] = source, target
         self._forget_tokens()
 

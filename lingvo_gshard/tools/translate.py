@@ -9,6 +9,9 @@ Lines are answered as they arrive: a typed line at once, waiting lines of a pipe
 is faster. The output has the order of the input, and an empty line for an empty line. A line that
 is too long is cut, with a warning on standard error.
 
+A published model for many languages translates between those of --source_language and
+--target_language (docs/open_models.md).
+
 With --json, or --json=FILE, a line of JSON is written for each line: {"source", "translation",
 "best"}. "best" lists the --best translations, each with its "text" and "score", and the model's
 "log_probabilities" of its "tokens" and of the end.
@@ -18,12 +21,15 @@ Exit code: 0 if every line was translated, else 1.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TextIO
 
 from absl import flags
 
 from lingvo_gshard.api.run import Run
+from lingvo_gshard.data.published_translation_input import PublishedTranslationInput
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translation, Translator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.line_command import answer_with_run
@@ -51,6 +57,14 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_string("prefix", "", "What every translation must begin with.", flag_values=values)
+    for side, texts in (("source", "the lines"), ("target", "the translations")):
+        flags.DEFINE_string(
+            f"{side}_language",
+            "",
+            f"Code of the language of {texts}, of an imported model for many languages; by default "
+            f"the run's input.{side}_language.",
+            flag_values=values,
+        )
     output.define_json_flag(values, "a line for each line")
     define_runtime_flags(values, in_cluster=False)
     return values
@@ -61,8 +75,33 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     return answer_with_run(
-        values, "Translating", "a line to translate", Translator, Run.translator, _respond
+        values,
+        "Translating",
+        "a line to translate",
+        Translator,
+        functools.partial(_open_translator, values),
+        _respond,
     )
+
+
+def _open_translator(values: flags.FlagValues, run: Run, options: DecodingOptions) -> Translator:
+    """Returns the translator of a run between the languages of the flags.
+
+    Raises:
+      ValueError: the run has no such languages.
+    """
+    given = {side: values[f"{side}_language"].value for side in ("source", "target")}
+    side = next(filter(given.get, given), None)
+    if side:
+        if not issubclass(run.params.input.cls, PublishedTranslationInput):
+            raise ValueError(
+                f"--{side}_language={given[side]} applies to imported models for many languages; "
+                f"the run of {run.params.name} has one vocabulary for all"
+            )
+        input_ = run.decoder.input
+        assert isinstance(input_, PublishedTranslationInput)
+        input_.use_languages(**given)
+    return run.translator(options)
 
 
 def _respond(

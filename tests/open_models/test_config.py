@@ -84,6 +84,13 @@ def test_what_is_not_supported_is_refused(values, message):
     assert message in str(error.value)
 
 
+def test_clipped_queries_are_refused():
+    case = next(case for case in CASES if case.model_type == "olmoe")
+    values = {"model_type": "olmoe", "rms_norm_eps": 1e-5, **case.values, "clip_qkv": 8.0}
+    with pytest.raises(ValueError, match=r"clip_qkv is 8\.0, which is not supported"):
+        experiment_of(PublishedConfig(values, "config.json"))
+
+
 def test_layers_that_predict_further_tokens_are_left_out():
     values = {"num_hidden_layers": 4, "num_nextn_predict_layers": 2}
     found = extra_layers(PublishedConfig(values, "config.json"))

@@ -10,6 +10,13 @@ _WRITER = (trained("run", "language model"),)
 
 CASES = (
     Case(
+        "languages of a model of our own",
+        _TRANSLATE + "--target_language=fr",
+        given=_RUN,
+        stdin=b"Hund\n",
+        error="--target_language=fr applies to imported models for many languages; the run of ...",
+    ),
+    Case(
         "no beam",
         _TRANSLATE + "--beam_size=0",
         given=_RUN,

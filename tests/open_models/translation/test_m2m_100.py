@@ -52,6 +52,24 @@ def test_texts_begin_with_their_languages(imported):
     assert batch["target_labels"][0, : len(text) + 2].tolist() == [english, *text, 2]
 
 
+def test_languages_can_be_changed(imported):
+    _, run = imported
+    run.model  # noqa: B018  loads the tokenizer
+    first = run.input.source_vocabulary.source_start[0] - 16
+
+    def begin():
+        return run.input.source_vocabulary.source_start, run.input.target_vocabulary.target_start
+
+    run.input.use_languages(target="zu")
+    assert begin() == ((first + 16,), (2, first + 99))
+    run.input.use_languages(source="af", target="en")
+    assert begin() == ((first,), (2, first + 18))
+    run.input.use_languages(source="de")
+    assert begin() == ((first + 16,), (2, first + 18))
+    with pytest.raises(ValueError, match="target_language=zuu: the model has no such language"):
+        run.input.use_languages(target="zuu")
+
+
 @pytest.mark.slow
 def test_an_imported_model_translates(imported):
     _, run = imported

@@ -111,8 +111,11 @@ def test_marians_target_languages_are_tokens_of_the_source(tmp_path):
 @pytest.mark.parametrize(
     ("languages", "message"),
     [
-        ({"source": "zuu"}, "input.source_language is 'zuu'. Did you mean 'zu'?"),
-        ({"target": "en_US"}, "input.target_language is 'en_US'."),
+        (
+            {"source": "zuu"},
+            "source_language=zuu: the model has no such language. Did you mean 'zu'?",
+        ),
+        ({"target": "en_US"}, "target_language=en_US: the model has no such language."),
     ],
 )
 def test_an_unknown_language_is_refused(languages, message, tmp_path):
