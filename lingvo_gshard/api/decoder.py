@@ -1,4 +1,4 @@
-"""Decoder: what a run translates or generates with, from the start-up cache where it can."""
+"""What a run translates or generates with, from the start-up cache where it can."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lingvo_gshard.api.compiler_process import CompilerProcess
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.engine.engine import Engine
@@ -27,9 +28,29 @@ from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.checkpoint.store import steps_in
+from lingvo_gshard.training.runtime_protocol import Runtime
 
 if TYPE_CHECKING:
     from lingvo_gshard.api.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """The weights of a checkpoint on a runtime, with what goes with them.
+
+    Attributes:
+      step: the checkpoint's step.
+      task: the model.
+      theta: the weights that are evaluated and decoded with.
+      runtime: holds the weights.
+      input: the run's input, with the vocabularies of the checkpoint.
+    """
+
+    step: int
+    task: Task
+    theta: NestedMap
+    runtime: Runtime
+    input: Input
 
 
 @dataclasses.dataclass(frozen=True)

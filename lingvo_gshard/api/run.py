@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.api.backend import Backend
-from lingvo_gshard.api.decoder import Decoder, open_decoder
+from lingvo_gshard.api.decoder import Decoder, TrainedModel, open_decoder
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
+from lingvo_gshard.api.open_models.published_settings import published_settings
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.quality import Quality, compare_precisions
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.decoding.precision import INT8, INT8_WEIGHTS, TRAINED, check_precision
@@ -33,12 +33,10 @@ from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
-from lingvo_gshard.training.checkpoint.run_item import read_run
-from lingvo_gshard.training.checkpoint.store import CheckpointStore, steps_in
+from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.runtime_protocol import Runtime
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -73,25 +71,6 @@ def load(
     # Wrong options are reported here, not when the run is first used.
     _ = run.backend
     return run
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedModel:
-    """The weights of a checkpoint on a runtime, with what goes with them.
-
-    Attributes:
-      step: the checkpoint's step.
-      task: the model.
-      theta: the weights that are evaluated and decoded with.
-      runtime: holds the weights.
-      input: the run's input, with the vocabularies of the checkpoint.
-    """
-
-    step: int
-    task: Task
-    theta: NestedMap
-    runtime: Runtime
-    input: Input
 
 
 class Run:
@@ -284,16 +263,7 @@ class Run:
     @functools.cached_property
     def published_settings(self) -> PublishedSettings:
         """How an imported model was published to be decoded; nothing for other runs."""
-        found = PublishedSettings()
-        for step in reversed(steps_in(self.logdir.checkpoints)):
-            try:
-                extras = read_run(self.logdir.checkpoints / str(step)).extras
-            except Exception:  # Restoring the checkpoint reports the damage.
-                continue
-            found = PublishedSettings.read(extras)
-            break
-        is_writer = self.params.task.cls.DECODER == Writer.__name__
-        return found.within(self.params.input.length) if found.fields and is_writer else found
+        return published_settings(self.logdir, self.params)
 
     def _options(
         self, usual: DecodingOptions, options: DecodingOptions | None, fields: dict[str, Any]

@@ -1,0 +1,29 @@
+"""How an imported run was published to be decoded."""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.inference.published_settings import PublishedSettings
+from lingvo_gshard.inference.writer import Writer
+from lingvo_gshard.training.checkpoint.run_item import read_run
+from lingvo_gshard.training.checkpoint.store import steps_in
+from lingvo_gshard.training.logdir import Logdir
+
+
+def published_settings(logdir: Logdir, params: Params) -> PublishedSettings:
+    """Returns the settings in the newest readable checkpoint; none if it was not imported.
+
+    Args:
+      logdir: the run's directory.
+      params: the run's Params.
+    """
+    for step in reversed(steps_in(logdir.checkpoints)):
+        try:
+            extras = read_run(logdir.checkpoints / str(step)).extras
+        except Exception:  # Restoring the checkpoint reports the damage.
+            continue
+        found = PublishedSettings.read(extras)
+        if found.fields and params.task.cls.DECODER == Writer.__name__:
+            return found.within(params.input.length)
+        return found
+    return PublishedSettings()
