@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import dataclasses
 import functools
 import pathlib
@@ -19,10 +21,14 @@ from lingvo_gshard.open_models.families import FAMILIES, Family
 from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.record import PublishedRecord, read_record
 from lingvo_gshard.open_models.shard_writer import FILE_BYTES, plan_files, write_file, write_index
-from lingvo_gshard.open_models.shards import Tensor
+from lingvo_gshard.open_models.shards import Tensor, dtype_of
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.trainer import Trainer
 
+# Threads that read and rearrange tensors.
+_THREADS = 4
+# Tensors that are made at the same time have at most this size together, unless it is one tensor.
+_BYTES_AT_ONCE = 2**27
 # The published types of weights that were not imported.
 _TYPES = {"float32": "F32", "bfloat16": "BF16"}
 
@@ -135,15 +141,25 @@ class _Values:
         self._scale = source.params.task.lora.cls.scale(source.params.task.lora)
 
     def of(self, tensors: Sequence[Tensor]) -> Iterator[np.ndarray]:
-        """Yields the values of tensors."""
-        for tensor in tensors:
-            pieces = self._placement.pieces[tensor.name]
-            dtype = np.dtype(self._placement.specs[pieces[0].weight].dtype)
-            published = np.zeros(tensor.shape, dtype)
-            for piece in pieces:
-                part = self._merged(piece)
-                piece.rearrangement.invert(part, published, piece.sizes)
-            yield published
+        """Yields the values of tensors, in order. Threads make several at a time."""
+        pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            for tensor in tensors:
+                while pending and sum(n for n, _ in pending) + tensor.nbytes > _BYTES_AT_ONCE:
+                    yield pending.popleft()[1].result()
+                pending.append((tensor.nbytes, pool.submit(self._value, tensor)))
+            while pending:
+                yield pending.popleft()[1].result()
+
+    def _value(self, tensor: Tensor) -> np.ndarray:
+        pieces = self._placement.pieces[tensor.name]
+        dtype = np.dtype(self._placement.specs[pieces[0].weight].dtype)
+        published = np.empty(tensor.shape, dtype)
+        if len(pieces) > 1 or pieces[0].published_shape != tensor.shape:
+            published[...] = 0
+        for piece in pieces:
+            piece.rearrangement.invert(self._merged(piece), published, piece.sizes)
+        return published.astype(dtype_of(tensor.dtype), copy=False)
 
     def _merged(self, piece: Piece) -> np.ndarray:
         """Returns a part of a weight, merged with its adapter if it has one."""

@@ -8,7 +8,8 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,10 +24,13 @@ from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.families import Family, family_of
 from lingvo_gshard.open_models.placement import Piece, Placement
 from lingvo_gshard.open_models.record import RECORD_FILE, PublishedRecord
-from lingvo_gshard.open_models.shards import Shards
+from lingvo_gshard.open_models.shards import Published, Shards
 from lingvo_gshard.training import precision
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.stopping import called_before_abrupt_end
+
+if TYPE_CHECKING:
+    from lingvo_gshard.training.checkpoint import streamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +117,17 @@ class PublishedModel:
                 )
             shapes[name] = shapes[own]
 
-    def parts(self, path: str) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-        """Yields the parts of a weight: where each is, and its values. Reads one at a time."""
+    def parts(self, path: str) -> list[streamed.Part]:
+        """Returns the parts of a weight, one for each published tensor that holds one."""
+        from lingvo_gshard.training.checkpoint import streamed
+
+        found = []
         for piece, name in self._by_weight[path]:
-            yield (
-                piece.index,
-                piece.rearrangement.apply(self.shards.tensors[name].read(), piece.sizes),
-            )
+            shape = self.placement.specs[path].shape[len(piece.index) :]
+            tensor = self.shards.tensors[name]
+            read = functools.partial(_read, piece, tensor)
+            found.append(streamed.Part(piece.index, shape, tensor.nbytes, read))
+        return found
 
     @functools.cached_property
     def _by_weight(self) -> Mapping[str, list[tuple[Piece, str]]]:
@@ -146,6 +154,8 @@ def weight_specs(params: Params) -> NestedMap:
 
 def _initial_factors(params: Params) -> dict[str, np.ndarray]:
     """Returns the initial factors of the adapters of an experiment's task, by path."""
+    if not params.task.lora.rank:
+        return {}
     seed = tf.constant([params.trainer.seed & 0x7FFFFFFF, 0], tf.int32)
     items = weight_specs(params).flatten_items()
     return {path: spec.init(seed).numpy() for path, spec in items if is_factor(path)}
@@ -204,19 +214,18 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(model.record()))
 
     theta = {
-        path: streamed.StreamedArray(
-            spec.shape, np.dtype(spec.dtype), functools.partial(model.parts, path)
-        )
+        path: streamed.StreamedArray(spec.shape, np.dtype(spec.dtype), model.parts(path))
         for path, spec in model.placement.specs.items()
     }
     for path, value in _initial_factors(params).items():
-        parts = functools.partial(_only_part, value)
-        theta[path] = streamed.StreamedArray(value.shape, value.dtype, parts)
+        part = streamed.Part((), value.shape, value.nbytes, lambda value=value: value)
+        theta[path] = streamed.StreamedArray(value.shape, value.dtype, [part])
     streamed.write_checkpoint(target.checkpoints, 0, theta, params.to_text(), write_extras)
 
 
-def _only_part(value: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    yield (), value
+def _read(piece: Piece, tensor: Published) -> np.ndarray:
+    """Returns the part of a weight that a published tensor holds."""
+    return piece.rearrangement.apply(tensor.read(), piece.sizes)
 
 
 def _check_space(logdir: pathlib.Path, needed: int) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lingvo_gshard.training.checkpoint.transposing import copy
+
 
 @dataclasses.dataclass(frozen=True)
 class Rearrangement:
@@ -69,7 +71,7 @@ class Rearrangement:
           sizes: size of each letter of the weight.
         """
         order = [self.layout.index(letter) for letter in self._left()]
-        self._split(published, sizes)[self._index(sizes)] = weight.transpose(order)
+        copy(weight.transpose(order), self._split(published, sizes)[self._index(sizes)])
 
     def of_factors(self, inputs: str, rank: str) -> tuple[Rearrangement, Rearrangement] | None:
         """Returns how the factors A and B of an adapter of this tensor are published.

@@ -44,6 +44,7 @@ from lingvo_gshard.export.formats import FORMATS, format_of
 from lingvo_gshard.export.new_directory import check_output
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
@@ -116,6 +117,7 @@ def _define_search_flags(values: flags.FlagValues) -> None:
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    allocator.keep_pages()
     values = define_flags()
     startup.parse_flags(values, argv, __doc__)
     logdir = required_logdir(values)

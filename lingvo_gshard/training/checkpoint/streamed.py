@@ -1,17 +1,21 @@
-"""Writes a checkpoint whose weights arrive one after the other and are never all in memory.
+"""Writes a checkpoint whose weights are read while it is written and are never all in memory.
 
 The files are those of a `CheckpointStore`. A weight that is larger than its parts is written part
-by part.
+by part. Threads read, rearrange and write several parts at a time, as many as memory is set aside
+for; a part that is larger than that is written alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +26,32 @@ from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest_of_part
 from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax
 from lingvo_gshard.training.checkpoint.run_item import RunRecord, WriteExtras
+from lingvo_gshard.training.checkpoint.transposing import contiguous
 
 # The largest piece of an array on disk, in bytes, so that a process can read its shard alone.
 # Writing one takes memory for several.
 _CHUNK_BYTES = 2**25
+# Threads that prepare and write parts. Each waits for the disk half of the time.
+_THREADS = 4
+# Parts that are read at the same time have at most this size together, unless it is one part.
+_BYTES_AT_ONCE = 2**27
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array.
+
+    Attributes:
+      index: where it is: as many first indices as it lacks dimensions.
+      shape: its shape.
+      nbytes: the memory that reading it takes.
+      read: returns it.
+    """
+
+    index: tuple[int, ...]
+    shape: tuple[int, ...]
+    nbytes: int
+    read: Callable[[], np.ndarray]
 
 
 @dataclasses.dataclass
@@ -35,14 +61,13 @@ class StreamedArray:
     Attributes:
       shape: its shape.
       dtype: its type.
-      parts: returns (index, part) for parts that fill the array. An index has as many numbers as
-        dimensions that the part lacks.
+      parts: parts of one shape that fill the array.
       digest: the digest, once the array was written.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    parts: Callable[[], Iterator[tuple[tuple[int, ...], np.ndarray]]]
+    parts: Sequence[Part]
     digest: int = 0
 
     @property
@@ -55,12 +80,10 @@ class StreamedArray:
         """The size in bytes."""
         return self.size * self.dtype.itemsize
 
-    def chunks(self, part: tuple[int, ...]) -> list[int]:
-        """Returns the shape of the chunks on disk. No chunk has elements of two parts.
-
-        Args:
-          part: shape of a part.
-        """
+    @property
+    def chunks(self) -> list[int]:
+        """The shape of the chunks on disk. No chunk has elements of two parts."""
+        part = self.parts[0].shape
         shape = [1] * (len(self.shape) - len(part)) + list(part)
         for axis, size in enumerate(shape):
             while int(np.prod(shape)) * self.dtype.itemsize > _CHUNK_BYTES and shape[axis] > 1:
@@ -68,31 +91,68 @@ class StreamedArray:
         return shape
 
 
+class _Memory:
+    """The memory that is set aside for parts."""
+
+    def __init__(self, nbytes: int):
+        self._most, self._used = nbytes, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, nbytes: int) -> Iterator[None]:
+        """Waits until a part of this size fits, and takes its memory until the context ends."""
+        nbytes = min(nbytes, self._most)
+        with self._changed:
+            self._changed.wait_for(lambda: self._used + nbytes <= self._most)
+            self._used += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= nbytes
+                self._changed.notify_all()
+
+
 class _Handler(ocp.type_handlers.NumpyHandler):
-    """Writes streamed arrays in Orbax's format, one at a time."""
+    """Writes streamed arrays in Orbax's format."""
 
     def __init__(self):
         # Orbax would copy all arrays before it writes the first.
         super().__init__(deepcopy_host_arrays=False)
-        self._turn = asyncio.Lock()
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS)
+        self._memory = _Memory(_BYTES_AT_ONCE)
 
     async def _open_and_write(
         self, value: StreamedArray, tspec: dict[str, Any], ts_context: tensorstore.Context
     ) -> None:
-        async with self._turn:
-            stored, total = None, 0
-            for index, part in value.parts():
-                if stored is None:
-                    tspec["metadata"]["chunks"] = value.chunks(part.shape)
-                    spec = tensorstore.Spec(tspec)
-                    stored = await tensorstore.open(spec, create=True, context=ts_context)
-                rows = value.chunks(part.shape)[len(index)]
-                for start in range(0, len(part), rows):
-                    block = np.ascontiguousarray(part[start : start + rows], value.dtype)
-                    total += digest_of_part(block, index, value.shape, start)
-                    place = (*index, slice(start, start + len(block)))
-                    await stored[place].write(block, can_reference_source_data_indefinitely=True)
-            value.digest = total % MODULUS
+        tspec["metadata"]["chunks"] = value.chunks
+        spec = tensorstore.Spec(tspec)
+        stored = await tensorstore.open(spec, create=True, context=ts_context)
+        loop = asyncio.get_running_loop()
+        jobs = [
+            loop.run_in_executor(self._threads, self._write_part, stored, value, part)
+            for part in value.parts
+        ]
+        value.digest = sum(await asyncio.gather(*jobs)) % MODULUS
+
+    def _write_part(self, stored: tensorstore.TensorStore, value: StreamedArray, part: Part) -> int:
+        """Writes a part chunk by chunk. Returns its term of the array's digest."""
+        total, writes = 0, []
+        with self._memory.taken(part.nbytes):
+            array = part.read()
+            rows = value.chunks[len(part.index)] if array.ndim else 1
+            for start in range(0, len(array) if array.ndim else 1, rows):
+                block = array[start : start + rows] if array.ndim else array
+                block = contiguous(block, value.dtype)
+                place = (*part.index, slice(start, start + len(block))) if array.ndim else ()
+                # The next block is prepared while this one is written.
+                for write in writes[-1:]:
+                    write.result()
+                writes = [stored[place].write(block, can_reference_source_data_indefinitely=True)]
+                total += digest_of_part(block, part.index, value.shape, start)
+            for write in writes:
+                write.result()
+        return total
 
 
 def write_checkpoint(

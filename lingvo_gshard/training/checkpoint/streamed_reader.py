@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import threading
 
 import numpy as np
 import tensorstore
@@ -14,14 +15,17 @@ import tensorstore
 from lingvo_gshard.training.checkpoint.digests import MODULUS, digest_of_part
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 
-# Arrays up to this size are read at once: a slice may share its pieces on disk with others.
+# Arrays up to this size are read at once if a slice shares its pieces on disk with others.
 _AT_ONCE_BYTES = 2**27
 # The number of such arrays that are kept for their next slice.
 _KEPT = 2
 
 
 class WeightReader:
-    """The arrays of one item of a checkpoint. Each slice of an array is read once."""
+    """The arrays of one item of a checkpoint. Each slice of an array is read once.
+
+    Several threads may read.
+    """
 
     def __init__(self, directory: pathlib.Path, checkpoint: Checkpoint, item: str):
         """Opens an item.
@@ -37,6 +41,7 @@ class WeightReader:
         self._whole: dict[str, np.ndarray] = {}
         # Path -> sum of the digests' terms, and number of elements, of the slices that were read.
         self._sums: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
 
     def read(self, path: str, index: tuple[int, ...]) -> np.ndarray:
         """Returns the slice of an array with these first indices; () returns all of it.
@@ -45,11 +50,18 @@ class WeightReader:
           ValueError: the checkpoint lacks the array, or this was its last slice and it has other
             contents than were saved.
         """
-        stored = self._stored(path)
+        with self._lock:
+            stored = self._stored(path)
         part = self._read(path, stored, index)
+        term = digest_of_part(part, index, stored.shape)
+        with self._lock:
+            self._add(path, stored, part.size, term)
+        return part
+
+    def _add(self, path: str, stored: tensorstore.TensorStore, size: int, term: int) -> None:
+        """Counts a slice. Raises ValueError if it was the last and the digest is another one."""
         total, elements = self._sums.get(path, (0, 0))
-        total += digest_of_part(part, index, stored.shape)
-        elements += part.size
+        total, elements = total + term, elements + size
         self._sums[path] = total, elements
         if elements == math.prod(stored.shape):
             del self._open_arrays[path]
@@ -59,19 +71,20 @@ class WeightReader:
                     f"{self._directory}: {path} has other contents than were saved; the checkpoint "
                     "is damaged"
                 )
-        return part
 
     def _read(
         self, path: str, stored: tensorstore.TensorStore, index: tuple[int, ...]
     ) -> np.ndarray:
         nbytes = math.prod(stored.shape) * stored.dtype.numpy_dtype.itemsize
-        if nbytes > _AT_ONCE_BYTES:
+        chunk = stored.chunk_layout.read_chunk.shape or stored.shape
+        if nbytes > _AT_ONCE_BYTES or all(size == 1 for size in chunk[: len(index)]):
             return stored[index].read().result()
-        if path not in self._whole:
-            while len(self._whole) >= _KEPT:
-                del self._whole[next(iter(self._whole))]
-            self._whole[path] = stored.read().result()
-        return self._whole[path][index]
+        with self._lock:
+            if path not in self._whole:
+                while len(self._whole) >= _KEPT:
+                    del self._whole[next(iter(self._whole))]
+                self._whole[path] = stored.read().result()
+            return self._whole[path][index]
 
     def _stored(self, path: str) -> tensorstore.TensorStore:
         if path not in self._digests:
