@@ -29,8 +29,6 @@ VOCABULARY = "vocab.json"
 _SAMPLE = "a"
 # The tokens that name a language: __de__ in M2M-100, deu_Latn in NLLB, >>deu<< in Marian.
 _LANGUAGE = re.compile(r"__(\w+)__|([a-z]{3}_[A-Z][a-z]{3})|>>(\w+)<<")
-# The sentinels of T5 stand after all pieces, the last one first (arXiv 1910.10683, section 3.1.4).
-_SENTINEL = re.compile(r"(<extra_id_\d+>)")
 # The languages of M2M-100 in the order of their tokens, which not all files list, by the value of
 # `language_codes` (https://github.com/facebookresearch/fairseq/tree/main/examples/m2m_100).
 _M2M_LANGUAGES = {
@@ -106,37 +104,69 @@ class JsonTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model with any special ids, and maybe with T5's sentinels."""
+    """A SentencePiece model, and tokens that stand for themselves wherever a text has them.
+
+    These are the model's control symbols, such as `<s>` and `[INST]`, and the tokens that were
+    added to it. The text before the first one is encoded as the model alone does.
+    """
 
     languages: Mapping[str, int] = {}
 
-    def __init__(self, path: pathlib.Path, adds_bos: bool, sentinels: int = 0):
+    def __init__(
+        self, path: pathlib.Path, adds_bos: bool, added: Mapping[str, int], begins_anew: bool
+    ):
+        """Reads a model.
+
+        Args:
+          path: the SentencePiece model.
+          adds_bos: whether a text begins with the model's <s>.
+          added: token -> id of the tokens that were added.
+          begins_anew: whether the text after such a token gets a space before it, as the beginning
+            of a text does (`legacy` of transformers). Else it is encoded as it stands.
+
+        Raises:
+          ValueError: the file is no SentencePiece model.
+        """
         self._found = _processor(path)
-        self.size = self._found.vocab_size() + sentinels
-        self._first_sentinel = self.size - sentinels
+        self._inside, self._keeps_spaces = _without_first_space(self._found)
+        self._begins_anew = begins_anew
+        pieces = self._found.vocab_size()
+        special = filter(self._is_special, range(pieces))
+        self._ids = {self._found.id_to_piece(index): index for index in special} | dict(added)
+        self._added = {index: token for token, index in added.items() if index >= pieces}
+        self.size = max((pieces - 1, *self._added)) + 1
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         bos_id = self._found.bos_id()
         self.before = (bos_id,) if adds_bos and bos_id >= 0 else ()
 
-    def encode(self, text: str) -> list[int]:
-        if self.size == self._first_sentinel:
-            return self._found.encode(text)
-        parts = [part for part in _SENTINEL.split(text) if part.strip()]
-        return [index for part in parts for index in self._encode_part(part)]
+    def _is_special(self, index: int) -> bool:
+        return self._found.is_control(index) or self._found.is_unknown(index)
 
-    def _encode_part(self, part: str) -> list[int]:
-        if _SENTINEL.fullmatch(part):
-            index = self.size - 1 - int(part.removeprefix("<extra_id_").removesuffix(">"))
-            if index >= self._first_sentinel:
-                return [index]
-        return self._found.encode(part)
+    def encode(self, text: str) -> list[int]:
+        ids, end = [], 0
+        for found in self._pattern.finditer(text):
+            ids += [*self._encode_part(text[end : found.start()], end), self._ids[found[0]]]
+            end = found.end()
+        return ids + self._encode_part(text[end:], end)
+
+    def _encode_part(self, part: str, start: int) -> list[int]:
+        """Returns the ids of the part of a text that begins at `start`, without special tokens."""
+        has_space = part.startswith(" ")
+        if self._keeps_spaces:
+            adds_space = self._begins_anew and not has_space
+        else:
+            # The model drops the space of the text.
+            adds_space = self._begins_anew or has_space
+        return (self._found if adds_space or not start else self._inside).encode(part)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._found.decode([index for index in ids if index < self._first_sentinel])
+        return self._found.decode([index for index in ids if index < self._found.vocab_size()])
 
     def piece(self, index: int) -> str:
-        if index >= self._first_sentinel:
-            return f"<extra_id_{self.size - 1 - index}>"
-        return self._found.id_to_piece(index)
+        if index in self._added:
+            return self._added[index]
+        return self._found.id_to_piece(index) if index < self._found.vocab_size() else ""
 
 
 class PiecesTokenizer:
@@ -205,8 +235,14 @@ def tokenizer_of(directory: pathlib.Path, side: str = "source") -> Tokenizer:
         if (directory / name).is_file():
             is_t5 = name == "spiece.model"
             adds_bos = bool(settings.get("add_bos_token", not is_t5))
-            sentinels = int(settings.get("extra_ids", 100)) if is_t5 else 0
-            return SentencePieceTokenizer(directory / name, adds_bos, sentinels)
+            added = _added_tokens(directory, settings)
+            if is_t5:
+                count = int(settings.get("extra_ids", 100))
+                first = _processor(directory / name).vocab_size()
+                # Sentinels follow all pieces, the last one first (arXiv 1910.10683, 3.1.4).
+                added |= {f"<extra_id_{i}>": first + count - 1 - i for i in range(count)}
+            begins_anew = bool(settings.get("legacy", True))
+            return SentencePieceTokenizer(directory / name, adds_bos, added, begins_anew)
     raise ValueError(
         f"{directory} has no tokenizer: {TOKENIZER_JSON} or {SENTENCEPIECE_MODELS[0]} was "
         "expected. tokenizer.save_pretrained(DIR) of transformers writes it. Encoder-decoders may "
@@ -260,9 +296,7 @@ def _listed_tokens(
     Raises:
       ValueError: no file has them.
     """
-    decoder = settings.get("added_tokens_decoder", {})
-    added = {token["content"]: int(index) for index, token in decoder.items()}
-    added |= read_json(directory / ADDED_TOKENS)
+    added = _added_tokens(directory, settings)
     if any(index >= first for index in added.values()):
         return {token: index for token, index in added.items() if index >= first}
     for found in (settings, read_json(directory / SPECIAL_TOKENS)):
@@ -277,6 +311,13 @@ def _listed_tokens(
         f"{directory}: neither {SETTINGS}, {ADDED_TOKENS} nor {SPECIAL_TOKENS} lists the tokens of "
         "the languages; tokenizer.save_pretrained(DIR) of transformers writes them"
     )
+
+
+def _added_tokens(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the ids of the tokens that files list as added to a model."""
+    decoder = settings.get("added_tokens_decoder", {})
+    added = {token["content"]: int(index) for index, token in decoder.items()}
+    return added | read_json(directory / ADDED_TOKENS)
 
 
 def _languages(ids: Mapping[str, int]) -> dict[str, int]:
@@ -304,6 +345,20 @@ def _processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
         return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except RuntimeError as error:
         raise ValueError(f"{path} is no SentencePiece model: {error}") from None
+
+
+def _without_first_space(
+    model: sentencepiece.SentencePieceProcessor,
+) -> tuple[sentencepiece.SentencePieceProcessor, bool]:
+    """Returns a model that puts no space before a text, and whether it keeps spaces of the text."""
+    # Imports protobuf, which only these models need.
+    from sentencepiece import sentencepiece_model_pb2
+
+    description = sentencepiece_model_pb2.ModelProto.FromString(model.serialized_model_proto())
+    description.normalizer_spec.add_dummy_prefix = False
+    keeps_spaces = not description.normalizer_spec.remove_extra_whitespaces
+    found = sentencepiece.SentencePieceProcessor(model_proto=description.SerializeToString())
+    return found, keeps_spaces
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
 from lingvo_gshard.training.trainer import Trainer
 
 # Threads that read and rearrange tensors.
-_THREADS = 4
+_THREADS = 3
 # Tensors that are made at the same time have at most this size together, unless it is one tensor.
-_BYTES_AT_ONCE = 2**27
+_BYTES_AT_ONCE = 2**26
 # The published types of weights that were not imported.
 _TYPES = {"float32": "F32", "bfloat16": "BF16"}
 

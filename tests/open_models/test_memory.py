@@ -76,21 +76,33 @@ def run(*command: str) -> tuple[int, float]:
     return int(result.stdout.rpartition("peak ")[2]) * 1024, seconds
 
 
+def copy_seconds(source: pathlib.Path, target: pathlib.Path) -> float:
+    """Returns the time in which the files of a model are copied to the disk."""
+    os.sync()
+    started = time.monotonic()
+    target.mkdir()
+    for file in source.iterdir():
+        # As programs copy that read and write; the kernel's own copy shares pages.
+        with open(file, "rb", buffering=0) as read, open(target / file.name, "wb") as written:
+            shutil.copyfileobj(read, written, 2**24)
+    os.sync()
+    seconds = time.monotonic() - started
+    shutil.rmtree(target)
+    return seconds
+
+
 @pytest.mark.slow
 def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
     source, logdir, output = (tmp_path / name for name in ("model", "run", "out"))
     tensors = write_model(source, int(os.environ.get("LARGE_MODEL_MB", 1000)))
     largest = max(tensor.nbytes for tensor in tensors)
     total = sum(tensor.nbytes for tensor in tensors)
-    os.sync()
-    started = time.monotonic()
-    shutil.copytree(source, tmp_path / "copy")
-    os.sync()
-    copied = time.monotonic() - started
-    shutil.rmtree(tmp_path / "copy")
+    before = copy_seconds(source, tmp_path / "copy")
     types = "--precision=bfloat16_weights"
     imported = run("import", f"--from={source}", f"--logdir={logdir}", types)
     exported = run("export", f"--logdir={logdir}", "--format=huggingface", f"--output={output}")
+    # Other programs may keep the machine busy for a while.
+    copied = (before + copy_seconds(source, tmp_path / "copy")) / 2
     for name, (peak, seconds) in (("import", imported), ("export", exported)):
         rate = total / seconds / MEGABYTE
         print(
