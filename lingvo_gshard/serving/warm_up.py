@@ -11,8 +11,6 @@ from lingvo_gshard.serving.model import ServedModel
 
 # Tokens of most sources and texts.
 _LENGTHS = (32, 64)
-# Hypotheses that are decoded together when many clients ask.
-_HYPOTHESES = 32
 
 
 def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> None:
@@ -29,7 +27,7 @@ def warm_up(model: ServedModel, beam_size: int, say: Callable[[str], None]) -> N
         if facts.has_source
         else model.published.options(DRAWING, {"most_tokens": 4, "least_tokens": 0})
     )
-    engine.warm_up(options, _LENGTHS, (1, max(_HYPOTHESES // options.beam_size, 1)))
+    engine.warm_up(options, _LENGTHS)
     source = (model.vocabulary.unk_id, facts.eos_id) if facts.has_source else ()
     # A language model computes given tokens, for which it has programs of their own.
     given = (facts.bos_id,) if source else (facts.bos_id, model.vocabulary.unk_id)

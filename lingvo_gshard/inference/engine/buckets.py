@@ -9,10 +9,10 @@ from lingvo_gshard.inference.programs.program_key import ADMIT, STEPS, ProgramKe
 
 # Rows that one batch decodes together.
 ROWS = (1, 8, 16, 32)
-# Positions of a state, and tokens of given texts.
+# Positions of a state; tokens of given texts where few programs are wanted.
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# Tokens of the sources that enter a state together.
-SOURCES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+# Tokens of the sources, and of the given texts, that enter a state together.
+FINE_LENGTHS = (8, 16, 24, *(n for length in LENGTHS for n in (length, length * 3 // 2)))
 # New texts enter when this share of the rows is free, or when all that wait can enter.
 FREE_SHARE = 4
 

@@ -84,18 +84,15 @@ class Engine:
         self._waiting.put(rows)
         return answers
 
-    def warm_up(
-        self, options: DecodingOptions, lengths: Sequence[int], rows: Sequence[int]
-    ) -> None:
-        """Compiles the programs for texts of some sizes, so that no request waits for them.
+    def warm_up(self, options: DecodingOptions, lengths: Sequence[int]) -> None:
+        """Compiles the programs for single texts and for full batches; no request waits for them.
 
         Args:
           options: how tokens will be chosen.
           lengths: tokens of sources and texts.
-          rows: texts that one batch decodes together.
         """
         kind, batches = options.kind, self.executables.batches
-        for count in rows:
+        for count in (1, self._options.most_texts(kind.beam)):
             for wanted in lengths:
                 length = buckets.fitting(buckets.LENGTHS, wanted)
                 source = min(length, self.facts.most_source)

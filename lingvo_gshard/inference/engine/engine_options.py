@@ -21,3 +21,7 @@ class EngineOptions:
     rows: int = 32
     hypotheses: int = 128
     exact: bool = False
+
+    def most_texts(self, beam: int) -> int:
+        """Returns the largest number of texts of one batch, each with `beam` hypotheses."""
+        return max(min(self.rows, self.hypotheses // beam), 1)

@@ -99,7 +99,8 @@ class Lane:
         assert self.shape is not None
         given = max(len(row.answer.request.given) - 1 for row in rows)
         most = min(self.shape.length, self._facts.most_positions)
-        given = buckets.fitting(buckets.LENGTHS, given, most) if given else 0
+        sizes = buckets.FINE_LENGTHS if exact else buckets.LENGTHS
+        given = buckets.fitting(sizes, given, most) if given else 0
         source = max(len(row.answer.request.source) for row in rows)
         program = self._executables.get(self._admission(texts, given, source, exact))
         if not self.active:
@@ -125,8 +126,8 @@ class Lane:
         """
         assert self.shape is not None
         most = self.shape.memory_length
-        needed = buckets.fitting(buckets.SOURCES, source, most)
-        sizes = sorted({n for n in buckets.SOURCES if needed <= n < most} | {most})
+        needed = buckets.fitting(buckets.FINE_LENGTHS, source, most)
+        sizes = sorted({n for n in buckets.FINE_LENGTHS if needed <= n < most} | {most})
         keys = [ProgramKey(ADMIT, self.kind, self.shape, texts, given, size) for size in sizes]
         if exact:
             return keys[0]

@@ -92,8 +92,8 @@ class Worker:
 
     def _largest(self, kind: SearchKind) -> int:
         """Returns the largest number of rows of a lane."""
-        most = min(self._options.rows, self._options.hypotheses // kind.beam)
-        fitting = (n for n in self._row_counts if n <= most * self._executables.batches)
+        most = self._options.most_texts(kind.beam) * self._executables.batches
+        fitting = (n for n in self._row_counts if n <= most)
         return max(fitting, default=self._row_counts[0])
 
     def _shape(self, lane: Lane, entering: Sequence[Row]) -> StateShape | None:
