@@ -45,6 +45,8 @@ _HARMLESS = frozenset(
     )
 )
 _REQUIRED = object()
+# How the published tensors are packed; it does not change what the model computes.
+_PACKING = "quantization_config"
 
 
 class PublishedConfig:
@@ -126,17 +128,20 @@ class PublishedConfig:
             usual["partial_rotary_factor"] = fraction
         return usual | found
 
+    def check_unpacked(self) -> None:
+        """Raises ValueError if the published tensors are packed, so that they cannot be read."""
+        if self.values.get(_PACKING):
+            raise ValueError(
+                f"{self.where} has a {_PACKING}: the tensors are packed. Load them with "
+                f"transformers, with dequantize=True in its {_PACKING}, and save_pretrained"
+            )
+
     def check_all_read(self) -> None:
         """Raises ValueError naming keys that were not read and may change the model."""
-        if self.values.get("quantization_config"):
-            raise ValueError(
-                f"{self.where} has a quantization_config: the tensors are packed. Load them with "
-                "transformers, with dequantize=True in its quantization_config, and save_pretrained"
-            )
         left = [
             f"{name}={value!r}"
             for name, value in self.values.items()
-            if value and name not in self._read and name not in _HARMLESS
+            if value and name not in self._read and name not in (*_HARMLESS, _PACKING)
         ]
         if left:
             known = sorted(self._read)

@@ -86,6 +86,7 @@ class PublishedModel:
         """
         source = pathlib.Path(directory)
         config = PublishedConfig.load(source)
+        config.check_unpacked()
         family = family_of(config)
         left_out = family.left_out(config)
         shards = Shards(source)

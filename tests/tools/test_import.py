@@ -58,6 +58,15 @@ def test_a_config_is_an_experiment_to_plan(run_here):
     assert params.name == "open_models.llama"
 
 
+def test_a_config_of_packed_tensors_can_be_planned(run_here, tmp_path):
+    path = tmp_path / "model" / "config.json"
+    packed = json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    path.write_text(json.dumps(packed))
+    values = plan.define_flags()
+    values(["gshard-plan", "--config=model", "--generate"])
+    assert plan.planned_params(values).trainer.precision == "bfloat16_weights"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -80,6 +89,10 @@ def test_all_commands_go_on_from_an_import(run_here, tmp_path, monkeypatch):
     code, out, _ = run_here(["generate", "--logdir=run", *greedy], generate.main)
     assert code == 0 and out.startswith("w5 w7")
     assert run_here(["plan", "--config=model", "--topology=cpu:1"], plan.main)[0] == 0
+    flags = ["--config=model", "--topology=cpu:1", "--generate", "--batch=2", "--prompt=8"]
+    code, out, _ = run_here(["plan", *flags, "--json=plan.json"], plan.main)
+    assert code == 0 and "2 texts of 32 positions" in out
+    assert json.loads((tmp_path / "plan.json").read_text())["prompt"] == 8
     assert run_here(["train", "--logdir=run"], train.main)[0] == 0
     assert run_here(["evaluate", "--logdir=run"], evaluate.main)[0] == 0
     out = ["--format=huggingface", "--output=out"]

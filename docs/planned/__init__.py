@@ -1,0 +1,1 @@
+"""The table of docs/open_models_planned.md: published models on machines, planned."""

@@ -1,0 +1,69 @@
+"""Plans published models on machines and writes docs/open_models_planned.md.
+
+    python -m docs.planned
+
+writes the page from docs/planned/results.jsonl, the cells that were planned so far. A test holds
+that the page is up to date.
+
+    python -m docs.planned --machine=v5p --model=llama-3.1-8b
+
+plans the cells of a machine and a model that are missing first; either may be `all`. A cell takes
+about a minute on two cores. Cells are kept as they are made, so that the command goes on where it
+was interrupted. --again plans cells anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+
+from docs.planned import cells, page
+from docs.planned.machines import MACHINES
+from docs.planned.models import MODELS
+from lingvo_gshard.core.config import names
+
+_ALL = "all"
+# As many as the largest machine of GPUs has; jax must know before it starts.
+_MOST_CPU_DEVICES = 256
+
+
+def main() -> None:
+    """Plans what the command line asks for, and writes the page."""
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.planned",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--machine", default="", help="a machine, such as v5p, or all")
+    parser.add_argument("--model", default=_ALL, help="a model, such as llama-3.1-8b, or all")
+    parser.add_argument("--work", default=_ALL, help="such as training, or all")
+    parser.add_argument("--again", action="store_true", help="plan cells anew")
+    given = parser.parse_args()
+    if given.machine:
+        _make(given)
+    page.write(cells.load())
+
+
+def _make(given: argparse.Namespace) -> None:
+    jax.config.update("jax_num_cpu_devices", _MOST_CPU_DEVICES)
+    # A quarter of the compile time; see the page for what that changes.
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    machines = _chosen("machine", given.machine, {each.key: each for each in MACHINES})
+    planned = {each.key: each for each in MODELS if each.is_planned}
+    for machine in machines:
+        for model in _chosen("model", given.model, planned):
+            for work in _chosen("work", given.work, {work: work for work in cells.WORKS}):
+                if given.again or (model.key, machine.key, work) not in cells.load():
+                    cell = cells.make(model, machine, work)
+                    cells.save((cells.load() | {cell.key: cell}).values())
+
+
+def _chosen(flag: str, name: str, valid: dict) -> list:
+    if name != _ALL and name not in valid:
+        raise SystemExit(f"--{flag}={name} is unknown. {names.nearest(name, (*valid, _ALL))}")
+    return list(valid.values()) if name == _ALL else [valid[name]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Writes docs/open_models_planned.md: its text, and tables of the cells that were planned."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from docs.planned import cells, setups
+from docs.planned.cells import LORA, TRAINING, Cell
+from docs.planned.machines import MACHINES
+from docs.planned.models import MODELS, Model
+from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.experiment import experiment_of
+from lingvo_gshard.open_models.importing import weight_specs
+
+PAGE = pathlib.Path(__file__).parents[1] / "open_models_planned.md"
+TEXT = pathlib.Path(__file__).parent / "page.md"
+_BILLION, _GIB = 1e9, 2**30
+
+Cells = Mapping[tuple[str, str, str], Cell]
+
+
+def write(found: Cells) -> None:
+    """Writes the page."""
+    PAGE.write_text(text(found), encoding="utf-8")
+
+
+def text(found: Cells) -> str:
+    """Returns the page: page.md with a table in place of each `{...}`."""
+    planned = [model for model in MODELS if model.is_planned]
+    tables = {
+        "parameters": _parameters(MODELS),
+        "slices": _slices(planned, found),
+        "training": _details(planned, found, TRAINING, _training_columns),
+        "lora": _details(planned, found, LORA, _training_columns),
+        "generation_64": _details(planned, found, "generation 64", _generation_columns),
+        "generation_1": _details(planned, found, "generation 1", _generation_columns),
+        "missing": _missing(planned, found),
+        "rank": str(setups.RANK),
+        "trained_length": f"{setups.TRAINED_LENGTH:,}",
+        "generated_length": f"{setups.GENERATED_LENGTH:,}",
+        "capacity_factor": str(setups.CAPACITY_FACTOR),
+    }
+    page = TEXT.read_text(encoding="utf-8")
+    for name, content in tables.items():
+        page = page.replace(f"{{{name}}}", content)
+    return page
+
+
+@functools.cache
+def counts(model: Model) -> tuple[int, int]:
+    """Returns the number of weights of a model, and of those that one token uses."""
+    params = experiment_of(PublishedConfig.load(model.config))
+    total = sum(math.prod(spec.shape) for spec in weight_specs(params).flatten())
+    return total, params.task.copy().instantiate().active_parameters()
+
+
+def _parameters(models: Iterable[Model]) -> str:
+    rows = []
+    for model in models:
+        total, active = counts(model)
+        rows.append(
+            (
+                model.name,
+                f"[{model.repository}](https://huggingface.co/{model.repository})",
+                f"{model.parameters:g}B",
+                model.stated,
+                f"{total / _BILLION:.2f}B",
+                f"{active / _BILLION:.2f}B",
+            )
+        )
+    heading = ("model", "config.json of", "published", "stated in", "planned", "used by a token")
+    return _table(heading, rows)
+
+
+def _slices(models: Iterable[Model], found: Cells) -> str:
+    """Returns the table of the smallest number of chips for each kind of work."""
+    rows = []
+    for model in models:
+        row = [model.name]
+        for machine in MACHINES:
+            made = [found.get((model.key, machine.key, work)) for work in _SHORT]
+            row.append(" / ".join(_chips(cell) for cell in made))
+        rows.append(row)
+    return _table(("model", *(machine.name for machine in MACHINES)), rows)
+
+
+# The order of the works in the table of slices.
+_SHORT = (TRAINING, LORA, "generation 64", "generation 1")
+
+
+def _chips(cell: Cell | None) -> str:
+    if cell is None:
+        return "?"
+    return str(cell.chips) if cell.topology else "-"
+
+
+def _details(
+    models: Iterable[Model],
+    found: Cells,
+    work: str,
+    columns: Callable[[Cell], Sequence[str]],
+) -> str:
+    rows = []
+    for model in models:
+        for machine in MACHINES:
+            cell = found.get((model.key, machine.key, work))
+            if cell is None:
+                continue
+            if not cell.topology:
+                rows.append((model.name, machine.name, f"does not fit: {cell.reason}"))
+                continue
+            memory = f"{cell.peak / _GIB:.1f} of {cell.capacity / _GIB:.1f}"
+            slice_ = cell.topology.removeprefix(f"{machine.key}:")
+            price = "-" if cell.price is None else f"{cell.price:,.0f}"
+            rows.append(
+                (model.name, machine.name, slice_, cell.mesh, memory, *columns(cell), price)
+            )
+    seconds = "step" if columns is _training_columns else "token"
+    return _table(
+        ("model", "machine", "slice", "mesh", "GiB", seconds, "MFU", "tokens/s", "USD"), rows
+    )
+
+
+def _training_columns(cell: Cell) -> Sequence[str]:
+    return (f"{cell.seconds:.2f} s", f"{cell.mfu:.0%}", _large(cell.tokens_per_second))
+
+
+def _generation_columns(cell: Cell) -> Sequence[str]:
+    return (f"{1000 * cell.seconds:.1f} ms", f"{cell.mfu:.1%}", _large(cell.tokens_per_second))
+
+
+def _missing(models: Sequence[Model], found: Cells) -> str:
+    """Returns a sentence on the cells that were not planned."""
+    wanted = [(m.key, x.key, work) for m in models for x in MACHINES for work in cells.WORKS]
+    left = [key for key in wanted if key not in found]
+    if not left:
+        return f"All {len(wanted)} cells are planned."
+    by_machine = {
+        f"{machine.name}: {work}": count
+        for machine in MACHINES
+        for work in cells.WORKS
+        if (count := sum(key[1:] == (machine.key, work) for key in left))
+    }
+    shown = ", ".join(f"{name} ({count} models)" for name, count in by_machine.items())
+    return f"{len(wanted) - len(left)} of {len(wanted)} cells are planned. Missing are {shown}."
+
+
+def _large(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    padded = [[*line, *[""] * (len(heading) - len(line))] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

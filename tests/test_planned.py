@@ -1,0 +1,90 @@
+"""Tests docs/open_models_planned.md: its data, that it is up to date, and that a row is planned."""
+
+import json
+
+import jax
+import pytest
+
+from docs.planned import cells, machines, models, page, setups
+from lingvo_gshard.planning.machines import libtpu, topologies
+
+FOUND = cells.load()
+PLACED = [cell for cell in FOUND.values() if cell.topology]
+MACHINES = {machine.key: machine for machine in machines.MACHINES}
+MODELS = {model.key: model for model in models.MODELS}
+# What is planned anew. The first needs no libtpu.
+ROWS = [
+    ("olmoe-1b-7b", "gpu:h100", cells.TRAINING),
+    ("llama-3.1-8b", "v5p", "generation 1"),
+]
+
+
+@pytest.mark.parametrize("model", models.MODELS, ids=lambda model: model.key)
+def test_parameters_are_those_that_are_published(model):
+    total, active = page.counts(model)
+    assert total / 1e9 == pytest.approx(model.parameters, rel=0.01)
+    assert active <= total
+
+
+def test_every_config_belongs_to_a_model():
+    assert {path.stem for path in models.CONFIGS.iterdir()} == set(MODELS)
+    for model in models.MODELS:
+        assert "quantization_config" not in json.loads(model.config.read_text())
+        assert model.repository.count("/") == 1
+
+
+def test_the_page_is_up_to_date():
+    committed = page.PAGE.read_text(encoding="utf-8")
+    assert page.text(FOUND) == committed, "out of date: python -m docs.planned"
+    assert "{" not in committed.replace("{'", "")
+
+
+def test_slices_are_tried_from_small_to_large():
+    for machine in machines.MACHINES:
+        chips = [topologies.get(name).chips for name in machine.topologies]
+        assert chips == sorted(set(chips)) and chips[0] == 1
+
+
+@pytest.mark.parametrize("cell", PLACED, ids=lambda cell: " ".join(cell.key))
+def test_cells_are_consistent(cell):
+    topology = topologies.get(cell.topology)
+    assert cell.topology in MACHINES[cell.machine].topologies and cell.work in cells.WORKS
+    assert cell.peak <= cell.capacity == topology.chip.usable_bytes
+    assert (cell.devices, cell.chips) == (topology.devices, topology.chips)
+    assert cell.tokens_per_second == pytest.approx(cell.tokens / cell.seconds, rel=1e-6)
+    assert 0 < cell.mfu < 1
+    assert (cell.compiler == "cpu") == (cell.machine == "gpu:h100")
+    trained = cell.work in (cells.TRAINING, cells.LORA)
+    rows = setups.TRAINED_LENGTH * cell.devices
+    assert cell.tokens == (rows if trained else int(cell.work.split()[1]))
+    hours = topology.chips * cell.seconds / cell.tokens * 1e9 / 3600
+    price = topology.chip.price
+    assert cell.price == (price and pytest.approx(price.amount * hours, rel=1e-6))
+    # Whatever a step does, it reads the weights that a token uses, all devices together.
+    used = 2 * page.counts(MODELS[cell.model])[1]
+    bandwidth = topology.chip.memory_bandwidth * topology.devices
+    if cell.work == "generation 1":
+        assert cell.seconds > 0.8 * used / bandwidth
+
+
+@pytest.fixture
+def little_effort():
+    """Compiles as the committed cells were compiled."""
+    before = jax.config.jax_exec_time_optimization_effort
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    yield
+    jax.config.update("jax_exec_time_optimization_effort", before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("little_effort")
+@pytest.mark.parametrize("key", ROWS, ids=" ".join)
+def test_a_row_is_planned_again(key):
+    model, machine, work = key
+    if machine in ("v5p",) and not libtpu.installed():
+        pytest.skip("libtpu is not installed")
+    found, made = FOUND[key], cells.make(MODELS[model], MACHINES[machine], work)
+    assert (made.topology, made.mesh) == (found.topology, found.mesh)
+    assert made.peak == pytest.approx(found.peak, rel=0.02)
+    assert made.seconds == pytest.approx(found.seconds, rel=0.02)
+    assert made.price == pytest.approx(found.price, rel=0.02)
