@@ -22,7 +22,7 @@ _TRAINED, _INT8 = "lingvo_gshard", "lingvo_gshard int8"
 OURS = {_TRAINED: TRAINED, _INT8: INT8}
 _MOST_WARM_UP_TURNS = 20
 # A turn on a short case decodes it this often, for about as long as one of the other cases.
-_SHORT_CASE_REPEATS = 5
+_SHORT_CASE_REPEATS = 40
 
 
 @dataclasses.dataclass
