@@ -16,6 +16,7 @@ from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
+from lingvo_gshard.open_models.starting import PublishedStart, is_published
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
@@ -55,7 +56,7 @@ def train(
     Args:
       params: the experiment, as `experiment` returns it.
       logdir: directory of the run; created if it is new.
-      init_from: directory of a run, such as an imported one, to start with its newest weights.
+      init_from: directory of a run to start with its newest weights, or of a published model.
       steps: total number of steps; None: `trainer.steps`.
       runtime: as in `RuntimeOptions`.
       mesh: as in `RuntimeOptions`.
@@ -128,7 +129,7 @@ def _train(
     store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, say)
     try:
         newest = store.peek()
-        start = StartingPoint(init_from, say) if init_from and not newest else None
+        start = _starting_point(init_from, params, say) if init_from and not newest else None
         input_ = params.input.instantiate()
         first = newest or start
         if first:
@@ -152,6 +153,15 @@ def _train(
         return loop.run(checkpoint, progress)
     finally:
         store.close()
+
+
+def _starting_point(
+    directory: str | os.PathLike, params: Params, say: Callable[[str], None]
+) -> StartingPoint | PublishedStart:
+    """Returns what gives the first weights: a run, or a published model."""
+    if is_published(directory):
+        return PublishedStart(directory, params, say)
+    return StartingPoint(directory, say)
 
 
 def _finished(trainer: Trainer, step: int, logdir: Logdir, say: Callable[[str], None]) -> Outcome:

@@ -130,6 +130,10 @@ class PublishedModel:
             found.append(streamed.Part(piece.index, shape, tensor.nbytes, read))
         return found
 
+    def pieces(self, path: str) -> list[tuple[Piece, str]]:
+        """Returns the parts of a weight, each with the name of the tensor that holds it."""
+        return self._by_weight[path]
+
     @functools.cached_property
     def _by_weight(self) -> Mapping[str, list[tuple[Piece, str]]]:
         return self.placement.of_weights()

@@ -6,11 +6,14 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from lingvo_gshard.training.checkpoint.transposing import copy
+
+# Returns the part of a tensor within (start, stop) of each dimension.
+ReadBox = Callable[[Sequence[tuple[int, int]]], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,34 @@ class Rearrangement:
         part = self._split(published, sizes)[self._index(sizes)]
         letters = self._left()
         return part.transpose([letters.index(letter) for letter in self.layout])
+
+    def read_part(
+        self, read: ReadBox, sizes: Mapping[str, int], wanted: Mapping[str, tuple[int, int]]
+    ) -> np.ndarray:
+        """Returns a part of the weight, for which no more of the tensor is read than needed.
+
+        Args:
+          read: returns the part of the tensor that lies within (start, stop) of each dimension.
+          sizes: size of each letter of the weight.
+          wanted: (start, stop) of each letter of the weight.
+        """
+        full, ranges = self._published_sizes(sizes), dict(wanted)
+        ranges |= {letter: (index, index + 1) for letter, index, _ in self.choose}
+        if self.joined:
+            letter, first, _ = self.joined
+            start, stop = ranges[letter]
+            ranges[letter] = (first + start, first + stop)
+        box, shape, index = [], [], []
+        for first, *rest in self._groups:
+            inner = math.prod(full[letter] for letter in rest)
+            start, stop = ranges[first]
+            box.append((start * inner, stop * inner))
+            shape += [stop - start, *(full[letter] for letter in rest)]
+            index += [slice(None), *(slice(*ranges[letter]) for letter in rest)]
+        part = read(box).reshape(shape)[tuple(index)]
+        letters, kept = "".join(self._groups), self._left()
+        part = part[tuple(slice(None) if letter in kept else 0 for letter in letters)]
+        return part.transpose([kept.index(letter) for letter in self.layout])
 
     def invert(self, weight: np.ndarray, published: np.ndarray, sizes: Mapping[str, int]) -> None:
         """Writes a weight into the published tensor that holds it.

@@ -6,12 +6,14 @@ pickle, are refused.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
 import ml_dtypes  # noqa: F401  NumPy then knows bfloat16.
 import numpy as np
@@ -28,6 +30,8 @@ _CONVERSION = (
 )
 # Endings of tensors that older files have, and that follow from the config.
 _COMPUTED = (".rotary_emb.inv_freq",)
+# Fewer adjacent bytes are read together with those around them, which takes less time.
+_LEAST_RUN = 512
 # The types that weights are read in.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -70,22 +74,60 @@ class Published(Tensor):
         Raises:
           ValueError: the file cannot be read.
         """
-        array = np.empty(self.shape, dtype_of(self.dtype))
+        return self.read_box([(0, size) for size in self.shape])[0]
+
+    def read_box(self, box: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
+        """Returns a part of the tensor, and the number of bytes that were read for it.
+
+        Args:
+          box: start and stop of the part in each dimension.
+
+        Raises:
+          ValueError: the file cannot be read.
+        """
+        whole = list(enumerate(self.shape))
+        # The dimensions after this one are read whole, those before it index by index.
+        inner = max((d for d, size in whole if box[d] != (0, size)), default=0)
+        while inner and self._run_bytes(inner, box[inner]) < _LEAST_RUN:
+            inner -= 1
+        outer = [stop - start for start, stop in box[:inner]]
+        run = [box[inner], *((0, size) for size in self.shape[inner + 1 :])] if box else []
+        array = np.empty([*outer, *(b - a for a, b in run)], dtype_of(self.dtype))
         # Read, not mapped: a page that is mapped costs more than to copy it.
-        unread = memoryview(array.reshape(-1).view(np.uint8))
+        target = memoryview(array.reshape(-1).view(np.uint8))
+        length = array.nbytes // max(math.prod(outer), 1)
+        steps = [self._run_bytes(d, (0, 1)) for d in range(len(self.shape))]
+        starts = [start for start, _ in box[:inner]]
+        with self._opened() as file:
+            for number, index in enumerate(np.ndindex(*outer)):
+                place = sum((at + i) * n for at, i, n in zip(starts, index, steps, strict=False))
+                place += box[inner][0] * steps[inner] if box else 0
+                into = target[number * length : (number + 1) * length]
+                self._read_run(file, self.start + place, into)
+        rest = [slice(a, b) for a, b in box[inner + 1 :]]
+        return array[(..., *rest)] if rest else array, array.nbytes
+
+    def _run_bytes(self, dimension: int, part: tuple[int, int]) -> int:
+        """Returns the size of a part of a dimension with all of the dimensions after it."""
+        below = math.prod(self.shape[dimension + 1 :]) * dtype_of(self.dtype).itemsize
+        return (part[1] - part[0]) * below
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
         try:
             with open(self.file, "rb", buffering=0) as file:
-                file.seek(self.start)
-                while len(unread):
-                    count = file.readinto(unread)
-                    if not count:
-                        raise ValueError(
-                            f"{self.file} is damaged or cut off: {self.name} lacks bytes"
-                        )
-                    unread = unread[count:]
+                yield cast(BinaryIO, file)
         except OSError as error:
             raise ValueError(f"{self.file} cannot be read: {error.strerror}") from None
-        return array
+
+    def _read_run(self, file: BinaryIO, start: int, into: memoryview) -> None:
+        """Reads the bytes from `start` on."""
+        file.seek(start)
+        while len(into):
+            count = cast(io.RawIOBase, file).readinto(into)
+            if not count:
+                raise ValueError(f"{self.file} is damaged or cut off: {self.name} lacks bytes")
+            into = into[count:]
 
 
 class Shards:

@@ -49,8 +49,10 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.api.experiments import apply_settings, describe, experiments
+from lingvo_gshard.api.open_models.importing import open_model
 from lingvo_gshard.api.training import train
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
@@ -75,8 +77,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "init_from",
         None,
-        "Directory of a run, such as an imported one, whose weights this run starts with. Without "
-        "--experiment, its Params are the defaults.",
+        "Directory of a run whose newest weights this run starts with, or of a published model. "
+        "Without --experiment, its Params are the defaults.",
         flag_values=values,
     )
     flags.DEFINE_integer(
@@ -163,7 +165,8 @@ def _saved_params(values: flags.FlagValues) -> Params | None:
     if values.logdir and Logdir(values.logdir).has_checkpoints():
         saved = Logdir(values.logdir).read_params()
     elif values.init_from:
-        saved = params_of(values.init_from)
+        published = is_published(values.init_from)
+        saved = open_model(values.init_from) if published else params_of(values.init_from)
     else:
         return None
     return apply_settings(saved, values.gin_param, values.gin_file)

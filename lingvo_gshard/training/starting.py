@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer
 
 _FLAG = "--init_from"
-_PART = "theta"
+PART = "theta"
 
 
 class StartingPoint:
@@ -64,20 +64,29 @@ class StartingPoint:
         Raises:
           ValueError: the weights do not fit the model of the new run.
         """
-        stored = self._newest.record.digests[_PART]
+        stored = self._newest.record.digests[PART]
         specs = dict(trainer.theta_specs.flatten_items())
         new = {path for path in specs if is_factor(path) and path not in stored}
         wanted = None
         if abstract_state is not None:
-            items = abstract_state[_PART].flatten_items()
-            wanted = NestedMap({_PART: NestedMap({k: v for k, v in items if k not in new})})
-        found = self._store.restore(wanted, parts=(_PART,))
+            items = abstract_state[PART].flatten_items()
+            wanted = NestedMap({PART: NestedMap({k: v for k, v in items if k not in new})})
+        found = self._store.restore(wanted, parts=(PART,))
         assert found is not None
         self._say(f"Starting from the weights of step {found.step:,} of {self._directory}")
-        key = tf.constant([trainer.p.seed & 0x7FFFFFFF, 0], tf.int32)
-        factors: Arrays = {path: np.asarray(specs[path].init(key)) for path in sorted(new)}
+        factors = initial_factors(trainer, stored)
         record = msgspec.structs.replace(found.record, step=0, position=None)
-        return dataclasses.replace(found, record=record, arrays={_PART: found.theta | factors})
+        return dataclasses.replace(found, record=record, arrays={PART: found.theta | factors})
+
+
+def initial_factors(trainer: Trainer, stored: Collection[str]) -> Arrays:
+    """Returns the initial factors of adapters that are not stored, by path."""
+    key = tf.constant([trainer.p.seed & 0x7FFFFFFF, 0], tf.int32)
+    return {
+        path: np.asarray(spec.init(key))
+        for path, spec in trainer.theta_specs.flatten_items()
+        if is_factor(path) and path not in stored
+    }
 
 
 def params_of(directory: str | os.PathLike) -> Params:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 import safetensors.numpy
@@ -28,26 +29,40 @@ CONFIG = {
 }
 
 
-def tensors(seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """Returns the tensors of a Llama of CONFIG, as Hugging Face publishes them."""
+def tensors(
+    seed: int = 0, dtype: str = "float32", sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of a Llama of CONFIG, as Hugging Face publishes them.
+
+    Args:
+      seed: seed of the values.
+      dtype: their type.
+      sizes: sizes that differ from those of CONFIG.
+    """
+    config = CONFIG | (sizes or {})
+    model, hidden, size = (
+        config[name] for name in ("hidden_size", "intermediate_size", "head_dim")
+    )
+    heads = size * config["num_attention_heads"]
+    key_heads = size * config["num_key_value_heads"]
     shapes = {
-        "model.embed_tokens.weight": (VOCABULARY, MODEL),
-        "lm_head.weight": (VOCABULARY, MODEL),
+        "model.embed_tokens.weight": (config["vocab_size"], model),
+        "lm_head.weight": (config["vocab_size"], model),
     }
     for layer in range(LAYERS):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         shapes |= {
-            f"{attention}.q_proj.weight": (HEADS * SIZE, MODEL),
-            f"{attention}.k_proj.weight": (KEY_HEADS * SIZE, MODEL),
-            f"{attention}.v_proj.weight": (KEY_HEADS * SIZE, MODEL),
-            f"{attention}.o_proj.weight": (MODEL, HEADS * SIZE),
-            f"{mlp}.gate_proj.weight": (HIDDEN, MODEL),
-            f"{mlp}.up_proj.weight": (HIDDEN, MODEL),
-            f"{mlp}.down_proj.weight": (MODEL, HIDDEN),
-            f"model.layers.{layer}.input_layernorm.weight": (MODEL,),
-            f"model.layers.{layer}.post_attention_layernorm.weight": (MODEL,),
+            f"{attention}.q_proj.weight": (heads, model),
+            f"{attention}.k_proj.weight": (key_heads, model),
+            f"{attention}.v_proj.weight": (key_heads, model),
+            f"{attention}.o_proj.weight": (model, heads),
+            f"{mlp}.gate_proj.weight": (hidden, model),
+            f"{mlp}.up_proj.weight": (hidden, model),
+            f"{mlp}.down_proj.weight": (model, hidden),
+            f"model.layers.{layer}.input_layernorm.weight": (model,),
+            f"model.layers.{layer}.post_attention_layernorm.weight": (model,),
         }
-    shapes["model.norm.weight"] = (MODEL,)
+    shapes["model.norm.weight"] = (model,)
     rng = np.random.default_rng(seed)
     return {
         name: (rng.normal(size=shape) + (len(shape) == 1)).astype(dtype)
@@ -81,19 +96,27 @@ def write_tokenizer(directory: pathlib.Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
-def write(directory: pathlib.Path, dtype: str = "float32", shards: int = 1, **config) -> dict:
+def write(
+    directory: pathlib.Path,
+    dtype: str = "float32",
+    shards: int = 1,
+    sizes: Mapping[str, int] | None = None,
+    **config,
+) -> dict:
     """Writes a model into a new directory and returns its tensors.
 
     Args:
       directory: where to.
       dtype: type of the tensors.
       shards: number of files; several have an index.
-      **config: values that differ from CONFIG.
+      sizes: sizes of tensors that differ from those of CONFIG.
+      **config: values of config.json that differ from CONFIG.
     """
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG | config), encoding="utf-8")
+    values = CONFIG | (sizes or {}) | config
+    (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
     write_tokenizer(directory)
-    found = tensors(dtype=dtype)
+    found = tensors(dtype=dtype, sizes=sizes)
     names = sorted(found)
     if shards == 1:
         safetensors.numpy.save_file(found, directory / "model.safetensors")
