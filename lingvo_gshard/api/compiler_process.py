@@ -43,7 +43,8 @@ class CompilerProcess:
     def __call__(self, key: ProgramKey | None = None) -> None:
         """Waits until the cache has a program; without a key, until it has the model.
 
-        If that fails the cache lacks it afterwards, and whoever makes it finds out why.
+        A failure is not reported here. The caller then compiles the program itself, and sees the
+        error.
         """
         with self._lock:
             if self._timer:

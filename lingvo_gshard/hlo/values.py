@@ -48,7 +48,7 @@ Value = np.ndarray | Callable[[int], "Value"] | None
 
 
 def is_small(shape: Shape) -> bool:
-    """Returns whether an array of this shape is evaluated."""
+    """Returns whether an array of this shape is small enough to be evaluated."""
     return shape.dtype in _TYPES and shape.size <= LARGEST_ARRAY
 
 

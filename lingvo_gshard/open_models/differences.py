@@ -48,7 +48,7 @@ def check_same_task(task: Params, family: Family, config: PublishedConfig) -> No
 
 
 def why_none_fits(task: Params) -> str:
-    """Returns why a model that was not imported is none of a family: what differs in the nearest.
+    """Returns why a model fits no family: how it differs from the nearest one.
 
     Args:
       task: Params of the task, with the sizes of vocabularies filled in.

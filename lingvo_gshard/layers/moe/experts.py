@@ -57,7 +57,7 @@ class Experts(Layer):
 
     @property
     def _input_products(self) -> tuple[str, ...]:
-        """Names of the products with the input."""
+        """Returns the names of the products with the input."""
         return ("in", "factor") if self.activation.is_gated else ("in",)
 
     @layer_method

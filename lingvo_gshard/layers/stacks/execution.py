@@ -54,7 +54,8 @@ class Execution(Layer):
         if len(layers) % period:
             raise ValueError(
                 f"{path}: {cls.__name__} needs a multiple of {period} layers (moe_every, "
-                f"attention_pattern), and there are {len(layers)}; sequential_first takes some out"
+                f"attention_pattern), and there are {len(layers)}; sequential_first "
+                "lets the first few run one by one"
             )
         return params.copy().set(body=tuple(layers[:period]), times=len(layers) // period)
 

@@ -112,7 +112,7 @@ class Chip:
 
 
 def _rate(dtype: str) -> str:
-    """The type whose peak rate products of a type reach."""
+    """Returns the type whose peak rate holds for products of another type."""
     if dtype.startswith(("f8", "float8")):
         return "fp8"
     return next((rate for rate, types in _RATES.items() if dtype in types), "f32")
