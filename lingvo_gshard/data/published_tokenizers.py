@@ -100,6 +100,10 @@ class JsonTokenizer:
         return self._found.decode(list(ids), skip_special_tokens=True)
 
     def piece(self, index: int) -> str:
+        # Decoders drop the space at the start of a text.
+        token = self._found.id_to_token(index) or ""
+        if token.startswith("▁"):
+            return token
         return self._found.decode([index], skip_special_tokens=False).replace(" ", "▁")
 
 

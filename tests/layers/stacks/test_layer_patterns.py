@@ -9,7 +9,7 @@ from lingvo_gshard.layers.attention.blockwise import BlockwiseKernel
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.norm import RMSNorm
-from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.layers.stacks.transformer import TransformerStack, is_expert_layer
 from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer
 from tests.layers.stacks.executions import loop
 from tests.layers.stacks.stepwise import run_stepwise
@@ -92,6 +92,21 @@ def test_decoding_steps_equal_the_stack(values):
     assert ("final_norm" in theta) == layers.p.has_final_norm
     expected = layers.fprop(theta, x, tf.ones([B, L], tf.int32), memory)
     assert_close(run_stepwise(layers, theta, x, memory), expected, "order")
+
+
+@pytest.mark.parametrize(
+    ("every", "offset", "first", "expected"),
+    [
+        (2, 0, 0, [1, 3, 5]),
+        (3, 1, 0, [1, 4]),
+        (3, 0, 1, [3]),
+        (0, 1, 0, []),
+        (1, 0, 2, [2, 3, 4, 5]),
+    ],
+)
+def test_experts_are_in_the_layers_of_a_period(every, offset, first, expected):
+    p = TransformerStack.params().set(moe_every=every, moe_offset=offset, dense_first=first)
+    assert [index for index in range(6) if is_expert_layer(p, index)] == expected
 
 
 def test_a_loop_after_first_layers_equals_separate_layers():

@@ -2,11 +2,14 @@
 
 import json
 
+import jax.export
 import numpy as np
 import pytest
 import safetensors.numpy
 
 import lingvo_gshard as gshard
+from lingvo_gshard.export.decoder import DecoderSettings
+from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.open_models.config import PublishedConfig
 from lingvo_gshard.open_models.experiment import experiment_of
 from tests.open_models.test_both_ways import digests
@@ -114,3 +117,25 @@ def test_a_wrong_tensor_is_refused(tmp_path):
     safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
     with pytest.raises(ValueError, match=r"expert_2\.fc1\.weight is \(3, 4\); \(64, 48\) was"):
         gshard.import_model(tmp_path / "model", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_an_exported_program_translates_as_the_run_does(imported, tmp_path):
+    _, run = imported
+    options = DecodingOptions(beam_size=2, most_tokens=5)
+    settings = DecoderSettings(options=options, rows=(2,), lengths=(24,))
+    run.export(tmp_path / "out", "stablehlo", settings)
+    facts = json.loads((tmp_path / "out" / "model.json").read_text())
+    stored = safetensors.numpy.load_file(tmp_path / "out" / "weights.safetensors")
+    program = jax.export.deserialize(
+        bytearray((tmp_path / "out" / facts["programs"][0]["file"]).read_bytes())
+    )
+    texts = ["die Datei", "das Fenster wird geschlossen"]
+    ids = np.full((2, 24), facts["pad"], np.int32)
+    for row, text in zip(ids, texts, strict=True):
+        source = [*facts["source_start"], *run.input.source_vocabulary.encode(text), facts["eos"]]
+        row[: len(source)] = source
+    found, scores = program.call(*(stored[name] for name in facts["weights"]), ids)
+    translations = run.translator(options).translate(texts)
+    assert list(map(run.input.target_vocabulary.decode, np.asarray(found))) == translations.texts
+    np.testing.assert_allclose(scores, [best[0].score for best in translations.best], rtol=1e-4)
