@@ -40,7 +40,10 @@ class StartingPoint:
         self._directory = os.fspath(directory)
         logdir = Logdir(directory)
         if not logdir.has_checkpoints():
-            raise ValueError(f"{_FLAG}={self._directory} holds no checkpoint of a run")
+            raise ValueError(
+                f"{_FLAG}={self._directory} holds neither a checkpoint of a run nor a published "
+                "model with its config.json"
+            )
         self._store = CheckpointStore(logdir.checkpoints, say=say, writable=False)
         newest = self._store.peek()
         assert newest is not None

@@ -101,6 +101,21 @@ def test_only_adapters_are_trained_and_kept_in_moments(tuned):
 
 
 @pytest.mark.slow
+def test_a_plan_shows_what_adapters_save(tmp_path):
+    published.write(tmp_path / "model", sizes={"hidden_size": 128, "intermediate_size": 512})
+    plans = []
+    for settings in ((), ("task.lora.rank = 1",)):
+        params = gshard.open_model(tmp_path / "model", length=16, settings=settings)
+        plans.append(gshard.plan(params, "cpu:2", strategy="fsdp"))
+    whole, adapters = plans
+    assert 20 * adapters.bytes_per_device.moments < whole.bytes_per_device.moments
+    assert adapters.bytes_per_device.activations < whole.bytes_per_device.activations
+    # Of three products with a weight, that of its gradient is left out.
+    assert adapters.flops.executed < 0.75 * whole.flops.executed
+    assert adapters.flops.useful < 0.75 * whole.flops.useful
+
+
+@pytest.mark.slow
 def test_an_export_has_merged_weights(tuned, tmp_path):
     folder, tensors, run = tuned
     run = gshard.load(folder / "run")

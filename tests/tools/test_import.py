@@ -98,3 +98,9 @@ def test_all_commands_go_on_from_an_import(run_here, tmp_path, monkeypatch):
     out = ["--format=huggingface", "--output=out"]
     assert run_here(["export", "--logdir=run", *out], export.main)[0] == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
+    start = ["--logdir=lora", "--gin_param=task.lora.rank = 2", "--steps=1"]
+    assert run_here(["train", "--init_from=run", *start], train.main)[0] == 0
+    start = ["--logdir=direct", "--gin_param=input.batch_rows = 4", "--steps=1"]
+    assert run_here(["train", "--init_from=model", *start], train.main)[0] == 0
+    out = ["--format=huggingface", "--output=again"]
+    assert run_here(["export", "--logdir=direct", *out], export.main)[0] == 0

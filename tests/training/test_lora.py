@@ -122,6 +122,18 @@ def test_dropout_and_micro_batches_leave_frozen_weights_alone(count):
     assert moved == {path for path in found if is_factor(path)} and len(moved) == 4
 
 
+@pytest.mark.slow
+def test_factors_stay_wide_with_narrow_weights():
+    trainer = make_trainer(task_params(), precision="bfloat16_weights")
+    state = trainer.init_state()
+    step = tf.function(lambda s: trainer.train_step(state.pack(s), batch())[0].flatten())
+    after = state.pack(step(step(state.flatten())))
+    for (path, before), new in zip(state.theta.flatten_items(), after.theta.flatten(), strict=True):
+        assert before.dtype == (tf.float32 if is_factor(path) else tf.bfloat16)
+        changed = (tf.cast(before, tf.float32) != tf.cast(new, tf.float32)).numpy().any()
+        assert changed == is_factor(path), path
+
+
 def test_more_weights_can_be_trained():
     factors = {"*norm": 0.5}
     params = Trainer.params()

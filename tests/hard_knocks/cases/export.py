@@ -169,6 +169,12 @@ CASES = (
         "describes it: the nearest is ...",
     ),
     Case(
+        "adapters of a model of our own",
+        _EXPORT + "--format=peft",
+        given=(trained("run", "language model"),),
+        error="the run of language_model.from_files was not imported, ...",
+    ),
+    Case(
         "a translation model of our own as a published one",
         _EXPORT + "--format=huggingface",
         given=(trained("run"),),
