@@ -30,31 +30,6 @@ CASES = (
         error="--experiment is missing; gshard-train --list shows the experiments",
     ),
     Case(
-        "a run to start from that is not there",
-        "gshard-train --logdir=run --init_from=nowhere",
-        error="--init_from=nowhere: ...nowhere holds no run: it has no params.txt",
-    ),
-    Case(
-        "a directory to start from that holds no run",
-        _TINY + "--init_from=empty",
-        given=(folder("empty"),),
-        error="--init_from=empty holds neither a checkpoint of a run nor a published model with "
-        "its config.json",
-    ),
-    Case(
-        "adapters of weights that are not there",
-        _TINY + "--gin_param='task.lora.rank = 2'",
-        error="trainer: task.lora.weights: no layer or weight is named '*.w_query'. ...",
-        changes=("run", "run/*"),
-    ),
-    Case(
-        "adapters of weights that can have none",
-        _TINY + "--gin_param='task.lora.rank = 2' --gin_param='task.lora.weights = (\"hidden\",)'",
-        error="trainer: task.lora.weights: 'hidden' matches no weight that activations are "
-        "multiplied with. There are none.",
-        changes=("run", "run/*"),
-    ),
-    Case(
         "a misspelled experiment",
         _TRAIN + "translation.quikstart",
         error="Unknown experiment 'translation.quikstart'. Did you mean 'translation.quickstart'?",
