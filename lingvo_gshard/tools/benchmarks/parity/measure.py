@@ -165,10 +165,11 @@ def _gradient_difference(
     differences = []
     for path in published.placement.specs:
         ours = tf.convert_to_tensor(gradients[path]).numpy()
-        for index, theirs in published.parts(path):
+        for part in published.parts(path):
+            theirs = part.read()
             if not np.isnan(theirs).any():
                 largest = float(np.abs(theirs).max())
-                differences.append((_largest(ours[index], theirs), largest))
+                differences.append((_largest(ours[part.index], theirs), largest))
     least = _NEGLIGIBLE * max(largest for _, largest in differences)
     return max(difference / max(largest, least) for difference, largest in differences)
 
