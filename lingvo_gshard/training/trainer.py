@@ -5,6 +5,7 @@ Nothing here depends on devices. A runtime traces these functions, holds the sta
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -112,9 +113,13 @@ class Trainer(Configurable):
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, params.steps).instantiate()
-        self.theta_specs = task.variable_specs()
-        self.optimizer.check(self.theta_specs)
-        self._frozen = self.optimizer.frozen(self.theta_specs)
+        specs = task.variable_specs()
+        self.optimizer.check(specs)
+        self._frozen = frozen = self.optimizer.frozen(specs)
+        # An outer optimizer of local updates leaves frozen weights alone, too.
+        self.theta_specs = specs.transform(
+            lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
+        )
 
     @property
     def evaluated_part(self) -> str:

@@ -139,7 +139,10 @@ def test_more_weights_can_be_trained():
     params = Trainer.params()
     params.optimizer.learning_rate_factors = factors
     trainer = params.instantiate(task_params())
-    trained = [s.path for s in trainer.theta_specs.flatten() if trainer.optimizer.moves(s)]
+    specs = trainer.theta_specs.flatten()
+    trained = [spec.path for spec in specs if trainer.optimizer.moves(spec)]
+    # What the outer optimizer of local updates moves.
+    assert trained == [spec.path for spec in specs if not spec.is_frozen]
     assert any(path.endswith("norm.scale") for path in trained)
     assert all("norm" in path or is_factor(path) for path in trained)
 

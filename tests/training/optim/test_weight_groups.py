@@ -55,6 +55,7 @@ def test_factor_of_zero_freezes_weights(cls):
     for path, change in moved.items():
         assert change.any() != path.startswith("hidden"), path
     assert trainer.state_specs().moments.hidden.w == {}
+    assert trainer.theta_specs.hidden.w.is_frozen and not trainer.theta_specs.output.w.is_frozen
     # Its gradient does not count towards the norm either.
     state = trainer.init_state()
     _, _, gradients = trainer.gradients(state.theta, tiny.make_batch(1, 0), tf.constant([1, 1]))
