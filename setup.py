@@ -12,6 +12,7 @@ TOOLS = (
     "translate",
     "generate",
     "bench",
+    "doctor",
     "inspect",
     "plan",
     "experts",
@@ -66,6 +67,7 @@ setup(
             "serving/page/*.js",
         ]
     },
+    data_files=[("share/lingvo_gshard", ["constraints.txt"])],
     # The least version that is known to work; constraints.txt pins the row that was tested.
     install_requires=[
         "absl-py>=2.1",

@@ -35,11 +35,16 @@ def state_arrays(trainer: Trainer, partitioning: Partitioning) -> list[Array]:
 
 
 def batch_arrays(specs: BatchSpecs, partitioning: Partitioning) -> list[Array]:
-    """Returns the arrays of a batch in alphabetical order, split over rows like activations."""
+    """Returns the arrays of a batch in alphabetical order, split like activations.
+
+    The first two dimensions are rows and positions. All others are whole.
+    """
     arrays = []
     for name, spec in sorted(specs.items()):
         shape = tuple(spec.shape.as_list())
-        split = partitioning.storage_split(shape, partitioning.split(_BATCH_LAYOUT[: len(shape)]))
+        split = partitioning.split(_BATCH_LAYOUT[: len(shape)])
+        whole = ((),) * (len(shape) - len(split))
+        split = partitioning.storage_split(shape, (*split, *whole))
         arrays.append(Array(f"batch.{name}", shape, spec.dtype.name, split))
     return arrays
 

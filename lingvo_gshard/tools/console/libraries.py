@@ -152,9 +152,7 @@ def advice_for_missing(error: ModuleNotFoundError) -> str | None:
     distribution = _DISTRIBUTIONS.get(module, module)
     extra = _EXTRAS.get(module)
     requirement = (
-        f"{_PACKAGE.name}[{extra}]"
-        if extra
-        else _requirements().get(distribution.lower().replace("_", "-"))
+        f"{_PACKAGE.name}[{extra}]" if extra else requirements().get(normal_name(distribution))
     )
     if requirement is None:
         frames = [
@@ -173,7 +171,12 @@ def _is_from_library(path: str) -> bool:
     return not file.is_relative_to(_PACKAGE) and any(map(file.is_relative_to, _LIBRARIES))
 
 
-def _requirements() -> dict[str, str]:
+def normal_name(distribution: str) -> str:
+    """Returns the one of several spellings of a distribution's name that is used as a key."""
+    return distribution.lower().replace("_", "-")
+
+
+def requirements() -> dict[str, str]:
     """Returns the requirements of this package by distribution, without those of extras."""
     listed = re.search(r"install_requires=\[(.*?)\]", _setup_text(), re.DOTALL)
     stated = re.findall(r'"(.+?)"', listed[1]) if listed else None
@@ -183,7 +186,7 @@ def _requirements() -> dict[str, str]:
     for requirement in stated:
         name = re.match(r"[\w.-]+", requirement)
         if name and "extra ==" not in requirement:
-            found[name[0].lower().replace("_", "-")] = requirement
+            found[normal_name(name[0])] = requirement
     return found
 
 

@@ -84,7 +84,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(module, pa
 
 
 def test_every_requirement_has_a_known_package():
-    requirements = libraries._requirements()
+    requirements = libraries.requirements()
     assert {"absl-py", "jax", "tensorflow", "msgspec"} <= requirements.keys()
     assert "libtpu" not in requirements
     named = set(libraries._DISTRIBUTIONS.values()) - {"protobuf"}

@@ -1,0 +1,84 @@
+"""Says which settings of the environment matter."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+
+from lingvo_gshard.tools.diagnosis.check import Check, State
+
+# Names of settings that only these libraries read.
+_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "NCCL_")
+# What this process was started with: libraries change their settings when they are imported.
+_AT_START = pathlib.Path("/proc/self/environ")
+
+# Settings that change results or stop training -> (whether they break it, what they do).
+_HARMFUL: Mapping[str, tuple[bool, str]] = {
+    "JAX_DISABLE_JIT": (True, "jax compiles nothing, so that no program of ours runs"),
+    "JAX_ENABLE_X64": (False, "jax computes in 64 bits what it would compute in 32"),
+    "JAX_DEBUG_NANS": (False, "jax stops at a NaN, and donates no memory"),
+    "JAX_DEFAULT_MATMUL_PRECISION": (False, "products have another precision than the Params say"),
+    "NVIDIA_TF32_OVERRIDE": (False, "products have another precision than the Params say"),
+    "TF_XLA_FLAGS": (False, "TensorFlow compiles the local runtime's step with other options"),
+    "TF_DETERMINISTIC_OPS": (False, "TensorFlow refuses operations without deterministic kernels"),
+}
+# Settings that do what their users want.
+_HARMLESS: Mapping[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
+    "JAX_COMPILATION_CACHE_DIR": "jax's own cache; ours is set by --compilation_cache",
+    "JAX_PLATFORMS": "jax uses these kinds of devices only",
+    "LIBTPU_INIT_ARGS": "options of the TPU's compiler and runtime",
+    "OMP_NUM_THREADS": "threads of NumPy's products; XLA ignores it",
+    "TF_CPP_MIN_LOG_LEVEL": "which messages of TensorFlow and XLA are printed",
+    "TF_ENABLE_ONEDNN_OPTS": "kernels of TensorFlow that compiled steps do not use",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "memory of TensorFlow on GPUs, under the local runtime",
+    "XLA_PYTHON_CLIENT_ALLOCATOR": "how jax allocates the memory of GPUs",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of a GPU's memory that jax takes",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "whether jax takes a GPU's memory at the start",
+}
+_FLAGS: Mapping[str, str] = {
+    "xla_force_host_platform_device_count": "not needed: --mesh makes virtual CPU devices itself",
+    "xla_dump_to": "XLA writes every program to files, which takes time",
+    "xla_cpu_enable_fast_math": "results differ from those that were tested",
+    "xla_disable_hlo_passes": "XLA compiles without passes that it needs",
+}
+
+
+def environment_at_start() -> Mapping[str, str]:
+    """Returns the environment that this process was started with."""
+    entries = _AT_START.read_text(encoding="utf-8", errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
+    """Yields a check of each setting that jax, XLA, TensorFlow or their drivers read."""
+    known = (*_HARMFUL, *_HARMLESS)
+    names = sorted(n for n in environment if n in known or n.startswith(_PREFIXES))
+    for name in names:
+        found = f"{name}={environment[name]}"
+        if name == "XLA_FLAGS":
+            yield from _check_flags(environment[name])
+        elif name in _HARMFUL and not _is_off(environment[name]):
+            breaks, effect = _HARMFUL[name]
+            state = State.FAILURE if breaks else State.WARNING
+            yield Check("environment", state, found, f"{effect}; unset {name} unless you mean it")
+        else:
+            effect = _HARMLESS.get(name, "its effect on training is not known here")
+            yield Check("environment", State.OK, f"{found}: {effect}")
+    if not names:
+        yield Check("environment", State.OK, "no setting of jax, XLA, TensorFlow or libtpu")
+
+
+def _check_flags(flags: str) -> Iterator[Check]:
+    for flag in flags.split():
+        name = re.sub(r"^--(no)?|=.*$", "", flag)
+        found = f"XLA_FLAGS has {flag}"
+        if name in _FLAGS:
+            yield Check("environment", State.WARNING, found, _FLAGS[name])
+        else:
+            yield Check("environment", State.OK, f"{found}, which XLA's compiler reads")
+
+
+def _is_off(value: str) -> bool:
+    return value.lower() in ("", "0", "false", "off", "no")

@@ -1,0 +1,121 @@
+"""Checks an installation and its machine: is everything there for training, and right, and fast?
+
+    gshard-doctor
+    gshard-doctor --devices=8
+    gshard-doctor --json=health.json
+
+It checks, in this order:
+
+- Python and the required packages, against the versions that were tested (constraints.txt)
+- settings of the environment that jax, XLA, TensorFlow or libtpu read, and what each changes
+- cores, free memory, limits of the system, free disk
+- the devices that jax finds, and accelerators that it does not
+- a matrix product, timed, and compared with NumPy and with the chip's published rate
+- each collective over all devices, timed, and compared with NumPy and with the published links
+- a small model with experts: steps of training split over the devices, and on one device
+
+--devices sets their number. Without accelerators, virtual CPU devices share the cores: their
+collectives are right or wrong as real ones are, but their rates say nothing.
+
+The exit code is 1 if a check failed, and 0 if there are only warnings.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import rich.box
+import rich.console
+import rich.table
+from absl import flags
+from rich.markup import escape
+
+from lingvo_gshard.api import tables
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.runtime import devices
+from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
+from lingvo_gshard.tools.diagnosis.check import Check, State
+
+NAME = "gshard-doctor"
+
+# Devices that are made where there is no accelerator.
+_VIRTUAL_DEVICES = 2
+_COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "bold red"}
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this command's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_integer(
+        "devices",
+        0,
+        "Number of devices to check; 0: all accelerators, or two virtual CPU devices.",
+        0,
+        flag_values=values,
+    )
+    output.define_json_flag(values, "all checks")
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    values = define_flags()
+    startup.parse_flags(values, argv, __doc__)
+    output.check_writable(values, "json")
+    console = output.make_console(values.json)
+    checks = []
+    with console.status("checking") as status:
+        for check in _checks(values.devices, lambda what: status.update(f"checking {what}")):
+            checks.append(check)
+    _print(console, checks)
+    states = [check.state for check in checks]
+    output.write_json(values.json, {"checks": [dataclasses.asdict(check) for check in checks]})
+    return 1 if State.FAILURE in states else 0
+
+
+def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
+    """Yields all checks.
+
+    Args:
+      count: number of devices; 0 for all accelerators, or two virtual CPU devices.
+      say: shows what is checked.
+    """
+    say("versions")
+    yield from versions.check_versions()
+    yield from environment.check_environment(environment.environment_at_start())
+    yield from machine.check_host()
+    say("devices")
+    found = _devices(count)
+    chip = machine.chip_of(found[0])
+    yield from machine.check_devices(found)
+    say("a product")
+    yield speed.check_product(found[0], chip)
+    say("collectives")
+    yield from speed.check_collectives(found, chip)
+    say("a sharded step")
+    yield step.check_step(found)
+
+
+def _devices(count: int) -> Sequence[jax.Device]:
+    """Returns the devices to check: `count` of them; all accelerators, or virtual ones, for 0."""
+    devices.let_jax_choose_devices()
+    found = devices.devices_for(count or _VIRTUAL_DEVICES)
+    return found if count else devices.devices_for(None)
+
+
+def _print(console: rich.console.Console, checks: Sequence[Check]) -> None:
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    for heading in ("check", "", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        state = f"[{_COLORS[check.state]}]{check.state.value}[/]"
+        table.add_row(check.name, state, escape(check.found), escape(check.advice))
+    tables.print_table(console, table)
+    count = collections.Counter(check.state for check in checks)
+    output.say(
+        console,
+        f"{count[State.OK]} ok, {count[State.WARNING]} warnings, {count[State.FAILURE]} failures",
+    )

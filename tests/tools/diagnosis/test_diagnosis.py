@@ -1,0 +1,169 @@
+"""gshard-doctor: each check finds what is right, and what was made wrong for the test."""
+
+import importlib.metadata
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.tools import doctor
+from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
+from lingvo_gshard.tools.diagnosis.check import Check, State
+
+COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
+
+
+def states(checks):
+    return {check.name: check.state for check in checks}
+
+
+def test_the_tested_versions_are_those_of_the_constraints():
+    assert versions.tested_versions()["jax"] == "0.10.2"
+
+
+def test_another_version_is_a_warning_and_an_old_or_missing_one_a_failure(monkeypatch):
+    installed = importlib.metadata.version
+
+    def version(name):
+        if name == "rich":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"jax": "0.4.1", "numpy": "9.0"}.get(name) or installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = {check.name: check for check in versions.check_versions()}
+    assert found["numpy"].state == State.WARNING and "was tested" in found["numpy"].found
+    assert found["jax"].state == State.FAILURE and "is required" in found["jax"].found
+    assert found["jax"].advice == "pip install 'jax==0.10.2'"
+    assert found["rich"].found == "not installed"
+
+
+def test_settings_of_the_environment():
+    given = {
+        "JAX_DISABLE_JIT": "1",
+        "JAX_ENABLE_X64": "0",
+        "XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_cpu_multi_thread_eigen=true",
+        "HOME": "/root",
+    }
+    found = list(environment.check_environment(given))
+    assert [check.state for check in found] == [
+        State.FAILURE,
+        State.OK,
+        State.WARNING,
+        State.OK,
+    ]
+    assert "--xla_dump_to=/tmp/x" in found[2].found
+    (none,) = environment.check_environment({"HOME": "/root"})
+    assert none.found.startswith("no setting")
+
+
+def test_the_environment_is_that_of_the_start(monkeypatch):
+    monkeypatch.setenv("JAX_SET_LATER", "1")
+    assert "JAX_SET_LATER" not in environment.environment_at_start()
+    assert "PATH" in environment.environment_at_start()
+
+
+def test_memory_of_a_container_counts(monkeypatch, tmp_path):
+    free = machine.available_memory()
+    limit = tmp_path / "memory.max"
+    limit.write_text("1073741824\n")
+    monkeypatch.setattr(machine, "_CGROUP", limit)
+    assert machine.available_memory() == min(free, 2**30)
+    found = {check.name: check for check in machine.check_host(str(tmp_path / "runs" / "new"))}
+    assert found["memory"].state == State.FAILURE and found["memory"].advice
+    assert str(tmp_path / "runs" / "new") in found["disk: runs"].found
+
+
+@pytest.mark.parametrize(
+    "platform, kind, key",
+    [
+        ("tpu", "TPU v3", "v3"),
+        ("tpu", "TPU v5 lite", "v5e"),
+        ("tpu", "TPU v5", "v5p"),
+        ("tpu", "TPU v6 lite", "v6e"),
+        ("tpu", "TPU7x", "tpu7x"),
+        ("gpu", "NVIDIA H100 80GB HBM3", "h100"),
+        ("gpu", "NVIDIA GeForce GTX 1080", None),
+        ("cpu", "cpu", None),
+    ],
+)
+def test_published_figures_are_found_by_the_name_of_a_device(platform, kind, key):
+    chip = machine.chip_of(types.SimpleNamespace(platform=platform, device_kind=kind))
+    assert (chip and chip.key) == key
+
+
+def test_an_accelerator_that_jax_does_not_see_is_named(monkeypatch, tmp_path):
+    (driver := tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(machine, "_DRIVERS", {str(driver): ("a GPU", "pip install jax=={version}")})
+    *_, check = machine.check_devices(devices_for(2))
+    assert check.state == State.WARNING
+    assert check.advice == f"pip install jax=={jax.__version__}"
+
+
+def test_a_wrong_product_is_found(monkeypatch):
+    monkeypatch.setitem(speed._SIZES, "cpu", 64)
+    device = devices_for(1)[0]
+    assert speed.check_product(device, None).state == State.OK
+    compiled = jax.jit
+    flipped = lambda function: compiled(lambda a, b: function(a, b).at[0, 3].multiply(2.0**20))  # noqa: E731
+    monkeypatch.setattr(jax, "jit", flipped)
+    check = speed.check_product(device, None)
+    assert check.state == State.FAILURE and "wrong results" in check.advice
+
+
+def test_a_product_far_below_the_published_rate_is_a_warning(monkeypatch):
+    monkeypatch.setitem(speed._SIZES, "cpu", 64)
+    chip = machine.chip_of(types.SimpleNamespace(platform="gpu", device_kind="H100"))
+    assert speed.check_product(devices_for(1)[0], chip).state == State.WARNING
+
+
+def test_collectives_equal_numpy_and_a_lost_message_is_found(monkeypatch):
+    monkeypatch.setitem(speed._NUMBERS, "cpu", 64)
+    devices = devices_for(4)
+    assert states(speed.check_collectives(devices, None)) == dict.fromkeys(COLLECTIVES, State.OK)
+    summed = jax.lax.psum
+    losing = lambda x, axis_name: summed(  # noqa: E731
+        x * (jax.lax.axis_index(axis_name) != 2), axis_name
+    )
+    monkeypatch.setattr(jax.lax, "psum", losing)
+    found = states(speed.check_collectives(devices, None))
+    assert found["all-reduce"] == State.FAILURE
+    assert found["all-to-all"] == State.OK
+    (alone,) = speed.check_collectives(devices[:1], None)
+    assert alone.found == "one device needs none"
+
+
+@pytest.mark.slow
+def test_a_sharded_step_equals_one_device_and_another_batch_does_not(monkeypatch):
+    assert step.check_step(devices_for(2)).state == State.OK
+    train = SpmdRuntime.train_step
+
+    def on_turned_rows(runtime, batch):
+        return train(runtime, batch | {"x": np.roll(batch["x"], 1, 0)})
+
+    monkeypatch.setattr(SpmdRuntime, "train_step", on_turned_rows)
+    check = step.check_step(devices_for(2))
+    assert check.state == State.FAILURE and "differs by" in check.found
+
+
+def test_the_exit_code_is_1_only_after_a_failure(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "health.json"
+    for state, code in ((State.WARNING, 0), (State.FAILURE, 1)):
+        found = [Check("disk", state, "[1] GiB", "more"), Check("x", State.OK, "y")]
+        monkeypatch.setattr(doctor, "_checks", lambda *_, found=found: iter(found))
+        assert doctor.main(["gshard-doctor", f"--json={file}"]) == code
+        record = {"name": "disk", "state": state.value, "found": "[1] GiB", "advice": "more"}
+        assert json.loads(file.read_text())["checks"][0] == record
+    printed = capsys.readouterr().out
+    assert "[1] GiB" in printed and "1 ok, 0 warnings, 1 failures" in printed
+
+
+@pytest.mark.slow
+def test_this_machine_is_well(tmp_path):
+    file = tmp_path / "health.json"
+    assert doctor.main(["gshard-doctor", "--devices=4", f"--json={file}"]) == 0
+    names = [check["name"] for check in json.loads(file.read_text())["checks"]]
+    assert {"packages", "memory", "product", *COLLECTIVES, "sharded step"} <= set(names)
