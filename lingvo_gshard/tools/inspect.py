@@ -28,11 +28,26 @@ chooses the function of the trainer that --compile and --program take:
     gshard-inspect --experiment=translation.quickstart --mesh=data=8 --strategy=expert \\
         --function=init_state --program=init_state.zip
 
+--placement draws where a weight lies: each of its parts, and the devices that hold it:
+
+    gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
+        --strategy=expert_tensor --placement='decoder.layers[1].feed_forward.*'
+
+--logdir shows a trained run in place of an experiment: mean, deviation and largest value of each
+weight, the share of zeros, and values that are not finite. --compare says how far each weight is
+from the same weight of another run, or of another step of this one. With --mesh the run's weights
+are listed as those of an experiment are:
+
+    gshard-inspect --logdir=runs/quickstart
+    gshard-inspect --logdir=runs/quickstart --compare=runs/quickstart --compare_step=1000
+
 No corpus is read: vocabularies have the size that the experiment asks for. --json=FILE writes
 everything as JSON; --json alone prints it, and sends the tables to standard error.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import rich.console
@@ -40,14 +55,18 @@ from absl import flags
 
 from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
-from lingvo_gshard.tools.inspection import inspection, tables
+from lingvo_gshard.tools.inspection import inspection, tables, trained
 from lingvo_gshard.training import experiments
+from lingvo_gshard.training.trainer import Trainer
 
 NAME = "gshard-inspect"
 
@@ -56,12 +75,19 @@ def define_flags() -> flags.FlagValues:
     """Returns this program's flags."""
     values = flags.FlagValues()
     define_experiment_flags(values)
+    trained.define_trained_flags(values)
     runtime.define_partitioning_flags(values)
     flags.DEFINE_boolean("slots", False, "Also lists the optimizer's moments.", flag_values=values)
     flags.DEFINE_boolean(
         "compile",
         False,
         "Compiles the function for the mesh; shows its memory and collectives.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "placement",
+        None,
+        "Pattern of paths, such as '*.w_in': shows which devices hold which part of these weights.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -101,12 +127,25 @@ def main(argv: list[str]) -> int:
     output.check_writable(values, "json", "program")
     if values.program == output.STANDARD_OUTPUT:
         raise ValueError("--program=-: a program is written to a file, not to standard output")
-    params = experiment_params(values)
-    mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
-    if mesh is None:
-        raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
-    partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     console = output.make_console(values.json)
+    if values.logdir:
+        params, record = trained.inspect(values, console)
+    else:
+        params, record = experiment_params(values), {}
+    mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
+    if mesh is None and not values.logdir:
+        raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
+    if mesh is not None:
+        record |= _inspect_sharding(values, params, mesh, console)
+    output.write_json(values.json, record)
+    return 0
+
+
+def _inspect_sharding(
+    values: flags.FlagValues, params: Params, mesh: Mesh, console: rich.console.Console
+) -> dict[str, Any]:
+    """Prints how an experiment is split and compiled; returns the record for JSON."""
+    partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     with stages_on_terminal() as stages:
         stages.begin("Building the model")
         trainer = experiments.make_trainer(params)
@@ -119,26 +158,40 @@ def main(argv: list[str]) -> int:
     record = {
         "experiment": params.name,
         **inspection.sharding_record(partitioning, sharding, values.slots),
+        "pipelines": pipelines,
     }
-    record["pipelines"] = pipelines
+    if values.placement is not None:
+        record["placement"] = inspection.placements(trainer, partitioning, values.placement)
+        tables.print_placements(console, record["placement"])
     if values.compile or values.program:
-        with stages_on_terminal() as stages:
-            # Lowering and saving start jax, which can add no virtual devices after that.
-            devices = devices_for(mesh.size) if values.compile else []
-            stages.begin("Lowering")
-            program = inspection.lower(
-                values.function, params, trainer, partitioning, values.partitioner
-            )
-            if values.program:
-                _save(program, values.program, console)
-            if values.compile:
-                stages.begin("Compiling")
-                compiled = inspection.compile_program(program, trainer.task, devices)
-                stages.pause()
-                tables.print_compiled(console, compiled)
-                record["compiled"] = msgspec.to_builtins(compiled)
-    output.write_json(values.json, record)
-    return 0
+        record |= _compile(values, params, trainer, partitioning, console)
+    return record
+
+
+def _compile(
+    values: flags.FlagValues,
+    params: Params,
+    trainer: Trainer,
+    partitioning: Partitioning,
+    console: rich.console.Console,
+) -> dict[str, Any]:
+    """Lowers, saves and compiles the function that was asked for."""
+    with stages_on_terminal() as stages:
+        # Lowering and saving start jax, which can add no virtual devices after that.
+        devices = devices_for(partitioning.mesh.size) if values.compile else []
+        stages.begin("Lowering")
+        program = inspection.lower(
+            values.function, params, trainer, partitioning, values.partitioner
+        )
+        if values.program:
+            _save(program, values.program, console)
+        if not values.compile:
+            return {}
+        stages.begin("Compiling")
+        compiled = inspection.compile_program(program, trainer.task, devices)
+        stages.pause()
+        tables.print_compiled(console, compiled)
+        return {"compiled": msgspec.to_builtins(compiled)}
 
 
 def _save(program: Program, path: str, console: rich.console.Console) -> None:

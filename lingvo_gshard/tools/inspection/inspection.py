@@ -13,6 +13,7 @@ from lingvo_gshard import hlo
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.layers import weight_groups
 from lingvo_gshard.layers.stacks import pipeline
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -21,6 +22,7 @@ from lingvo_gshard.sharding import replication
 from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated
+from lingvo_gshard.tools.inspection import placement
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.trainer import Trainer
 
@@ -109,6 +111,36 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
         replicated_weights=replication.replicated(weights, partitioning),
         replicated_moments=replication.replicated(moments, partitioning, "moments"),
     )
+
+
+def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> list[dict]:
+    """Returns the weights that a pattern matches, each with its parts and their devices.
+
+    Args:
+      trainer: the trainer.
+      partitioning: how its weights are split.
+      pattern: a pattern of paths; see `weight_groups`.
+
+    Raises:
+      ValueError: the pattern matches no weight.
+    """
+    specs = trainer.theta_specs
+    weight_groups.check("--placement", [pattern], specs)
+    found = []
+    for spec in specs.flatten():
+        if not weight_groups.matches(pattern, spec):
+            continue
+        split = partitioning.spec_storage_split(spec)
+        parts = placement.parts(spec.shape, split, partitioning.mesh)
+        found.append(
+            {
+                "path": spec.path,
+                "layout": spec.layout,
+                "shape": list(spec.shape),
+                "parts": [dataclasses.asdict(part) for part in parts],
+            }
+        )
+    return found
 
 
 def check_replicated(sharding: StateSharding, limit: float | None) -> None:

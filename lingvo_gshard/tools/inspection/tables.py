@@ -17,6 +17,8 @@ from lingvo_gshard.tools.inspection.inspection import CollectiveRow, CompiledFun
 
 # More tensors than this are only in the JSON.
 _MOST_REPLICATIONS = 20
+# More parts of a weight, or devices of a part, than these are only in the JSON.
+_MOST_PARTS, _MOST_DEVICES = 64, 16
 
 
 def print_sharding(
@@ -90,13 +92,40 @@ def print_pipelines(console: rich.console.Console, pipelines: Sequence[dict]) ->
         )
 
 
+def print_placements(console: rich.console.Console, found: Sequence[dict]) -> None:
+    """Prints the parts of each weight, and the devices that hold them."""
+    for weight in found:
+        sizes = " ".join(
+            f"{letter}{size}"
+            for letter, size in zip(weight["layout"], weight["shape"], strict=True)
+        )
+        say(console, f"\n{weight['path']} [{sizes}]")
+        table = make_table(*weight["layout"], "devices")
+        for part in weight["parts"][:_MOST_PARTS]:
+            ranges = [f"{first:,} to {end - 1:,}" for first, end in part["ranges"]]
+            table.add_row(*ranges, _devices(part["devices"]))
+        tables.print_table(console, table)
+        if len(weight["parts"]) > _MOST_PARTS:
+            more = len(weight["parts"]) - _MOST_PARTS
+            say(console, f"and {more:,} more parts; --json lists them all")
+
+
+def _devices(numbers: Sequence[int]) -> str:
+    """Returns numbers of devices as text, such as "0 to 3" or "0, 2, 4 and 5 more"."""
+    if len(numbers) > 1 and len(numbers) == numbers[-1] - numbers[0] + 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:_MOST_DEVICES]))
+    left = len(numbers) - _MOST_DEVICES
+    return f"{shown} and {left:,} more" if left > 0 else shown
+
+
 def say(console: rich.console.Console, text: str) -> None:
     """Prints a line without markup, colors or line breaks."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(*left: str, right: Sequence[str] = ()) -> rich.table.Table:
-    """A table with left-aligned columns, followed by right-aligned ones."""
+def make_table(*left: str, right: Sequence[str] = ()) -> rich.table.Table:
+    """Returns a table with left-aligned columns, followed by right-aligned ones."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for head in left:
         table.add_column(head)
@@ -106,10 +135,10 @@ def _table(*left: str, right: Sequence[str] = ()) -> rich.table.Table:
 
 
 def _print_rows(console: rich.console.Console, kind: str, rows: Sequence[WeightRow]) -> None:
-    table = _table(kind, "layout", "shape", "type", "split", right=("bytes", "per device"))
+    table = make_table(kind, "layout", "shape", "type", "split", right=("bytes", "per device"))
     for row in rows:
         table.add_row(
-            _escape(row.path),
+            escape(row.path),
             row.layout,
             ",".join(map(str, row.shape)),
             row.dtype,
@@ -133,11 +162,11 @@ def _print_total(
 
 
 def _print_replicated(console: rich.console.Console, tensors: Sequence[Replicated]) -> None:
-    table = _table("replicated", "shape", right=("bytes",))
+    table = make_table("replicated", "shape", right=("bytes",))
     table.add_column("although the strategy splits one of its dimensions, because")
     for tensor in tensors:
         table.add_row(
-            _escape(tensor.path),
+            escape(tensor.path),
             ",".join(map(str, tensor.shape)),
             format_bytes(tensor.bytes),
             tensor.reason,
@@ -150,7 +179,7 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveR
         say(console, "No collectives.")
         return
     right = ("in program", "per step", "bytes per step")
-    table = _table("layer", "phase", "collective", right=right)
+    table = make_table("layer", "phase", "collective", right=right)
     for row in rows:
         _add_collectives(table, row, row.layer)
     table.add_section()
@@ -161,7 +190,7 @@ def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveR
 
 def _add_collectives(table: rich.table.Table, row: CollectiveRow, layer: str) -> None:
     table.add_row(
-        _escape(layer),
+        escape(layer),
         row.phase,
         row.kind,
         f"{row.count_in_program:,}",
@@ -170,6 +199,6 @@ def _add_collectives(table: rich.table.Table, row: CollectiveRow, layer: str) ->
     )
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Returns text with brackets escaped, which rich would read as markup."""
     return text.replace("[", r"\[")

@@ -1,0 +1,210 @@
+"""Statistics of the weights in a checkpoint, and the differences of two checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.checkpoint.store import steps_in
+from lingvo_gshard.training.checkpoint.streamed_reader import WeightReader
+
+_ITEM = "theta"
+# Larger weights are read in slices along their first dimension.
+_MOST_BYTES = 2**28
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How a weight differs from the same weight of another checkpoint.
+
+    Attributes:
+      relative: root of the sum of squared differences, as a share of that of the other weight.
+      largest: the largest difference of an element.
+      is_equal: whether all elements are the same, NaNs included.
+    """
+
+    relative: float
+    largest: float
+    is_equal: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightStatistics:
+    """What a weight's elements are like. Elements that are not finite count in `not_finite` alone.
+
+    Attributes:
+      path: path of the weight.
+      layout: its letters.
+      shape: its shape.
+      dtype: the type that it is stored in.
+      mean: mean of the elements.
+      deviation: standard deviation of the elements.
+      largest: the largest absolute value.
+      zeros: share of elements that are 0.
+      not_finite: number of elements that are NaN or infinite.
+      difference: the difference to another checkpoint; None if none is compared.
+    """
+
+    path: str
+    layout: str
+    shape: tuple[int, ...]
+    dtype: str
+    mean: float
+    deviation: float
+    largest: float
+    zeros: float
+    not_finite: int
+    difference: Difference | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredWeights:
+    """The weights of one checkpoint on disk.
+
+    Attributes:
+      directory: the checkpoint.
+      checkpoint: its record.
+    """
+
+    directory: pathlib.Path
+    checkpoint: Checkpoint
+
+    @classmethod
+    def open(cls, checkpoints: pathlib.Path, step: int | None, flag: str) -> StoredWeights:
+        """Opens a checkpoint.
+
+        Args:
+          checkpoints: the directory with a run's checkpoints.
+          step: the step; None for the newest.
+          flag: the flag that named the step, for messages.
+
+        Raises:
+          ValueError: there is no such checkpoint, or it is damaged.
+        """
+        steps = steps_in(checkpoints)
+        if not steps:
+            raise ValueError(f"{checkpoints} holds no complete checkpoint")
+        if step is not None and step not in steps:
+            have = ", ".join(map(str, steps))
+            raise ValueError(f"--{flag}={step}: there are checkpoints of the steps {have}")
+        directory = checkpoints / str(steps[-1] if step is None else step)
+        try:
+            return cls(directory, read_run(directory))
+        except OSError as error:
+            raise ValueError(f"{directory} cannot be read: {error}") from None
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The paths of all weights."""
+        return frozenset(self.checkpoint.record.digests[_ITEM])
+
+    def reader(self) -> WeightReader:
+        """Returns a reader of the weights."""
+        return WeightReader(self.directory, self.checkpoint, _ITEM)
+
+
+def statistics(
+    stored: StoredWeights,
+    specs: Mapping[str, VariableSpec],
+    other: StoredWeights | None = None,
+) -> Iterator[WeightStatistics]:
+    """Yields the statistics of each weight.
+
+    Memory is bounded by one weight, or by the largest slice of a weight of more than 256 MiB.
+
+    Args:
+      stored: the checkpoint.
+      specs: path -> the declaration of the weight.
+      other: a checkpoint of a model with the same weights, to compare with.
+
+    Raises:
+      ValueError: a weight is damaged, or the other checkpoint lacks it.
+    """
+    own, theirs = stored.reader(), other and other.reader()
+    for path, spec in specs.items():
+        sums, changes = _Sums(), _Changes()
+        dtype = ""
+        for index in _slices(spec):
+            part = own.read(path, index)
+            dtype = part.dtype.name
+            sums.add(part)
+            if theirs:
+                changes.add(part, theirs.read(path, index), path)
+        yield WeightStatistics(
+            path,
+            spec.layout,
+            tuple(spec.shape),
+            dtype,
+            *sums.result(),
+            changes.result() if theirs else None,
+        )
+
+
+def _slices(spec: VariableSpec) -> Sequence[tuple[int, ...]]:
+    if 4 * math.prod(spec.shape) <= _MOST_BYTES or len(spec.shape) < 2:
+        return [()]
+    return [(index,) for index in range(spec.shape[0])]
+
+
+class _Sums:
+    """The sums over a weight's elements, in float64."""
+
+    def __init__(self):
+        self._count = self._zeros = self._finite = 0
+        self._sum = self._squares = self._largest = 0.0
+
+    def add(self, part: np.ndarray) -> None:
+        """Counts some elements."""
+        values = part.astype(np.float64)
+        is_finite = np.isfinite(values)
+        finite = values[is_finite]
+        self._count += values.size
+        self._finite += finite.size
+        self._zeros += int(np.count_nonzero(finite == 0))
+        self._sum += float(finite.sum())
+        self._squares += float(np.square(finite).sum())
+        self._largest = max(self._largest, float(np.abs(finite).max(initial=0.0)))
+
+    def result(self) -> tuple[float, float, float, float, int]:
+        """Returns mean, deviation, largest, zeros and not_finite."""
+        finite = max(self._finite, 1)
+        mean = self._sum / finite
+        deviation = math.sqrt(max(self._squares / finite - mean**2, 0.0))
+        zeros = self._zeros / max(self._count, 1)
+        return mean, deviation, self._largest, zeros, self._count - self._finite
+
+
+class _Changes:
+    """The sums over the differences of two weights, in float64."""
+
+    def __init__(self):
+        self._squares = self._reference = self._largest = 0.0
+        self._is_equal = True
+
+    def add(self, part: np.ndarray, other: np.ndarray, path: str) -> None:
+        """Counts some elements. Raises ValueError if the weights have different shapes."""
+        if part.shape != other.shape:
+            raise ValueError(
+                f"--compare: {path} has the shape {list(part.shape)} here and {list(other.shape)} "
+                "there; the checkpoints are of different models"
+            )
+        self._is_equal &= np.array_equal(part, other, equal_nan=True)
+        ours, theirs = part.astype(np.float64), other.astype(np.float64)
+        difference = np.abs(ours - theirs)
+        self._squares += float(np.square(difference).sum())
+        self._reference += float(np.square(theirs).sum())
+        self._largest = max(self._largest, float(difference.max(initial=0.0)))
+
+    def result(self) -> Difference:
+        """Returns the difference."""
+        if self._reference:
+            relative = math.sqrt(self._squares / self._reference)
+        else:
+            relative = math.inf if self._squares else 0.0
+        return Difference(relative, self._largest, self._is_equal)
