@@ -53,7 +53,7 @@ def _make(given: argparse.Namespace) -> None:
     planned = {each.key: each for each in MODELS if each.is_planned}
     for machine in machines:
         for model in _chosen("model", given.model, planned):
-            for work in _chosen("work", given.work, {work: work for work in cells.WORKS}):
+            for work in _chosen("work", given.work, {work: work for work in cells.works(machine)}):
                 if given.again or (model.key, machine.key, work) not in cells.load():
                     cell = cells.make(model, machine, work)
                     cells.save((cells.load() | {cell.key: cell}).values())

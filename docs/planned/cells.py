@@ -24,6 +24,7 @@ from lingvo_gshard.planning.roofline import Budget
 RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 TRAINING, LORA = "training", "LoRA"
 WORKS = (TRAINING, "generation 64", "generation 1", LORA)
+TRAINED = (TRAINING, LORA)
 # Slices that are compiled for a cell before it is given up.
 _MOST_TRIED = 3
 _BILLION = 1e9
@@ -82,6 +83,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self.model, self.machine, self.work
 
 
+def works(machine: Machine) -> tuple[str, ...]:
+    """Returns the kinds of work that are planned for a machine."""
+    return WORKS if machine.has_compiler else TRAINED
+
+
 def load(path: pathlib.Path = RESULTS) -> dict[tuple[str, str, str], Cell]:
     """Returns the cells of a file by what they are about; none without a file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -128,7 +134,7 @@ def make(model: Model, machine: Machine, work: str, say: Callable[[str], None] =
 
 
 def _setup(model: Model, topology: Topology, work: str) -> Setup:
-    if work in (TRAINING, LORA):
+    if work in TRAINED:
         return setups.training(model, topology, setups.RANK if work == LORA else 0)
     return setups.generation(model, topology, int(work.split()[1]))
 
@@ -136,7 +142,7 @@ def _setup(model: Model, topology: Topology, work: str) -> Setup:
 def _planned(cell: Cell, setup: Setup, topology: Topology, work: str) -> Cell | None:
     """Returns the cell of one slice; None if the work does not fit on it."""
     options = PlanOptions(mesh=setup.mesh, strategy=setup.strategy, tokens=_BILLION)
-    if work in (TRAINING, LORA):
+    if work in TRAINED:
         plan = plan_experiment(setup.params, topology, options)
         assert plan.budget
         facts = _facts(plan, plan.budget, topology)

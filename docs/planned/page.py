@@ -18,6 +18,8 @@ from lingvo_gshard.open_models.importing import weight_specs
 PAGE = pathlib.Path(__file__).parents[1] / "open_models_planned.md"
 TEXT = pathlib.Path(__file__).parent / "page.md"
 _BILLION, _GIB = 1e9, 2**30
+# Marks a sum of buffers of which some share memory.
+_SHARED = " (shared)"
 
 Cells = Mapping[tuple[str, str, str], Cell]
 
@@ -82,7 +84,11 @@ def _slices(models: Iterable[Model], found: Cells) -> str:
         row = [model.name]
         for machine in MACHINES:
             made = [found.get((model.key, machine.key, work)) for work in _SHORT]
-            row.append(" / ".join(_chips(cell) for cell in made))
+            shown = [
+                _chips(cell) if work in cells.works(machine) else "n/a"
+                for work, cell in zip(_SHORT, made, strict=True)
+            ]
+            row.append(" / ".join(shown))
         rows.append(row)
     return _table(("model", *(machine.name for machine in MACHINES)), rows)
 
@@ -113,6 +119,8 @@ def _details(
                 rows.append((model.name, machine.name, f"does not fit: {cell.reason}"))
                 continue
             memory = f"{cell.peak / _GIB:.1f} of {cell.capacity / _GIB:.1f}"
+            if cell.peak > cell.capacity:
+                memory += _SHARED
             slice_ = cell.topology.removeprefix(f"{machine.key}:")
             price = "-" if cell.price is None else f"{cell.price:,.0f}"
             rows.append(
@@ -134,14 +142,14 @@ def _generation_columns(cell: Cell) -> Sequence[str]:
 
 def _missing(models: Sequence[Model], found: Cells) -> str:
     """Returns a sentence on the cells that were not planned."""
-    wanted = [(m.key, x.key, work) for m in models for x in MACHINES for work in cells.WORKS]
+    wanted = [(m.key, x.key, work) for m in models for x in MACHINES for work in cells.works(x)]
     left = [key for key in wanted if key not in found]
     if not left:
         return f"All {len(wanted)} cells are planned."
     by_machine = {
         f"{machine.name}: {work}": count
         for machine in MACHINES
-        for work in cells.WORKS
+        for work in cells.works(machine)
         if (count := sum(key[1:] == (machine.key, work) for key in left))
     }
     shown = ", ".join(f"{name} ({count} models)" for name, count in by_machine.items())
