@@ -14,6 +14,7 @@ TOOLS = (
     "bench",
     "doctor",
     "inspect",
+    "verify",
     "plan",
     "experts",
     "export",

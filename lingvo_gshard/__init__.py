@@ -10,6 +10,7 @@ The public API, in the order of a session:
     load           a trained run: translate, generate, evaluate
     import_model   a run from a published model: config.json, safetensors, tokenizer
     open_model     the Params of a published model, from its config.json alone
+    verify         proof that a partitioned step computes what one device computes
     partition      any annotated TensorFlow function on the devices of a mesh
 
 docs/python_api.md shows it at work. Importing the package alone imports neither TensorFlow nor jax.
@@ -36,6 +37,7 @@ _API = {
     "partition": "partitioning",
     "plan": "planning",
     "train": "training",
+    "verify": "partitioning",
 }
 __all__ = [
     "ClusterOptions",
@@ -52,6 +54,7 @@ __all__ = [
     "partition",
     "plan",
     "train",
+    "verify",
 ]
 
 if typing.TYPE_CHECKING:
@@ -59,7 +62,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.api.export import DecoderSettings
     from lingvo_gshard.api.open_models.importing import import_model, open_model
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
-    from lingvo_gshard.api.partitioning import partition
+    from lingvo_gshard.api.partitioning import partition, verify
     from lingvo_gshard.api.planning import plan
     from lingvo_gshard.api.run import DecodingOptions, Run, load
     from lingvo_gshard.api.training import train

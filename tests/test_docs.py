@@ -101,6 +101,7 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 
 SLOW_PAGES = (
     "README.md",
+    "debugging.md",
     "decoding.md",
     "decoding_speed.md",
     "experts.md",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Metric: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 OutputObserver: TypeAlias = "Callable[[str, tf.Tensor], None]"
+# Called with the layer's path, the name of its method, and what the method returned.
+ResultObserver: TypeAlias = "Callable[[str, str, Any], None]"
 
 
 @dataclasses.dataclass
@@ -34,6 +36,8 @@ class Context:
       training: Whether the pass trains. Dropout and load balancing depend on it.
       seed: int32 [2] key of the pass's random numbers, or None if layers must not draw any.
       on_output: Called with (layer path, output) for every output that layers observe.
+      on_result: Called with (layer path, method, result) after every `@layer_method`, and with
+        (path, "add_loss", value) after every auxiliary loss.
       losses: Auxiliary losses by name, scalars to add to the training loss.
       metrics: (value, weight) by name.
       layer_path: Path of the layer that is computing, empty at the root.
@@ -51,6 +55,7 @@ class Context:
     training: bool = False
     seed: tf.Tensor | None = None
     on_output: OutputObserver | None = None
+    on_result: ResultObserver | None = None
     losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
     layer_path: str = ""
@@ -83,6 +88,8 @@ class Context:
     def add_loss(self, path: str, value: tf.Tensor) -> None:
         """Adds a scalar to the training loss."""
         self.losses[_unused(path, self.losses)] = tf.cast(value, tf.float32)
+        if self.on_result is not None:
+            self.on_result(path, "add_loss", value)
 
     def add_metric(self, path: str, value: tf.Tensor, weight: tf.Tensor | float = 1.0) -> None:
         """Reports a scalar metric.

@@ -91,8 +91,11 @@ def layer_method(method: Method) -> Method:
 
     @functools.wraps(method)
     def run(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        with context.override(layer_path=self.path), _name_scope(self.path):
-            return method(self, *args, **kwargs)
+        with context.override(layer_path=self.path) as here, _name_scope(self.path):
+            result = method(self, *args, **kwargs)
+            if here.on_result is not None:
+                here.on_result(self.path, method.__name__, result)
+            return result
 
     setattr(run, _IS_LAYER_METHOD, True)
     return cast(Method, run)

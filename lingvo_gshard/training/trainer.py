@@ -178,9 +178,41 @@ class Trainer(Configurable):
 
         Random numbers depend on the seed, the step and each layer's path.
         """
+        return self.apply(state, *self.step_gradients(state, batch))
+
+    def step_gradients(
+        self,
+        state: NestedMap,
+        batch: TensorBatch,
+        on_result: context.ResultObserver | None = None,
+    ) -> micro_batches.Result:
+        """Returns the loss, the metrics and the gradients of the next step.
+
+        Args:
+          state: the state before the step.
+          batch: feature name -> tensor.
+          on_result: called with each layer's results, as in `context.Context`.
+        """
         key = tf.stack([tf.constant(self.p.seed & 0x7FFFFFFF, tf.int32), state.step + 1])
         scale = state.loss_scale.scale if self.loss_scale else None
-        loss, metrics, gradients = self.gradients(state.theta, batch, key, scale=scale)
+        return self.gradients(state.theta, batch, key, scale=scale, on_result=on_result)
+
+    def apply(
+        self,
+        state: NestedMap,
+        loss: tf.Tensor,
+        metrics: dict[str, context.Metric],
+        gradients: NestedMap,
+    ) -> tuple[NestedMap, NestedMap]:
+        """Returns the state after a step, and the step's metrics; see `train_step`.
+
+        Args:
+          state: the state before the step.
+          loss: the training loss.
+          metrics: name -> (value, weight).
+          gradients: the gradients of the weights, in the structure of theta.
+        """
+        scale = state.loss_scale.scale if self.loss_scale else None
         with tf.name_scope(f"{optimizer.SCOPE}/"):
             norm = self._norm(gradients)
             learning_rate = self.schedule(state.step)
@@ -259,6 +291,7 @@ class Trainer(Configurable):
         key: tf.Tensor,
         on_output: Callable[[str, tf.Tensor], None] | None = None,
         scale: tf.Tensor | None = None,
+        on_result: context.ResultObserver | None = None,
     ) -> micro_batches.Result:
         """Returns the training loss, the metrics and the gradients of the weights.
 
@@ -271,10 +304,12 @@ class Trainer(Configurable):
           on_output: called with each layer's output in forward order, as in `context.scope`.
           scale: a float32 scalar that multiplies the loss in the backward pass. The returned
             gradients are divided by it.
+          on_result: called with the results of each layer, as in `context.Context`.
         """
 
         def compute(part: TensorBatch, key: tf.Tensor) -> micro_batches.Result:
-            return self._gradients_of_part(theta, part, key, on_output, scale)
+            passing = context.Context(True, key, on_output, on_result, frozen=self._frozen)
+            return self._gradients_of_part(theta, part, passing, scale)
 
         if self.p.micro_batches == 1:
             loss, metrics, gradients = compute(batch, key)
@@ -297,12 +332,10 @@ class Trainer(Configurable):
         self,
         theta: NestedMap,
         batch: TensorBatch,
-        key: tf.Tensor,
-        on_output: Callable[[str, tf.Tensor], None] | None,
+        passing: context.Context,
         scale: tf.Tensor | None,
     ) -> micro_batches.Result:
         trained = self._trained(theta)
-        passing = context.Context(True, key, on_output, frozen=self._frozen)
         with context.use(passing) as scope, tf.GradientTape() as tape:
             tape.watch(trained.flatten())
             weights = stop_frozen(self.theta_specs.flatten(), theta.flatten())

@@ -1,0 +1,1 @@
+"""Compares a partitioned computation with the same one on a single device."""

@@ -1,0 +1,124 @@
+"""Finds the annotation or manual region that is nearest to a tensor of a traced function."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import sysconfig
+
+import msgspec
+
+import lingvo_gshard
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding.mesh import Mesh
+
+_KINDS = {
+    "XlaSharding": "annotation",
+    "XlaSpmdShardToFullShape": "end of a manual region",
+    "XlaSpmdFullToShardShape": "start of a manual region",
+}
+_ATTRIBUTES = {"XlaSharding": "sharding"}
+# Operations to look at: those of a large layer.
+_MOST_OPERATIONS = 2000
+# Files of a traceback that only pass calls on, and files that call the model.
+_PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
+_PASSING = (
+    *(str(_PACKAGE / name) for name in ("core", "sharding")),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib")),
+)
+_CALLERS = tuple(str(_PACKAGE / name) for name in ("runtime", "training"))
+# Begins the name scopes of gradients.
+_GRADIENT = "gradient_tape/"
+
+
+class Annotation(msgspec.Struct, frozen=True):
+    """Where the split of a tensor is decided.
+
+    Attributes:
+      kind: "annotation", or the start or end of a manual region.
+      shape: shape of the annotated tensor.
+      split: mesh axes of each dimension; None if mesh axes cannot express it.
+      scope: name scope of the operation, which starts with its layer.
+      source: file and line of the code that annotates.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    split: tuple[tuple[str, ...], ...] | None
+    scope: str
+    source: str
+
+    def __str__(self) -> str:
+        split = [
+            f"dimension {i} over {', '.join(axes)}"
+            for i, axes in enumerate(self.split or ())
+            if axes
+        ]
+        text = "; ".join(split) or ("replicated" if self.split else "split by device")
+        return f"{self.kind} of {list(self.shape)}: {text}, at {self.source}"
+
+
+def nearest_annotation(tensor: tf.Tensor, mesh: Mesh) -> Annotation | None:
+    """Returns the annotation with the fewest operations between it and the tensor.
+
+    Only operations that the tensor is computed from are looked at.
+
+    Args:
+      tensor: tensor of a traced graph.
+      mesh: the mesh of the annotations.
+    """
+    pending, seen = collections.deque([tensor.op]), {tensor.op}
+    while pending and len(seen) < _MOST_OPERATIONS:
+        operation = pending.popleft()
+        if operation.type in _KINDS:
+            return _describe(operation, mesh)
+        for source in operation.inputs:
+            if source.op not in seen:
+                seen.add(source.op)
+                pending.append(source.op)
+    return None
+
+
+def _describe(operation: tf.Operation, mesh: Mesh) -> Annotation:
+    sharding = operation.get_attr(_ATTRIBUTES.get(operation.type, "manual_sharding"))
+    shape = operation.inputs[0].shape
+    if operation.type == "XlaSpmdShardToFullShape":
+        shape = operation.outputs[0].shape
+    return Annotation(
+        kind=_KINDS[operation.type],
+        shape=tuple(shape.as_list()),
+        split=xla.split_of(sharding, shape.rank, mesh),
+        scope=operation.name.rpartition("/")[0],
+        source=_source(operation) or _source_of_forward(operation) or "an unknown line",
+    )
+
+
+def _source_of_forward(operation: tf.Operation) -> str:
+    """Returns the line that annotates the tensor that an annotated gradient belongs to.
+
+    The gradient itself is made by TensorFlow, after all lines of the model.
+    """
+    scope, _, _ = operation.name.removeprefix(_GRADIENT).rpartition("/")
+    shape = operation.outputs[0].shape
+    sources = [
+        _source(other)
+        for other in operation.graph.get_operations()
+        if other.type in _KINDS
+        and other.name.startswith(f"{scope}/")
+        and shape in (other.inputs[0].shape, other.outputs[0].shape)
+    ]
+    return next(filter(None, sources), "")
+
+
+def _source(operation: tf.Operation) -> str:
+    """Returns the innermost file and line of a model in the traceback of an operation, or ""."""
+    for frame in reversed(list(operation.traceback)):
+        if frame.filename.startswith(_CALLERS):
+            break
+        if not frame.filename.startswith(_PASSING):
+            path = pathlib.Path(frame.filename)
+            is_ours = path.is_relative_to(_PACKAGE)
+            shown = path.relative_to(_PACKAGE.parent) if is_ours else path.name
+            return f"{shown}:{frame.lineno}"
+    return ""

@@ -1,0 +1,269 @@
+"""Makes an experiment small enough to verify: sizes by letter, their divisibility kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training import experiments
+
+# Last name of a path in the Params -> the letter whose size it is.
+LETTERS = {
+    "batch_rows": "B",
+    "rows": "B",
+    "group_size": "S",
+    "head_dim": "D",
+    "hidden_dim": "H",
+    "length": "L",
+    "model_dim": "M",
+    "num_experts": "E",
+    "num_heads": "N",
+    "num_key_value_heads": "N",
+    "num_kv_heads": "N",
+    "size": "V",
+    "source_length": "L",
+    "source_vocabulary_size": "V",
+    "target_length": "L",
+    "target_size": "V",
+    "target_vocabulary_size": "V",
+    "vocabulary_size": "V",
+}
+# Larger sizes than the first number are made smaller, to about the second. The quickstarts stay
+# as they are.
+_LIMITS = {
+    "B": (32, 8),
+    "D": (64, 16),
+    "E": (16, 8),
+    "H": (1024, 128),
+    "L": (128, 32),
+    "M": (256, 64),
+    "N": (8, 4),
+    "S": (256, 32),
+    "V": (8192, 256),
+}
+_TABLES = ("activations", "weights", "moments")
+_LAYERS = "num_layers"
+# Stacks are at most as deep, if their layers can be repeated so few times.
+_MOST_LAYERS = 4
+
+
+class ShrinkOptions(Protocol):
+    """The options of a verification that shrinking reads."""
+
+    @property
+    def shrink(self) -> bool: ...
+    @property
+    def dropout(self) -> bool: ...
+    @property
+    def max_devices(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrunk:
+    """A small experiment.
+
+    Attributes:
+      params: its Params.
+      mesh: the mesh to run it on.
+      notes: what differs from the experiment that was asked for, line by line.
+    """
+
+    params: Params
+    mesh: Mesh
+    notes: tuple[str, ...]
+
+
+def shrink(experiment: Params, partitioning: Partitioning, options: ShrinkOptions) -> Shrunk:
+    """Returns an experiment of the same layers and layouts with smaller sizes.
+
+    A size that the mesh divides is divided by the smaller mesh, too; another one is not. Sizes
+    that were equal stay equal.
+
+    Args:
+      experiment: the experiment.
+      partitioning: mesh and strategy that it is verified on.
+      options: what may change.
+    """
+    params, notes = _comparable(experiment)
+    if not options.dropout:
+        params, off = without_dropout(params)
+        notes += off
+    mesh = smaller_mesh(partitioning.mesh, options.max_devices)
+    if mesh != partitioning.mesh:
+        notes.append(
+            f"mesh {mesh} instead of {partitioning.mesh}: the same axes on fewer devices "
+            f"(--max_devices={options.max_devices})"
+        )
+    if options.shrink:
+        small = dataclasses.replace(partitioning, mesh=mesh)
+        for changes in (*_smaller_sizes(params, partitioning, small), *_fewer_layers(params)):
+            params, made = _changed(params, changes)
+            notes += made
+    return Shrunk(params, mesh, tuple(notes))
+
+
+def smaller_mesh(mesh: Mesh, most: int) -> Mesh:
+    """Returns a mesh of the same axes with at most as many devices, if its axes allow that.
+
+    The size of each axis divides the axis of the given mesh and stays above 1 if that is.
+    """
+    sizes = dict(mesh.axes)
+    while math.prod(sizes.values()) > most:
+        name = max(sizes, key=lambda axis: sizes[axis])
+        factor = next(f for f in range(2, sizes[name] + 1) if sizes[name] % f == 0)
+        if factor == sizes[name]:
+            break
+        sizes[name] //= factor
+    return Mesh(tuple(sizes.items()), mesh.device_order)
+
+
+def has_dropout(params: Params) -> bool:
+    """Returns whether an experiment drops anything at random."""
+    return any(True for _ in _dropout_rates(params))
+
+
+def without_dropout(params: Params) -> tuple[Params, list[str]]:
+    """Returns Params in which nothing is dropped at random, and a note that says so."""
+    params = params.copy()
+    paths = list(_dropout_rates(params))
+    for path in paths:
+        params.set_path(path, 0.0)
+    return params, [f"dropout off: {', '.join(paths)}"] if paths else []
+
+
+def _dropout_rates(params: Params) -> Iterator[str]:
+    """Yields the paths of all rates of dropout that are not zero."""
+    for path, value in params.leaves():
+        if "dropout" in path and isinstance(value, float) and value:
+            yield path
+
+
+def _comparable(experiment: Params) -> tuple[Params, list[str]]:
+    """Returns Params without what makes two computations differ on purpose, and notes."""
+    params, notes = experiment.copy(), []
+
+    def change(path: str, value: object, why: str) -> None:
+        if params.get(path) != value:
+            notes.append(f"{path} = {value!r} instead of {params.get(path)!r}: {why}")
+            params.set_path(path, value)
+
+    change("trainer.precision", "float32", "bfloat16 rounds at the borders of shards")
+    if "moment_dtype" in params.trainer.optimizer:
+        change("trainer.optimizer.moment_dtype", "float32", "narrow moments are rounded")
+    change("trainer.local_updates.every", 0, "workers that train alone are not one step")
+    for path, node in params.nodes():
+        if "exchange" in node and "precision" in node.exchange:
+            change(f"{path}.exchange.precision", "", "one device exchanges nothing")
+        is_dropless = "dispatch" in node and "Dropless" in node.dispatch.cls.__name__
+        if is_dropless and "dropout_rate" in node.experts:
+            why = "dropless experts draw the mask on each device"
+            change(f"{path}.experts.dropout_rate", 0.0, why)
+    return params, notes
+
+
+def _smaller_sizes(
+    params: Params, before: Partitioning, after: Partitioning
+) -> Iterator[Mapping[str, int]]:
+    """Yields changes of the sizes of letters, path -> size, each for all paths of one size."""
+    by_size: dict[tuple[str, int], list[str]] = {}
+    for path, value in params.leaves():
+        letter = LETTERS.get(path.rpartition(".")[2])
+        if letter == "V" and "vocabulary" not in path:
+            continue
+        if letter and type(value) is int and value > _LIMITS[letter][0]:
+            by_size.setdefault((letter, value), []).append(path)
+    # A model's size is divided by its heads, and rows by micro-batches.
+    multiple = _multiples(params)
+    ranks: dict[str, int] = {}
+    for letter, value in sorted(by_size):
+        ranks[letter] = ranks.get(letter, 0) + 1
+        size = _small_size(
+            value,
+            _LIMITS[letter][1] * ranks[letter],
+            [(_parts(letter, table, before), _parts(letter, table, after)) for table in _TABLES],
+            math.gcd(value, multiple.get(letter, 1)),
+        )
+        if size < value:
+            yield dict.fromkeys(by_size[letter, value], size)
+
+
+def _multiples(params: Params) -> dict[str, int]:
+    """Returns numbers that sizes of letters are kept multiples of, if they are multiples."""
+    values = {"M": 1, "B": 1}
+    for path, value in params.leaves():
+        name = path.rpartition(".")[2]
+        if name == "num_heads" and value:
+            # Twice: rotary position embeddings need an even size of each head.
+            values["M"] = math.lcm(values["M"], 2 * value)
+        if name == "micro_batches" and value:
+            values["B"] = math.lcm(values["B"], value)
+    return values
+
+
+def _parts(letter: str, table: str, partitioning: Partitioning) -> int:
+    """Returns the number of parts that a strategy splits a letter into, without overrides."""
+    return partitioning.parts(partitioning.split(letter, table)[0])
+
+
+def _small_size(value: int, about: int, parts: list[tuple[int, int]], multiple: int) -> int:
+    """Returns a small size that divides as `value` does.
+
+    Args:
+      value: the size.
+      about: the size that is wanted.
+      parts: (parts before, parts after) by which `value` divides or not.
+      multiple: a number that divides the result.
+    """
+    even = [after for before, after in parts if value % before == 0]
+    odd = [after for before, after in parts if value % before]
+    unit = math.lcm(multiple, *even)
+    # Two on each device, if there are two: one may hide that only the first of them is used.
+    about = max(about, *(after * min(2, value // before) for before, after in parts))
+    size = math.ceil(about / unit) * unit
+    while size < value and any(size % n == 0 for n in odd if n > 1):
+        size += unit
+    return min(size, value)
+
+
+def _fewer_layers(params: Params) -> Iterator[Mapping[str, int]]:
+    """Yields changes to the depths of stacks, path -> number of layers, the smallest first."""
+    paths = [p for p, value in params.leaves() if p.endswith(_LAYERS) and type(value) is int]
+    for path in paths:
+        depth, parent = params.get(path), params.get(path.rpartition(".")[0])
+        period = max(parent.moe_every, 1) if "moe_every" in parent else 1
+        for layers in range(math.lcm(period, 2), depth, period):
+            if layers < _MOST_LAYERS or layers % period != depth % period:
+                continue
+            if _builds(_with(params, {path: layers})):
+                yield {path: layers}
+                break
+
+
+def _changed(params: Params, changes: Mapping[str, int]) -> tuple[Params, list[str]]:
+    """Returns Params with changes and notes on them, or the same Params if they do not build."""
+    changed = _with(params, changes)
+    if not _builds(changed):
+        return params, []
+    return changed, [f"{p} = {value} instead of {params.get(p)}" for p, value in changes.items()]
+
+
+def _with(params: Params, changes: Mapping[str, int]) -> Params:
+    params = params.copy()
+    for path, value in changes.items():
+        params.set_path(path, value)
+    return params
+
+
+def _builds(params: Params) -> bool:
+    """Returns whether a model and its batches can be made from Params."""
+    try:
+        experiments.make_trainer(params)
+        experiments.batch_specs(params)
+    except ValueError:
+        return False
+    return True

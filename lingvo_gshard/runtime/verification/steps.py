@@ -1,0 +1,158 @@
+"""Runs one training step with all that it computes: outputs of layers, gradients, new state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.core.lazy import jax, tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.runtime.lowering.lowering import lower
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.executable import Executable
+from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays, state_arrays
+from lingvo_gshard.runtime.step_compiler import batch_specs
+from lingvo_gshard.runtime.verification.float64 import in_float64
+from lingvo_gshard.runtime.verification.observation import Observation, Observed
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.monitoring.metric_vector import metric_vector
+from lingvo_gshard.training.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedStep:
+    """All that one training step computed.
+
+    Attributes:
+      executable: the compiled step.
+      outputs: results of layers in their order, each whole or, inside of loops, as a digest.
+      is_digest: for each of `outputs`, whether it is a digest.
+      metrics: the loss and the metrics by name.
+      gradients: path of a weight -> the traced tensor and its value.
+      state: path of an array of the state -> its new value.
+    """
+
+    executable: Executable
+    outputs: list[tuple[Observed, Any]]
+    is_digest: list[bool]
+    metrics: dict[str, float]
+    gradients: dict[str, tuple[tf.Tensor, jax.Array]]
+    state: dict[str, jax.Array]
+
+
+def run_step(
+    trainer: Trainer,
+    partitioning: Partitioning,
+    devices: Sequence[jax.Device],
+    state: NestedMap,
+    batch: Batch,
+    partitioner: str = "gspmd",
+    gradients: Sequence[np.ndarray] | None = None,
+) -> ObservedStep:
+    """Compiles and runs one training step, in float64 wherever it computes in float32.
+
+    Args:
+      trainer: defines the step.
+      partitioning: the mesh, and what is split over it.
+      devices: the devices of the mesh.
+      state: the state before the step, NumPy arrays.
+      batch: the batch.
+      partitioner: "gspmd" or "shardy".
+      gradients: the gradients that the optimizer gets; None for those of this step. Two optimizers
+        can only be compared on the same gradients: some divide by values close to 0.
+    """
+    lowered = _Lowered(trainer, partitioning, batch, partitioner, gradients is not None)
+    executable = Executable(lowered.program, devices)
+    mesh = jax.sharding.Mesh(partitioning.mesh.arrange(devices), partitioning.mesh.names)
+    values = [*state.flatten(), *(batch[name] for name in sorted(batch)), *(gradients or ())]
+    pairs = zip(lowered.program.inputs, values, strict=True)
+    inputs = [a.put(np.asarray(value, a.dtype), mesh) for a, value in pairs]
+    return lowered.unpack(executable, executable(*inputs))
+
+
+class _Lowered:
+    """A lowered step and the meaning of its results."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        partitioning: Partitioning,
+        batch: Batch,
+        partitioner: str,
+        takes_gradients: bool,
+    ):
+        self._trainer, self._specs = trainer, batch_specs(batch)
+        self._arrays = state_arrays(trainer, partitioning)
+        self._weights = [
+            dataclasses.replace(a, path=a.path.removeprefix("theta."))
+            for a in self._arrays
+            if a.path.startswith("theta.")
+        ]
+        inputs = [*self._arrays, *batch_arrays(self._specs, partitioning)]
+        inputs += self._weights if takes_gradients else []
+        self.program = in_float64(
+            lower("verified_step", self._step, inputs, partitioning, partitioner=partitioner)
+        )
+
+    def _step(self, *tensors: tf.Tensor) -> list[tuple[str, tf.Tensor, Any]]:
+        self._observation = Observation()
+        values = iter(tensors)
+        structure = self._trainer.state_specs()
+        state = annotated(structure.pack(next(values) for _ in self._arrays), self._trainer)
+        batch = {name: next(values) for name in sorted(self._specs)}
+        given = list(values)
+        loss, metrics, gradients = self._trainer.step_gradients(
+            state, batch, self._observation.on_result
+        )
+        self._gradients = gradients.flatten()
+        metrics, digests = self._observation.split_metrics(metrics)
+        if given:
+            pairs = zip(given, self._gradients, strict=True)
+            gradients = gradients.pack(tf.cast(value, g.dtype) for value, g in pairs)
+        state, metrics = self._trainer.apply(state, loss, metrics, gradients)
+        self._metric_names, metric_values = metric_vector(metrics.items())
+        self._digest_names, digest_values = metric_vector((n, v) for n, (v, _) in digests.items())
+        state = annotated(state, self._trainer)
+        return [
+            ("metrics", metric_values, ((),)),
+            ("digests", digest_values, ((),)),
+            *_described(self._weights, [tf.cast(g, tf.float32) for g in self._gradients]),
+            *_described(self._arrays, state.flatten()),
+            *((observed.name, observed.tensor, None) for observed in self._observation.whole),
+        ]
+
+    def unpack(self, executable: Executable, results: Sequence[jax.Array]) -> ObservedStep:
+        """Returns the results of the program by their meaning."""
+        metrics, digests, *rest = results
+        values = iter(rest)
+        gradients = {
+            a.path: (tensor, next(values))
+            for a, tensor in zip(self._weights, self._gradients, strict=True)
+        }
+        state = {a.path: next(values) for a in self._arrays}
+        whole = [(observed, next(values)) for observed in self._observation.whole]
+        named = dict(zip(self._digest_names, _floats(digests), strict=True))
+        found = [(*pair, False) for pair in whole]
+        found += [(*pair, True) for pair in self._observation.digests(named)]
+        found.sort(key=lambda each: each[0].order)
+        return ObservedStep(
+            executable=executable,
+            outputs=[(observed, value) for observed, value, _ in found],
+            is_digest=[is_digest for _, _, is_digest in found],
+            metrics=dict(zip(self._metric_names, _floats(metrics), strict=True)),
+            gradients=gradients,
+            state=state,
+        )
+
+
+def _described(arrays: Sequence[Array], tensors: Sequence[tf.Tensor]) -> list:
+    """Returns outputs as `lower` takes them."""
+    return [(a.path, x, a.split) for a, x in zip(arrays, tensors, strict=True)]
+
+
+def _floats(vector: jax.Array) -> list[float]:
+    return [float(x) for x in np.asarray(vector.addressable_data(0))]

@@ -1,0 +1,121 @@
+"""Proves that a partitioned training step computes what the same step computes on one device.
+
+This command runs one training step twice, over a mesh and on one device, and compares the results
+of all layers, the loss, the metrics, every gradient, every new weight and every moment:
+
+    gshard-verify --experiment=translation.quickstart --mesh=data=4,model=2 \\
+        --strategy=expert_tensor
+
+It prints "equal to 3e-15" and exits with 0, or names the first tensor that differs and exits with
+2. An error, such as a wrong flag, exits with 1. For the first tensor that differs it prints
+
+    by how much it differs, and the element that differs most
+    the likely cause, if the difference has a pattern: devices hold different copies, all values are
+        a multiple, or the difference disappears without dropout
+    the nearest annotation or manual region, with the line of code that made it
+    the collectives that were compiled for its layer
+
+No accelerator and no data are needed. Devices are virtual CPU devices, the batch is synthetic, and
+all arithmetic of float32 is done in float64: what differs is not rounding. Dropout and random
+routers draw the same numbers in both runs. Weights that are initially constant get noise, since a
+weight of zeros hides what is wrong before it.
+
+Large experiments are made small: sizes by letter, so that what the mesh divides stays divisible and
+what it does not divide stays indivisible, fewer layers, and a smaller mesh of the same axes. All
+changes are printed. --noshrink keeps the sizes. Sizes of your own layers, which this command cannot
+know, are set by --gin_param:
+
+    gshard-verify --experiment=my_package.my_module.my_experiment --mesh=data=4,model=2 \\
+        --gin_param='task.my_layer.my_size = 16'
+
+In Python, lingvo_gshard.verify does the same. docs/debugging.md explains what is compared.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from absl import flags
+
+from lingvo_gshard.api.partitioning import verify
+from lingvo_gshard.runtime.verification.experiment import VerifyOptions
+from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
+from lingvo_gshard.tools.flags import runtime
+from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+
+NAME = "gshard-verify"
+# Exit code of a comparison that found a difference. 1 is that of an error.
+DIFFERENT = 2
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this program's flags."""
+    values = flags.FlagValues()
+    define_experiment_flags(values)
+    runtime.define_splitting_flags(values)
+    defaults = VerifyOptions()
+    flags.DEFINE_float(
+        "tolerance",
+        defaults.tolerance,
+        "Largest difference that counts as equal, relative to the largest value of the tensor.",
+        0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "seed",
+        defaults.seed,
+        "Seed of the weights and of all random numbers of the step.",
+        0,
+        flag_values=values,
+    )
+    flags.DEFINE_boolean("shrink", defaults.shrink, "Makes large sizes small.", flag_values=values)
+    flags.DEFINE_boolean(
+        "dropout", defaults.dropout, "--nodropout sets all rates to 0.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "max_devices",
+        defaults.max_devices,
+        "Largest number of devices; a larger mesh is made smaller.",
+        1,
+        flag_values=values,
+    )
+    output.define_json_flag(values)
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command.
+
+    Args:
+      argv: the command line, the command's name first.
+
+    Returns:
+      0 if all tensors are equal, else `DIFFERENT`.
+
+    Raises:
+      ValueError: for a mistake of the user.
+    """
+    values = define_flags()
+    startup.parse_flags(values, argv, __doc__)
+    output.check_writable(values, "json")
+    params = experiment_params(values)
+    console = output.make_console(values.json)
+    with stages_on_terminal() as stages:
+        found = verify(
+            params,
+            mesh=values.mesh,
+            strategy=values.strategy,
+            partitioner=values.partitioner,
+            device_order=values.device_order,
+            tolerance=values.tolerance,
+            seed=values.seed,
+            shrink=values.shrink,
+            dropout=values.dropout,
+            max_devices=values.max_devices,
+            say=stages.begin,
+        )
+    for line in found.lines():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    record = {"equal": found.is_equal, "largest": found.largest.difference.relative}
+    output.write_json(values.json, record | msgspec.to_builtins(found))
+    return 0 if found.is_equal else DIFFERENT
