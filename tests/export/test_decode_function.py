@@ -18,7 +18,7 @@ TEXTS = [[5, 7, 9, 4], [6], [], [8, 8, 10, 11, 12, 4, 5]]
 @pytest.mark.parametrize(
     ("kind", "beam"),
     [
-        ("translation", 3),
+        pytest.param("translation", 3, marks=pytest.mark.slow),
         ("language model", 1),
         pytest.param("translation", 1, marks=pytest.mark.slow),
         pytest.param("language model", 3, marks=pytest.mark.slow),

@@ -124,6 +124,7 @@ def in_loops(computation, is_inside=False):
     return list(dict.fromkeys(found))
 
 
+@pytest.mark.slow
 def test_data_decodes_eight_batches_at_once_with_whole_weights():
     check_results("data=8", "data")
     check_weights("data=8", "data", {})

@@ -175,10 +175,10 @@ CASES = (
         error="the run of language_model.from_files was not imported, ...",
     ),
     Case(
-        "a translation model of our own as a published one",
+        "a task of our own as a published model",
         _EXPORT + "--format=huggingface",
         given=(trained("run"),),
-        error="the run of test.tiny was not imported, and no published family describes it: the "
-        "nearest is ...",
+        error="the run of test.tiny was not imported, and no published family describes it: its "
+        "task is TinyTask, and ...",
     ),
 )

@@ -129,8 +129,8 @@ def test_eager_results_are_bitwise_equal(one_by_one, execution, policy):
 @pytest.mark.parametrize(
     ("execution", "policy"),
     [
-        pytest.param(loop, "none", marks=pytest.mark.slow),
-        (loop, "products_but_hidden"),
+        (loop, "none"),
+        pytest.param(loop, "products_but_hidden", marks=pytest.mark.slow),
         pytest.param(loop, "full", marks=pytest.mark.slow),
         pytest.param(sequential, "products", marks=pytest.mark.slow),
     ],

@@ -176,6 +176,7 @@ def test_signal_saves_and_prints_how_to_continue(tmp_path, number, capsys):
     assert arrays_of(tmp_path)[0] == last
 
 
+@pytest.mark.slow
 def test_closed_standard_output_saves_and_says_so_on_standard_error(tmp_path):
     process = start(tmp_path, "--steps=100000", "--gin_param=trainer.log_every_steps = 1")
     wait_for_step(tmp_path, 3)
