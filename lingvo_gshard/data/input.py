@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +70,16 @@ class Input(Configurable, abc.ABC):
     @abc.abstractmethod
     def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
         """Returns the shape and dtype of each array of a batch, without reading data."""
+
+    @classmethod
+    def declared_batches(cls, params: Params) -> Sequence[Mapping[str, tf.TensorSpec]]:
+        """Returns the shapes that batches may have, one dict of specs for each.
+
+        A step is compiled for each of them without a warning. The default is that of `batch_specs`.
+        An input with buckets of lengths returns one for each bucket. A dimension of None stands for
+        any size.
+        """
+        return [cls.batch_specs(params)]
 
     @classmethod
     def rows_per_batch(cls, params: Params) -> int | None:

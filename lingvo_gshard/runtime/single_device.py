@@ -12,6 +12,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime.step_metrics import StepMetrics
+from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.monitoring.metric_vector import (
     metric_vector,
     pair_with_weights,
@@ -25,14 +26,19 @@ class SingleDeviceRuntime:
     """Runs a trainer's functions on the first GPU, or on the CPU.
 
     Weights and moments are updated in place. A step compiles once for each shape of a batch.
+
+    Attributes:
+      compilations: the training and evaluation steps compiled so far, in order. TensorFlow lowers,
+        compiles and takes the first step in one call, all of which counts as compiling.
     """
 
     def __init__(self, trainer: Trainer):
         """Makes a runtime without a state."""
         self._trainer = trainer
         self._variables: NestedMap | None = None
-        self._train = _Compiled(self._train_step, self._compile)
-        self._evaluate = _Compiled(self._eval_step, self._compile)
+        self.compilations: list[Compilation] = []
+        self._train = _Compiled("train", self._train_step, self._compile, self.compilations)
+        self._evaluate = _Compiled("eval", self._eval_step, self._compile, self.compilations)
 
     @property
     def device_summary(self) -> str:
@@ -43,7 +49,7 @@ class SingleDeviceRuntime:
     @property
     def compile_seconds(self) -> float:
         """Seconds spent so far in the first step of each shape: tracing, compiling and running."""
-        return self._train.seconds + self._evaluate.seconds
+        return sum(compilation.seconds for compilation in self.compilations)
 
     @property
     def compile_count(self) -> int:
@@ -135,33 +141,49 @@ class SingleDeviceFunction:
 
 
 class _Compiled:
-    """A function of a batch that returns metrics, compiled by XLA once per shape."""
+    """A function of a batch that returns metrics, compiled by XLA once per shape and type."""
 
-    def __init__(self, function: Callable[[Batch], NestedMap], compile_: Callable):
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Batch], NestedMap],
+        compile_: Callable,
+        compilations: list[Compilation],
+    ):
+        self._name = name
         self._function = function
         self._names: dict[tuple, list[str]] = {}
         self._compiled = compile_(self._trace)
-        self.seconds = 0.0
+        self._compilations = compilations
+        self._tracing = 0.0
 
     @property
     def count(self) -> int:
-        """Number of shapes compiled so far."""
+        """Number of shapes and types compiled so far."""
         return self._compiled.experimental_get_tracing_count()
 
     def __call__(self, batch: Batch) -> StepMetrics:
-        key = _shapes(batch)
-        started = time.monotonic()
-        first = key not in self._names
-        values = self._compiled({name: tf.convert_to_tensor(x) for name, x in batch.items()})
-        if first:
-            values.numpy()
-            self.seconds += time.monotonic() - started
+        tensors = {name: tf.convert_to_tensor(x) for name, x in batch.items()}
+        inputs = inputs_of(tensors)
+        key = _key(inputs)
+        values = self._compiled(tensors) if key in self._names else self._first(tensors, inputs)
         return StepMetrics(self._names[key], values.numpy)
 
+    def _first(self, tensors: dict[str, tf.Tensor], inputs: Inputs) -> tf.Tensor:
+        """Compiles the function for new inputs and returns its result."""
+        started, self._tracing = time.monotonic(), 0.0
+        values = self._compiled(tensors)
+        values.numpy()
+        rest = time.monotonic() - started - self._tracing
+        self._compilations.append(Compilation(self._name, inputs, self._tracing, 0.0, rest))
+        return values
+
     def _trace(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        self._names[_shapes(batch)], values = metric_vector(self._function(batch).items())
+        started = time.monotonic()
+        self._names[_key(inputs_of(batch))], values = metric_vector(self._function(batch).items())
+        self._tracing += time.monotonic() - started
         return values
 
 
-def _shapes(batch: dict) -> tuple:
-    return tuple((name, tuple(batch[name].shape)) for name in sorted(batch))
+def _key(inputs: Inputs) -> tuple:
+    return tuple(inputs.items())

@@ -31,6 +31,7 @@ from lingvo_gshard.runtime.step_compiler import (
 from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated, replicated
+from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.monitoring.metric_vector import pair_with_weights
 from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
@@ -136,6 +137,11 @@ class SpmdRuntime:
         """Number of programs compiled so far."""
         return self._compiler.count
 
+    @property
+    def compilations(self) -> list[Compilation]:
+        """The programs compiled so far, in order."""
+        return self._compiler.compilations
+
     def pop_messages(self) -> list[str]:
         """Returns new messages about memory, collectives and tensors that are not split."""
         messages, self._messages = self._messages, []
@@ -209,6 +215,7 @@ class SpmdRuntime:
             "function",
             (function, ids.shape),
             lambda *made_of: (function_program(*made_of, function, spec), []),
+            inputs_of({"ids": ids}),
         )
         (result,) = step.executable(*self._evaluated(), *step.feed({"ids": ids}, self._mesh))
         return np.asarray(result.addressable_data(0))
@@ -220,11 +227,15 @@ class SpmdRuntime:
 
     def _step_on_batch(self, kind: str, batch: Batch, make: Callable) -> CompiledStep:
         specs = batch_specs(batch)
-        return self._step(kind, batch_key(batch), lambda *made_of: make(*made_of, specs))
+        return self._step(
+            kind, batch_key(batch), lambda *made_of: make(*made_of, specs), inputs_of(batch)
+        )
 
-    def _step(self, kind: str, key: tuple, make: Callable) -> CompiledStep:
+    def _step(
+        self, kind: str, key: tuple, make: Callable, inputs: Inputs | None = None
+    ) -> CompiledStep:
         made_of = (self._trainer, self._partitioning, self._partitioner)
-        return self._compiler.step(kind, key, self._devices, lambda: make(*made_of))
+        return self._compiler.step(kind, key, self._devices, lambda: make(*made_of), inputs)
 
 
 def _unsplit(specs: NestedMap, partitioning: Partitioning) -> list[Replicated]:

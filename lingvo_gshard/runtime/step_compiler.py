@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.step_metrics import StepMetrics
+from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs
 
 # Makes a program, and names the metrics that its last output holds.
 MakeProgram = Callable[[], tuple[Program, list[str]]]
@@ -41,13 +41,18 @@ class StepCompiler:
     """A cache of compiled programs.
 
     Attributes:
-      seconds: seconds spent so far tracing, lowering and compiling.
+      compilations: the programs compiled so far, in order.
     """
 
     def __init__(self):
-        self.seconds = 0.0
+        self.compilations: list[Compilation] = []
         self._steps: dict[tuple, CompiledStep] = {}
         self._messages: list[str] = []
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent so far tracing, lowering and compiling."""
+        return sum(compilation.seconds for compilation in self.compilations)
 
     @property
     def count(self) -> int:
@@ -60,6 +65,7 @@ class StepCompiler:
         key: Hashable,
         devices: Sequence[jax.Device],
         make: MakeProgram,
+        inputs: Inputs | None = None,
         is_reported: bool = True,
     ) -> CompiledStep:
         """Returns the compiled program of a kind and a key. Compiles it on first use.
@@ -69,13 +75,13 @@ class StepCompiler:
           key: tells apart the programs of one kind, such as by the shapes of their inputs.
           devices: the devices to compile for.
           make: makes the program.
+          inputs: what `compilations` says of the program's inputs; none by default.
           is_reported: whether `pop_messages` describes the program.
         """
         if (kind, key) not in self._steps:
-            started = time.monotonic()
             program, metric_names = make()
             executable = Executable(program, devices)
-            self.seconds += time.monotonic() - started
+            self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)
             if is_reported:
                 self._messages += reports.describe_program(executable)
@@ -94,11 +100,23 @@ class StepCompiler:
         return messages
 
 
+def _compilation(kind: str, inputs: Inputs, executable: Executable) -> Compilation:
+    program = executable.program
+    return Compilation(
+        kind,
+        inputs,
+        tracing=program.tracing_seconds,
+        lowering=program.lowering_seconds + executable.lowering_seconds,
+        compiling=executable.compiling_seconds,
+        is_cached=executable.is_cached,
+    )
+
+
 def batch_specs(batch: Batch) -> dict[str, tf.TensorSpec]:
     """Returns the shape and dtype of each feature, by name in alphabetical order."""
     return {name: tf.TensorSpec(x.shape, x.dtype) for name, x in sorted(batch.items())}
 
 
 def batch_key(batch: Batch) -> tuple:
-    """Returns a key that is equal for batches of equal shapes."""
-    return tuple((name, batch[name].shape) for name in sorted(batch))
+    """Returns a key that is equal for batches of equal shapes and types."""
+    return tuple((name, x.shape, x.dtype.name) for name, x in sorted(batch.items()))

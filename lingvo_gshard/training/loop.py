@@ -15,6 +15,7 @@ from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring.compilations import CompilationWatch
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.monitoring.divergence import advice
@@ -135,7 +136,8 @@ class TrainingLoop:
             if progress:
                 progress.close()
             guessing_loss = self._trainer.task.guessing_loss()
-            log = RunLog(self._console, self._logdir, p, self.step, guessing_loss)
+            watch = CompilationWatch(lambda: self._input.declared_batches(self._input.p))
+            log = RunLog(self._console, self._logdir, p, self.step, guessing_loss, watch)
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
             self._evaluate_if_missed()
@@ -203,7 +205,6 @@ class TrainingLoop:
         """Starts a step and then finishes the one before."""
         # Announced first: the answer is known as soon as all work started earlier is done.
         self._stop.announce()
-        compiled = self._runtime.compile_seconds
         with self._log.compiling() if self._is_first else contextlib.nullcontext():
             metrics = self._runtime.train_step(batch)
         self._is_first = False
@@ -212,9 +213,7 @@ class TrainingLoop:
         self._finish_step()
         self.step += 1
         self._pending = _Pending(self.step, metrics, batch)
-        seconds = self._runtime.compile_seconds - compiled
-        if seconds:
-            self._log.say(f"step {self.step:,}  compiled in {seconds:.1f} s")
+        self._log.add_compilations(self.step, self._runtime.compilations)
         for message in self._runtime.pop_messages():
             self._log.say(message)
 
@@ -246,6 +245,7 @@ class TrainingLoop:
                 return {}
             means.add(self._runtime.eval_step(batch))
         self._log.pause()
+        self._log.add_compilations(step, self._runtime.compilations)
         row = {f"dev/{name}": value for name, value in means.means().items()}
         if "dev/cross_entropy" in row:
             row["dev/perplexity"] = perplexity(row["dev/cross_entropy"])

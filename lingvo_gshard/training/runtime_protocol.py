@@ -11,11 +11,13 @@ decoding, the Python API and the tools use a runtime only through `Runtime`. The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.training.monitoring.compilations import Compilation
 
 # Maps a metric's name to (value, weight); the mean over batches weights values by their weights.
 WeightedMetrics = dict[str, tuple[float, float]]
@@ -55,6 +57,11 @@ class Runtime(WeightsHolder, Protocol):
     @property
     def compile_count(self) -> int:
         """Number of programs compiled so far."""
+        ...
+
+    @property
+    def compilations(self) -> Sequence[Compilation]:
+        """The programs compiled so far; later ones are not always at the end."""
         ...
 
     def pop_messages(self) -> list[str]:

@@ -189,6 +189,13 @@ def test_compiles_once_per_shape(runtime):
     seconds = runtime.compile_seconds
     runtime.train_step(tiny.make_batch(1, 9))
     assert runtime.compile_seconds == seconds > 0
+    assert [(c.function, c.inputs.get("x")) for c in runtime.compilations] == [
+        ("init", None),
+        ("train", ((16, tiny.INPUTS), "float32")),
+        ("train", ((8, tiny.INPUTS), "float32")),
+    ]
+    for compilation in runtime.compilations:
+        assert min(compilation.tracing, compilation.lowering, compilation.compiling) > 0
 
 
 def test_state_can_be_moved_to_another_runtime(trainer, runtime):

@@ -126,11 +126,12 @@ def test_logdir_has_a_metrics_row_for_each_step(whole):
 def test_output_without_a_terminal_is_plain_lines(whole):
     lines = whole.screen.getvalue().splitlines()
     starts = [line.split("  ")[0] for line in lines]
-    assert starts == ["compiling", "step 1", "step 5/12", "step 10/12", "step 12/12", "step 12"]
+    assert starts[:6] == ["compiling", "step 1", "step 5/12", "step 10/12", "step 12/12", "step 12"]
     assert "compiled in" in lines[1]
     for part in ("loss ", "tokens/s", "steps/s", "left"):
         assert part in lines[3]
-    assert "dev: loss" in lines[-1]
+    assert "dev: loss" in lines[5]
+    assert [start.split(":")[0] for start in starts[6:]] == ["compiled train", "compiled eval"]
 
 
 @pytest.mark.parametrize(

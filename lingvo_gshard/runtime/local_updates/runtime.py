@@ -32,6 +32,7 @@ from lingvo_gshard.runtime.step_compiler import (
 from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.local_updates import OUTER, WORKERS
+from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
@@ -99,6 +100,11 @@ class LocalUpdatesRuntime:
     def compile_count(self) -> int:
         """Number of programs compiled so far. Each worker has its own training step."""
         return self._outer_weights.compile_count + self._compiler.count
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        """The programs compiled so far, those of evaluation first."""
+        return [*self._outer_weights.compilations, *self._compiler.compilations]
 
     def pop_messages(self) -> list[str]:
         """Returns the messages for the user that arose since the last call."""
@@ -186,7 +192,7 @@ class LocalUpdatesRuntime:
         running = []
         for worker in self._local:
             rows = self._workers.rows_of(batch, worker)
-            step = self._worker_step(worker, rows)
+            step = self._worker_step(worker, rows, inputs_of(batch))
             feed = step.feed(rows, self._workers.meshes[worker])
             *state, metrics = step.executable(*self._states[worker], *feed)
             self._states[worker] = state
@@ -262,7 +268,7 @@ class LocalUpdatesRuntime:
         self._outer_weights.load_theta(self._specs.theta.pack(theta))
         self._outer_moments = list(results[2 * count :])
 
-    def _worker_step(self, worker: int, rows: Batch) -> CompiledStep:
+    def _worker_step(self, worker: int, rows: Batch, inputs: Inputs) -> CompiledStep:
         return self._compiler.step(
             "train",
             (worker, batch_key(rows)),
@@ -274,6 +280,7 @@ class LocalUpdatesRuntime:
                 batch_specs(rows),
                 is_stacked=True,
             ),
+            inputs=inputs,
             is_reported=worker == self._local[0],
         )
 

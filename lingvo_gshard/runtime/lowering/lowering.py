@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -56,6 +57,7 @@ def lower(
         return [tensor for _, tensor, _ in described]
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
+    started = time.monotonic()
     specs = [tf.TensorSpec(a.shape, a.dtype, f"input_{i}") for i, a in enumerate(inputs)]
     with (
         use_partitioning(partitioning),
@@ -63,18 +65,15 @@ def lower(
         custom_gradient.forgetting_gradients(),
     ):
         concrete = traced.get_concrete_function(*specs)
+        traced_at = time.monotonic()
         outputs = [_output(name, *output) for output in described]
         constants = captured_constants(name, concrete)
-        module = traced.experimental_get_compiler_ir(*specs)(
-            stage="stablehlo_serialized", platform_name="CPU"
-        )
+        module = _stablehlo(traced, specs)
+    module = _portable(name, module, constants, partitioning.mesh, partitioner)
     return Program(
         name=name,
-        module=_portable(name, module, constants, partitioning.mesh, partitioner),
-        inputs=tuple(
-            _with_annotated_split(array, tensor, partitioning)
-            for array, tensor in zip(inputs, concrete.inputs, strict=False)
-        ),
+        module=module,
+        inputs=_with_annotated_splits(inputs, concrete.inputs, partitioning),
         outputs=tuple(outputs),
         donated=tuple(donated),
         mesh=partitioning.mesh,
@@ -82,7 +81,23 @@ def lower(
         strategy=partitioning.strategy.to_text(),
         flags=os.environ.get("XLA_FLAGS", ""),
         versions=writers_versions(tensorflow=tf.__version__),
+        tracing_seconds=traced_at - started,
+        lowering_seconds=time.monotonic() - traced_at,
     )
+
+
+def _stablehlo(traced: tf.types.experimental.PolymorphicFunction, specs: list) -> bytes:
+    return traced.experimental_get_compiler_ir(*specs)(
+        stage="stablehlo_serialized", platform_name="CPU"
+    )
+
+
+def _with_annotated_splits(
+    inputs: Sequence[Array], tensors: Sequence[tf.Tensor], partitioning: Partitioning
+) -> tuple[Array, ...]:
+    """Returns the inputs with splits. `tensors` begins with theirs."""
+    pairs = zip(inputs, tensors, strict=False)
+    return tuple(_with_annotated_split(*pair, partitioning) for pair in pairs)
 
 
 def _with_annotated_split(array: Array, tensor: tf.Tensor, partitioning: Partitioning) -> Array:

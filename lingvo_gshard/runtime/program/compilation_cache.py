@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from lingvo_gshard.core.lazy import jax
 
 _LEAST_SECONDS = 1.0
+# jax's name of the event that it reads a program from its cache.
+_HIT = "/jax/compilation_cache/cache_hits"
 
 _lock = threading.Lock()
 # Directories of jax's cache, one for each thread that compiles without it, the first one first.
@@ -63,6 +65,23 @@ def _use(directory: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", directory)
     # jax decides once whether it uses a cache.
     compilation_cache.reset_cache()
+
+
+@contextlib.contextmanager
+def watching_cache() -> Iterator[list[str]]:
+    """Lists the events inside a `with` block in which this thread found a program in the cache."""
+    hits: list[str] = []
+    thread = threading.get_ident()
+
+    def on_event(event: str, **_: str | int) -> None:
+        if event == _HIT and threading.get_ident() == thread:
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(on_event)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(on_event)
 
 
 def with_earlier_output(digest: str, output: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.hlo import full_replications
 from lingvo_gshard.runtime import standard_error
-from lingvo_gshard.runtime.program.compilation_cache import with_earlier_output
+from lingvo_gshard.runtime.program.compilation_cache import watching_cache, with_earlier_output
 from lingvo_gshard.runtime.program.program import Program, memory_bytes, using_partitioner
 
 # Compiler output to hide: the notice that GSPMD is deprecated, and warnings that `reports` repeats.
@@ -28,6 +29,13 @@ class Executable:
       program: the program to compile.
       devices: the devices of the program's mesh, in its order.
 
+    Attributes:
+      program: the program.
+      compiler_output: what the compiler wrote to standard error.
+      lowering_seconds: seconds from StableHLO to a program for the devices.
+      compiling_seconds: seconds in which XLA compiled, or read the program from the cache.
+      is_cached: whether jax read the compiled program from its cache on disk.
+
     Raises:
       ValueError: if the number of devices is not the size of the program's mesh; when called, if
         an argument's memory was donated to an earlier call.
@@ -35,8 +43,13 @@ class Executable:
 
     def __init__(self, program: Program, devices: Sequence[jax.Device]):
         self.program = program
+        started = time.monotonic()
         lowered = program.lower(devices)
-        self._compiled, output = _compile(lowered, program.partitioner)
+        self.lowering_seconds = time.monotonic() - started
+        with watching_cache() as hits:
+            self._compiled, output = _compile(lowered, program.partitioner)
+        self.compiling_seconds = time.monotonic() - started - self.lowering_seconds
+        self.is_cached = bool(hits)
         self.compiler_output = with_earlier_output(program.digest, output)
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:

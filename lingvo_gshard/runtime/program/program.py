@@ -42,6 +42,8 @@ class Program:
       flags: XLA_FLAGS when the program was made. Recorded only.
       versions: (package, version) of the packages that made the program, sorted.
       work: the useful work of one call; None if it was not counted.
+      tracing_seconds: seconds in which Python ran the function. Not saved.
+      lowering_seconds: seconds from the trace to StableHLO. Not saved.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Program:
     flags: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     work: Work | None = None
+    tracing_seconds: float = dataclasses.field(default=0.0, compare=False)
+    lowering_seconds: float = dataclasses.field(default=0.0, compare=False)
 
     def __post_init__(self):
         if self.partitioner not in PARTITIONERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from types import TracebackType
 
 import rich.console
@@ -11,6 +12,11 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.tasks.evaluation import perplexity
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring.compilations import (
+    Compilation,
+    CompilationsFile,
+    CompilationWatch,
+)
 from lingvo_gshard.training.monitoring.divergence import LONG, Divergence
 from lingvo_gshard.training.monitoring.expert_balance import ExpertBalance
 from lingvo_gshard.training.monitoring.metrics import (
@@ -38,6 +44,7 @@ class RunLog:
         params: Params,
         step: int,
         guessing_loss: float | None = None,
+        compilations: CompilationWatch | None = None,
     ):
         """Makes the log of one run.
 
@@ -47,6 +54,7 @@ class RunLog:
           params: the trainer's Params.
           step: the step that the run resumes from.
           guessing_loss: as in `Divergence`.
+          compilations: explains the run's compilations; without it, no batch is declared.
         """
         self._console = console if processes.is_main() else rich.console.Console(quiet=True)
         self._logdir = logdir
@@ -54,6 +62,8 @@ class RunLog:
         self._step = step
         self._balance = ExpertBalance()
         self._divergence = Divergence(params, guessing_loss)
+        self._compilations = compilations or CompilationWatch(list)
+        self._compilations_file = CompilationsFile(logdir.path) if processes.is_main() else None
 
     def __enter__(self) -> RunLog:
         self._progress = Progress(
@@ -118,6 +128,22 @@ class RunLog:
         if self.is_logged(step):
             self._say_all(self._balance.end_interval())
 
+    def add_compilations(self, step: int, compilations: Sequence[Compilation]) -> None:
+        """Shows and writes what was compiled since the last call.
+
+        Args:
+          step: the step that was compiled for.
+          compilations: all compilations of the run so far.
+        """
+        for compilation in self._compilations.new(compilations):
+            if compilation.function == "train":
+                self.say(f"step {step:,}  {compilation.words()}")
+            warning = self._compilations.add(step, compilation)
+            if warning:
+                self.say(warning)
+            if self._compilations_file:
+                self._compilations_file.append(step, compilation, self.say)
+
     def show_dev(self, step: int, row: Row) -> None:
         """Shows the metrics of the dev split."""
         parts = [
@@ -158,7 +184,8 @@ class RunLog:
             self._writer.curves(step, row)
 
     def show_summary(self) -> None:
-        """Shows the balance of the experts, if there are any, and whether the loss diverged."""
+        """Shows compilations, the balance of any experts, and whether the loss diverged."""
+        self._say_all(self._compilations.summary())
         self._say_all(self._balance.summary() + self._divergence.summary())
 
     def _say_all(self, lines: list[str]) -> None:

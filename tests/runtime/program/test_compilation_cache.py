@@ -1,4 +1,4 @@
-"""Tests programs that are serialized while jax has a cache of its own."""
+"""Tests programs that jax caches: a runtime counts them, and they can be serialized."""
 
 import jax
 import numpy as np
@@ -6,7 +6,11 @@ import pytest
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program import compilation_cache
+from lingvo_gshard.runtime.spmd import SpmdRuntime
+from lingvo_gshard.sharding.partitioning import Partitioning
+from tests import tiny
 
 
 @pytest.fixture
@@ -41,3 +45,16 @@ def test_a_program_that_jax_has_cached_can_be_kept(cache):
     assert jax.config.jax_compilation_cache_dir == str(cache)
     jax.jit(lambda x: x * 3.0 + 1.0).lower(x).compile()
     assert set(cache.iterdir()) > cached
+
+
+def test_a_runtime_tells_which_programs_were_cached(cache):
+    params = tiny.experiment_params()
+    trainer = params.trainer.instantiate(params.task)
+    found = []
+    for _ in range(2):
+        runtime = SpmdRuntime(trainer, Partitioning.make("data=2", "data"), devices_for(2))
+        runtime.init_state()
+        found += [compilation.is_cached for compilation in runtime.compilations]
+        jax.clear_caches()
+    assert found == [False, True]
+    assert any(cache.iterdir())
