@@ -20,6 +20,7 @@ from lingvo_gshard.training import averages, loss_scale, micro_batches, precisio
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.monitoring import spikes
 from lingvo_gshard.training.optim import optimizer
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
@@ -36,11 +37,13 @@ class Trainer(Configurable):
         moments     the moments of the optimizer
         averages    averages of the weights, with `average_decay`
         loss_scale  the scale of the loss, with a precision that needs one
+        spikes      running statistics of loss and gradient norm, with a policy for spikes
 
     Once `stopped` is true, no step changes the state. Metrics are read some steps late, and the
     state that led to the bad step must still be there to diagnose it. With a loss scale, a step
     that is not finite is skipped: it counts, but changes neither weights nor moments nor averages.
-    It ends the training only if the scale cannot become smaller.
+    It ends the training only if the scale cannot become smaller. A spike is skipped in the same
+    way by the policy "skip".
     """
 
     @classmethod
@@ -67,6 +70,7 @@ class Trainer(Configurable):
             f"Types of weights and activations: {', '.join(precision.PRECISIONS)}.",
         )
         p.define("loss_scale", LossScale.params(), "How the loss is scaled, with float16.")
+        p.define("spikes", spikes.Spikes.params(), "How spikes of loss and gradient are handled.")
         p.define(
             "average_decay",
             0.0,
@@ -110,6 +114,7 @@ class Trainer(Configurable):
         dtypes.check(task)
         self.task: Task = task
         self.loss_scale = params.loss_scale.instantiate() if dtypes.scales_loss else None
+        self.spikes = spikes.from_params(params.spikes)
         self.local_updates = params.local_updates.instantiate()
         self.optimizer = params.optimizer.instantiate()
         self.schedule = params.schedule.cls.for_run(params.schedule, params.steps).instantiate()
@@ -143,6 +148,8 @@ class Trainer(Configurable):
             specs[averages.PART] = averages.specs(self.theta_specs)
         if self.loss_scale:
             specs[loss_scale.PART] = self.loss_scale.specs()
+        if self.spikes:
+            specs[spikes.PART] = self.spikes.specs()
         return specs
 
     def init_state(self) -> NestedMap:
@@ -159,12 +166,14 @@ class Trainer(Configurable):
         return state
 
     def initial_extras(self, theta: NestedMap) -> NestedMap:
-        """Returns the initial averages and loss scale, if there are any, for these weights."""
+        """Returns the initial optional parts, such as averages, for these weights."""
         parts = NestedMap()
         if self.p.average_decay:
             parts[averages.PART] = averages.begin(theta)
         if self.loss_scale:
             parts[loss_scale.PART] = self.loss_scale.begin()
+        if self.spikes:
+            parts[spikes.PART] = self.spikes.begin()
         return parts
 
     def should_stop(self, metrics: dict[str, float]) -> bool:
@@ -220,13 +229,21 @@ class Trainer(Configurable):
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-        new_state = self._next_state(state, gradients, learning_rate, finite)
+        verdict = self.spikes.judge(state.spikes, loss, norm, finite) if self.spikes else None
+        new_state = self._next_state(state, gradients, learning_rate, finite, verdict)
+        if verdict:
+            values.update(verdict.metrics)
         if self.loss_scale:
             values.update(loss_scale=scale, skipped_steps=new_state.loss_scale.skipped_steps)
         return new_state, values.transform(lambda value: tf.cast(value, tf.float32))
 
     def _next_state(
-        self, state: NestedMap, gradients: NestedMap, learning_rate: tf.Tensor, finite: tf.Tensor
+        self,
+        state: NestedMap,
+        gradients: NestedMap,
+        learning_rate: tf.Tensor,
+        finite: tf.Tensor,
+        verdict: spikes.Verdict | None,
     ) -> NestedMap:
         """Returns the state after a step. `finite` tells whether its loss and gradient are."""
         goes_on, updates = finite, state.step
@@ -235,6 +252,9 @@ class Trainer(Configurable):
             updates -= state.loss_scale.skipped_steps
         stopped = state.stopped | ~goes_on
         is_frozen = stopped | ~finite if self.loss_scale else stopped
+        if verdict:
+            is_frozen |= verdict.is_skipped
+            updates -= state.spikes.skipped
         theta, moments = self.optimizer.update(
             self.theta_specs,
             state.theta,
@@ -249,7 +269,10 @@ class Trainer(Configurable):
         if self.p.average_decay:
             new_state[averages.PART] = self._next_averages(state, theta, updates, is_frozen)
         if self.loss_scale:
-            new_state[loss_scale.PART] = self._next_loss_scale(state, finite, stopped)
+            new = self.loss_scale.update(state.loss_scale, finite)
+            new_state[loss_scale.PART] = _unless(stopped, state.loss_scale, new)
+        if verdict:
+            new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
         return new_state
 
     def _next_averages(
@@ -263,13 +286,6 @@ class Trainer(Configurable):
             self.p.average_decay,
             lambda old, new: tf.where(is_frozen, old, new),
         )
-
-    def _next_loss_scale(
-        self, state: NestedMap, finite: tf.Tensor, stopped: tf.Tensor
-    ) -> NestedMap:
-        new = self.loss_scale.update(state.loss_scale, finite)
-        pairs = zip(state.loss_scale.flatten(), new.flatten(), strict=True)
-        return new.pack(tf.where(stopped, *pair) for pair in pairs)
 
     def _norm(self, gradients: NestedMap) -> tf.Tensor:
         """Returns the global norm of the gradients of the weights that the optimizer moves."""
@@ -362,6 +378,11 @@ class Trainer(Configurable):
                 for name, (value, weight) in metrics.items()
             }
         )
+
+
+def _unless(stopped: tf.Tensor, old: NestedMap, new: NestedMap) -> NestedMap:
+    pairs = zip(old.flatten(), new.flatten(), strict=True)
+    return new.pack(tf.where(stopped, *pair) for pair in pairs)
 
 
 def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:

@@ -27,6 +27,7 @@ from lingvo_gshard.training.monitoring.metrics import (
     first_and_last,
 )
 from lingvo_gshard.training.monitoring.progress import Progress, Waiting
+from lingvo_gshard.training.monitoring.spike_log import SpikeLog
 
 _SHOWN_OF_DEV = ("loss", "perplexity", "accuracy")
 
@@ -62,6 +63,7 @@ class RunLog:
         self._step = step
         self._balance = ExpertBalance()
         self._divergence = Divergence(params, guessing_loss)
+        self._spikes = SpikeLog(params.spikes.policy)
         self._compilations = compilations or CompilationWatch(list)
         self._compilations_file = CompilationsFile(logdir.path) if processes.is_main() else None
 
@@ -122,9 +124,9 @@ class RunLog:
             row["tokens_per_second"] = self._progress.tokens_per_second
         self._balance.add(step, row)
         self._progress.update(step, row)
-        diverged = self._divergence.add(step, row)
-        if diverged:
-            self.say(diverged)
+        for warning in (self._spikes.add(step, row), self._divergence.add(step, row)):
+            if warning:
+                self.say(warning)
         if self.is_logged(step):
             self._say_all(self._balance.end_interval())
 
@@ -184,8 +186,8 @@ class RunLog:
             self._writer.curves(step, row)
 
     def show_summary(self) -> None:
-        """Shows compilations, the balance of any experts, and whether the loss diverged."""
-        self._say_all(self._compilations.summary())
+        """Shows compilations, spikes, the balance of any experts, and whether the loss diverged."""
+        self._say_all(self._compilations.summary() + self._spikes.summary())
         self._say_all(self._balance.summary() + self._divergence.summary())
 
     def _say_all(self, lines: list[str]) -> None:

@@ -1,0 +1,173 @@
+"""Finds spikes of the loss and of the gradient's norm inside the compiled step.
+
+A step is a spike if its loss or its gradient norm is many deviations above the running mean over
+the accepted steps. The statistics are part of the training state. A resumed run therefore judges
+each step as an uninterrupted one does, and all devices of a mesh agree.
+
+The running mean and variance of values x_1, x_2, ... use the share a_n = 1 / min(n, window):
+
+    d = x_n - mean,   mean += a_n d,   variance = (1 - a_n) (variance + a_n d^2)
+
+Over the first `window` values they are the plain mean and variance (Welford 1962); later they are
+exponential moving ones. Spikes do not enter them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.initializers import constant
+from lingvo_gshard.core.layer import VariableSpec
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.nested_map import NestedMap
+
+# The part of a trainer's state that holds the statistics.
+PART = "spikes"
+POLICIES = ("off", "warn", "skip")
+
+# A deviation counts as at least this share of the mean, since a constant value has none.
+_LEAST_DEVIATION = 0.01
+_WATCHED = ("loss", "gradient_norm")
+_COUNTS = ("accepted", "in_a_row", "found", "skipped")
+
+
+class Verdict(NamedTuple):
+    """What is known of a step.
+
+    Attributes:
+      is_skipped: a bool scalar, whether the step must change neither weights nor moments.
+      state: the statistics after the step.
+      metrics: name -> float32 scalar.
+    """
+
+    is_skipped: tf.Tensor
+    state: NestedMap
+    metrics: dict[str, tf.Tensor]
+
+
+class Spikes(Configurable):
+    """Judges steps. Its state is a NestedMap with these scalars:
+
+    accepted                    int32, steps that the statistics cover
+    in_a_row                    int32, spikes since the last accepted step
+    found, skipped              int32, spikes and skipped steps of the run
+    loss_mean, loss_variance    float32, of the loss over accepted steps
+    gradient_norm_mean, gradient_norm_variance
+                                float32, the same of the norm before clipping
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "policy",
+            "off",
+            "What happens in a spike: off (spikes are not looked for), warn, or skip, which also "
+            "discards the update of the step.",
+        )
+        p.define(
+            "deviations",
+            6.0,
+            "A loss or gradient norm so many deviations above its running mean is a spike.",
+            above=0,
+        )
+        p.define("window", 100, "Number of steps that the running mean covers.", minimum=2)
+        p.define(
+            "warmup_steps", 20, "Number of steps before the first that can be a spike.", minimum=2
+        )
+        p.define(
+            "most_in_a_row",
+            5,
+            "After so many spikes in a row the statistics begin anew: the level has changed.",
+            minimum=1,
+        )
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        if params.policy not in POLICIES:
+            hint = names.nearest(params.policy, POLICIES)
+            raise ValueError(f"trainer.spikes.policy is {params.policy!r}. {hint}")
+
+    def specs(self) -> NestedMap:
+        """Returns the state's tree of VariableSpec."""
+
+        def spec(name: str, dtype: str) -> VariableSpec:
+            return VariableSpec(f"{PART}/{name}", "", (), dtype, constant(0))
+
+        statistics = [f"{name}_{kind}" for name in _WATCHED for kind in ("mean", "variance")]
+        return NestedMap(
+            {name: spec(name, "int32") for name in _COUNTS}
+            | {name: spec(name, "float32") for name in statistics}
+        )
+
+    def begin(self) -> NestedMap:
+        """Returns the state before the first step."""
+        return self.specs().transform(lambda spec: spec.init(tf.zeros([2], tf.int32)))
+
+    def judge(
+        self, state: NestedMap, loss: tf.Tensor, norm: tf.Tensor, finite: tf.Tensor
+    ) -> Verdict:
+        """Returns whether a step is a spike, with the statistics after it.
+
+        Args:
+          state: the statistics before the step.
+          loss: the step's loss, a scalar.
+          norm: the norm of the step's gradient before clipping, a float32 scalar.
+          finite: a bool scalar, whether both are finite. If not, the step is no spike and the
+            statistics do not change.
+        """
+        p = self.p
+        values = dict(zip(_WATCHED, (tf.cast(loss, tf.float32), norm), strict=True))
+        is_ready = finite & (state.accepted >= p.warmup_steps)
+        heights = {
+            name: tf.where(is_ready, _height(state, name, value), 0.0)
+            for name, value in values.items()
+        }
+        is_outlier = (heights["loss"] > p.deviations) | (heights["gradient_norm"] > p.deviations)
+        begins_anew = is_outlier & (state.in_a_row >= p.most_in_a_row)
+        is_spike = is_outlier & ~begins_anew
+        is_skipped = is_spike if p.policy == "skip" else tf.zeros_like(is_spike)
+        new_state = self._accepted(state, values, begins_anew)
+        keeps = is_spike | ~finite
+        pairs = zip(state.flatten(), new_state.flatten(), strict=True)
+        new_state = state.pack(tf.where(keeps, old, new) for old, new in pairs)
+        spike = tf.cast(is_spike, tf.int32)
+        new_state.in_a_row = tf.where(finite & ~is_spike, 0, state.in_a_row + spike)
+        new_state.found = state.found + spike
+        new_state.skipped = state.skipped + tf.cast(is_skipped, tf.int32)
+        metrics = {f"{name}_deviations": height for name, height in heights.items()}
+        return Verdict(is_skipped, new_state, metrics | {"spike": spike, "spikes": new_state.found})
+
+    def _accepted(
+        self, state: NestedMap, values: dict[str, tf.Tensor], begins_anew: tf.Tensor
+    ) -> NestedMap:
+        """Returns the statistics with the values of an accepted step."""
+        count = tf.where(begins_anew, 0, state.accepted) + 1
+        share = 1.0 / tf.cast(tf.minimum(count, self.p.window), tf.float32)
+        new = NestedMap(state)
+        # The window bounds what can matter, and a long run must not overflow the count.
+        new.accepted = tf.minimum(count, max(self.p.window, self.p.warmup_steps))
+        for name, value in values.items():
+            # The first value has the share 1, so what was before does not matter.
+            mean, variance = state[f"{name}_mean"], state[f"{name}_variance"]
+            delta = value - mean
+            new[f"{name}_mean"] = mean + share * delta
+            new[f"{name}_variance"] = (1.0 - share) * (variance + share * tf.square(delta))
+        return new
+
+
+def from_params(params: Params) -> Spikes | None:
+    """Returns what judges the steps; None if the policy is off."""
+    found: Spikes = params.instantiate()
+    return None if found.p.policy == "off" else found
+
+
+def _height(state: NestedMap, name: str, value: tf.Tensor) -> tf.Tensor:
+    """Returns how many deviations a value is above its running mean."""
+    mean = state[f"{name}_mean"]
+    deviation = tf.maximum(tf.sqrt(state[f"{name}_variance"]), _LEAST_DEVIATION * tf.abs(mean))
+    # Both are zero if all values were.
+    return tf.math.divide_no_nan(value - mean, deviation)
