@@ -69,6 +69,11 @@ TINY = {
         *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",
     ],
+    r"gshard-verify --experiment=(?:translation\.quickstart|broken\.experiment)": [
+        *_SMALL_MODEL,
+        "--gin_param=input.vocabulary.size = 64",
+        "--gin_param=input.batch_rows = 8",
+    ],
 }
 
 # Commands that are not run here, and the test file that covers them.

@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 from lingvo_gshard.api.backend import check_choices
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime import partition as partition_lib
 from lingvo_gshard.runtime.verification.experiment import VerifyOptions, verify_experiment
+from lingvo_gshard.runtime.verification.function import verify_function
 from lingvo_gshard.runtime.verification.report import Verification
 
 partition = names_arguments(partition_lib.partition)
 
 
-@names_arguments
+@overload
 def verify(
     experiment: Params,
     *,
     mesh: str | None = None,
     strategy: str | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    **options: Any,
-) -> Verification:
-    """Checks that an experiment's training step over a mesh computes what it does on one device.
+    device_order: str = "contiguous",
+    partitioner: str = "gspmd",
+    tolerance: float = 1e-9,
+    seed: int = 1,
+    shrink: bool = True,
+    dropout: bool = True,
+    max_devices: int = 16,
+    say: Callable[[str], None] = ...,
+) -> Verification: ...
 
-    Both run here, on virtual CPU devices, with sizes made small. The results of all layers, the
-    loss, the metrics, every gradient and every new weight are compared.
+
+@overload
+def verify(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    mesh: str,
+    strategy: str = "replicated",
+    layouts: Sequence[Any] | None = None,
+    overrides: Mapping[str, str] | None = None,
+    partitioner: str = "gspmd",
+    tolerance: float = 1e-9,
+) -> Verification: ...
+
+
+@names_arguments
+def verify(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Verification:
+    """Checks that a training step, or any function, computes over a mesh what one device computes.
+
+    Both run here, on virtual CPU devices where others are missing, in float64. Of an experiment,
+    the results of all layers, the loss, the metrics, every gradient and every new weight are
+    compared; of a function, the results of layers and of the function itself.
 
     Args:
-      experiment: Params of an experiment, as `experiment` returns them.
+      experiment: Params of an experiment, as `experiment` returns them; or
+      function: a TensorFlow function, as `partition` takes it, with
+      arguments: nested structures of arrays, one for each argument of the function.
       mesh: axes and sizes, such as "data=4,model=2". None: the experiment's mesh.
-      strategy: name or table of a strategy. None: the experiment's, else "expert".
-      say: called with each stage.
-      **options: the other fields of `VerifyOptions`.
+      strategy: name or table of a strategy. By default the experiment's, else "expert"; for a
+        function "replicated".
+      device_order: for an experiment, "contiguous" or "topology".
+      partitioner: "gspmd" or "shardy".
+      tolerance: the largest difference that counts as equal, relative to the tensor's scale.
+      seed: for an experiment, the seed of weights and random numbers.
+      shrink: for an experiment, whether to make large sizes small.
+      dropout: for an experiment, whether dropout stays on.
+      max_devices: for an experiment, the largest number of devices; a larger mesh is made smaller.
+      say: for an experiment, called with each stage.
+      layouts: for a function, as in `partition`.
+      overrides: for a function, as in `partition`.
 
     Returns:
       What was compared, and the first tensor that differs.
 
     Raises:
-      ValueError: the mesh is missing or unknown, or a hyperparameter is wrong.
+      ValueError: the mesh is missing or unknown, or a hyperparameter or an argument is wrong.
     """
-    chosen = VerifyOptions(mesh=mesh, strategy=strategy, **options)
+    if not isinstance(subject, Params):
+        return verify_function(subject, *args, **options)
+    say = options.pop("say", None)
+    chosen = VerifyOptions(*args, **options)
     check_choices(chosen.partitioner, chosen.device_order)
-    return verify_experiment(experiment, chosen, say)
+    return verify_experiment(subject, chosen, say or (lambda text: None))

@@ -138,7 +138,7 @@ def scope(
     seed: tf.Tensor | None = None,
     on_output: OutputObserver | None = None,
 ) -> Iterator[Context]:
-    """Opens the context of one forward pass.
+    """Opens the context of one forward pass. It keeps the `on_result` of the current context.
 
     Args:
       training: Whether the pass trains.
@@ -148,7 +148,7 @@ def scope(
     Yields:
       The context, which collects the losses and metrics of the pass.
     """
-    with use(Context(training, seed, on_output)) as context:
+    with use(Context(training, seed, on_output, current().on_result)) as context:
         yield context
 
 

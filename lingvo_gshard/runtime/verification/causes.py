@@ -144,13 +144,16 @@ def _near(
 ) -> list[NearCollective]:
     """Returns the collectives of a layer, or else of what is within it, in some phases."""
     scope = scope_name(layer)
+    if not layer:
+        return [_described(call) for call in calls if call.layer == ""][-_MOST_COLLECTIVES:]
     here = [call for call in calls if call.phase in phases]
     own = [call for call in here if call.layer == scope]
     below = [call for call in here if scope and call.layer.startswith(f"{scope}/")]
-    return [
-        NearCollective(call.kind, call.axes, call.bytes, call.op_name)
-        for call in (own or below)[:_MOST_COLLECTIVES]
-    ]
+    return [_described(call) for call in (own or below)[:_MOST_COLLECTIVES]]
+
+
+def _described(call: hlo.CollectiveCall) -> NearCollective:
+    return NearCollective(call.kind, call.axes, call.bytes, call.op_name)
 
 
 def _layer_of(weight: str) -> str:

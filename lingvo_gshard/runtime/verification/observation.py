@@ -44,9 +44,13 @@ class Observation:
     a loop cannot leave the loop's graph. Of this, random projections and the mean square are
     reported as metrics, which loops stack over their iterations. All are sums over elements, so
     they are equal on all meshes.
+
+    Args:
+      with_loops: whether to report results of loops. Their caller must take the metrics.
     """
 
-    def __init__(self):
+    def __init__(self, with_loops: bool = True):
+        self._with_loops = with_loops
         self._graph = tf.compat.v1.get_default_graph()
         self._whole: dict[str, Observed] = {}
         self._in_loops: dict[str, Observed] = {}
@@ -103,6 +107,8 @@ class Observation:
                 self._count += 1
                 name = _unused(name, self._whole)
                 self._whole[name] = Observed(name, layer, (self._count, 0, 0), tensor)
+            return
+        if not self._with_loops:
             return
         # A unit that is computed again must report what it reported before.
         for index, value in enumerate(_digest(tensor)):

@@ -7,6 +7,16 @@ _PLAN = "gshard-plan --experiment=test.tiny "
 
 CASES = (
     Case(
+        "a verification without a mesh",
+        "gshard-verify --experiment=test.tiny",
+        error="--mesh is missing, such as --mesh=data=4,model=2",
+    ),
+    Case(
+        "a verification with a negative tolerance",
+        "gshard-verify --experiment=test.tiny --mesh=data=2 --tolerance=-1",
+        error="--tolerance=-1: ...",
+    ),
+    Case(
         "a plan without a topology",
         "gshard-plan --experiment=test.tiny",
         error="--topology is missing, such as v3:32x32; --list_topologies shows all",
