@@ -74,11 +74,9 @@ def train(
       OSError: a checkpoint cannot be saved, or another run took `logdir` over.
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
-    console = console or rich.console.Console()
+    console, directory = console or rich.console.Console(), Logdir(logdir)
     params = params.copy().locate()
-    if steps is not None:
-        params.trainer.steps = steps
-    directory = Logdir(logdir)
+    params.trainer.steps = params.trainer.steps if steps is None else steps
     try:
         with (
             StopRequest() as stop,
@@ -89,8 +87,10 @@ def train(
             backend.cluster.logdir = directory
             backend.check_workers(params)
             console.quiet = console.quiet or not backend.is_main
+            # Before the run's directory is written: a wrong name leaves nothing behind.
+            start = _starting_point(init_from, directory, params, console)
             with directory.claim(params, functools.partial(_say, console)):
-                return _train(params, backend, directory, init_from, stop, console, progress)
+                return _train(params, backend, directory, start, stop, console, progress)
     except StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
 
@@ -119,7 +119,7 @@ def _train(
     params: Params,
     backend: Backend,
     logdir: Logdir,
-    init_from: str | os.PathLike | None,
+    start: StartingPoint | PublishedStart | None,
     stop: StopRequest,
     console: rich.console.Console,
     progress: DataProgress,
@@ -129,7 +129,6 @@ def _train(
     store = CheckpointStore(logdir.checkpoints, params.trainer.keep_checkpoints, say)
     try:
         newest = store.peek()
-        start = _starting_point(init_from, params, say) if init_from and not newest else None
         input_ = params.input.instantiate()
         first = newest or start
         if first:
@@ -146,7 +145,7 @@ def _train(
             say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
             _warn_of_new_schedule(console, params, checkpoint)
             logdir.write_params(params)
-        if start:
+        if start and not checkpoint:
             checkpoint = start.checkpoint(trainer, runtime.abstract_state())
         summary.print_summary(console, params, input_, trainer, runtime)
         loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
@@ -156,12 +155,18 @@ def _train(
 
 
 def _starting_point(
-    directory: str | os.PathLike, params: Params, say: Callable[[str], None]
-) -> StartingPoint | PublishedStart:
-    """Returns what gives the first weights: a run, or a published model."""
-    if is_published(directory):
-        return PublishedStart(directory, params, say)
-    return StartingPoint(directory, say)
+    init_from: str | os.PathLike | None,
+    logdir: Logdir,
+    params: Params,
+    console: rich.console.Console,
+) -> StartingPoint | PublishedStart | None:
+    """Returns what gives the first weights of a new run: a run, a published model, or nothing."""
+    say = functools.partial(_say, console)
+    if not init_from or logdir.has_checkpoints():
+        return None
+    if is_published(init_from):
+        return PublishedStart(init_from, params, say)
+    return StartingPoint(init_from, say)
 
 
 def _finished(trainer: Trainer, step: int, logdir: Logdir, say: Callable[[str], None]) -> Outcome:

@@ -43,7 +43,7 @@ def test_a_class_can_be_replaced_and_is_described(quickstart):
     [
         ("clip_norm", ["trainer.clip_norm"]),
         ("CLIP", ["trainer.clip_norm"]),
-        ("trainer.s*s", ["trainer.steps", "trainer.schedule.warmup_steps"]),
+        ("trainer.sch*s", ["trainer.schedule.warmup_steps"]),
     ],
 )
 def test_patterns_select_paths(quickstart, pattern, expected):
