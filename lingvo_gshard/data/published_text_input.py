@@ -7,7 +7,7 @@ import pathlib
 
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.language_model_input import LanguageModelInput
-from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, loaded
 
 
 class PublishedTextInput(LanguageModelInput):
@@ -23,13 +23,7 @@ class PublishedTextInput(LanguageModelInput):
         Raises:
           ValueError: no checkpoint was loaded that has it.
         """
-        found = self.__dict__.get("_published")
-        if found is None:
-            raise ValueError(
-                "the tokenizer of a published model is in the checkpoint of an imported run; "
-                "gshard-import makes one"
-            )
-        return found
+        return loaded(self.__dict__.get("_published"))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the tokenizer by one that was saved."""

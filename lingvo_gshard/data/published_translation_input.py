@@ -10,7 +10,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.published_tokenizers import Tokenizer, tokenizer_of
-from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, ids_of
+from lingvo_gshard.data.published_vocabulary import PublishedVocabulary, ids_of, loaded
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.data.vocabulary import Vocabulary
 
@@ -152,13 +152,7 @@ class PublishedTranslationInput(TranslationInput):
         Raises:
           ValueError: no checkpoint was loaded that has them.
         """
-        found = self.__dict__.get("_published")
-        if found is None:
-            raise ValueError(
-                "the tokenizer of a published model is in the checkpoint of an imported run; "
-                "gshard-import makes one"
-            )
-        return found
+        return loaded(self.__dict__.get("_published"))
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
         """Copies the tokenizer's files into a directory, such as a checkpoint's."""

@@ -6,6 +6,7 @@ import functools
 import pathlib
 import shutil
 from collections.abc import Sequence
+from typing import TypeVar
 
 from lingvo_gshard.data.published_tokenizers import (
     ADDED_TOKENS,
@@ -44,6 +45,8 @@ KEPT_FILES = (
     "README.md",
     "LICENSE",
 )
+
+_T = TypeVar("_T")
 
 
 class PublishedVocabulary(Vocabulary):
@@ -135,6 +138,20 @@ class PublishedVocabulary(Vocabulary):
 
     def __hash__(self) -> int:
         return hash(self.directory)
+
+
+def loaded(tokenizers: _T | None) -> _T:
+    """Returns what was loaded from a checkpoint.
+
+    Raises:
+      ValueError: nothing was.
+    """
+    if tokenizers is None:
+        raise ValueError(
+            "the tokenizer of a published model is in the checkpoint of an imported run; "
+            "gshard-import makes one"
+        )
+    return tokenizers
 
 
 def copy_files(source: pathlib.Path, target: pathlib.Path) -> None:

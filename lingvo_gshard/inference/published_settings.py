@@ -138,7 +138,7 @@ class PublishedSettings:
         return merged
 
     def options(self, base: DecodingOptions, given: Mapping[str, Any]) -> DecodingOptions:
-        """Returns options: `base`, under the published fields, under those that are given.
+        """Returns decoding options. Given fields override published ones, which override `base`.
 
         Raises:
           ValueError: options are wrong or do not go together.

@@ -118,7 +118,7 @@ def _rows(first: list[Any], second: list[Any], steps: float) -> list[Any]:
 
 
 def _identity(row: msgspec.Struct) -> tuple:
-    """Returns what says which operations a row is about: its texts, and what is kept."""
+    """Returns what rows about the same operations share: their texts, and numbers of `_KEPT`."""
     kept = _KEPT.get(type(row), ())
     values = {name: getattr(row, name) for name in row.__struct_fields__}
     return tuple(v for name, v in values.items() if isinstance(v, str) or name in kept)

@@ -63,7 +63,7 @@ class Observation:
         return list(self._whole.values())
 
     def on_result(self, path: str, method: str, result: Any) -> None:
-        """Takes the result of a layer's method; see `context.Context`."""
+        """Records the result of a layer's method, for comparison; see `context.Context`."""
         if method in _NOT_OUTPUTS or method.startswith("_"):
             return
         if scope.current().manual_partitioning is not None:

@@ -1,1 +1,1 @@
-"""gshard-doctor: checks of an installation and its machine, one file for each kind."""
+"""Checks of gshard-doctor: one file for each kind of thing that may be wrong with a machine."""

@@ -37,9 +37,9 @@ def check_product(device: jax.Device, chip: Chip | None) -> Check:
     is_cpu = device.platform == "cpu"
     dtype = "float32" if is_cpu else "bfloat16"
     size = _SIZES.get(device.platform, _ACCELERATOR_SIZE)
-    key = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     left, right = (
-        jax.device_put(key.standard_normal((size, size), np.float32), device).astype(dtype)
+        jax.device_put(generator.standard_normal((size, size), np.float32), device).astype(dtype)
         for _ in range(2)
     )
     multiply = jax.jit(lambda a, b: a @ b)

@@ -81,7 +81,7 @@ class CompilationWatch:
         return [one for one in compilations if id(one) not in known]
 
     def add(self, step: int, compilation: Compilation) -> str:
-        """Adds a compilation. Returns a warning to show; '' if it was expected.
+        """Records a compilation. Returns a warning to show, or '' if it was expected.
 
         Args:
           step: the step that was compiled for.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.open_models.config import PublishedConfig
+from lingvo_gshard.open_models.families.family import Family
 from lingvo_gshard.open_models.families.translation.common import (
     activation_of,
     attention_rows,
@@ -14,6 +16,7 @@ from lingvo_gshard.open_models.families.translation.common import (
     sides,
     stacks_of,
     task_of,
+    translation_input,
 )
 from lingvo_gshard.open_models.table import Row, Table
 
@@ -24,13 +27,42 @@ _PRODUCTS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _POSITIONS = 1024
 _SIDES = ("encoder", "decoder")
 # Some files have the sinusoids, which are computed.
-SINUSOIDS = ("model.encoder.embed_positions.", "model.decoder.embed_positions.")
+_SINUSOIDS = ("model.encoder.embed_positions.", "model.decoder.embed_positions.")
 # The names that a shared table may have besides its own; without one, the softmax is the decoder's.
-COPIES = {
+_COPIES = {
     "model.encoder.embed_tokens.weight": ("model.shared.weight",),
     "model.decoder.embed_tokens.weight": ("model.shared.weight",),
     "lm_head.weight": ("model.shared.weight", "model.decoder.embed_tokens.weight"),
 }
+
+
+def fairseq_family(
+    model_type: str,
+    architecture: str,
+    table: Table,
+    task_of: Callable[[PublishedConfig], Params],
+    config_of: Callable[[Params], dict[str, Any]],
+) -> Family:
+    """Returns a family with what all of fairseq's share: input, positions and copies of tables.
+
+    Args:
+      model_type: as in `Family`.
+      architecture: as in `Family`.
+      table: as in `Family`.
+      task_of: as in `Family`.
+      config_of: as in `Family`.
+    """
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        table=table,
+        task_of=task_of,
+        config_of=config_of,
+        left_out=lambda config: _SINUSOIDS,
+        input_of=translation_input,
+        positions_of=fairseq_positions,
+        copies=_COPIES,
+    )
 
 
 def fairseq_rows(cross_attention: str, feed_forward: str, norm: str) -> Table:

@@ -1,4 +1,4 @@
-"""M2M-100 (arXiv 2010.11125), and the dense models of NLLB (arXiv 2207.04672)."""
+"""The family of M2M-100 (arXiv 2010.11125) and of the dense NLLB models (arXiv 2207.04672)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.translation.common import translation_input
 from lingvo_gshard.open_models.families.translation.fairseq import (
-    COPIES,
-    SINUSOIDS,
     fairseq_config,
-    fairseq_positions,
+    fairseq_family,
     fairseq_rows,
     fairseq_task,
 )
@@ -44,14 +40,10 @@ def m2m_100_config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY = fairseq_family(
     model_type="m2m_100",
     architecture="M2M100ForConditionalGeneration",
     table=(*TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     task_of=m2m_100_task,
     config_of=m2m_100_config,
-    left_out=lambda config: SINUSOIDS,
-    input_of=translation_input,
-    positions_of=fairseq_positions,
-    copies=COPIES,
 )

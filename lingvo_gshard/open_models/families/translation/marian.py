@@ -6,13 +6,9 @@ from typing import Any
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.translation.common import translation_input
 from lingvo_gshard.open_models.families.translation.fairseq import (
-    COPIES,
-    SINUSOIDS,
     fairseq_config,
-    fairseq_positions,
+    fairseq_family,
     fairseq_rows,
     fairseq_task,
 )
@@ -73,14 +69,10 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY = fairseq_family(
     model_type="marian",
     architecture="MarianMTModel",
     table=(*_TABLES, *fairseq_rows("encoder_attn", "", "final_layer_norm")),
     task_of=_task,
     config_of=_config,
-    left_out=lambda config: SINUSOIDS,
-    input_of=translation_input,
-    positions_of=fairseq_positions,
-    copies=COPIES,
 )

@@ -9,12 +9,9 @@ from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.moe.dispatches import DroplessDispatch
 from lingvo_gshard.layers.moe.routers import TopKRouter
 from lingvo_gshard.open_models.config import PublishedConfig
-from lingvo_gshard.open_models.families.family import Family
-from lingvo_gshard.open_models.families.translation.common import set_experts, translation_input
+from lingvo_gshard.open_models.families.translation.common import set_experts
 from lingvo_gshard.open_models.families.translation.fairseq import (
-    COPIES,
-    SINUSOIDS,
-    fairseq_positions,
+    fairseq_family,
     fairseq_rows,
 )
 from lingvo_gshard.open_models.families.translation.m2m_100 import (
@@ -98,14 +95,10 @@ def _config(task: Params) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY = fairseq_family(
     model_type="nllb-moe",
     architecture="NllbMoeForConditionalGeneration",
     table=(*TABLES, *fairseq_rows("cross_attention", "ffn.", "ff_layer_norm"), *_expert_rows()),
     task_of=_task,
     config_of=_config,
-    left_out=lambda config: SINUSOIDS,
-    input_of=translation_input,
-    positions_of=fairseq_positions,
-    copies=COPIES,
 )
