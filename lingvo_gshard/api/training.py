@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, cast
 
 import rich.console
@@ -26,6 +26,7 @@ from lingvo_gshard.training.monitoring import divergence
 from lingvo_gshard.training.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training.observers.step_observer import ObservedRun, ObserverFactory
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.starting import StartingPoint
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
@@ -44,6 +45,7 @@ def train(
     strategy: str | None = None,
     options: RuntimeOptions | None = None,
     console: rich.console.Console | None = None,
+    observers: Sequence[ObserverFactory] = (),
 ) -> Outcome:
     """Trains an experiment, from the newest checkpoint in `logdir` if there is one.
 
@@ -63,10 +65,10 @@ def train(
       strategy: as in `RuntimeOptions`.
       options: where and how to run; the arguments above override its fields.
       console: shows progress; None: standard output. `Console(quiet=True)` shows nothing.
+      observers: functions that make what watches the run step by step.
 
     Returns:
-      How training ended: last step, whether it finished, the signal that stopped it, the last row
-      of metrics, and the step since which the loss has diverged, if it has.
+      How training ended.
 
     Raises:
       ValueError: an argument or hyperparameter is wrong, or another run uses `logdir`.
@@ -75,8 +77,7 @@ def train(
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     console, directory = console or rich.console.Console(), Logdir(logdir)
-    params = params.copy().locate()
-    params.trainer.steps = params.trainer.steps if steps is None else steps
+    params = _with_steps(params.copy().locate(), steps)
     try:
         with (
             StopRequest() as stop,
@@ -90,9 +91,15 @@ def train(
             # Before the run's directory is written: a wrong name leaves nothing behind.
             start = _starting_point(init_from, directory, params, console)
             with directory.claim(params, functools.partial(_say, console)):
-                return _train(params, backend, directory, start, stop, console, progress)
+                return _train(params, backend, directory, start, stop, console, progress, observers)
     except StoppedError as stopped:
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
+
+
+def _with_steps(params: Params, steps: int | None) -> Params:
+    if steps is not None:
+        params.trainer.steps = steps
+    return params
 
 
 def _backend(
@@ -123,6 +130,7 @@ def _train(
     stop: StopRequest,
     console: rich.console.Console,
     progress: DataProgress,
+    observers: Sequence[ObserverFactory],
 ) -> Outcome:
     """Builds the input, the task and the trainer, restores them, and trains."""
     say = functools.partial(_say, console)
@@ -148,7 +156,12 @@ def _train(
         if start and not checkpoint:
             checkpoint = start.checkpoint(trainer, runtime.abstract_state())
         summary.print_summary(console, params, input_, trainer, runtime)
-        loop = TrainingLoop(params, trainer, runtime, input_, logdir, store, stop, console)
+        first_step = 1 + (checkpoint.step if checkpoint else 0)
+        run = ObservedRun(params, trainer, runtime, input_, logdir, first_step, console)
+        watching = [make(run) for make in observers]
+        loop = TrainingLoop(
+            params, trainer, runtime, input_, logdir, store, stop, console, watching
+        )
         return loop.run(checkpoint, progress)
     finally:
         store.close()

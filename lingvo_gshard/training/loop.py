@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 
 import rich.console
 
@@ -21,6 +22,7 @@ from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.monitoring.run_log import RunLog
+from lingvo_gshard.training.observers.step_observer import StepObserver, StepObservers
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
@@ -81,6 +83,7 @@ class TrainingLoop:
         store: CheckpointStore,
         stop: StopRequest,
         console: rich.console.Console,
+        observers: Sequence[StepObserver] = (),
     ):
         """Makes the loop of one run.
 
@@ -93,6 +96,7 @@ class TrainingLoop:
           store: where checkpoints are written.
           stop: tells when to stop early.
           console: where progress is shown.
+          observers: are told of each step.
         """
         self._params = params
         self._trainer = trainer
@@ -102,6 +106,7 @@ class TrainingLoop:
         self._store = store
         self._stop = stop
         self._console = console
+        self._observers = StepObservers(observers)
         self._pending: _Pending | None = None
         self._saved_step = 0
         self._is_first = True
@@ -141,6 +146,7 @@ class TrainingLoop:
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
             self._evaluate_if_missed()
+            stack.callback(self._observers.at_end)
             self._train()
             self._log.show_summary()
             self._finish_saving()
@@ -188,7 +194,7 @@ class TrainingLoop:
     def _train(self) -> None:
         p = self._trainer.p
         while self.step < p.steps and not self._stop.agreed:
-            self._take_step(next(self._batches))
+            self._take_step(self._next_batch())
             if self._is_due(p.evaluate_every_steps) or self.step == p.steps:
                 self._finish_step(evaluate=True)
             if self._is_due(p.checkpoint_every_steps) and self.step < p.steps:
@@ -200,6 +206,16 @@ class TrainingLoop:
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
+
+    def _next_batch(self) -> Batch:
+        """Waits for the next step's batch."""
+        step = self.step + 1
+        if self._observers.needs_idle(step):
+            self._finish_step()
+        self._observers.before_input(step)
+        batch = next(self._batches)
+        self._observers.before_step(step, batch)
+        return batch
 
     def _take_step(self, batch: Batch) -> None:
         """Starts a step and then finishes the one before."""
@@ -223,6 +239,7 @@ class TrainingLoop:
             return
         pending, self._pending = self._pending, None
         row = pending.metrics.read()
+        self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
             raise self._non_finite_error(pending, row)
         self._log.add_step(pending.step, row)
