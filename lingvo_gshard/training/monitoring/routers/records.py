@@ -1,0 +1,118 @@
+"""Records of watched routers: rows of <logdir>/routers.jsonl, one per watched step and layer."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+# Name of the file in the run's directory.
+ROUTERS_FILE = "routers.jsonl"
+# Languages or classes whose counts a record leaves out are summed under this name.
+OTHERS = "others"
+
+
+class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How the router of one layer sent the tokens of one step to the E experts.
+
+    A choice is a token's request for an expert. Counts are exact integers over the whole batch, of
+    all devices. Entropies are in nats.
+
+    Attributes:
+      step: number of the step, from 1.
+      layer: path of the layer, such as `encoder.layers[1].feed_forward`.
+      router: name of the router's class.
+      experts_per_token: experts of a token by the router's Params; the mean if tokens differ.
+      tokens: real tokens that the layer got.
+      choices: [E], choices of each expert before capacity. If experts choose tokens, the tokens
+        that each chose.
+      kept: [E], tokens that each expert computed.
+      dropped_share: share of the choices that found their expert full. If experts choose tokens,
+        share of the tokens that no expert chose.
+      load_entropy: entropy of the experts' shares of the choices; ln E is an even load.
+      token_entropy: mean over tokens of the entropy of a token's probabilities; None for a router
+        without probabilities.
+      balance_loss: the load-balancing loss without its weight; None for a router without one.
+      balance_floor: the value of this loss under an even load.
+      dead_since: experts without a token in all watched steps of the window -> the first watched
+        step since which they have had none.
+      by_language: language -> [E], choices by tokens of examples in this language. Empty if the
+        input does not tell languages.
+      by_class: class of a token -> [E], choices by tokens of this class. Empty if the input has no
+        vocabulary.
+    """
+
+    step: int
+    layer: str
+    router: str
+    experts_per_token: float
+    tokens: int
+    choices: list[int]
+    kept: list[int]
+    dropped_share: float
+    load_entropy: float
+    token_entropy: float | None = None
+    balance_loss: float | None = None
+    balance_floor: float | None = None
+    dead_since: dict[int, int] = {}
+    by_language: dict[str, list[int]] = {}
+    by_class: dict[str, list[int]] = {}
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return len(self.choices)
+
+    @property
+    def load(self) -> np.ndarray:
+        """[E], each expert's share of the choices; zeros if there was no choice."""
+        choices = np.asarray(self.choices, np.float64)
+        return choices / max(choices.sum(), 1.0)
+
+    @property
+    def busiest(self) -> tuple[int, float]:
+        """The expert with the most choices, and its share of them."""
+        load = self.load
+        return int(load.argmax()), float(load.max())
+
+    @property
+    def balance_distance(self) -> float | None:
+        """The balance loss over its value under an even load, minus 1; None without a loss."""
+        if self.balance_loss is None or not self.balance_floor:
+            return None
+        return self.balance_loss / self.balance_floor - 1.0
+
+
+_DECODER = msgspec.json.Decoder(RouterRecord)
+
+
+def routers_of_run(logdir: str | os.PathLike) -> list[RouterRecord]:
+    """Returns the records of a run in the order of steps; empty if its routers were not watched.
+
+    Args:
+      logdir: directory of the run. Damaged rows of its file are left out.
+    """
+    path = pathlib.Path(logdir) / ROUTERS_FILE
+    return [record for _, record in _rows(path)]
+
+
+def _rows(path: pathlib.Path) -> Iterator[tuple[bytes, RouterRecord]]:
+    """Yields each complete row of a file with its record."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return
+    for line in content.splitlines(keepends=True):
+        record = _decoded(line)
+        if record is not None:
+            yield line, record
+
+
+def _decoded(line: bytes) -> RouterRecord | None:
+    try:
+        return _DECODER.decode(line) if line.endswith(b"\n") else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
