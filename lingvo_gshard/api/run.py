@@ -21,6 +21,7 @@ from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.open_models.published_settings import published_settings
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.quality import Quality, compare_precisions
+from lingvo_gshard.api.records.evaluations import evaluate
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.observer import Observer, SilentObserver
@@ -243,6 +244,8 @@ class Run:
     ) -> Evaluation:
         """Scores the model on a split of its data, as the run's task defines.
 
+        The scores are also appended to evaluations.jsonl in the run's directory, for its report.
+
         Args:
           split: "train", "dev" or "test".
           show_progress: opens progress bars.
@@ -252,13 +255,7 @@ class Run:
         Raises:
           ValueError: the split is empty, or an option is wrong.
         """
-        model = self.model
-        if model.task.DECODER == Translator.__name__:
-            fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
-            given = {name: options.pop(name) for name in fields}
-            decoding = self.published_settings.options(DecodingOptions(), given)
-            options["translate"] = self.translator(decoding).translate
-        return model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+        return evaluate(self, split, show_progress, options)
 
     @functools.cached_property
     def published_settings(self) -> PublishedSettings:

@@ -14,6 +14,7 @@ from lingvo_gshard.api import summary
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
+from lingvo_gshard.api.records.launch import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
@@ -156,8 +157,9 @@ def _train(
         if start and not checkpoint:
             checkpoint = start.checkpoint(trainer, runtime.abstract_state())
         summary.print_summary(console, params, input_, trainer, runtime)
-        first_step = 1 + (checkpoint.step if checkpoint else 0)
-        run = ObservedRun(params, trainer, runtime, input_, logdir, first_step, console)
+        step = checkpoint.step if checkpoint else 0
+        record_launch(logdir, params, trainer, runtime, backend, step, say)
+        run = ObservedRun(params, trainer, runtime, input_, logdir, step + 1, console)
         watching = [make(run) for make in observers]
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.runtime import standard_error
@@ -61,6 +62,18 @@ def devices_for(count: int | None, processes: int = 1) -> list[jax.Device]:
             + (f" in {processes} processes" if processes > 1 else "")
         )
     return devices[:count]
+
+
+def peak_memory(devices: Sequence[jax.Device]) -> int | None:
+    """Returns the most bytes that were ever in use on one of this process's devices.
+
+    None means that no device tells, as CPUs do not.
+    """
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    found = [device.memory_stats() or {} for device in local]
+    return max(
+        (row["peak_bytes_in_use"] for row in found if "peak_bytes_in_use" in row), default=None
+    )
 
 
 def _leave_accelerators_to_jax() -> None:

@@ -56,6 +56,12 @@ class SingleDeviceRuntime:
         """Number of training and evaluation steps compiled so far."""
         return self._train.count + self._evaluate.count
 
+    def peak_device_memory(self) -> int | None:
+        """Returns the most bytes of the GPU that were ever in use; None without a GPU."""
+        if not tf.config.list_logical_devices("GPU"):
+            return None
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+
     def pop_messages(self) -> list[str]:
         """Returns no messages: there is nothing to report on one device."""
         return []

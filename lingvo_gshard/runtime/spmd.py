@@ -12,6 +12,7 @@ from lingvo_gshard.core.lazy import jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.runtime import reports
+from lingvo_gshard.runtime.devices import peak_memory
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
     PARTS,
@@ -141,6 +142,10 @@ class SpmdRuntime:
     def compilations(self) -> list[Compilation]:
         """The programs compiled so far, in order."""
         return self._compiler.compilations
+
+    def peak_device_memory(self) -> int | None:
+        """Returns the most bytes that were ever in use on a device of this process."""
+        return peak_memory(self._devices)
 
     def pop_messages(self) -> list[str]:
         """Returns new messages about memory, collectives and tensors that are not split."""

@@ -109,6 +109,7 @@ def _compilation(kind: str, inputs: Inputs, executable: Executable) -> Compilati
         lowering=program.lowering_seconds + executable.lowering_seconds,
         compiling=executable.compiling_seconds,
         is_cached=executable.is_cached,
+        memory=executable.memory(),
     )
 
 

@@ -38,6 +38,7 @@ from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
 from lingvo_gshard.tools.diagnosis.check import Check, State
+from lingvo_gshard.training.records import launch
 
 NAME = "gshard-doctor"
 
@@ -85,7 +86,7 @@ def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
     """
     say("versions")
     yield from versions.check_versions()
-    yield from environment.check_environment(environment.environment_at_start())
+    yield from environment.check_environment(launch.environment_at_start())
     yield from machine.check_host()
     say("devices")
     found = _devices(count)

@@ -23,6 +23,7 @@ from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.monitoring.run_log import RunLog
 from lingvo_gshard.training.observers.step_observer import StepObserver, StepObservers
+from lingvo_gshard.training.records.memory import memory_metrics
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.trainer import Trainer
@@ -242,6 +243,7 @@ class TrainingLoop:
         self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
             raise self._non_finite_error(pending, row)
+        row.update(memory_metrics(self._runtime))
         self._log.add_step(pending.step, row)
         if evaluate:
             row.update(self._evaluate(pending.step))

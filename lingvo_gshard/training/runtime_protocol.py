@@ -64,6 +64,13 @@ class Runtime(WeightsHolder, Protocol):
         """The programs compiled so far; later ones are not always at the end."""
         ...
 
+    def peak_device_memory(self) -> int | None:
+        """Returns the most bytes that were ever in use on a device of this process.
+
+        None means that the devices do not tell, as CPUs do not.
+        """
+        ...
+
     def pop_messages(self) -> list[str]:
         """Returns the messages for the user that arose since the last call."""
         ...

@@ -9,9 +9,8 @@ import numpy as np
 
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.monitoring.metrics import MEASURED
 
-# Metrics that measure time.
-_TIMES = ("tokens_per_second",)
 _SHOWN = 10
 
 
@@ -121,7 +120,7 @@ def compare_rows(
 
 def _differences(row: dict, other: dict, tolerance: Tolerance) -> list[str]:
     step = row["step"]
-    row, other = ({k: v for k, v in r.items() if k not in _TIMES} for r in (row, other))
+    row, other = ({k: v for k, v in r.items() if k not in MEASURED} for r in (row, other))
     if row.keys() != other.keys():
         return [f"step {step}: metrics {sorted(row.keys() ^ other.keys())} are in one run only"]
     return [

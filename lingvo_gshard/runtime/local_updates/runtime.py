@@ -106,6 +106,10 @@ class LocalUpdatesRuntime:
         """The programs compiled so far, those of evaluation first."""
         return [*self._outer_weights.compilations, *self._compiler.compilations]
 
+    def peak_device_memory(self) -> int | None:
+        """Returns the most bytes that were ever in use on a device of this process."""
+        return self._outer_weights.peak_device_memory()
+
     def pop_messages(self) -> list[str]:
         """Returns the messages for the user that arose since the last call."""
         messages, self._messages = self._messages, []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Iterator, Mapping
 
@@ -10,8 +9,6 @@ from lingvo_gshard.tools.diagnosis.check import Check, State
 
 # Names of settings that only these libraries read.
 _PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "NCCL_")
-# What this process was started with: libraries change their settings when they are imported.
-_AT_START = pathlib.Path("/proc/self/environ")
 
 # Settings that change results or stop training -> (whether they break it, what they do).
 _HARMFUL: Mapping[str, tuple[bool, str]] = {
@@ -43,12 +40,6 @@ _FLAGS: Mapping[str, str] = {
     "xla_cpu_enable_fast_math": "results differ from those that were tested",
     "xla_disable_hlo_passes": "XLA compiles without passes that it needs",
 }
-
-
-def environment_at_start() -> Mapping[str, str]:
-    """Returns the environment that this process was started with."""
-    entries = _AT_START.read_text(encoding="utf-8", errors="replace").split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:

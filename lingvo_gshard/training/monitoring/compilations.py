@@ -36,6 +36,7 @@ class Compilation:
       lowering: seconds from the trace to StableHLO for the devices.
       compiling: seconds in which XLA compiled, or read the program from the cache.
       is_cached: whether the program was read from the cache on disk.
+      memory: bytes per device by class, as XLA planned them; None if the runtime does not know.
     """
 
     function: str
@@ -44,6 +45,7 @@ class Compilation:
     lowering: float
     compiling: float
     is_cached: bool = False
+    memory: Mapping[str, int] | None = None
 
     @property
     def seconds(self) -> float:

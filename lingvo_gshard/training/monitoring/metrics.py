@@ -15,6 +15,9 @@ Row = dict[str, float]
 
 # Name of the file in the run's directory.
 METRICS_FILE = "metrics.jsonl"
+# Metrics of the machine: equal runs differ in them.
+HOST_MEMORY, DEVICE_MEMORY = "host_memory_bytes", "peak_device_memory_bytes"
+MEASURED = ("tokens_per_second", HOST_MEMORY, DEVICE_MEMORY)
 # The last rows are read from the end of the file, within so many bytes.
 _TAIL = 1 << 18
 

@@ -6,6 +6,7 @@ from tests.hard_knocks.prepare import cut, folder, remove, replace, trained, wri
 _LONGER = "gshard-train --experiment=test.tiny --logdir=run --steps=14"
 _RUN = (trained("run"),)
 _EVALUATE = "gshard-evaluate --logdir=run"
+_EVALUATED = ("run", "run/evaluations.jsonl")
 
 CASES = (
     Case(
@@ -127,6 +128,7 @@ CASES = (
         "params.txt that is a directory",
         _EVALUATE + " --split=dev",
         given=(trained("run"), remove("run/params.txt"), folder("run/params.txt")),
+        changes=_EVALUATED,
         says="Warning: ...run/params.txt cannot be read: Is a directory; using the copy "
         "in the checkpoint of step 12\n",
     ),
@@ -134,12 +136,14 @@ CASES = (
         "params.txt that is cut",
         _EVALUATE + " --split=dev",
         given=(trained("run"), cut("run/params.txt", 0.3)),
+        changes=_EVALUATED,
         says="Warning: ...run/params.txt: line ...; using the copy in the checkpoint of step 12\n",
     ),
     Case(
         "params.txt that is empty",
         _EVALUATE + " --split=dev",
         given=(trained("run"), cut("run/params.txt", 0)),
+        changes=_EVALUATED,
         says="Warning: ...run/params.txt is cut off: it does not end with trainer; using "
         "the copy in the checkpoint of step 12\n",
     ),
@@ -147,12 +151,14 @@ CASES = (
         "params.txt that is not text",
         _EVALUATE + " --split=dev",
         given=(trained("run"), write("run/params.txt", b"\xff\xfe")),
+        changes=_EVALUATED,
         says="Warning: ...run/params.txt: ...; using the copy in the checkpoint of step 12\n",
     ),
     Case(
         "params.txt that is gone",
         _EVALUATE + " --split=dev",
         given=(trained("run"), remove("run/params.txt")),
+        changes=_EVALUATED,
         says="Warning: ...run holds no run: it has no params.txt; using the copy in the "
         "checkpoint of step 12\n",
     ),
@@ -160,6 +166,7 @@ CASES = (
         "params.txt that names an unknown class",
         _EVALUATE + " --split=dev",
         given=(trained("run"), replace("run/params.txt", "TinyDense", "TinyDens")),
+        changes=_EVALUATED,
         says="Warning: ...run/params.txt: line 14: task.hidden.cls: module 'tests.tiny' "
         "has no attribute 'TinyDens'; using the copy in the checkpoint of step 12\n",
     ),
@@ -167,6 +174,7 @@ CASES = (
         "params.txt with an unknown name",
         _EVALUATE + " --split=dev",
         given=(trained("run"), replace("run/params.txt", "trainer.steps", "trainer.stepz")),
+        changes=_EVALUATED,
         says="Warning: ...run/params.txt: line ...: trainer.stepz: ... Did you mean "
         "'steps'?; using the copy in the checkpoint of step 12\n",
     ),

@@ -213,6 +213,7 @@ CASES = (
         "gshard-evaluate --logdir=run --split=dev",
         given=(trained("run"), remove("run/params.txt")),
         stderr=FULL,
+        changes=("run", "run/evaluations.jsonl"),
         prints=("perplexity",),
     ),
     Case(
@@ -226,6 +227,7 @@ CASES = (
         "gshard-evaluate --logdir=run --split=dev",
         given=(trained("run"),),
         environment={"COLUMNS": "1"},
+        changes=("run", "run/evaluations.jsonl"),
         prints=("perplexity",),
     ),
     # Libraries say nothing when they are loaded, and when they start and compile.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+from lingvo_gshard.training.monitoring.metrics import MEASURED
 from tests.hard_knocks.case import Case
 from tests.hard_knocks.prepare import trained
 from tests.hard_knocks.sandbox import Sandbox
@@ -11,6 +12,7 @@ _TRAIN = "gshard-train --experiment=test.tiny --logdir=run"
 _EVALUATE = "gshard-evaluate --logdir=run --split=dev"
 _NEWEST = "run/checkpoints/12"
 _WRITTEN = ("run", "run/*")
+_EVALUATED = ("run", "run/evaluations.jsonl")
 
 
 def _flipped(data: bytes) -> bytes:
@@ -58,7 +60,7 @@ def _is_as_if_undisturbed(sandbox: Sandbox) -> None:
 def _rows(sandbox: Sandbox, run: str) -> list[dict[str, float]]:
     text = (sandbox.path / run / "metrics.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
-    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+    return [{k: v for k, v in row.items() if k not in MEASURED} for row in rows]
 
 
 def _resumed(what: str, pattern: str, how: str) -> Case:
@@ -85,6 +87,7 @@ def _evaluated(what: str, pattern: str, how: str) -> Case:
         f"evaluation after the {what} became {how}",
         _EVALUATE,
         given=(trained("run"), _damage(f"{_NEWEST}/{pattern}", how)),
+        changes=_EVALUATED,
         says="Warning: the checkpoint of step 12 is damaged: ...\n",
         prints=("step 8",),
         slow=True,

@@ -1,0 +1,63 @@
+"""evaluate: scores a run on a split, and records the scores in the run's directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lingvo_gshard.inference.options import DecodingOptions
+from lingvo_gshard.inference.translator import Translator
+from lingvo_gshard.tasks.evaluation import Evaluation
+from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress
+from lingvo_gshard.training.records import evaluations
+
+if TYPE_CHECKING:
+    from lingvo_gshard.api.run import Run
+
+
+def evaluate(
+    run: Run, split: str, show_progress: ShowProgress, options: dict[str, Any]
+) -> Evaluation:
+    """Scores the newest checkpoint of a run; see `Run.evaluate`.
+
+    Warns if the scores cannot be recorded.
+    """
+    model, given = run.model, dict(options)
+    if model.task.DECODER == Translator.__name__:
+        fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
+        searched = {name: options.pop(name) for name in fields}
+        decoding = run.published_settings.options(DecodingOptions(), searched)
+        options["translate"] = run.translator(decoding).translate
+    found = model.task.evaluate(model.runtime, model.input, split, show_progress, **options)
+    if run.backend.is_main:
+        _record(run, split, given, found)
+    return found
+
+
+def _record(run: Run, split: str, options: dict[str, Any], found: Evaluation) -> None:
+    row = evaluations.EvaluationRow(
+        time=time.time(),
+        step=run.step,
+        split=split,
+        precision=run.precision,
+        size=found.size,
+        options={name: _plain(value) for name, value in options.items()},
+        scores=found.to_record(),
+    )
+    try:
+        evaluations.append(run.logdir.path, row)
+    except OSError as error:
+        warnings.warn(
+            f"{evaluations.EVALUATIONS_FILE} cannot be written ({error.strerror}); gshard-report "
+            "will lack these scores",
+            stacklevel=3,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of JSON types; its text if it has none."""
+    return msgspec.to_builtins(value, enc_hook=str)

@@ -1,0 +1,1 @@
+"""What a run records about itself besides its metrics: launches, sharding, evaluations, memory."""

@@ -1,0 +1,30 @@
+"""Files with one JSON object per line, to which rows are appended."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from typing import TypeVar
+
+import msgspec
+
+_Row = TypeVar("_Row")
+
+
+def append(path: pathlib.Path, row: object) -> None:
+    """Appends a row. Raises OSError if the file cannot be written."""
+    with open(path, "ab") as file:
+        file.write(msgspec.json.encode(row) + b"\n")
+
+
+def read(path: pathlib.Path, row: type[_Row]) -> list[_Row]:
+    """Returns the rows of a file, which may be missing. Damaged rows are left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    decoder, found = msgspec.json.Decoder(row), []
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            found.append(decoder.decode(line))
+    return found
