@@ -34,6 +34,7 @@ from rich.markup import escape
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.diagnosis import environment, machine, speed, step, versions
@@ -90,7 +91,7 @@ def _checks(count: int, say: Callable[[str], None]) -> Iterator[Check]:
     yield from machine.check_host()
     say("devices")
     found = _devices(count)
-    chip = machine.chip_of(found[0])
+    chip = chips.of_device(found[0].platform, found[0].device_kind)
     yield from machine.check_devices(found)
     say("a product")
     yield speed.check_product(found[0], chip)

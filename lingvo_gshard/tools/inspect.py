@@ -41,8 +41,9 @@ are listed as those of an experiment are:
     gshard-inspect --logdir=runs/quickstart
     gshard-inspect --logdir=runs/quickstart --compare=runs/quickstart --compare_step=1000
 
-No corpus is read: vocabularies have the size that the experiment asks for. --json=FILE writes
-everything as JSON; --json alone prints it, and sends the tables to standard error.
+No corpus is read: vocabularies have the size that the experiment asks for, or with --logdir that of
+the run. --json=FILE writes everything as JSON; --json alone prints it, and sends the tables to
+standard error.
 """
 
 from __future__ import annotations
@@ -129,26 +130,38 @@ def main(argv: list[str]) -> int:
         raise ValueError("--program=-: a program is written to a file, not to standard output")
     console = output.make_console(values.json)
     if values.logdir:
-        params, record = trained.inspect(values, console)
+        params, trainer, record = trained.inspect(values, console)
     else:
-        params, record = experiment_params(values), {}
+        params, trainer, record = experiment_params(values), None, {}
     mesh = experiments.requested_mesh(params, values.mesh, values.device_order)
     if mesh is None and not values.logdir:
         raise ValueError("--mesh is missing, such as --mesh=data=4,model=2")
     if mesh is not None:
-        record |= _inspect_sharding(values, params, mesh, console)
+        record |= _inspect_sharding(values, params, trainer, mesh, console)
     output.write_json(values.json, record)
     return 0
 
 
 def _inspect_sharding(
-    values: flags.FlagValues, params: Params, mesh: Mesh, console: rich.console.Console
+    values: flags.FlagValues,
+    params: Params,
+    trainer: Trainer | None,
+    mesh: Mesh,
+    console: rich.console.Console,
 ) -> dict[str, Any]:
-    """Prints how an experiment is split and compiled; returns the record for JSON."""
+    """Prints how an experiment is split and compiled; returns the record for JSON.
+
+    Args:
+      values: the flags.
+      params: the experiment.
+      trainer: the trainer of a run; None for an experiment that was not trained.
+      mesh: the mesh.
+      console: where to print.
+    """
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     with stages_on_terminal() as stages:
         stages.begin("Building the model")
-        trainer = experiments.make_trainer(params)
+        trainer = trainer or experiments.make_trainer(params)
         experiments.check_overrides(partitioning, trainer)
         sharding = inspection.state_sharding(trainer, partitioning)
     tables.print_sharding(console, params.name, partitioning, sharding, values.slots)

@@ -45,6 +45,7 @@ _EC2 = (
     "Amazon EC2 on-demand price of a {0} divided by its 8 GPUs, https://aws.amazon.com/ec2/pricing/"
 )
 _EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
+_JAX = "jax.Device.device_kind, as the plugins for TPUs and NVIDIA GPUs set it"
 _NO_SOURCE = "not published"
 _SWITCH = "an NVSwitch connects the GPUs of a host: no torus"
 
@@ -59,6 +60,7 @@ FIGURES = {
     "v2": {
         "name": ("TPU v2", _V2),
         "kind": ("tpu", _V2),
+        "device_kinds": (("v2",), _JAX),
         "partitions": (2, _V2 + ": two cores per chip, each with its own memory"),
         "peak_flops": ({"bf16": 46e12 / 2, "f32": 46e12 / 2}, _V2 + _ONE_PASS),
         "vector_flops": (2 * 1024 * 700e6, _DESIGN),
@@ -77,6 +79,7 @@ FIGURES = {
     "v3": {
         "name": ("TPU v3", _V3),
         "kind": ("tpu", _V3),
+        "device_kinds": (("v3",), _JAX),
         "partitions": (2, _V3 + ": two cores per chip, each with its own memory"),
         "peak_flops": ({"bf16": 123e12 / 2, "f32": 123e12 / 2}, _V3 + _ONE_PASS),
         "vector_flops": (2 * 1024 * 940e6, _DESIGN),
@@ -95,6 +98,7 @@ FIGURES = {
     "v4": {
         "name": ("TPU v4", _V4),
         "kind": ("tpu", _V4),
+        "device_kinds": (("v4",), _JAX),
         "partitions": (1, _SCALING + ": the two cores of a chip act as one"),
         "peak_flops": ({"bf16": 275e12, "f32": 275e12, "int8": 275e12}, _V4 + _ONE_PASS),
         "vector_flops": (None, _NO_SOURCE),
@@ -117,6 +121,7 @@ FIGURES = {
     "v5e": {
         "name": ("TPU v5e", _V5E),
         "kind": ("tpu", _V5E),
+        "device_kinds": (("v5 lite", "v5e"), _JAX),
         "partitions": (1, _V5E + ": one core per chip"),
         "peak_flops": ({"bf16": 197e12, "f32": 197e12, "int8": 393e12}, _V5E + _ONE_PASS),
         "vector_flops": (None, _NO_SOURCE),
@@ -135,6 +140,7 @@ FIGURES = {
     "v5p": {
         "name": ("TPU v5p", _V5P),
         "kind": ("tpu", _V5P),
+        "device_kinds": (("v5",), _JAX),
         "partitions": (1, _SCALING + ": the two cores of a chip act as one"),
         "peak_flops": (
             {"bf16": 459e12, "f32": 459e12, "int8": 918e12, "fp8": 459e12},
@@ -156,6 +162,7 @@ FIGURES = {
     "v6e": {
         "name": ("TPU v6e", _V6E),
         "kind": ("tpu", _V6E),
+        "device_kinds": (("v6",), _JAX),
         "partitions": (1, _V6E + ": one core per chip"),
         "peak_flops": (
             {"bf16": 918e12, "f32": 918e12, "int8": 1836e12, "fp8": 918e12},
@@ -177,6 +184,7 @@ FIGURES = {
     "tpu7x": {
         "name": ("TPU7x", _V7X),
         "kind": ("tpu", _V7X),
+        "device_kinds": (("tpu7x",), _JAX),
         "partitions": (2, _V7X + ": two cores per chip, which libtpu lists as two devices"),
         "peak_flops": (
             {"bf16": 2307e12 / 2, "f32": 2307e12 / 2, "fp8": 4614e12 / 2},
@@ -200,6 +208,7 @@ FIGURES = {
 
 def _gpu(
     name: str,
+    part_of_name: str,
     datasheet: str,
     tera: tuple[float, float, float, float | None, float],
     memory: tuple[float, float],
@@ -212,6 +221,7 @@ def _gpu(
 
     Args:
       name: the product name.
+      part_of_name: what jax's name of the GPU contains, in lower case.
       datasheet: the source of most figures.
       tera: peak TFLOP/s in bf16, TF32, int8, fp8 (None if there is no such unit), and in float32
         without tensor cores.
@@ -228,6 +238,7 @@ def _gpu(
     return {
         "name": (name, datasheet),
         "kind": ("gpu", datasheet),
+        "device_kinds": ((part_of_name,), _JAX),
         "partitions": (1, datasheet),
         "peak_flops": (peak, datasheet + _DENSE),
         "vector_flops": (vector * 1e12, datasheet + ": float32 without tensor cores"),
@@ -250,6 +261,7 @@ _DGX = "NVIDIA DGX {0} datasheet: one network adapter of {1} Gbit/s per GPU"
 FIGURES |= {
     "a100-40gb": _gpu(
         "NVIDIA A100 40GB SXM",
+        "a100-sxm4-40gb",
         _A100,
         (312, 156, 624, None, 19.5),
         (40e9, 1555e9),
@@ -260,6 +272,7 @@ FIGURES |= {
     ),
     "a100": _gpu(
         "NVIDIA A100 80GB SXM",
+        "a100",
         _A100,
         (312, 156, 624, None, 19.5),
         (80e9, 2039e9),
@@ -270,6 +283,7 @@ FIGURES |= {
     ),
     "h100": _gpu(
         "NVIDIA H100 SXM",
+        "h100",
         _H100,
         (989.5, 494.5, 1979, 1979, 67),
         (80e9, 3350e9),
@@ -280,6 +294,7 @@ FIGURES |= {
     ),
     "h200": _gpu(
         "NVIDIA H200 SXM",
+        "h200",
         _H200,
         (989.5, 494.5, 1979, 1979, 67),
         (141e9, 4800e9),
@@ -290,6 +305,7 @@ FIGURES |= {
     ),
     "b200": _gpu(
         "NVIDIA B200 SXM",
+        "b200",
         _B200,
         (2250, 1125, 4500, 4500, 75),
         (180e9, 8000e9),
@@ -301,6 +317,7 @@ FIGURES |= {
     "cpu": {
         "name": ("core of AMD EPYC 9654", _EPYC),
         "kind": ("cpu", _EPYC),
+        "device_kinds": ((), "jax gives every CPU the same name"),
         "partitions": (1, "a partition is one core"),
         "peak_flops": (
             {"bf16": 64 * 3.55e9, "f32": 32 * 3.55e9, "int8": 128 * 3.55e9},

@@ -46,6 +46,7 @@ class Chip:
       key: the chip's name within a topology's name, such as "v3".
       name: the product name.
       kind: "tpu", "gpu" or "cpu".
+      device_kinds: parts of jax's name of such a device, in lower case.
       partitions: number of partitions of one chip.
       peak_flops: peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8"), in one
         pass.
@@ -69,6 +70,7 @@ class Chip:
     key: str
     name: str
     kind: str
+    device_kinds: tuple[str, ...]
     partitions: int
     peak_flops: Mapping[str, float]
     vector_flops: float | None
@@ -127,6 +129,23 @@ def get(key: str) -> Chip:
     if key not in CHIPS:
         raise ValueError(f"--topology: unknown chip {key!r}. {names.nearest(key, CHIPS)}")
     return CHIPS[key]
+
+
+def of_device(platform: str, device_kind: str) -> Chip | None:
+    """Returns the chip of a device that jax has found; None for a CPU and for unknown chips.
+
+    Args:
+      platform: `platform` of the jax.Device: "tpu", "gpu" or "cpu".
+      device_kind: its `device_kind`, such as "TPU v5 lite".
+    """
+    found = [
+        (len(part), chip)
+        for chip in CHIPS.values()
+        for part in chip.device_kinds
+        if chip.kind == platform and part in device_kind.lower()
+    ]
+    # "TPU v5 lite" contains "v5" as well.
+    return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def _chip(key: str, figures: Mapping[str, tuple]) -> Chip:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gshard.core import user_cache
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.planning.machines import chips
-from lingvo_gshard.planning.machines.chips import Chip
 from lingvo_gshard.tools.console import libraries
 from lingvo_gshard.tools.diagnosis.check import Check, State
 
@@ -23,17 +21,6 @@ _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 _DRIVERS = {
     "/dev/nvidia0": ("an NVIDIA GPU", "pip install 'jax[cuda12]=={version}'"),
     "/dev/accel0": ("a TPU", "pip install 'jax[tpu]=={version}'"),
-}
-# Parts of jax's names of TPUs -> keys of chips. The first that occurs holds.
-_TPUS = {
-    "v2": "v2",
-    "v3": "v3",
-    "v4": "v4",
-    "v5 lite": "v5e",
-    "v5e": "v5e",
-    "v5": "v5p",
-    "v6": "v6e",
-    "tpu7x": "tpu7x",
 }
 
 
@@ -100,13 +87,3 @@ def check_devices(devices: Sequence[jax.Device]) -> Iterator[Check]:
                 found = f"this machine has {what} ({file}), but jax sees only the CPU"
                 advice = install.format(version=jax.__version__)
                 yield Check("devices", State.WARNING, found, advice)
-
-
-def chip_of(device: jax.Device) -> Chip | None:
-    """Returns the published figures of a device; None for a CPU and for unknown chips."""
-    kind = device.device_kind.lower()
-    if device.platform == "tpu":
-        key = next((key for part, key in _TPUS.items() if part in kind), None)
-    else:
-        key = next((key for key in ("h100", "h200", "a100", "b200") if key in kind), None)
-    return chips.get(key) if key and device.platform != "cpu" else None

@@ -14,6 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.inspection import tables
 from lingvo_gshard.tools.inspection.weights import StoredWeights, WeightStatistics, statistics
+from lingvo_gshard.training.trainer import Trainer
 
 
 def define_trained_flags(values: flags.FlagValues) -> None:
@@ -38,11 +39,12 @@ def define_trained_flags(values: flags.FlagValues) -> None:
 
 def inspect(
     values: flags.FlagValues, console: rich.console.Console
-) -> tuple[Params, dict[str, Any]]:
+) -> tuple[Params, Trainer, dict[str, Any]]:
     """Prints the statistics of a run's weights.
 
     Returns:
-      The run's experiment, and what was printed as a record for JSON.
+      The run's experiment, its trainer with the run's vocabularies, and what was printed as a
+      record for JSON.
 
     Raises:
       ValueError: a flag does not suit a run, or a checkpoint is missing or damaged.
@@ -74,7 +76,7 @@ def inspect(
     }
     if other:
         record["compared_step"] = other.checkpoint.step
-    return run.params, record
+    return run.params, trainer, record
 
 
 def _compared(values: flags.FlagValues, run: Run) -> StoredWeights | None:

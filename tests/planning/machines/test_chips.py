@@ -20,6 +20,26 @@ def test_figures_are_consistent_and_have_sources(key):
         assert chip.price.source and chip.price.date and chip.price.region
 
 
+@pytest.mark.parametrize(
+    ("platform", "kind", "key"),
+    [
+        ("tpu", "TPU v3", "v3"),
+        ("tpu", "TPU v5 lite", "v5e"),
+        ("tpu", "TPU v5", "v5p"),
+        ("tpu", "TPU v6 lite", "v6e"),
+        ("tpu", "TPU7x", "tpu7x"),
+        ("gpu", "NVIDIA H100 80GB HBM3", "h100"),
+        ("gpu", "NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("gpu", "NVIDIA A100-SXM4-80GB", "a100"),
+        ("gpu", "NVIDIA GeForce GTX 1080", None),
+        ("cpu", "cpu", None),
+    ],
+)
+def test_figures_are_found_by_the_name_of_a_device(platform, kind, key):
+    chip = chips.of_device(platform, kind)
+    assert (chip and chip.key) == key
+
+
 def test_the_usable_share_of_the_memory_is_explained():
     assert chips.get("v3").capacity_reason == (
         "a program may use 15.48 of the 16.00 GiB of a device (97%): the available memory that "

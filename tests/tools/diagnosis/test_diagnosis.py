@@ -2,12 +2,12 @@
 
 import importlib.metadata
 import json
-import types
 
 import jax
 import numpy as np
 import pytest
 
+from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.tools import doctor
@@ -78,24 +78,6 @@ def test_memory_of_a_container_counts(monkeypatch, tmp_path):
     assert str(tmp_path / "runs" / "new") in found["disk: runs"].found
 
 
-@pytest.mark.parametrize(
-    "platform, kind, key",
-    [
-        ("tpu", "TPU v3", "v3"),
-        ("tpu", "TPU v5 lite", "v5e"),
-        ("tpu", "TPU v5", "v5p"),
-        ("tpu", "TPU v6 lite", "v6e"),
-        ("tpu", "TPU7x", "tpu7x"),
-        ("gpu", "NVIDIA H100 80GB HBM3", "h100"),
-        ("gpu", "NVIDIA GeForce GTX 1080", None),
-        ("cpu", "cpu", None),
-    ],
-)
-def test_published_figures_are_found_by_the_name_of_a_device(platform, kind, key):
-    chip = machine.chip_of(types.SimpleNamespace(platform=platform, device_kind=kind))
-    assert (chip and chip.key) == key
-
-
 def test_an_accelerator_that_jax_does_not_see_is_named(monkeypatch, tmp_path):
     (driver := tmp_path / "nvidia0").touch()
     monkeypatch.setattr(machine, "_DRIVERS", {str(driver): ("a GPU", "pip install jax=={version}")})
@@ -117,8 +99,7 @@ def test_a_wrong_product_is_found(monkeypatch):
 
 def test_a_product_far_below_the_published_rate_is_a_warning(monkeypatch):
     monkeypatch.setitem(speed._SIZES, "cpu", 64)
-    chip = machine.chip_of(types.SimpleNamespace(platform="gpu", device_kind="H100"))
-    assert speed.check_product(devices_for(1)[0], chip).state == State.WARNING
+    assert speed.check_product(devices_for(1)[0], chips.get("h100")).state == State.WARNING
 
 
 def test_collectives_equal_numpy_and_a_lost_message_is_found(monkeypatch):

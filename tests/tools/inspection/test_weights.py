@@ -13,6 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tools import inspect
 from lingvo_gshard.tools.inspection import weights
 from lingvo_gshard.tools.inspection.weights import StoredWeights, statistics
+from lingvo_gshard.training import experiments
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 
 
@@ -82,7 +83,11 @@ def test_a_missing_step_is_refused_with_those_that_exist(stored, tmp_path):
         StoredWeights.open(tmp_path, None, "step")
 
 
-def test_a_run_is_inspected_and_compared_with_itself(language_model_logdir, tmp_path, capsys):
+def test_a_run_is_inspected_and_compared_with_itself(
+    language_model_logdir, tmp_path, capsys, monkeypatch
+):
+    # This makes a trainer with the configured vocabulary, which a run may not have filled.
+    monkeypatch.delattr(experiments, "make_trainer")
     path = tmp_path / "weights.json"
     flags = [f"--logdir={language_model_logdir}", f"--compare={language_model_logdir}"]
     flags += ["--mesh=data=2", "--strategy=expert", "--placement=*.experts.w_in"]
@@ -92,6 +97,9 @@ def test_a_run_is_inspected_and_compared_with_itself(language_model_logdir, tmp_
     assert record["step"] == record["compared_step"] == 30
     rows = {row["path"]: row for row in record["statistics"]}
     assert all(row["difference"]["is_equal"] for row in rows.values())
+    assert {path: row["shape"] for path, row in rows.items()} == {
+        row["path"]: row["shape"] for row in record["weights"]
+    }
     scale = rows["decoder.final_norm.scale"]
     assert abs(scale["mean"] - 1) < 0.2 and scale["not_finite"] == 0
     (placed,) = record["placement"]
