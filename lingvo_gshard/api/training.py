@@ -73,7 +73,7 @@ def train(
 
     Raises:
       ValueError: an argument or hyperparameter is wrong, or another run uses `logdir`.
-      NonFiniteError: a loss or gradient is not finite; the message names step and layer.
+      TrainingFailedError: the run cannot go on, as with a loss that is not finite.
       OSError: a checkpoint cannot be saved, or another run took `logdir` over.
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)

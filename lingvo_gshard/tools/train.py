@@ -60,7 +60,7 @@ from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_opti
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome
-from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError
+from lingvo_gshard.training.monitoring.failure import TrainingFailedError
 from lingvo_gshard.training.starting import params_of
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, EXIT_CODES
 
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
             options=runtime_options(values),
             console=console,
         )
-    except NonFiniteError as error:
+    except TrainingFailedError as error:
         if processes.is_main():
             print(f"{NAME}: error: {error}", file=sys.stderr)
         return 1

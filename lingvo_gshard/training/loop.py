@@ -26,6 +26,12 @@ from lingvo_gshard.training.observers.step_observer import StepObserver, StepObs
 from lingvo_gshard.training.records.memory import memory_metrics
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 from lingvo_gshard.training.signals import StopRequest
+from lingvo_gshard.training.spikes.roll_back import (
+    PersistentSpikeError,
+    RollBack,
+    RollBacks,
+)
+from lingvo_gshard.training.spikes.skipped import BatchesWithoutSkipped
 from lingvo_gshard.training.trainer import Trainer
 
 
@@ -128,13 +134,17 @@ class TrainingLoop:
         Raises:
           ValueError: the dev split cannot be read, or has no examples.
           NonFiniteError: a loss or gradient is not finite. Names the step and the layer.
+          RollBackLimitError: spikes came back after as many roll backs as are allowed.
           OSError: the last checkpoint could not be saved. Older checkpoints remain.
         """
         p = self._trainer.p
         self.step = self._saved_step = checkpoint.step if checkpoint else 0
         with contextlib.ExitStack() as stack:
             self._check_dev()
-            self._batches = self._input.train_batches(p.seed)
+            self._roll_backs = RollBacks(p.spikes, self._logdir.path, self.step)
+            self._batches = BatchesWithoutSkipped(
+                self._input.train_batches(p.seed), self._roll_backs.skipped
+            )
             stack.callback(self._batches.close)
             if progress:
                 progress.begin("Initializing the weights" if checkpoint is None else "Loading")
@@ -149,7 +159,7 @@ class TrainingLoop:
             self._evaluate_if_missed()
             stack.callback(self._observers.at_end)
             self._train()
-            self._log.show_summary()
+            self._log.show_summary(self._roll_backs.summary())
             self._finish_saving()
         return Outcome(
             self.step,
@@ -179,7 +189,7 @@ class TrainingLoop:
         self._runtime.load_state(restored_state(self._trainer, checkpoint, abstract_state))
         if checkpoint.position is not None:
             # A model that was imported begins with the first batch.
-            self._batches.set_state(checkpoint.position)
+            self._batches.move(checkpoint.step, checkpoint.position, self._roll_backs.skipped)
         # The runtime has its own copy. Two may not fit into memory.
         checkpoint.arrays.clear()
 
@@ -193,6 +203,14 @@ class TrainingLoop:
             self._log.add_evaluation(self.step, self._evaluate(self.step))
 
     def _train(self) -> None:
+        """Takes all steps, those after a roll back included."""
+        while True:
+            try:
+                return self._take_steps()
+            except PersistentSpikeError as error:
+                self._roll_back(error.roll_back)
+
+    def _take_steps(self) -> None:
         p = self._trainer.p
         while self.step < p.steps and not self._stop.agreed:
             self._take_step(self._next_batch())
@@ -243,6 +261,7 @@ class TrainingLoop:
         self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
             raise self._non_finite_error(pending, row)
+        self._check_spikes(pending.step, row)
         row.update(memory_metrics(self._runtime))
         self._log.add_step(pending.step, row)
         if evaluate:
@@ -252,6 +271,32 @@ class TrainingLoop:
         self._last_row = row
         if is_point:
             self._store.poll()
+
+    def _check_spikes(self, step: int, row: Row) -> None:
+        """Raises PersistentSpikeError if a step asks for a roll back, and there is where to go."""
+        if not self._roll_backs.is_due(row):
+            return
+        self._store.finish()
+        roll_back = self._roll_backs.plan(step, row, self._store.steps)
+        if roll_back is not None:
+            raise PersistentSpikeError(roll_back)
+        self._log.say(
+            f"Warning: step {step:,}: no checkpoint is older than the spikes, so there is nothing "
+            "to go back to"
+        )
+
+    def _roll_back(self, roll_back: RollBack) -> None:
+        """Restores the state before the spikes. The step in progress is dropped."""
+        self._log.say(roll_back.words())
+        self._pending = None
+        self._logdir.check_lock()
+        self._store.delete_after(roll_back.last_step)
+        self._roll_backs.add(roll_back)
+        checkpoint = self._store.restore(self._runtime.abstract_state())
+        assert checkpoint is not None
+        self._load(checkpoint)
+        self.step = self._saved_step = checkpoint.step
+        self._log.roll_back(self.step)
 
     def _evaluate(self, step: int) -> Row:
         """Returns the metrics of the dev split; none if there is no such split or on a stop."""

@@ -20,10 +20,10 @@ from lingvo_gshard.training import averages, loss_scale, micro_batches, precisio
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch
-from lingvo_gshard.training.monitoring import spikes
 from lingvo_gshard.training.optim import optimizer
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
+from lingvo_gshard.training.spikes import rule as spikes
 
 
 class Trainer(Configurable):
@@ -43,7 +43,7 @@ class Trainer(Configurable):
     state that led to the bad step must still be there to diagnose it. With a loss scale, a step
     that is not finite is skipped: it counts, but changes neither weights nor moments nor averages.
     It ends the training only if the scale cannot become smaller. A spike is skipped in the same
-    way by the policy "skip".
+    way by the policies "skip" and "roll_back".
     """
 
     @classmethod

@@ -35,6 +35,8 @@ from lingvo_gshard.training.stopping import State
 
 Say = Callable[[str], None]
 
+# Ends the name of a checkpoint that is being deleted.
+_DELETED = ".deleted"
 # A save of several processes fails if one of them takes longer than this.
 _SAVE_SECONDS = 1800
 
@@ -194,6 +196,14 @@ class CheckpointStore:
             return dataclasses.replace(checkpoint, arrays=arrays)
         return self._none_readable(steps)
 
+    def delete_after(self, step: int) -> None:
+        """Deletes the checkpoints of later steps, the newest first."""
+        self.finish()
+        for later in reversed([one for one in self._steps if one > step]):
+            processes.together(lambda later=later: self._delete(later))
+            self._steps.remove(later)
+        self._manager.reload()
+
     def close(self) -> None:
         """Waits for the save in progress and stops Orbax's threads."""
         if self._manager is None:
@@ -207,6 +217,8 @@ class CheckpointStore:
     def _open(self) -> ocp.CheckpointManager | None:
         if self._writable and processes.is_main():
             self._directory.mkdir(parents=True, exist_ok=True)
+            for doomed in self._directory.glob(f"*{_DELETED}"):
+                shutil.rmtree(doomed)
         self._steps = processes.from_main(steps_in(self._directory))
         if not self._writable:
             return None
@@ -261,6 +273,13 @@ class CheckpointStore:
         if self._writable:
             processes.together(lambda: self._rename_damaged(step))
             self._manager.reload()
+
+    def _delete(self, step: int) -> None:
+        if not processes.is_main():
+            return
+        # Renamed first: a process that is killed in between leaves no checkpoint with holes.
+        doomed = self._path(step).rename(self._directory / f"{step}{_DELETED}")
+        shutil.rmtree(doomed)
 
     def _rename_damaged(self, step: int) -> None:
         if not processes.is_main():

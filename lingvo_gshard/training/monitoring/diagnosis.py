@@ -5,10 +5,11 @@ from __future__ import annotations
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.monitoring.failure import TrainingFailedError
 from lingvo_gshard.training.trainer import Trainer
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(TrainingFailedError):
     """The loss or the gradient of a training step is not finite."""
 
 

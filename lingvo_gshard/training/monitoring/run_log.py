@@ -27,7 +27,7 @@ from lingvo_gshard.training.monitoring.metrics import (
     first_and_last,
 )
 from lingvo_gshard.training.monitoring.progress import Progress, Waiting
-from lingvo_gshard.training.monitoring.spike_log import SpikeLog
+from lingvo_gshard.training.spikes.spike_log import SpikeLog
 
 _SHOWN_OF_DEV = ("loss", "perplexity", "accuracy")
 
@@ -61,8 +61,8 @@ class RunLog:
         self._logdir = logdir
         self._params = params
         self._step = step
+        self._guessing_loss = guessing_loss
         self._balance = ExpertBalance()
-        self._divergence = Divergence(params, guessing_loss)
         self._spikes = SpikeLog(params.spikes.policy)
         self._compilations = compilations or CompilationWatch(list)
         self._compilations_file = CompilationsFile(logdir.path) if processes.is_main() else None
@@ -76,13 +76,7 @@ class RunLog:
             self._balance.digest,
         )
         self._progress.__enter__()
-        if self._step:
-            earlier = first_and_last(self._logdir.path / METRICS_FILE, self._step, LONG)
-            self._divergence.resume(earlier)
-        is_main = processes.is_main()
-        self._writer = (
-            MetricsWriter(self._logdir.path, self._step, self.say) if is_main else NoWriter()
-        )
+        self._go_on_after(self._step)
         return self
 
     def __exit__(
@@ -93,6 +87,21 @@ class RunLog:
     ) -> None:
         self._writer.close()
         self._progress.__exit__(kind, error, traceback)
+
+    def _go_on_after(self, step: int) -> None:
+        """Opens the files to write the rows after a step; removes the rows of later steps."""
+        self._divergence = Divergence(self._params, self._guessing_loss)
+        if step:
+            earlier = first_and_last(self._logdir.path / METRICS_FILE, step, LONG)
+            self._divergence.resume(earlier)
+        is_main = processes.is_main()
+        self._writer = MetricsWriter(self._logdir.path, step, self.say) if is_main else NoWriter()
+
+    def roll_back(self, step: int) -> None:
+        """Removes the rows after a step that the run goes back to."""
+        self._writer.close()
+        self._progress.pause()
+        self._go_on_after(step)
 
     def compiling(self) -> contextlib.AbstractContextManager[object]:
         """Returns a context in which the first step is compiled, which may take minutes."""
@@ -185,9 +194,13 @@ class RunLog:
         if is_point:
             self._writer.curves(step, row)
 
-    def show_summary(self) -> None:
-        """Shows compilations, spikes, the balance of any experts, and whether the loss diverged."""
-        self._say_all(self._compilations.summary() + self._spikes.summary())
+    def show_summary(self, lines: Sequence[str] = ()) -> None:
+        """Shows compilations, spikes, the balance of any experts, and whether the loss diverged.
+
+        Args:
+          lines: further lines about spikes.
+        """
+        self._say_all([*self._compilations.summary(), *self._spikes.summary(), *lines])
         self._say_all(self._balance.summary() + self._divergence.summary())
 
     def _say_all(self, lines: list[str]) -> None:

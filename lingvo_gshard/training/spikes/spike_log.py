@@ -16,7 +16,7 @@ class SpikeLog:
         Args:
           policy: `trainer.spikes.policy`.
         """
-        self._end = "its update was discarded" if policy == "skip" else "it was trained on"
+        self._end = "it was trained on" if policy == "warn" else "its update was discarded"
         self._lines = 0
         self._last: Row = {}
 

@@ -10,6 +10,11 @@ The running mean and variance of values x_1, x_2, ... use the share a_n = 1 / mi
 
 Over the first `window` values they are the plain mean and variance (Welford 1962); later they are
 exponential moving ones. Spikes do not enter them.
+
+A bad batch makes a single spike, and it is enough to discard its update. Spikes that follow one
+another, whatever the batches, come from weights that are bad already: PaLM (arXiv 2204.02311,
+section 5.1) went back to a checkpoint about 100 steps before the spike and skipped 200 to 500
+batches, and OPT (arXiv 2205.01068, section 2.5) restarted from earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 # The part of a trainer's state that holds the statistics.
 PART = "spikes"
-POLICIES = ("off", "warn", "skip")
+ROLL_BACK = "roll_back"
+POLICIES = ("off", "warn", "skip", ROLL_BACK)
 
 # A deviation counts as at least this share of the mean, since a constant value has none.
 _LEAST_DEVIATION = 0.01
@@ -64,8 +70,9 @@ class Spikes(Configurable):
         p.define(
             "policy",
             "off",
-            "What happens in a spike: off (spikes are not looked for), warn, or skip, which also "
-            "discards the update of the step.",
+            "What happens in a spike: off (spikes are not looked for), warn, skip, which also "
+            "discards the update of the step, or roll_back, which goes back to a checkpoint if "
+            "spikes follow one another.",
         )
         p.define(
             "deviations",
@@ -80,8 +87,24 @@ class Spikes(Configurable):
         p.define(
             "most_in_a_row",
             5,
-            "After so many spikes in a row the statistics begin anew: the level has changed.",
+            "After so many spikes in a row the statistics begin anew: the level has changed. With "
+            "roll_back the run goes back to a checkpoint instead.",
             minimum=1,
+        )
+        p.define(
+            "roll_back_steps",
+            100,
+            "A roll back goes so many steps further back than to the first of the spikes.",
+            minimum=0,
+        )
+        p.define(
+            "skipped_batches",
+            300,
+            "Number of batches that a roll back skips, from there on; those of the spikes always.",
+            minimum=1,
+        )
+        p.define(
+            "most_roll_backs", 10, "The run ends with an error after so many roll backs.", minimum=1
         )
         return p
 
@@ -129,7 +152,7 @@ class Spikes(Configurable):
         is_outlier = (heights["loss"] > p.deviations) | (heights["gradient_norm"] > p.deviations)
         begins_anew = is_outlier & (state.in_a_row >= p.most_in_a_row)
         is_spike = is_outlier & ~begins_anew
-        is_skipped = is_spike if p.policy == "skip" else tf.zeros_like(is_spike)
+        is_skipped = tf.zeros_like(is_spike) if p.policy == "warn" else is_spike
         new_state = self._accepted(state, values, begins_anew)
         keeps = is_spike | ~finite
         pairs = zip(state.flatten(), new_state.flatten(), strict=True)
@@ -139,7 +162,10 @@ class Spikes(Configurable):
         new_state.found = state.found + spike
         new_state.skipped = state.skipped + tf.cast(is_skipped, tf.int32)
         metrics = {f"{name}_deviations": height for name, height in heights.items()}
-        return Verdict(is_skipped, new_state, metrics | {"spike": spike, "spikes": new_state.found})
+        metrics |= {"spike": spike, "spikes": new_state.found}
+        if p.policy == ROLL_BACK:
+            metrics[ROLL_BACK] = is_spike & (new_state.in_a_row == p.most_in_a_row)
+        return Verdict(is_skipped, new_state, metrics)
 
     def _accepted(
         self, state: NestedMap, values: dict[str, tf.Tensor], begins_anew: tf.Tensor
