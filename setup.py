@@ -94,6 +94,7 @@ setup(
         # Other engines that `gshard-bench decode` compares with.
         "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
         "plan": ["libtpu==0.0.42.1"],
+        "plan_gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],
         "serve": SERVE,
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:

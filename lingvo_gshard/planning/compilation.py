@@ -85,7 +85,7 @@ def compile_for(
 def _compile(program: Program, topology: Topology, started: float) -> CompiledProgram:
     """Compiles a program; `started` is the time from which its compile time counts."""
     with standard_error.capture(_EVERYTHING):
-        executable = Executable(program, topology.compile_devices())
+        executable = Executable(program, topology.compile_devices(), topology.compiler_options)
     seconds = time.monotonic() - started
     return CompiledProgram(
         module=executable.hlo_module(),

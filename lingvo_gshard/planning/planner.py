@@ -17,6 +17,7 @@ from lingvo_gshard.planning import (
     roofline,
 )
 from lingvo_gshard.planning.compilation import CompiledProgram
+from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
@@ -27,7 +28,7 @@ from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 
-_PACKAGES = ("jax", "jaxlib", "libtpu", "tensorflow")
+_PACKAGES = ("jax", "jaxlib", "tensorflow")
 
 
 def plan(
@@ -154,7 +155,7 @@ def plan_program(
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
         compile_seconds=compiled.seconds,
-        versions=_versions(),
+        versions=_versions(topology.compiler),
         notes=_notes(compiled, found, partitioning, topology),
     )
 
@@ -178,9 +179,9 @@ def _budget(
     return roofline.budget(tokens, seconds / tokens_per_step, topology)
 
 
-def _versions() -> dict[str, str]:
+def _versions(compiler: str) -> dict[str, str]:
     versions = {"lingvo_gshard": lingvo_gshard.__version__}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(compiler)])):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

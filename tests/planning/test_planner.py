@@ -15,7 +15,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.planning import picture, planner
-from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.machines import cuda, topologies
 from lingvo_gshard.planning.plan.plan import FlopCounts, ParameterCounts, Plan
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -199,7 +199,8 @@ def test_plan_of_an_empty_program():
     assert msgspec.json.decode(plan.to_json(), type=Plan) == plan
 
 
-def test_gpu_plan_is_labeled_as_an_estimate():
+def test_gpu_plan_is_labeled_as_an_estimate_without_the_compiler(monkeypatch):
+    monkeypatch.setattr(cuda, "installed", lambda: None)
     plan = lingvo_gshard.plan(
         lambda x, w: tf.matmul(x, w),
         [tf.TensorSpec((16, 32)), tf.TensorSpec((32, 64))],

@@ -36,7 +36,14 @@ _A100 = "NVIDIA A100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/dat
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h100/"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/h200/"
 _B200 = "NVIDIA DGX B200 datasheet, https://www.nvidia.com/en-us/data-center/dgx-b200/"
+_L4 = "NVIDIA L4 Tensor Core GPU datasheet, https://www.nvidia.com/en-us/data-center/l4/"
+_L40S = "NVIDIA L40S GPU datasheet, https://www.nvidia.com/en-us/data-center/l40s/"
 _DENSE = ", without sparsity; float32 as TF32"
+_TOTAL = (
+    "the memory that the driver reports, as in XLA's description of the GPU,"
+    " https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
+)
+_SMI = "the memory that nvidia-smi reports, {0} MiB"
 _PREALLOCATED = (
     "75% of the memory, which JAX preallocates unless XLA_PYTHON_CLIENT_MEM_FRACTION is set,"
     " https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
@@ -47,7 +54,6 @@ _EC2 = (
 _EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
 _JAX = "jax.Device.device_kind, as the plugins for TPUs and NVIDIA GPUs set it"
 _NO_SOURCE = "not published"
-_SWITCH = "an NVSwitch connects the GPUs of a host: no torus"
 
 GIB = 2**30
 
@@ -213,9 +219,10 @@ def _gpu(
     tera: tuple[float, float, float, float | None, float],
     memory: tuple[float, float],
     network: tuple[float, str],
-    nvlink: float,
+    link: tuple[float, str],
     watts: float,
     price: tuple[dict | None, str],
+    memory_source: str = _TOTAL,
 ) -> dict:
     """Returns the figures of a GPU.
 
@@ -227,12 +234,15 @@ def _gpu(
         without tensor cores.
       memory: bytes, and bytes per second.
       network: bytes per second to other hosts in one direction, with its source.
-      nvlink: bytes per second of NVLink in both directions together.
+      link: bytes per second to the other GPUs of a host in both directions together, with the
+        kind of link.
       watts: thermal design power.
       price: the list price or None, with its source.
+      memory_source: the source of the memory's size.
     """
     bf16, tf32, int8, fp8, vector = tera
     peak = {"bf16": bf16 * 1e12, "f32": tf32 * 1e12, "int8": int8 * 1e12}
+    switch = f"a switch of {link[1]} connects the GPUs of a host: no torus"
     if fp8 is not None:
         peak["fp8"] = fp8 * 1e12
     return {
@@ -242,14 +252,17 @@ def _gpu(
         "partitions": (1, datasheet),
         "peak_flops": (peak, datasheet + _DENSE),
         "vector_flops": (vector * 1e12, datasheet + ": float32 without tensor cores"),
-        "memory_bytes": (memory[0], datasheet),
+        "memory_bytes": (memory[0], memory_source),
         "usable_bytes": (memory[0] * 0.75, _PREALLOCATED),
         "memory_bandwidth": (memory[1], datasheet),
-        "links": (1, _SWITCH),
-        "link_bandwidth": (nvlink / 2, datasheet + ": NVLink, half of the rate of both directions"),
-        "torus_dimensions": (0, _SWITCH),
+        "links": (1, switch),
+        "link_bandwidth": (
+            link[0] / 2,
+            f"{datasheet}: {link[1]}, half of the rate of both directions",
+        ),
+        "torus_dimensions": (0, switch),
         "host_chips": (8, datasheet),
-        "pod_shape": ((), _SWITCH),
+        "pod_shape": ((), switch),
         "network_bandwidth": network,
         "watts": (watts, datasheet + ": thermal design power"),
         "price": price,
@@ -257,6 +270,14 @@ def _gpu(
 
 
 _DGX = "NVIDIA DGX {0} datasheet: one network adapter of {1} Gbit/s per GPU"
+_REFERENCE = (
+    "NVIDIA Enterprise Reference Architectures, configuration 2-8-5-200: 200 Gbit/s per GPU,"
+    " https://docs.nvidia.com/enterprise-reference-architectures/"
+)
+_EC2_NETWORK = (
+    "Amazon EC2 {0}: {1} Gbit/s for 8 GPUs, https://aws.amazon.com/ec2/instance-types/"
+    "accelerated-computing/"
+)
 
 FIGURES |= {
     "a100-40gb": _gpu(
@@ -264,9 +285,9 @@ FIGURES |= {
         "a100-sxm4-40gb",
         _A100,
         (312, 156, 624, None, 19.5),
-        (40e9, 1555e9),
+        (42_331_013_120, 1555e9),
         (200e9 / 8, _DGX.format("A100", 200)),
-        600e9,
+        (600e9, "NVLink"),
         400,
         (_price(32.7726 / 8, "us-east-1", "2024-01"), _EC2.format("p4d.24xlarge")),
     ),
@@ -275,9 +296,9 @@ FIGURES |= {
         "a100",
         _A100,
         (312, 156, 624, None, 19.5),
-        (80e9, 2039e9),
+        (85_100_068_864, 2039e9),
         (200e9 / 8, _DGX.format("A100", 200)),
-        600e9,
+        (600e9, "NVLink"),
         400,
         (_price(40.96 / 8, "us-east-1", "2024-01"), _EC2.format("p4de.24xlarge")),
     ),
@@ -286,9 +307,9 @@ FIGURES |= {
         "h100",
         _H100,
         (989.5, 494.5, 1979, 1979, 67),
-        (80e9, 3350e9),
+        (84_942_979_072, 3350e9),
         (400e9 / 8, _DGX.format("H100", 400)),
-        900e9,
+        (900e9, "NVLink"),
         700,
         (_price(98.32 / 8, "us-east-1", "2024-01"), _EC2.format("p5.48xlarge")),
     ),
@@ -297,9 +318,9 @@ FIGURES |= {
         "h200",
         _H200,
         (989.5, 494.5, 1979, 1979, 67),
-        (141e9, 4800e9),
+        (151_397_597_184, 4800e9),
         (400e9 / 8, _DGX.format("H200", 400)),
-        900e9,
+        (900e9, "NVLink"),
         700,
         (None, _NO_SOURCE),
     ),
@@ -308,11 +329,44 @@ FIGURES |= {
         "b200",
         _B200,
         (2250, 1125, 4500, 4500, 75),
-        (180e9, 8000e9),
+        (191_514_411_008, 8000e9),
         (400e9 / 8, _DGX.format("B200", 400)),
-        1800e9,
+        (1800e9, "NVLink"),
         1000,
         (None, _NO_SOURCE),
+    ),
+    # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
+    "h100-pcie": _gpu(
+        "NVIDIA H100 PCIe",
+        _H100,
+        (756, 378, 1513, 1513, 51),
+        (84_942_979_072, 2039e9),
+        (200e9 / 8, _REFERENCE),
+        (128e9, "PCI Express 5.0 x16"),
+        350,
+        (None, _NO_SOURCE),
+    ),
+    "l40s": _gpu(
+        "NVIDIA L40S",
+        _L40S,
+        (362.05, 183, 733, 733, 91.6),
+        (46_068 * 2**20, 864e9),
+        (400e9 / 8 / 8, _EC2_NETWORK.format("g6e.48xlarge", 400)),
+        (64e9, "PCI Express 4.0 x16"),
+        350,
+        (_price(30.13118 / 8, "us-east-1", "2024-12"), _EC2.format("g6e.48xlarge")),
+        _SMI.format("46,068"),
+    ),
+    "l4": _gpu(
+        "NVIDIA L4",
+        _L4,
+        (121, 60, 242.5, 242.5, 30.3),
+        (23_034 * 2**20, 300e9),
+        (100e9 / 8 / 8, _EC2_NETWORK.format("g6.48xlarge", 100)),
+        (64e9, "PCI Express 4.0 x16"),
+        72,
+        (_price(13.3504 / 8, "us-east-1", "2024-12"), _EC2.format("g6.48xlarge")),
+        _SMI.format("23,034"),
     ),
     "cpu": {
         "name": ("core of AMD EPYC 9654", _EPYC),

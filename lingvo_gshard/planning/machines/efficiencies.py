@@ -149,7 +149,10 @@ _MATMULS: Mapping[str, Efficiency] = {
     "a100-40gb": Efficiency(0.869, _MAMF),
     "h100": Efficiency(0.803, _MAMF),
     "h200": Efficiency(0.803, _MAMF + ", measured on an H100"),
+    "h100-pcie": Efficiency(0.803, _MAMF + ", measured on an H100 SXM"),
     "b200": Efficiency(0.776, _MAMF),
+    "l40s": Efficiency(0.869, _MAMF + ", measured on an A100"),
+    "l4": Efficiency(0.869, _MAMF + ", measured on an A100"),
     "cpu": Efficiency(
         195 / (2 * 113.6),
         "our measurement: a float32 product of 2048 x 2048 matrices, 195 GFLOP/s on two cores of"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lingvo_gshard.core.config import names as nearest_names
-from lingvo_gshard.planning.machines import chips, libtpu
+from lingvo_gshard.planning.machines import chips, compilers, cuda, libtpu
 
 _FORMS = "expected such as v3:32x32, v4:4x4x8, cpu:8 or gpu:h100:8x4 (hosts x GPUs of one host)"
 _SIZES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
@@ -66,60 +67,38 @@ class Topology:
 
     @property
     def compiler(self) -> str:
-        """The compiler that is used: "tpu", or "cpu" if the topology's own is not available."""
-        return "tpu" if self.kind == "tpu" and libtpu.installed() else "cpu"
+        """The compiler that is used: "tpu", "gpu", or "cpu" if the chip's own is not available."""
+        return compilers.available(self.kind)
 
     @property
     def compiler_choice(self) -> str:
         """A sentence that says whose compiler is used and why."""
-        if self.compiler == "tpu":
-            return (
-                f"libtpu {libtpu.installed()} compiles the step: it is the compiler of "
-                f"{self.chip.name} and needs no TPU."
-            )
-        if self.kind == "tpu":
-            return (
-                "XLA's compiler for CPUs compiles the step, as an estimate, because "
-                f"{libtpu.MISSING}. To install it: {libtpu.INSTALL}"
-            )
-        if self.kind == "gpu":
-            return (
-                "XLA's compiler for CPUs compiles the step, as an estimate: the one for GPUs works "
-                "only on a machine that has them."
-            )
-        return (
-            "XLA's compiler for CPUs compiles the step. Its figures are an estimate: a device is "
-            f"one {self.chip.name} and its share of the memory."
-        )
+        return compilers.choice(self.chip)
+
+    @property
+    def compiler_options(self) -> Mapping[str, Any]:
+        """Options that the compiler needs where its devices are not there."""
+        return cuda.OPTIONS if self.compiler == "gpu" else {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for plans, such as a substitute for the topology's compiler."""
-        if self.kind == "tpu" and self.compiler == "cpu":
-            return (
-                f"an estimate: compiled for CPUs in place of TPUs, since {libtpu.MISSING}; "
-                f"install it with {libtpu.INSTALL}",
-            )
-        if self.kind == "tpu" and libtpu.options():
-            return (f"compiled with {libtpu.OPTIONS}={libtpu.options()}",)
-        if self.kind == "gpu":
-            return ("an estimate: compiled for CPUs in place of GPUs",)
-        if self.kind == "cpu":
-            return (f"an estimate: a device is one {self.chip.name} and its share of the memory",)
-        return ()
+        return compilers.notes(self.chip)
 
     def compile_devices(self) -> list[Any]:
         """Returns jax devices to compile programs for, in the order of the partitions.
 
-        This is for processes that plan and do not train: libtpu then looks for no TPU, and jax
-        creates as many virtual CPU devices as the topology has.
+        This is for processes that plan and do not train: compilers then look for no accelerator,
+        and jax creates as many virtual CPU devices as the topology has.
 
         Raises:
-          ValueError: if libtpu does not know the slice, or if this process has already started
-            jax with fewer CPU devices; names --topology.
+          ValueError: if a compiler does not know the topology or was found too late, or if this
+            process has already started jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
             return libtpu.devices(self.chip.key, self.shape, self.wraps)
+        if self.compiler == "gpu":
+            return cuda.devices(self.chip, *self.shape)
         return _cpu_devices(self)
 
 
@@ -187,16 +166,13 @@ def listing() -> str:
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    version = libtpu.installed()
     return "\n".join(
         [
             *lines,
             "",
             "Memory (what a program may use) and peak are per device; links are per direction.",
             "Other sizes are named the same way: v3:4x4, v4:4x4x8, v5e:2x4, gpu:h100:1x8.",
-            f"libtpu {version} compiles for TPUs."
-            if version
-            else f"{libtpu.MISSING}: {libtpu.INSTALL}",
+            *compilers.listing(),
         ]
     )
 

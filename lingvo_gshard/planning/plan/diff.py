@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan import row_changes
 from lingvo_gshard.planning.plan.change import Change, changed_fields, changed_items
 from lingvo_gshard.planning.plan.plan import Plan
@@ -17,7 +18,7 @@ SECTIONS = (
 )  # fmt: skip
 
 # Packages that determine the compiled program.
-_COMPILER = ("lingvo_gshard", "jax", "jaxlib", "libtpu")
+_COMPILER = ("lingvo_gshard", "jax", "jaxlib", *compilers.PACKAGES.values())
 _SETTINGS = (
     "name", "topology", "chip", "devices", "compiler", "mesh", "strategy_name", "strategy",
     "partitioner",

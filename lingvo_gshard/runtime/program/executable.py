@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lingvo_gshard import hlo
 from lingvo_gshard.core.lazy import jax
@@ -28,6 +29,7 @@ class Executable:
     Args:
       program: the program to compile.
       devices: the devices of the program's mesh, in its order.
+      options: options of XLA's compiler by name, such as "xla_gpu_autotune_level".
 
     Attributes:
       program: the program.
@@ -41,13 +43,18 @@ class Executable:
         an argument's memory was donated to an earlier call.
     """
 
-    def __init__(self, program: Program, devices: Sequence[jax.Device]):
+    def __init__(
+        self,
+        program: Program,
+        devices: Sequence[jax.Device],
+        options: Mapping[str, Any] | None = None,
+    ):
         self.program = program
         started = time.monotonic()
         lowered = program.lower(devices)
         self.lowering_seconds = time.monotonic() - started
         with watching_cache() as hits:
-            self._compiled, output = _compile(lowered, program.partitioner)
+            self._compiled, output = _compile(lowered, program.partitioner, options)
         self.compiling_seconds = time.monotonic() - started - self.lowering_seconds
         self.is_cached = bool(hits)
         self.compiler_output = with_earlier_output(program.digest, output)
@@ -103,14 +110,16 @@ class Executable:
         return full_replications.full_replications(self.compiler_output)
 
 
-def _compile(lowered: jax.stages.Lowered, partitioner: str) -> tuple[jax.stages.Compiled, str]:
+def _compile(
+    lowered: jax.stages.Lowered, partitioner: str, options: Mapping[str, Any] | None
+) -> tuple[jax.stages.Compiled, str]:
     """Compiles a program; returns it with the compiler's output to standard error."""
     # A TF_CPP_MIN_LOG_LEVEL that hides warnings would lose the partitioner's.
     logged = jax.config.jax_logging_level
     jax.config.update("jax_logging_level", "WARNING")
     try:
         with standard_error.capture(_HIDDEN) as output, using_partitioner(partitioner):
-            compiled = lowered.compile()
+            compiled = lowered.compile(dict(options) if options else None)
     finally:
         # Where no level was set before, jax would keep the level of its libraries in C++.
         level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))

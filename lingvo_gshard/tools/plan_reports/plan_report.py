@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import rich.console
 
+from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
@@ -55,8 +56,9 @@ def _print_verdict(console: rich.console.Console, plan: Plan) -> None:
         chip = "" if plan.topology.startswith("cpu:") else ", not this chip"
         say(console, f"Compiled for CPU devices{chip}: memory and communication are an estimate.")
     else:
-        version = plan.versions.get("libtpu", "of an unknown version")
-        say(console, f"Compiled by libtpu {version}, the compiler of {plan.chip}.")
+        package = compilers.PACKAGES[plan.compiler]
+        version = plan.versions.get(package, "of an unknown version")
+        say(console, f"Compiled by {package} {version}, the compiler of {plan.chip}.")
     say(
         console,
         f"{units.digits(plan.steps_per_second)} steps/s (estimate), at most "

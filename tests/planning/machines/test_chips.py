@@ -46,7 +46,7 @@ def test_the_usable_share_of_the_memory_is_explained():
         f"libtpu {libtpu.VERSION} reports when a program needs more"
     )
     h100 = chips.get("h100").capacity_reason
-    assert "a program may use 55.88 of the 74.51 GiB of a device (75%): " in h100
+    assert "a program may use 59.33 of the 79.11 GiB of a device (75%): " in h100
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in h100
 
 

@@ -1,0 +1,89 @@
+"""XLA's compiler for NVIDIA GPUs: the packages that hold it, and the hosts that it compiles for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from lingvo_gshard.planning.machines import gpu_targets
+from lingvo_gshard.planning.machines.chips import Chip
+
+# The version that was tested, that of the extra `plan_gpu`.
+VERSION = "0.10.2"
+
+# The plugin and the compiler. Neither a driver nor CUDA's libraries are needed to compile.
+PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
+
+MISSING = "XLA's compiler for GPUs is not installed"
+
+# The command that installs the compiler for the Python that runs, from any folder. The packages
+# have no dependencies but jax, which is installed.
+INSTALL = shlex.join(
+    [sys.executable or "python3", "-m", "pip", "install", *(f"{p}=={VERSION}" for p in PACKAGES)]
+)
+
+# Autotuning would run kernels, which takes a GPU.
+OPTIONS: Mapping[str, Any] = {"xla_gpu_autotune_level": 0}
+
+# Otherwise the plugin asks the driver for the number of GPUs, and is not used if there is none.
+_SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+
+
+def installed() -> str | None:
+    """Returns the installed version of the compiler; None if there is none."""
+    try:
+        return min(importlib.metadata.version(package) for package in PACKAGES)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_version() -> None:
+    """Checks that the packages are installed in the version of the installed jax.
+
+    Raises:
+      ValueError: if one is missing or has another version; names --topology.
+    """
+    wanted = importlib.metadata.version("jax")
+    for package in PACKAGES:
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise ValueError(f"--topology: {MISSING}; install it with {INSTALL}") from None
+        if version != wanted:
+            raise ValueError(
+                f"--topology: {package} {version} is installed, but jax {wanted} requires "
+                f"{package}=={wanted}; install it with {INSTALL.replace(VERSION, wanted)}"
+            )
+
+
+def devices(chip: Chip, hosts: int, gpus: int) -> list[Any]:
+    """Returns the GPUs of several hosts, to compile programs for, host by host.
+
+    Args:
+      chip: the kind of GPU.
+      hosts: number of hosts.
+      gpus: number of GPUs of one host.
+
+    Raises:
+      ValueError: if the compiler is missing or was not found when jax started; names --topology.
+    """
+    check_version()
+    os.environ.setdefault(_SKIP_CHECK, "1")
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc(
+            platform="cuda",
+            # Partitions of a network, each partition's hosts, and each host's GPUs.
+            topology=f"1x{hosts}x{gpus}",
+            target_config=gpu_targets.description(chip),
+        ).devices
+    except NotImplementedError:
+        raise ValueError(
+            f"--topology=gpu:{chip.key}:{hosts}x{gpus}: this process started jax without the "
+            f"compiler for GPUs; plan in a new process, or set {_SKIP_CHECK}=1 before jax is used"
+        ) from None

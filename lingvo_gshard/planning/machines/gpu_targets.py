@@ -1,0 +1,113 @@
+"""Descriptions of GPUs for XLA's compiler, which needs no GPU if it is given one.
+
+The figures are those of NVIDIA's CUDA C++ Programming Guide, table "Technical Specifications per
+Compute Capability" (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities),
+of the whitepapers of each architecture, and, for memory, clocks and caches as the driver reports
+them, of XLA's own descriptions
+(https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_gshard.planning.machines.chips import Chip
+
+_KIB, _MIB = 2**10, 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Architecture:
+    """What GPUs of one compute capability share.
+
+    Attributes:
+      capability: the compute capability.
+      has_own_features: whether the capability has instructions that later ones lack, "9.0a".
+      threads: most threads of a multiprocessor.
+      float32_units: float32 units of a multiprocessor.
+      shared_memory: bytes of shared memory of a multiprocessor. One block may use 1 KiB less.
+    """
+
+    capability: tuple[int, int]
+    has_own_features: bool
+    threads: int
+    float32_units: int
+    shared_memory: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """What differs between GPUs of one architecture.
+
+    Attributes:
+      architecture: the architecture.
+      name: the name that the driver reports.
+      multiprocessors: number of multiprocessors.
+      clock: highest clock rate, in GHz.
+      cache: bytes of the second-level cache.
+    """
+
+    architecture: _Architecture
+    name: str
+    multiprocessors: int
+    clock: float
+    cache: int
+
+
+_AMPERE = _Architecture((8, 0), False, 2048, 64, 164 * _KIB)
+_ADA = _Architecture((8, 9), False, 1536, 128, 100 * _KIB)
+_HOPPER = _Architecture((9, 0), True, 2048, 128, 228 * _KIB)
+_BLACKWELL = _Architecture((10, 0), True, 2048, 128, 228 * _KIB)
+
+# Keys of chips -> their targets.
+_TARGETS = {
+    "a100-40gb": _Target(_AMPERE, "NVIDIA A100-SXM4-40GB", 108, 1.41, 40 * _MIB),
+    "a100": _Target(_AMPERE, "NVIDIA A100-SXM4-80GB", 108, 1.41, 40 * _MIB),
+    "h100": _Target(_HOPPER, "NVIDIA H100 80GB HBM3", 132, 1.98, 50 * _MIB),
+    "h100-pcie": _Target(_HOPPER, "NVIDIA H100 PCIe", 114, 1.755, 50 * _MIB),
+    "h200": _Target(_HOPPER, "NVIDIA H200", 132, 1.98, 50 * _MIB),
+    "b200": _Target(_BLACKWELL, "NVIDIA B200", 148, 1.965, 132_644_864),
+    "l4": _Target(_ADA, "NVIDIA L4", 58, 2.04, 48 * _MIB),
+    "l40s": _Target(_ADA, "NVIDIA L40S", 142, 2.52, 96 * _MIB),
+}
+
+
+def description(chip: Chip) -> str:
+    """Returns a chip's description as text of XLA's GpuTargetConfigProto.
+
+    Raises:
+      KeyError: the chip is not a GPU.
+    """
+    target = _TARGETS[chip.key]
+    architecture = target.architecture
+    major, minor = architecture.capability
+    features = "ACCELERATED_FEATURES" if architecture.has_own_features else "NONE"
+    return f"""
+      platform_name: "CUDA"
+      device_description_str: "{target.name}"
+      dnn_version_info {{ major: 9 minor: 10 }}
+      runtime_version {{ major: 12 minor: 8 }}
+      gpu_device_info {{
+        cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}
+        core_count: {target.multiprocessors}
+        fpus_per_core: {architecture.float32_units}
+        clock_rate_ghz: {target.clock}
+        threads_per_warp: 32
+        threads_per_block_limit: 1024
+        threads_per_core_limit: {architecture.threads}
+        registers_per_block_limit: 65536
+        registers_per_core_limit: 65536
+        shared_memory_per_block: {48 * _KIB}
+        shared_memory_per_block_optin: {architecture.shared_memory - _KIB}
+        shared_memory_per_core: {architecture.shared_memory}
+        block_dim_limit_x: {2**31 - 1}
+        block_dim_limit_y: 65535
+        block_dim_limit_z: 65535
+        thread_dim_limit_x: 1024
+        thread_dim_limit_y: 1024
+        thread_dim_limit_z: 64
+        l2_cache_size: {target.cache}
+        memory_bandwidth: {chip.memory_bandwidth:.0f}
+        device_memory_size: {chip.memory_bytes}
+      }}
+    """

@@ -1,0 +1,88 @@
+"""The compiler for GPUs: its version, its targets, and programs compiled for hosts of GPUs."""
+
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from lingvo_gshard.planning.machines import chips, compilers, cuda, gpu_targets, topologies
+from lingvo_gshard.planning.plan.plan import Plan
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+GPUS = [key for key, chip in chips.CHIPS.items() if chip.kind == "gpu"]
+
+# Two products with a collective between them: rows over hosts, columns over a host's GPUs.
+PROGRAM = """
+import sys
+import tensorflow as tf
+import lingvo_gshard
+
+def feed_forward(x_BM, w_MH, w_HM):
+    return tf.matmul(tf.matmul(x_BM, w_MH), w_HM)
+
+plan = lingvo_gshard.plan(
+    feed_forward,
+    [tf.TensorSpec((256, 512)), tf.TensorSpec((512, 1024)), tf.TensorSpec((1024, 512))],
+    sys.argv[1],
+    mesh=sys.argv[2],
+    strategy="data_tensor",
+    layouts=["BM", "weights:MH", "weights:HM"],
+)
+print(plan.to_json())
+"""
+
+
+@pytest.mark.parametrize("key", GPUS)
+def test_every_gpu_has_a_target(key):
+    text = gpu_targets.description(chips.get(key))
+    chip = chips.get(key)
+    assert f"device_memory_size: {chip.memory_bytes}" in text
+    # A description by itself gives the published rate of the float32 units, within 5%.
+    fields = dict(line.split(": ") for line in text.splitlines() if line.count(": ") == 1)
+    fields = {name.strip(): value for name, value in fields.items()}
+    cores = int(fields["core_count"]) * int(fields["fpus_per_core"])
+    rate = 2e9 * float(fields["clock_rate_ghz"]) * cores
+    assert chip.vector_flops == pytest.approx(rate, rel=0.05)
+
+
+def test_a_plugin_of_another_version_is_refused(monkeypatch):
+    versions = {"jax": "0.10.2", "jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.9.0"}
+    monkeypatch.setattr(cuda.importlib.metadata, "version", versions.__getitem__)
+    expected = r"jax-cuda12-pjrt 0.9.0 is installed, but jax 0.10.2 requires .*==0.10.2; install"
+    with pytest.raises(ValueError, match=expected):
+        cuda.check_version()
+
+
+def test_without_the_compiler_the_one_for_cpus_is_used(monkeypatch):
+    monkeypatch.setattr(cuda, "installed", lambda: None)
+    topology = topologies.get("gpu:h100:1x8")
+    assert topology.compiler == "cpu" and not topology.compiler_options
+    for text in (topology.notes[0], topology.compiler_choice, *compilers.listing()[1:]):
+        assert cuda.MISSING in text and cuda.INSTALL in text
+
+
+def test_install_command_installs_the_tested_version():
+    *_, first, second = shlex.split(cuda.INSTALL)
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    assert {first, second} <= set(constraints)
+    assert f'"plan_gpu": ["{second}", "{first}"]' in (ROOT / "setup.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda.installed() is None, reason=cuda.MISSING)
+@pytest.mark.parametrize("key", GPUS)
+def test_a_sharded_program_is_compiled_for_hosts_of_gpus(key):
+    command = [sys.executable, "-c", PROGRAM, f"gpu:{key}:16x8", "data=16,model=8"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    plan = msgspec.json.decode(result.stdout, type=Plan)
+    assert plan.compiler == "gpu" and plan.devices == 128
+    assert plan.flops.executed == 2 * 2 * 256 * 512 * 1024 // 128
+    assert plan.bytes_per_device.weights == 2 * 4 * 512 * 1024 // 8
+    (row,) = plan.collectives
+    assert (row.kind, row.axis, row.count) == ("all-reduce", "model", 1)
+    assert row.bytes == 4 * 256 // 16 * 512
