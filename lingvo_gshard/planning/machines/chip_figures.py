@@ -338,6 +338,7 @@ FIGURES |= {
     # NVLink bridges connect pairs only, so a group of eight communicates over PCI Express.
     "h100-pcie": _gpu(
         "NVIDIA H100 PCIe",
+        "h100 pcie",
         _H100,
         (756, 378, 1513, 1513, 51),
         (84_942_979_072, 2039e9),
@@ -348,6 +349,7 @@ FIGURES |= {
     ),
     "l40s": _gpu(
         "NVIDIA L40S",
+        "l40s",
         _L40S,
         (362.05, 183, 733, 733, 91.6),
         (46_068 * 2**20, 864e9),
@@ -359,6 +361,7 @@ FIGURES |= {
     ),
     "l4": _gpu(
         "NVIDIA L4",
+        "l4",
         _L4,
         (121, 60, 242.5, 242.5, 30.3),
         (23_034 * 2**20, 300e9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from lingvo_gshard.core.config import names
@@ -142,7 +143,8 @@ def of_device(platform: str, device_kind: str) -> Chip | None:
         (len(part), chip)
         for chip in CHIPS.values()
         for part in chip.device_kinds
-        if chip.kind == platform and part in device_kind.lower()
+        # An L40 is no L4.
+        if chip.kind == platform and re.search(rf"{part}(?!\d)", device_kind.lower())
     ]
     # "TPU v5 lite" contains "v5" as well.
     return max(found, key=lambda pair: pair[0], default=(0, None))[1]
