@@ -16,6 +16,7 @@ TOOLS = (
     "inspect",
     "verify",
     "plan",
+    "report",
     "experts",
     "export",
     "import",
@@ -60,9 +61,13 @@ setup(
     package_data={
         "lingvo_gshard": [
             "data/embedded/*",
+            "pages/*.css",
+            "pages/*.html",
+            "pages/*.js",
             "planning/picture/*.css",
-            "planning/picture/*.html",
             "planning/picture/*.js",
+            "reporting/page/*.css",
+            "reporting/page/*.js",
             "serving/page/*.css",
             "serving/page/*.html",
             "serving/page/*.js",

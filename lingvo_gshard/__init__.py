@@ -8,6 +8,7 @@ The public API, in the order of a session:
     plan           memory, communication and time of a training step on any machine
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
+    report         curves, scores and environment of one or several runs, as data and as a page
     import_model   a run from a published model: config.json, safetensors, tokenizer
     open_model     the Params of a published model, from its config.json alone
     verify         proof that a partitioned step computes what one device computes
@@ -36,6 +37,7 @@ _API = {
     "open_model": "open_models.importing",
     "partition": "partitioning",
     "plan": "planning",
+    "report": "records.report",
     "train": "training",
     "verify": "partitioning",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "open_model",
     "partition",
     "plan",
+    "report",
     "train",
     "verify",
 ]
@@ -64,6 +67,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition, verify
     from lingvo_gshard.api.planning import plan
+    from lingvo_gshard.api.records.report import report
     from lingvo_gshard.api.run import DecodingOptions, Run, load
     from lingvo_gshard.api.training import train
 

@@ -28,12 +28,14 @@ LARGEST_FOLDER = 15
 MODEL = ("core", "data", "sharding", "layers", "decoding", "tasks")
 BELOW_API = (
     *MODEL,
-    *("training", "open_models", "hlo", "runtime", "inference", "planning", "export", "params"),
+    *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
+    *("reporting", "params"),
 )
 FOLDERS = {
     "core": (),
     "data": ("core",),
     "sharding": ("core",),
+    "pages": ("core", "sharding"),
     "layers": ("core", "sharding"),
     "decoding": ("core", "data", "sharding", "layers"),
     "tasks": MODEL[:5],
@@ -42,8 +44,9 @@ FOLDERS = {
     "hlo": (*MODEL, "training"),
     "runtime": (*MODEL, "training", "hlo"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
-    "planning": (*MODEL, "training", "hlo", "runtime", "inference"),
+    "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
+    "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "inference", "planning"),
     "params": (*MODEL, "training"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),

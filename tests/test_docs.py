@@ -120,6 +120,7 @@ SLOW_PAGES = (
     "pipeline.md",
     "planning.md",
     "programs.md",
+    "report.md",
     "strategies.md",
     "training.md",
     "your_own_task.md",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import time
 
-from tests.planning.picture.browser import Browser
+from tests.pages.browser import Browser
 
 WIDTH, HEIGHT = 900, 1740
 SENTENCE = "No se pudo guardar el archivo."

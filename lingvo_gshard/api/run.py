@@ -22,6 +22,7 @@ from lingvo_gshard.api.open_models.published_settings import published_settings
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.api.quality import Quality, compare_precisions
 from lingvo_gshard.api.records.evaluations import evaluate
+from lingvo_gshard.api.records.report import Report, report
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Input
 from lingvo_gshard.data.observer import Observer, SilentObserver
@@ -180,6 +181,10 @@ class Run:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
         text = (self.logdir.path / "metrics.jsonl").read_bytes()
         return [msgspec.json.decode(line) for line in text.splitlines()]
+
+    def report(self, html: str | os.PathLike | None = None) -> Report:
+        """Returns what `report` does of this run, and writes it to the file `html` as a page."""
+        return report(self.logdir.path, html=html)
 
     @names_arguments
     def translate(

@@ -33,7 +33,7 @@ The same model can be partitioned over a mesh of devices, here with its experts 
         --runtime=spmd --mesh=data=8 --strategy=expert
 
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
-(for `tensorboard --logdir`) and checkpoints/.
+(for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
 
 Exit code: 0 after the last step; 1 after an error, and if the loss has diverged at the end. If
 training ended early and was saved, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (a closed

@@ -11,7 +11,7 @@ from lingvo_gshard.serving import page
 from lingvo_gshard.serving.server import Server, bind
 from lingvo_gshard.serving.service import Service
 from tests.data import corpora
-from tests.planning.picture import browser
+from tests.pages import browser
 from tests.serving.conftest import PATIENT
 
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())

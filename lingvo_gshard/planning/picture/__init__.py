@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import pathlib
 
-import msgspec
-
-from lingvo_gshard.planning.picture import html_page, splits
+from lingvo_gshard.pages import html_page, splits
 from lingvo_gshard.planning.plan.plan import Plan
 
 # In order: each script uses only those before it.
+_PAGES = "lingvo_gshard.pages"
+_STYLES = ((_PAGES, "base.css"), (__package__, "style.css"))
 _SCRIPTS = (
-    "units.js",
-    "dom.js",
-    "table.js",
-    "bars.js",
-    "time_line.js",
-    "mesh.js",
-    "sections.js",
-    "main.js",
+    *((_PAGES, f"{name}.js") for name in ("units", "dom", "table", "bars", "mesh")),
+    *((__package__, f"{name}.js") for name in ("time_line", "sections", "main")),
 )
 
 
@@ -42,25 +35,5 @@ def to_html(plan: Plan) -> str:
     Raises:
       ValueError: if the plan's mesh does not have as many devices as the plan.
     """
-    style = html_page.read(__package__, "style.css")
-    script = html_page.join_scripts(__package__, _SCRIPTS)
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {html_page.source_expression(style)}; "
-        f"script-src {html_page.source_expression(script)}"
-    )
-    filled = {
-        "POLICY": policy,
-        "TITLE": html.escape(f"{plan.name} on {plan.topology}"),
-        "STYLE": style,
-        "PLAN": _embedded({"plan": plan, "mesh": splits.describe(plan)}),
-        "SCRIPT": script,
-    }
-    return html_page.fill(html_page.read(__package__, "page.html"), filled)
-
-
-def _embedded(value: object) -> str:
-    """Returns JSON for a script element, escaped so that no text in it can end the element."""
-    text = msgspec.json.encode(value).decode()
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    data = {"plan": plan, "mesh": splits.describe(plan.mesh, plan.devices, plan.tensors)}
+    return html_page.make(f"{plan.name} on {plan.topology}", _STYLES, _SCRIPTS, data)

@@ -1,6 +1,6 @@
 // Assembles the page.
 
-const { plan, mesh } = JSON.parse(document.getElementById("plan").textContent);
+const { plan, mesh } = JSON.parse(document.getElementById("data").textContent);
 
 document.getElementById("page").replaceChildren(
   headline(plan),

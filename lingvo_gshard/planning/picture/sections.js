@@ -8,10 +8,6 @@ const CLASSES = [
   ["program", "the compiled step itself"],
 ];
 
-const column = (head, value, more) => ({ head, value, ...more });
-const field = (head, name, more) => column(head, (row) => row[name], more);
-const numeric = (head, name, show, more) => field(head, name, { number: true, show, ...more });
-const code = (value) => el("code", {}, value === "" || value === undefined || value === null ? MISSING : breakable(String(value)));
 const phaseCell = (value) => el("span", { class: "phase" }, swatch(phaseColour({ phase: value })), value);
 
 function headline(given) {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.planning.picture import html_page
+from lingvo_gshard.pages import html_page
 
 # In order: each script uses only those before it.
-_SCRIPTS = ("dom.js", "server.js", "tokens.js", "experts.js", "answers.js", "main.js")
+_SCRIPTS = (
+    ("lingvo_gshard.pages", "dom.js"),
+    *((__package__, f"{name}.js") for name in ("words", "server", "tokens", "experts", "answers")),
+    (__package__, "main.js"),
+)
 
 
 def to_html() -> tuple[str, str]:
     """Returns the page, and the content security policy that lets it run nothing else."""
     style = html_page.read(__package__, "style.css")
-    script = html_page.join_scripts(__package__, _SCRIPTS)
+    script = html_page.join_scripts(_SCRIPTS)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; "
         f"style-src {html_page.source_expression(style)}; "

@@ -3,8 +3,8 @@
 import pytest
 
 from lingvo_gshard.planning import picture
+from tests.pages import browser
 from tests.planning import example_plan
-from tests.planning.picture import browser
 
 pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 

@@ -33,14 +33,16 @@ class Browser:
     Raises RuntimeError with the driver's message if a command fails.
     """
 
-    def __init__(self, width: int = 1280, height: int = 900, dark: bool = False):
+    def __init__(
+        self, width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False
+    ):
         self._driver = subprocess.Popen(
             [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self._root = f"http://127.0.0.1:{self._port()}/session"
         self._session = ""
         try:
-            self._session = "/" + self._start(width, height, dark)["sessionId"]
+            self._session = "/" + self._start(width, height, dark, phone)["sessionId"]
         except BaseException:
             self.close()
             raise
@@ -108,7 +110,7 @@ class Browser:
                 return int(found[1])
         raise RuntimeError(f"{DRIVER} did not start: exit code {self._driver.wait()}")
 
-    def _start(self, width: int, height: int, dark: bool) -> dict[str, Any]:
+    def _start(self, width: int, height: int, dark: bool, phone: bool) -> dict[str, Any]:
         flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage"]
         # Disable the browser's own background traffic.
         flags += ["--disable-background-networking", "--disable-component-update"]
@@ -119,9 +121,14 @@ class Browser:
             # Chromium's sandbox does not run as root, and containers often run tests as root.
             flags.append("--no-sandbox")
         binary = next(path for path in map(shutil.which, BROWSERS) if path)
+        options: dict[str, Any] = {"binary": binary, "args": flags}
+        if phone:
+            # A window has 500 pixels at least.
+            screen = {"width": width, "height": height, "pixelRatio": 2.0, "touch": True}
+            options["mobileEmulation"] = {"deviceMetrics": screen}
         wanted = {
             "browserName": "chrome",
-            "goog:chromeOptions": {"binary": binary, "args": flags},
+            "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL"},
         }
         return self._call("POST", "", {"capabilities": {"alwaysMatch": wanted}})

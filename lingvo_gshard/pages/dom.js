@@ -1,12 +1,18 @@
-// Creates elements. Text is never parsed as HTML, so nothing in a plan can run as code.
+// Creates elements. Text is never parsed as HTML, so nothing in it can run as code.
 
 const SVG = "http://www.w3.org/2000/svg";
+
+// Custom properties have no name in JavaScript.
+function setStyle(node, name, value) {
+  if (name.startsWith("--")) node.style.setProperty(name, value);
+  else node.style[name] = value;
+}
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(node.style, value);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) setStyle(node, key, text);
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));

@@ -1,11 +1,12 @@
-"""Parses the shardings of a plan's tensors into mesh axes, for drawing."""
+"""Parses the shardings of tensors into mesh axes, for drawing."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Protocol
 
-from lingvo_gshard.planning.plan.plan import Plan, TensorRow
 from lingvo_gshard.sharding.listing import REPLICATED
 
 # Two notations: `E->data; H->model` as in strategies, and `E over data (8), H over model (2)`.
@@ -14,8 +15,26 @@ _OVER = re.compile(r"(\w) over ([\w]+(?: and [\w]+)*) \([\d x]+\)")
 _REPLICATED = ("", "none", REPLICATED)
 
 
-def describe(plan: Plan) -> dict[str, object]:
+class ShardedTensor(Protocol):
+    """A tensor with letters for its dimensions, and its sharding as text."""
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def split(self) -> str: ...
+
+
+def describe(mesh: str, devices: int, tensors: Sequence[ShardedTensor]) -> dict[str, object]:
     """Returns the mesh and the sharding of each tensor.
+
+    Args:
+      mesh: axes and sizes, such as `data=4,model=2`; "" for one axis of all devices.
+      devices: number of devices.
+      tensors: the tensors.
 
     Returns:
       "axes": (name, size) of each mesh axis.
@@ -23,11 +42,11 @@ def describe(plan: Plan) -> dict[str, object]:
         cannot be drawn, the reason as text.
 
     Raises:
-      ValueError: names the mesh if it does not have as many devices as the plan.
+      ValueError: names the mesh if it does not have this number of devices.
     """
-    axes = parse_mesh(plan.mesh, plan.devices)
+    axes = parse_mesh(mesh, devices)
     sizes = dict(axes)
-    return {"axes": axes, "splits": [_dimensions(row, sizes) for row in plan.tensors]}
+    return {"axes": axes, "splits": [_dimensions(row, sizes) for row in tensors]}
 
 
 def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
@@ -40,7 +59,7 @@ def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
     if len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
         if mesh.strip():
             raise ValueError(
-                f"plan: mesh {mesh!r} does not have {devices} devices; "
+                f"mesh {mesh!r} does not have {devices} devices; "
                 "expected axes and sizes such as data=4,model=2"
             )
         return [("devices", devices)]
@@ -93,7 +112,7 @@ def _parse_arrows(text: str, axes: dict[str, int]) -> dict[str, list[str]]:
     return found
 
 
-def _dimensions(row: TensorRow, sizes: dict[str, int]) -> list[list[str]] | str:
+def _dimensions(row: ShardedTensor, sizes: dict[str, int]) -> list[list[str]] | str:
     """Returns the axes of each dimension, or why the sharding cannot be drawn."""
     layout, shape = row.layout, row.shape
     try:

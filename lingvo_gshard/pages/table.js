@@ -3,6 +3,11 @@
 const ROWS_AT_FIRST = 15;
 const FEW_ROWS = 5;
 
+const column = (head, value, more) => ({ head, value, ...more });
+const field = (head, name, more) => column(head, (row) => row[name], more);
+const numeric = (head, name, show, more) => field(head, name, { number: true, show, ...more });
+const code = (value) => el("code", {}, value === "" || value === undefined || value === null ? MISSING : breakable(String(value)));
+
 // columns: {head, value(row) -> number or text, show(value, row) -> text or node, number, bar, wide}
 // options: {id, caption, first: index of the column sorted by at first, choose(row), chosen(row),
 //   inOrder: the rows have a meaningful order}

@@ -1,0 +1,1 @@
+"""What self-contained HTML pages share: the page itself, tables, bars, tensors on a mesh."""

@@ -1,0 +1,224 @@
+"""Curves of a run: its metrics over the steps, thinned so that every spike stays visible."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from lingvo_gshard.training.monitoring.metrics import Row, first_and_last, rows_until
+
+# Prefix of the metrics of the dev split.
+DEV = "dev/"
+# Between a layer and its metric.
+LAYER = "/"
+# Numbers of a curve keep so many digits, which no eye can tell from all of them.
+_DIGITS = 5
+# More steps of one kind than these are counted only.
+_MOST_MARKS = 1000
+# Number of steps that means at the end of a run cover.
+TAIL = 50
+# A step that no run reaches.
+_ENDLESS = 2**62
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One metric over the intervals of a `Curves`; None where the interval has no value.
+
+    Attributes:
+      mean: mean of the interval's values.
+      low: the smallest of them; empty if each interval is one step.
+      high: the largest of them; empty if each interval is one step.
+    """
+
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+class Curves(msgspec.Struct, frozen=True):
+    """Metrics over consecutive intervals of steps.
+
+    Attributes:
+      first: the first step of each interval.
+      last: the last step of each interval.
+      metrics: name of a metric -> its values in each interval.
+    """
+
+    first: list[int]
+    last: list[int]
+    metrics: dict[str, Curve]
+
+
+class Points(msgspec.Struct, frozen=True):
+    """A metric that is known at some steps only, such as the loss of the dev split."""
+
+    steps: list[int]
+    values: list[float]
+
+
+class Marked(msgspec.Struct, frozen=True):
+    """Steps at which something happened.
+
+    Attributes:
+      count: number of these steps.
+      steps: the first ones of them.
+    """
+
+    count: int
+    steps: list[int]
+
+
+class History(msgspec.Struct, frozen=True):
+    """Everything in a run's metrics.
+
+    Attributes:
+      first_step: the first step with a row.
+      last_step: the last step with a row.
+      rows: number of rows.
+      curves: metrics of the whole model.
+      layers: metrics of single layers, thinned more.
+      dev: metrics of the dev split.
+      tail: mean of each metric over the last steps, at most `TAIL`.
+      spikes: steps that were spikes.
+      not_finite: steps with a value that is not finite.
+    """
+
+    first_step: int
+    last_step: int
+    rows: int
+    curves: Curves
+    layers: Curves
+    dev: dict[str, Points]
+    tail: dict[str, float]
+    spikes: Marked
+    not_finite: Marked
+
+
+def read_history(path: pathlib.Path, intervals: int, layer_intervals: int) -> History | None:
+    """Returns what a file of metrics says; None if it has no row.
+
+    Args:
+      path: the file, which may be missing or damaged.
+      intervals: number of points of a curve of the whole model, at most.
+      layer_intervals: the same of a curve of one layer.
+    """
+    ends = first_and_last(path, _ENDLESS, TAIL)
+    if not ends:
+        return None
+    first, last = ends[0][0], ends[-1][0]
+    reader = _Reader(last - first + 1, first, intervals, layer_intervals)
+    for step, row in rows_until(path, last):
+        reader.add(step, row)
+    return reader.history(_means([row for step, row in ends if step > last - TAIL]))
+
+
+class _Reader:
+    """Collects the rows of a run in the order of their steps."""
+
+    def __init__(self, steps: int, first: int, intervals: int, layer_intervals: int):
+        self._curves = _Thinning(first, math.ceil(steps / intervals))
+        self._layers = _Thinning(first, math.ceil(steps / layer_intervals))
+        self._dev: dict[str, Points] = {}
+        self._spikes, self._not_finite = Marked(0, []), Marked(0, [])
+        self._rows = 0
+        self._first = self._last = first
+
+    def add(self, step: int, row: Row) -> None:
+        self._rows += 1
+        self._last = step
+        if row.get("spike"):
+            self._spikes = _marked(self._spikes, step)
+        if None in row.values():
+            self._not_finite = _marked(self._not_finite, step)
+        whole, layers = {}, {}
+        for name, value in row.items():
+            if name.startswith(DEV):
+                if value is not None:
+                    points = self._dev.setdefault(name.removeprefix(DEV), Points([], []))
+                    points.steps.append(step)
+                    points.values.append(_rounded(value))
+            else:
+                (layers if LAYER in name else whole)[name] = value
+        self._curves.add(step, whole)
+        self._layers.add(step, layers)
+
+    def history(self, tail: Row) -> History:
+        return History(
+            self._first,
+            self._last,
+            self._rows,
+            self._curves.curves(),
+            self._layers.curves(),
+            self._dev,
+            tail,
+            self._spikes,
+            self._not_finite,
+        )
+
+
+class _Thinning:
+    """Reduces the rows of each interval of `width` steps to mean, smallest and largest value."""
+
+    def __init__(self, first: int, width: int):
+        self._origin, self._width = first, width
+        self._index: int | None = None
+        self._waiting: list[tuple[int, Row]] = []
+        self._first: list[int] = []
+        self._last: list[int] = []
+        self._curves: dict[str, Curve] = {}
+
+    def add(self, step: int, row: Row) -> None:
+        index = (step - self._origin) // self._width
+        if index != self._index:
+            self._end_interval()
+            self._index = index
+        self._waiting.append((step, row))
+
+    def curves(self) -> Curves:
+        self._end_interval()
+        return Curves(self._first, self._last, self._curves)
+
+    def _end_interval(self) -> None:
+        rows, self._waiting = self._waiting, []
+        if not rows:
+            return
+        before = len(self._first)
+        self._first.append(rows[0][0])
+        self._last.append(rows[-1][0])
+        for name in dict.fromkeys(name for _, row in rows for name in row):
+            if name not in self._curves:
+                # The metric is new: earlier intervals have no value.
+                blank: list[float | None] = [None] * before
+                extra = [] if self._width == 1 else blank
+                self._curves[name] = Curve(list(blank), list(extra), list(extra))
+        for name, curve in self._curves.items():
+            values = [row[name] for _, row in rows if row.get(name) is not None]
+            curve.mean.append(_rounded(sum(values) / len(values)) if values else None)
+            if self._width > 1:
+                curve.low.append(_rounded(min(values)) if values else None)
+                curve.high.append(_rounded(max(values)) if values else None)
+
+
+def _marked(marked: Marked, step: int) -> Marked:
+    if marked.count < _MOST_MARKS:
+        marked.steps.append(step)
+    return Marked(marked.count + 1, marked.steps)
+
+
+def _means(rows: Sequence[Row]) -> Row:
+    """Returns the mean of each metric over the rows that have it."""
+    return {name: sum(values) / len(values) for name, values in _columns(rows) if values}
+
+
+def _columns(rows: Iterable[Row]) -> Iterator[tuple[str, list[float]]]:
+    rows = list(rows)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        if not name.startswith(DEV):
+            yield name, [row[name] for row in rows if row.get(name) is not None]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,10 @@
+// Assembles the page.
+
+document.getElementById("page").replaceChildren(
+  headline(),
+  curvesSection(),
+  scoresSection(),
+  ...routersSection(),
+  shardingSection(),
+  setupSection(),
+);

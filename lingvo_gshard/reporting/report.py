@@ -1,0 +1,125 @@
+"""Report: what is known of one run, or of several to compare them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from lingvo_gshard.reporting.run import RunReport, read_run
+from lingvo_gshard.training.records.sharding import Sharding
+
+# Points of all runs' curves together: what a screen shows, and keeps a page small.
+_INTERVALS, _FEWEST = 600, 150
+_LAYER_INTERVALS, _FEWEST_OF_LAYER = 120, 30
+# More runs than these cannot be told apart by color.
+MOST_RUNS = 8
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A hyperparameter in which runs differ.
+
+    Attributes:
+      path: its path.
+      values: its value in each run, as text; None in a run without it.
+    """
+
+    path: str
+    values: list[str | None]
+
+
+class LayerBytes(msgspec.Struct, frozen=True):
+    """The bytes of a layer on one device.
+
+    Attributes:
+      layer: path of the layer, such as `encoder.layers[1]`.
+      weights: bytes of its weights on one device.
+      moments: bytes of the optimizer's moments of them on one device.
+      bytes: bytes of both on all devices, each part counted once.
+    """
+
+    layer: str
+    weights: int
+    moments: int
+    bytes: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What is known of some runs.
+
+    Attributes:
+      runs: the runs, in the order in which they were named.
+      differences: hyperparameters in which they differ.
+      layers: for each run, the bytes of its layers.
+    """
+
+    runs: list[RunReport]
+    differences: list[Difference]
+    layers: list[list[LayerBytes]]
+
+
+def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
+    """Returns the report of the runs in these directories.
+
+    Args:
+      logdirs: directories of runs; a run may still be training.
+
+    Raises:
+      ValueError: names --logdir: a directory holds no run or one without metrics, is named twice,
+        or there are too many.
+    """
+    given = [os.fspath(logdir) for logdir in logdirs]
+    if not given:
+        raise ValueError("--logdir is missing: the directory that gshard-train wrote")
+    if len(given) > MOST_RUNS:
+        raise ValueError(f"--logdir names {len(given)} runs; {MOST_RUNS} at most can be compared")
+    places = [os.path.realpath(logdir) for logdir in given]
+    for place, logdir in zip(places, given, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(f"--logdir={logdir} is named twice")
+    intervals = max(_INTERVALS // len(given), _FEWEST)
+    of_layer = max(_LAYER_INTERVALS // len(given), _FEWEST_OF_LAYER)
+    runs = [
+        read_run(logdir, label, intervals, of_layer)
+        for logdir, label in zip(given, labels(places), strict=True)
+    ]
+    layers = [bytes_by_layer(run.sharding) if run.sharding else [] for run in runs]
+    return Report(runs, differences([run.params for run in runs]), layers)
+
+
+def labels(paths: Sequence[str]) -> list[str]:
+    """Returns for each path its last parts: as few as tell all of them apart."""
+    parts = [pathlib.Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(part[-count:]) for part in parts]
+        if len(set(found)) == len(found):
+            return found
+    return list(paths)
+
+
+def differences(params: Sequence[dict[str, str]]) -> list[Difference]:
+    """Returns the hyperparameters in which runs differ, sorted by path."""
+    paths = sorted(set().union(*params))
+    rows = [Difference(path, [one.get(path) for one in params]) for path in paths]
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def bytes_by_layer(sharding: Sharding) -> list[LayerBytes]:
+    """Returns the bytes of each layer, in the order of the tensors."""
+    sums: dict[str, list[int]] = {}
+    for row in sharding.tensors:
+        total = sums.setdefault(layer_of(row.path), [0, 0, 0])
+        total[row.kind == "moments"] += row.bytes_per_device
+        total[2] += row.bytes
+    return [LayerBytes(layer, *total) for layer, total in sums.items()]
+
+
+def layer_of(path: str) -> str:
+    """Returns the layer of a weight: up to its number in a stack, or without the last name."""
+    numbered = re.match(r"[^\[/]*\[\d+\]", path)
+    if numbered:
+        return numbered[0]
+    return path.partition("/")[0].rpartition(".")[0] or path.partition("/")[0]

@@ -1,0 +1,164 @@
+"""RunReport: everything that a report says about one run, read from its directory."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import msgspec
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.pages import splits
+from lingvo_gshard.reporting import curves, events, routers
+from lingvo_gshard.reporting.curves import History
+from lingvo_gshard.reporting.events import CompiledProgram, Recompilation
+from lingvo_gshard.reporting.routers import RouterPicture
+from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training.records import evaluations, launch, sharding
+from lingvo_gshard.training.records.evaluations import EvaluationRow
+from lingvo_gshard.training.records.launch import Launch
+from lingvo_gshard.training.records.sharding import Sharding
+
+# More runs than these are not named in an error.
+_MOST_NAMED = 5
+
+
+class Mesh(msgspec.Struct, frozen=True):
+    """A mesh, and how each tensor of a `Sharding` is split over it.
+
+    Attributes:
+      axes: (name, size) of each axis.
+      splits: for each tensor, the axes of each dimension; or, as text, why it cannot be drawn.
+    """
+
+    axes: list[tuple[str, int]]
+    splits: list[list[list[str]] | str]
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """What a report says about one run.
+
+    Attributes:
+      logdir: the run's directory, as it was given.
+      label: a short name that no other run of the report has.
+      experiment: name of the experiment.
+      steps: `trainer.steps`, the step to end with; None if params.txt does not say.
+      params: path -> value of every hyperparameter, as text.
+      history: its metrics.
+      launches: how it was started and resumed; empty if that was not recorded.
+      programs: the programs that it compiled.
+      recompilations: training steps that were compiled in the middle of the run.
+      evaluations: what gshard-evaluate said of it.
+      sharding: how its weights and moments are stored; None if that was not recorded.
+      mesh: how they lie on the mesh.
+      routers: pictures of its routers; empty if they were not watched.
+    """
+
+    logdir: str
+    label: str
+    experiment: str
+    steps: int | None
+    params: dict[str, str]
+    history: History
+    launches: list[Launch]
+    programs: list[CompiledProgram]
+    recompilations: list[Recompilation]
+    evaluations: list[EvaluationRow]
+    sharding: Sharding | None
+    mesh: Mesh | None
+    routers: list[RouterPicture]
+
+
+def read_run(
+    logdir: str | os.PathLike, label: str, intervals: int, layer_intervals: int
+) -> RunReport:
+    """Returns the report of a run, which may still be training.
+
+    Args:
+      logdir: the run's directory.
+      label: a short name of the run.
+      intervals: number of points of a curve of the whole model, at most.
+      layer_intervals: the same of a curve of one layer.
+
+    Raises:
+      ValueError: names --logdir if the directory holds no run, or a run without metrics.
+    """
+    path, given = pathlib.Path(logdir), os.fspath(logdir)
+    check_run(given)
+    history = curves.read_history(path / METRICS_FILE, intervals, layer_intervals)
+    params = _params(Logdir(path))
+    experiment = params.get("name", "").strip("'\"")
+    if history is None:
+        raise ValueError(
+            f"--logdir={given}: the run of {experiment or 'an experiment'} has no metrics yet: "
+            f"{METRICS_FILE} has no row"
+        )
+    launches, programs = launch.read(path), events.read_programs(path)
+    split = sharding.read(path)
+    steps = params.get("trainer.steps", "")
+    return RunReport(
+        logdir=given,
+        label=label,
+        experiment=experiment,
+        steps=int(steps) if steps.isdigit() else None,
+        params=params,
+        history=history,
+        launches=launches,
+        programs=programs,
+        recompilations=events.recompilations(programs, launches),
+        evaluations=evaluations.read(path),
+        sharding=split,
+        mesh=_mesh(split) if split else None,
+        routers=routers.read_pictures(path),
+    )
+
+
+def check_run(logdir: str) -> None:
+    """Raises ValueError naming --logdir if there is no run in a directory."""
+    path, found = pathlib.Path(logdir), Logdir(logdir)
+    advice = f"Train one first: gshard-train --experiment=NAME --logdir={logdir}"
+    if not path.exists():
+        near = names.nearest(path.name, _runs_in(path.parent))
+        hint = f"{near} " if near.startswith("Did") else ""
+        raise ValueError(f"--logdir={logdir}: there is no such directory. {hint}{advice}")
+    if not path.is_dir():
+        raise ValueError(f"--logdir={logdir} is a file; the directory of a run was expected")
+    if found.params.exists() or found.has_checkpoints():
+        return
+    inside = _runs_in(path)
+    if inside:
+        shown = ", ".join(str(path / name) for name in inside[:_MOST_NAMED])
+        more = " and others" if len(inside) > _MOST_NAMED else ""
+        raise ValueError(
+            f"--logdir={logdir}: it is no run, but a directory with runs: {shown}{more}. Name one "
+            "or several of them"
+        )
+    raise ValueError(f"--logdir={logdir}: there is no run in it (no params.txt). {advice}")
+
+
+def _runs_in(directory: pathlib.Path) -> list[str]:
+    """Returns the names of the runs in a directory, sorted."""
+    try:
+        return sorted(p.parent.name for p in directory.glob("*/params.txt"))
+    except OSError:
+        return []
+
+
+def _params(logdir: Logdir) -> dict[str, str]:
+    """Returns the lines of params.txt by path; none if it is missing or damaged."""
+    try:
+        text = logdir.params.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    pairs = (line.partition(" : ") for line in text.splitlines())
+    return {path: value for path, colon, value in pairs if colon}
+
+
+def _mesh(split: Sharding) -> Mesh | None:
+    """Returns how tensors lie on the mesh; None if the mesh cannot be read."""
+    try:
+        found = splits.describe(split.mesh, split.devices, split.tensors)
+    except ValueError:
+        return None
+    return msgspec.convert(found, Mesh)

@@ -1,0 +1,241 @@
+"""Reports on trained runs: a page for a browser, tables, or JSON.
+
+    gshard-report --logdir=runs/quickstart --html=report.html
+
+writes one file that opens in any browser, also on a phone, and loads nothing: curves, scores, the
+load of the experts, the memory and the placement of each weight, the environment and the exact
+command. A run that still trains can be reported on, too. Without --html, tables are printed:
+
+    gshard-report --logdir=runs/quickstart
+    gshard-report --logdir=runs/quickstart --json=report.json
+
+Several runs are compared, with the hyperparameters in which they differ:
+
+    gshard-report --logdir=runs/quickstart --logdir=runs/other --html=report.html
+    gshard-report --logdir=runs/quickstart,runs/other
+
+What the report shows is read from the files that gshard-train and gshard-evaluate leave in
+--logdir: metrics.jsonl, launches.jsonl, sharding.json, compilations.jsonl, evaluations.jsonl and
+routers.jsonl. Curves of long runs are drawn through means of some steps, with a shade from the
+smallest to the largest value, so that no spike is lost. Nothing is computed on a device, and
+nothing is written but the files that the flags name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import rich.console
+from absl import flags
+from rich.markup import escape
+
+from lingvo_gshard.api import tables
+from lingvo_gshard.reporting import page
+from lingvo_gshard.reporting.report import Report, read_report
+from lingvo_gshard.reporting.run import RunReport
+from lingvo_gshard.tasks.evaluation.evaluation import Table
+from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.console.units import in_bytes
+from lingvo_gshard.training.monitoring.metrics import DEVICE_MEMORY, HOST_MEMORY
+
+NAME = "gshard-report"
+
+# More differences, layers or marked steps than these are only on the page and in the JSON.
+_MOST_ROWS = 20
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this command's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_multi_string(
+        "logdir",
+        [],
+        "Directory of a run. Repeat the flag, or separate several directories by commas, to "
+        "compare runs.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "html", None, "HTML file to write the report to, for a browser.", flag_values=values
+    )
+    output.define_json_flag(values, "the report")
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    values = define_flags()
+    startup.parse_flags(values, argv, __doc__)
+    output.check_writable(values, "html", "json")
+    logdirs = [part for given in values.logdir for part in given.split(",") if part]
+    console = output.make_console(values.json, values.html)
+    report = read_report(logdirs)
+    if values.html is None:
+        _print(console, report)
+    output.write_text(values.html, page.to_html(report) if values.html else "", "html")
+    output.write_json(values.json, report)
+    if values.html not in (None, output.STANDARD_OUTPUT):
+        output.say(console, f"Report on {_named(report.runs)} written to {values.html}")
+    return 0
+
+
+def _named(runs: Sequence[RunReport]) -> str:
+    return ", ".join(run.label for run in runs)
+
+
+def _print(console: rich.console.Console, report: Report) -> None:
+    """Prints the report as tables."""
+    labels = [run.label for run in report.runs]
+    rows = [(name, *(show(run) for run in report.runs)) for name, show in _FIGURES.items()]
+    rows = [row for row in rows if any(row[1:])]
+    _print_table(console, ("", *labels), rows)
+    _print_scores(console, report)
+    for run in report.runs:
+        _print_marked(console, run)
+    _print_layers(console, report)
+    if report.differences:
+        shown = report.differences[:_MOST_ROWS]
+        rows = [(row.path, *(value or "" for value in row.values)) for row in shown]
+        _print_table(console, ("differs", *labels), rows, range(len(labels) + 1))
+        _say_more(console, len(report.differences) - len(shown), "differences")
+    for run in report.runs:
+        for launch in run.launches[-1:]:
+            output.say(console, f"{run.label}: {launch.command}")
+
+
+def _print_table(
+    console: rich.console.Console,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    text_columns: Sequence[int] = (0,),
+) -> None:
+    """Prints a table whose texts are shown as they are: rich would read brackets as markup."""
+    cells = [[escape(cell) for cell in row] for row in rows]
+    heads = [escape(column) for column in columns]
+    tables.print_table(console, tables.rich_table(Table(heads, cells, text_columns=text_columns)))
+
+
+def _tail(name: str, form: str) -> Callable[[RunReport], str]:
+    """Returns a function that words the mean of a metric over the last steps of a run."""
+
+    def show(run: RunReport) -> str:
+        value = run.history.tail.get(name)
+        return "" if value is None else format(value, form)
+
+    return show
+
+
+def _best(name: str, form: str) -> Callable[[RunReport], str]:
+    """Returns a function that words the best value of a metric of the dev split."""
+
+    def show(run: RunReport) -> str:
+        points = run.history.dev.get(name)
+        if points is None:
+            return ""
+        value, step = min(zip(points.values, points.steps, strict=True))
+        return f"{value:{form}} at step {step:,}"
+
+    return show
+
+
+def _memory(name: str) -> Callable[[RunReport], str]:
+    def show(run: RunReport) -> str:
+        curve = run.history.curves.metrics.get(name)
+        values = [value for value in (curve.high or curve.mean) if value] if curve else []
+        return in_bytes(max(values)) if values else ""
+
+    return show
+
+
+def _steps(run: RunReport) -> str:
+    reached = f"{run.history.last_step:,}"
+    return f"{reached} of {run.steps:,}" if run.steps else reached
+
+
+def _devices(run: RunReport) -> str:
+    if not run.launches:
+        return ""
+    strategy = run.sharding.strategy if run.sharding else ""
+    devices = run.launches[-1].devices
+    return f"{devices}, strategy {strategy}" if strategy else devices
+
+
+def _compiling(run: RunReport) -> str:
+    if not run.programs:
+        return ""
+    total = sum(program.seconds for program in run.programs)
+    again = len(run.recompilations)
+    return f"{total:.1f} s, {len(run.programs)} programs" + (f", {again} again" if again else "")
+
+
+_FIGURES: dict[str, Callable[[RunReport], str]] = {
+    "experiment": lambda run: run.experiment,
+    "steps": _steps,
+    "loss": _tail("loss", ".4f"),
+    "dev loss, best": _best("loss", ".4f"),
+    "dev perplexity, best": _best("perplexity", ",.2f"),
+    "gradient norm": _tail("gradient_norm", ".4g"),
+    "learning rate": _tail("learning_rate", ".3g"),
+    "tokens per second": _tail("tokens_per_second", ",.0f"),
+    "memory of the host's process": _memory(HOST_MEMORY),
+    "peak memory of a device": _memory(DEVICE_MEMORY),
+    "devices": _devices,
+    "compiling": _compiling,
+    "launches": lambda run: f"{len(run.launches)}" if run.launches else "",
+    "spikes": lambda run: f"{run.history.spikes.count:,}" if run.history.spikes.count else "",
+}
+
+
+def _print_scores(console: rich.console.Console, report: Report) -> None:
+    rows = [
+        (run.label, f"{row.step:,}", row.split, row.size, _scores(row.scores))
+        for run in report.runs
+        for row in run.evaluations
+    ]
+    if rows:
+        _print_table(console, ("scored", "step", "split", "size", ""), rows, (0, 2, 3, 4))
+
+
+def _scores(scores: dict) -> str:
+    """Returns the main scores of an evaluation on one line."""
+    average = (scores.get("average") or {}).get("translated") or {}
+    parts = [f"{name} {average[key]:.1f}" for key, name in _AVERAGES.items() if key in average]
+    parts += [f"{words} {scores[key]:.4g}" for key, words in _SCORES.items() if key in scores]
+    return ", ".join(parts)
+
+
+_AVERAGES = {"chrf": "chrF", "bleu": "BLEU"}
+_SCORES = {"bits_per_byte": "bits per byte", "perplexity": "perplexity", "accuracy": "accuracy"}
+
+
+def _print_marked(console: rich.console.Console, run: RunReport) -> None:
+    """Prints the steps of a run that were not as others."""
+    for words, marked in (("spikes", run.history.spikes), ("not finite", run.history.not_finite)):
+        if marked.count:
+            shown = ", ".join(f"{step:,}" for step in marked.steps[:_MOST_ROWS])
+            more = f" and {marked.count - _MOST_ROWS:,} more" if marked.count > _MOST_ROWS else ""
+            output.say(console, f"{run.label}: {words} at step {shown}{more}")
+    for again in run.recompilations[:_MOST_ROWS]:
+        changes = "; ".join(again.changes) or "the same inputs"
+        output.say(
+            console,
+            f"{run.label}: compiled again for step {again.step:,}, in {again.seconds:.1f} s: "
+            f"{changes}",
+        )
+
+
+def _print_layers(console: rich.console.Console, report: Report) -> None:
+    """Prints the bytes of each layer on one device of each run."""
+    for run, layers in zip(report.runs, report.layers, strict=True):
+        if not run.sharding:
+            continue
+        ordered = sorted(layers, key=lambda row: -row.weights - row.moments)[:_MOST_ROWS]
+        rows = [(r.layer, *map(in_bytes, (r.weights, r.moments, r.bytes))) for r in ordered]
+        where = run.sharding.mesh or "one device"
+        columns = (f"{run.label}, {where}", "weights\nper device", "moments\nper device", "in all")
+        _print_table(console, columns, rows)
+        _say_more(console, len(layers) - len(rows), "layers")
+
+
+def _say_more(console: rich.console.Console, count: int, what: str) -> None:
+    if count > 0:
+        output.say(console, f"and {count:,} more {what}; --json and --html have all")
