@@ -28,6 +28,19 @@ OutputObserver: TypeAlias = "Callable[[str, tf.Tensor], None]"
 ResultObserver: TypeAlias = "Callable[[str, str, Any], None]"
 
 
+@dataclasses.dataclass(frozen=True)
+class WatchedKinds:
+    """Numbers of the kinds of tokens. A token's kind is its language * classes + its class.
+
+    Attributes:
+      languages: Number of languages.
+      classes: Number of classes of tokens.
+    """
+
+    languages: int
+    classes: int
+
+
 @dataclasses.dataclass
 class Context:
     """The state of one forward pass.
@@ -40,9 +53,12 @@ class Context:
         (path, "add_loss", value) after every auxiliary loss.
       losses: Auxiliary losses by name, scalars to add to the training loss.
       metrics: (value, weight) by name.
+      sums: Tensors by name that are summed over the parts of a batch; see `add_sum`.
       layer_path: Path of the layer that is computing, empty at the root.
       iteration: Position in a compiled loop over layers, or None outside of such loops.
       token_ids: int32 [B,L] ids of the tokens that are computed, or None if the caller set none.
+      token_kinds: int32 [B,L] kinds of these tokens (`WatchedKinds`), or None if they are unknown.
+      watched: The kinds of tokens that routers count, or None if routers are not watched.
       group_order: int [G] number of each MoE token group, if groups are stored in another order.
       keeps_all_tokens: Whether experts compute every token sent to them, whatever their capacity.
       weight_precision: How `decoding_weights` stores the weights of products (layers/products.py),
@@ -58,9 +74,12 @@ class Context:
     on_result: ResultObserver | None = None
     losses: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     metrics: dict[str, Metric] = dataclasses.field(default_factory=dict)
+    sums: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     layer_path: str = ""
     iteration: Iteration | None = None
     token_ids: tf.Tensor | None = None
+    token_kinds: tf.Tensor | None = None
+    watched: WatchedKinds | None = None
     group_order: np.ndarray | None = None
     keeps_all_tokens: bool = False
     weight_precision: str = ""
@@ -105,18 +124,31 @@ class Context:
         pair = (tf.cast(value, tf.float32), tf.cast(weight, tf.float32))
         self.metrics[_unused(path, self.metrics)] = pair
 
+    def add_sum(self, path: str, value: tf.Tensor) -> None:
+        """Reports a float tensor that is summed over micro-batches.
+
+        A compiled loop over layers reports one with an entry per iteration as its first dimension,
+        under a name that `repetition.unstacked` expands. The tensor has no gradient.
+
+        Args:
+          path: Name of the sum. A number is appended if the name is taken.
+          value: A tensor of any shape. Integers below 2^24 are exact.
+        """
+        value = tf.stop_gradient(tf.cast(value, tf.float32))
+        self.sums[_unused(path, self.sums)] = value
+
     def observe(self, path: str, output: tf.Tensor) -> None:
         """Passes a layer's output to `on_output`, if the pass has one."""
         if self.on_output is not None:
             self.on_output(self.iteration.path(path) if self.iteration else path, output)
 
     def part(self, iteration: Iteration | None = None) -> Context:
-        """Returns a copy that collects the losses and metrics of a part of the pass.
+        """Returns a copy that collects the losses, metrics and sums of a part of the pass.
 
         Args:
           iteration: Position of the part in a compiled loop over layers, if it is in one.
         """
-        return dataclasses.replace(self, losses={}, metrics={}, iteration=iteration)
+        return dataclasses.replace(self, losses={}, metrics={}, sums={}, iteration=iteration)
 
 
 _scope: Scope[Context | None] = Scope("context", None)
@@ -167,9 +199,16 @@ def override(**fields: Any) -> contextlib.AbstractContextManager[Context]:
     return use(dataclasses.replace(current(), **fields))
 
 
-def tokens(ids_BL: tf.Tensor) -> contextlib.AbstractContextManager[Context]:
-    """Sets the int32 ids of the tokens that layers compute inside a `with` block."""
-    return override(token_ids=ids_BL)
+def tokens(
+    ids_BL: tf.Tensor, kinds_BL: tf.Tensor | None = None
+) -> contextlib.AbstractContextManager[Context]:
+    """Sets the int32 ids of the tokens that layers compute inside a `with` block.
+
+    Args:
+      ids_BL: The ids.
+      kinds_BL: Their kinds, which watched routers count; see `WatchedKinds`.
+    """
+    return override(token_ids=ids_BL, token_kinds=kinds_BL)
 
 
 def _unused(path: str, taken: dict) -> str:

@@ -21,6 +21,7 @@ from lingvo_gshard.data.input import Input, TrainBatches
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _ENCODED_AT_A_TIME = 10_000
@@ -56,6 +57,11 @@ class Examples:
         for index, language in zip(kept, languages, strict=True):
             members[language].append(index)
         self.members = {language: np.asarray(m) for language, m in members.items()}
+
+    @functools.cached_property
+    def languages(self) -> Languages:
+        """The language of each example."""
+        return Languages.of(self.members)
 
 
 @contextlib.contextmanager
@@ -145,6 +151,14 @@ class CorpusInput(Input):
         """Yields each row of a split once, packed as in training; the last batch is padded."""
         examples = self._held_out_examples(split)
         yield from packing.in_order(examples.packer, examples.kept)
+
+    def token_kinds(self, batch: Batch) -> TokenKinds:
+        """Returns the languages of the tokens of a training batch and their classes."""
+        return kinds_of(batch, self._sides(), self._examples.languages)
+
+    @abc.abstractmethod
+    def _sides(self) -> dict[str, tuple[str, Vocabulary]]:
+        """Returns the sides of a batch -> the ids that layers get, and their vocabulary."""
 
     @abc.abstractmethod
     def _tokenize(self, rows: list[Row], report: CleaningReport) -> Examples:

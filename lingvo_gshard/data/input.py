@@ -15,6 +15,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.report import CleaningReport
+from lingvo_gshard.data.token_kinds import TokenKinds
 
 Batch = dict[str, np.ndarray]
 
@@ -130,6 +131,15 @@ class Input(Configurable, abc.ABC):
     @abc.abstractmethod
     def train_batches(self, seed: int) -> TrainBatches:
         """Returns the endless iterator of training batches for a seed."""
+
+    def token_kinds(self, batch: Batch) -> TokenKinds | None:
+        """Returns what watched routers count the tokens of a training batch by; None for nothing.
+
+        Args:
+          batch: a batch that `train_batches` gave.
+        """
+        del batch
+        return None
 
     @abc.abstractmethod
     def evaluation_batches(self, split: str) -> Iterator[Batch]:

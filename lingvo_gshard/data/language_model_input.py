@@ -121,5 +121,8 @@ class LanguageModelInput(CorpusInput):
         languages = [rows[document].language for document in windows.documents]
         return Examples(windows, every, languages, report)
 
+    def _sides(self) -> dict[str, tuple[str, Vocabulary]]:
+        return {"target": ("target_inputs", self.vocabulary)}
+
     def _settings(self) -> tuple[object, ...]:
         return self.p.batch_rows, self.p.length, self.p.packing_window

@@ -103,6 +103,12 @@ class TranslationInput(CorpusInput):
         """Returns the sizes of the vocabularies of source and target."""
         return {"source": self.source_vocabulary.size, "target": self.target_vocabulary.size}
 
+    def _sides(self) -> dict[str, tuple[str, Vocabulary]]:
+        return {
+            "source": ("source_ids", self.source_vocabulary),
+            "target": ("target_inputs", self.target_vocabulary),
+        }
+
     @property
     def _shape(self) -> tuple[int, int, int]:
         return self.p.batch_rows, self.p.source_length, self.p.target_length

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime.step_metrics import StepMetrics
+from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.monitoring.metric_vector import (
     metric_vector,
     pair_with_weights,
     values_and_weights,
+)
+from lingvo_gshard.training.monitoring.routers.step import (
+    ReadSums,
+    routing_sums,
+    watched_batch,
 )
 from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
@@ -37,6 +46,7 @@ class SingleDeviceRuntime:
         self._trainer = trainer
         self._variables: NestedMap | None = None
         self.compilations: list[Compilation] = []
+        self._watches: dict[tuple, Callable[[TensorBatch], dict[str, tf.Tensor]]] = {}
         self._train = _Compiled("train", self._train_step, self._compile, self.compilations)
         self._evaluate = _Compiled("eval", self._eval_step, self._compile, self.compilations)
 
@@ -107,6 +117,26 @@ class SingleDeviceRuntime:
         """Returns the metrics of one batch, name -> (value, weight), without training."""
         return pair_with_weights(self._evaluate(batch).read())
 
+    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
+        """Starts the forward pass of a step that watches the routers."""
+        sizes, fed = watched_batch(batch, kinds, step)
+        tensors = {name: tf.convert_to_tensor(x) for name, x in fed.items()}
+        inputs = inputs_of(tensors)
+        key = (sizes, *_key(inputs))
+        started, is_new = time.monotonic(), key not in self._watches
+        if is_new:
+            self._watches[key] = self._compile(functools.partial(self._routing_step, kinds=sizes))
+        sums = self._watches[key](tensors)
+
+        def read() -> dict[str, np.ndarray]:
+            return {name: value.numpy() for name, value in sums.items()}
+
+        if is_new:
+            read()
+            seconds = time.monotonic() - started
+            self.compilations.append(Compilation("routers", inputs, 0.0, 0.0, seconds))
+        return read
+
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns `function` with the current weights as its first argument."""
         return SingleDeviceFunction(lambda ids: function(self._theta(), ids), self._compile)
@@ -124,6 +154,10 @@ class SingleDeviceRuntime:
 
     def _eval_step(self, batch: Batch) -> NestedMap:
         return NestedMap(values_and_weights(self._trainer.eval_step(self._theta(), batch)))
+
+    def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> dict[str, tf.Tensor]:
+        theta = self._variables.theta.transform(lambda variable: variable.read_value())
+        return routing_sums(self._trainer, theta, batch, kinds)
 
     def _theta(self) -> NestedMap:
         part = self._variables[self._trainer.evaluated_part]

@@ -11,6 +11,7 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.lazy import jax, multihost_utils, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.devices import peak_memory
 from lingvo_gshard.runtime.program.executable import Executable
@@ -20,6 +21,7 @@ from lingvo_gshard.runtime.program.step_programs import (
     evaluated_arrays,
     function_program,
     init_program,
+    routing_program,
     state_arrays,
     train_program,
 )
@@ -34,6 +36,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated, replicated
 from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
 from lingvo_gshard.training.monitoring.metric_vector import pair_with_weights
+from lingvo_gshard.training.monitoring.routers.step import ReadSums, watched_batch
 from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
@@ -205,6 +208,22 @@ class SpmdRuntime:
         step = self._step_on_batch("eval", batch, eval_program)
         (metrics,) = step.executable(*self._evaluated(), *step.feed(batch, self._mesh))
         return pair_with_weights(step.metrics(metrics).read())
+
+    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
+        """Starts the forward pass of a step that watches the routers."""
+        sizes, fed = watched_batch(batch, kinds, step)
+        made_of = (self._trainer, self._partitioning, self._partitioner, batch_specs(fed), sizes)
+        watched = self._compiler.step(
+            "routers",
+            (batch_key(fed), sizes),
+            self._devices,
+            lambda: (routing_program(*made_of), []),
+            inputs_of(fed),
+            is_reported=False,
+        )
+        pairs = zip(self._arrays, self._state, strict=True)
+        theta = [value for array, value in pairs if array.path.startswith("theta.")]
+        return watched.start(*theta, *watched.feed(fed, self._mesh))
 
     def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
         """Returns `function` with the current weights as its first argument."""

@@ -31,6 +31,17 @@ class CompiledStep:
         inputs = self.executable.program.inputs[-len(batch) :]
         return [array.put(batch[array.path.removeprefix("batch.")], mesh) for array in inputs]
 
+    def start(self, *inputs: jax.Array) -> Callable[[], dict[str, np.ndarray]]:
+        """Runs the program. Returns a function that waits for its outputs, by name.
+
+        The outputs must be whole on each device. They are copied to the host once computed.
+        """
+        names = [output.path for output in self.executable.program.outputs]
+        outputs = dict(zip(names, self.executable(*inputs), strict=True))
+        for array in outputs.values():
+            array.copy_to_host_async()
+        return lambda: {n: np.asarray(x.addressable_data(0)) for n, x in outputs.items()}
+
     def metrics(self, values: jax.Array) -> StepMetrics:
         """Returns the metrics, whose values are copied to the host as soon as they are computed."""
         values.copy_to_host_async()

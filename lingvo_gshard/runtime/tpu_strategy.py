@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from lingvo_gshard.core.bound_function import WeightsFunction
+from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import jax, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.runtime import reports
@@ -22,6 +23,7 @@ from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.replication import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.monitoring.routers.step import routing_sums
 from lingvo_gshard.training.trainer import Trainer
 
 WAIT_SECONDS = 300.0
@@ -96,19 +98,24 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
             lambda theta, ids: function(self._trainer.annotated(theta), ids)
         )
 
+    def _routing_step(self, batch: TensorBatch, kinds: WatchedKinds) -> TensorBatch:
+        theta = self._variables.theta.transform(lambda variable: variable.read_value())
+        trainer = self._trainer.plain
+        return routing_sums(trainer, self._trainer.annotated(theta), batch, kinds)
+
     def _compile(self, function: Callable) -> Callable:
         """Returns a function that the strategy runs, with annotations under the partitioning."""
         computation = tf.function(function, jit_compile=True, autograph=False)
 
-        def on_replica(argument: tf.Tensor | TensorBatch) -> tf.Tensor:
+        def on_replica(argument: tf.Tensor | TensorBatch) -> tf.Tensor | TensorBatch:
             with use_partitioning(self._partitioning):
-                return self._annotate_replicated(
-                    computation(tf.nest.map_structure(self._annotate_rows, argument))
-                )
+                results = computation(tf.nest.map_structure(self._annotate_rows, argument))
+                return tf.nest.map_structure(self._annotate_replicated, results)
 
-        def run(argument: tf.Tensor | TensorBatch) -> tf.Tensor:
-            result = self._strategy.run(on_replica, args=(argument,))
-            return self._strategy.experimental_local_results(result)[0]
+        def run(argument: tf.Tensor | TensorBatch) -> tf.Tensor | TensorBatch:
+            results = self._strategy.run(on_replica, args=(argument,))
+            local = self._strategy.experimental_local_results
+            return tf.nest.map_structure(lambda result: local(result)[0], results)
 
         return tf.function(run, autograph=False)
 
@@ -131,7 +138,7 @@ class _AnnotatedTrainer:
     """A trainer's functions with sharding annotations on weights and moments."""
 
     def __init__(self, trainer: Trainer):
-        self._trainer = trainer
+        self._trainer = self.plain = trainer
 
     @property
     def evaluated_part(self) -> str:

@@ -13,6 +13,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
 from lingvo_gshard.data.language_model_input import LanguageModelInput
+from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.layers.losses import cross_entropy
 from lingvo_gshard.sharding import annotate
@@ -136,7 +137,7 @@ class LanguageModelTask(TokenTask):
         """Returns the decoder's output [B,L,M]."""
         ids_BL, segments_BL = batch["target_inputs"], batch["target_segments"]
         x_BLM = self._embed("embedding", theta, ids_BL, batch["target_positions"])
-        with context.tokens(ids_BL):
+        with context.tokens(ids_BL, batch.get(f"target{KINDS}")):
             return self.decoder.fprop(theta.decoder, x_BLM, segments_BL)
 
     @layer_method
@@ -153,13 +154,15 @@ class LanguageModelTask(TokenTask):
           state_BLM: the decoder's output.
         """
         p, segments_BL = self.p, batch["target_segments"]
+        kinds_BL = batch.get(f"target{KINDS}")
         for index, (module, weights) in enumerate(zip(self.future, theta.future, strict=True)):
             ahead = {name: _shifted(batch[name], index + 1) for name in _SHIFTED}
             is_inside_BL = tf.equal(ahead["target_segments"], segments_BL)
             inside_BL = tf.where(is_inside_BL, segments_BL, 0)
             ids_BL, positions_BL = ahead["target_inputs"], ahead["target_positions"]
             token_BLM = self._embed("embedding", theta, ids_BL, positions_BL)
-            with context.tokens(ids_BL):
+            ahead_kinds_BL = None if kinds_BL is None else _shifted(kinds_BL, index + 1)
+            with context.tokens(ids_BL, ahead_kinds_BL):
                 state_BLM, output_BLM = module.fprop(weights, state_BLM, token_BLM, inside_BL)
             sums = cross_entropy(
                 self._logits(theta, output_BLM),

@@ -12,6 +12,7 @@ from lingvo_gshard.core.layer import layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.shapes import known_sizes
+from lingvo_gshard.data.token_kinds import KINDS
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.decoding.kinds import NO_TOKEN
 from lingvo_gshard.decoding.model_facts import ModelFacts
@@ -124,23 +125,41 @@ class TranslationTask(TokenTask):
     @layer_method
     def logits(self, theta: NestedMap, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns logits [B,L,V] of each target position, given the source and prior tokens."""
+        kinds_BK = batch.get(f"source{KINDS}")
         memory = self.encode(
-            theta, batch["source_ids"], batch["source_segments"], batch["source_positions"]
+            theta,
+            batch["source_ids"],
+            batch["source_segments"],
+            batch["source_positions"],
+            kinds_BK,
         )
         ids_BL, positions_BL = batch["target_inputs"], batch["target_positions"]
         x_BLM = self._embed("target_embedding", theta, ids_BL, positions_BL)
-        with context.tokens(ids_BL):
+        with context.tokens(ids_BL, batch.get(f"target{KINDS}")):
             x_BLM = self.decoder.fprop(theta.decoder, x_BLM, batch["target_segments"], memory)
         return self._logits(theta, x_BLM)
 
     @layer_method
     def encode(
-        self, theta: NestedMap, ids_BK: tf.Tensor, segments_BK: tf.Tensor, positions_BK: tf.Tensor
+        self,
+        theta: NestedMap,
+        ids_BK: tf.Tensor,
+        segments_BK: tf.Tensor,
+        positions_BK: tf.Tensor,
+        kinds_BK: tf.Tensor | None = None,
     ) -> Memory:
-        """Returns the encoder's output, which the decoder attends to."""
+        """Returns the encoder's output, which the decoder attends to.
+
+        Args:
+          theta: the weights.
+          ids_BK: the tokens of the sources.
+          segments_BK: the sentence of each token; 0 in padding.
+          positions_BK: the position of each token in its sentence.
+          kinds_BK: what watched routers count the tokens by; see `context.tokens`.
+        """
         name = "target_embedding" if self.p.share_embeddings else "source_embedding"
         x_BKM = self._embed(name, theta, ids_BK, positions_BK)
-        with context.tokens(ids_BK):
+        with context.tokens(ids_BK, kinds_BK):
             output_BKM = self.encoder.fprop(theta.encoder, x_BKM, segments_BK)
         return Memory(output_BKM, segments_BK)
 

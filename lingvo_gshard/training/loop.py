@@ -21,6 +21,7 @@ from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.metrics import Row
+from lingvo_gshard.training.monitoring.routers.watch import RouterWatch
 from lingvo_gshard.training.monitoring.run_log import RunLog
 from lingvo_gshard.training.observers.step_observer import StepObserver, StepObservers
 from lingvo_gshard.training.records.memory import memory_metrics
@@ -113,7 +114,7 @@ class TrainingLoop:
         self._store = store
         self._stop = stop
         self._console = console
-        self._observers = StepObservers(observers)
+        self._given_observers = observers
         self._pending: _Pending | None = None
         self._saved_step = 0
         self._is_first = True
@@ -156,8 +157,9 @@ class TrainingLoop:
             log = RunLog(self._console, self._logdir, p, self.step, guessing_loss, watch)
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
+            self._watch_routers()
             self._evaluate_if_missed()
-            stack.callback(self._observers.at_end)
+            stack.callback(lambda: self._observers.at_end())
             self._train()
             self._log.show_summary(self._roll_backs.summary())
             self._finish_saving()
@@ -168,6 +170,13 @@ class TrainingLoop:
             self._last_row,
             self._log.diverged_since,
         )
+
+    def _watch_routers(self) -> None:
+        """Begins to watch the routers in the steps after `step`."""
+        watch = RouterWatch(
+            self._trainer, self._runtime, self._input, self._logdir, self.step, self._log
+        )
+        self._observers = StepObservers([*self._given_observers, watch])
 
     def _check_dev(self) -> None:
         """Reads and tokenizes the dev split, if there is one."""
@@ -297,6 +306,7 @@ class TrainingLoop:
         self._load(checkpoint)
         self.step = self._saved_step = checkpoint.step
         self._log.roll_back(self.step)
+        self._watch_routers()
 
     def _evaluate(self, step: int) -> Row:
         """Returns the metrics of the dev split; none if there is no such split or on a stop."""

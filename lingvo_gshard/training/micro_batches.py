@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from lingvo_gshard.core import context, random_numbers
@@ -49,6 +49,55 @@ def accumulate(
     return sums.means(total)
 
 
+def sum_over_parts(
+    compute: Callable[[TensorBatch, tf.Tensor], Mapping[str, tf.Tensor]],
+    batch: TensorBatch,
+    key: tf.Tensor,
+    count: int,
+) -> dict[str, tf.Tensor]:
+    """Returns the sums over the parts of a batch of float32 tensors, by name.
+
+    Args:
+      compute: computes the tensors of one part.
+      batch: as in `accumulate`.
+      key: int32 [2], seeds the random numbers; those of a part are the ones of `accumulate`.
+      count: number of parts.
+    """
+    if count == 1:
+        return dict(compute(batch, key))
+    names: list[str] = []
+
+    def terms(i: tf.Tensor) -> list[tf.Tensor]:
+        found = compute(_part(batch, i, count), random_numbers.hashed_fold_in_word(key, i))
+        names[:] = found
+        return list(found.values())
+
+    if tf.executing_eagerly():
+        columns = zip(*(terms(tf.constant(i)) for i in range(count)), strict=True)
+        return dict(zip(names, map(tf.add_n, columns), strict=False))
+    traced = tf.function(terms, autograph=False)
+    shapes = traced.get_concrete_function(tf.TensorSpec([], tf.int32)).output_shapes
+
+    def body(i: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        return i + 1, [total + term for total, term in zip(sums, terms(i), strict=True)]
+
+    start = (tf.constant(0), [tf.zeros(shape) for shape in shapes])
+    sums = tf.while_loop(lambda i, _: i < count, body, start)[1]
+    return dict(zip(names, sums, strict=True))
+
+
+def _part(batch: TensorBatch, i: tf.Tensor, count: int) -> TensorBatch:
+    """Returns every count-th row, from row i on: an equal share of each device's rows."""
+
+    def rows(array: tf.Tensor) -> tf.Tensor:
+        shape = array.shape.as_list()
+        by_part = tf.reshape(array, [shape[0] // count, count, *shape[1:]])
+        part = tf.gather(by_part, i, axis=1)
+        return annotate(part, "BL") if len(shape) == 2 else part
+
+    return {name: rows(array) for name, array in batch.items()}
+
+
 class _Sums:
     """Sums of results over the parts, as a flat list of float32 tensors."""
 
@@ -79,7 +128,7 @@ class _Sums:
 
     def _terms(self, i: tf.Tensor) -> list[tf.Tensor]:
         """Returns the terms of part i: weight, loss, each metric and its weight, gradients."""
-        part = {name: self._rows(rows, i) for name, rows in self._batch.items()}
+        part = _part(self._batch, i, self._count)
         loss, metrics, gradients = self._compute(
             part, random_numbers.hashed_fold_in_word(self._key, i)
         )
@@ -89,13 +138,6 @@ class _Sums:
         for value, value_weight in metrics.values():
             sums += [value * value_weight, value_weight]
         return sums + [weight * tf.cast(g, tf.float32) for g in gradients.flatten()]
-
-    def _rows(self, rows: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        """Returns every count-th row, from row i on: an equal share of each device's rows."""
-        shape = rows.shape.as_list()
-        by_part = tf.reshape(rows, [shape[0] // self._count, self._count, *shape[1:]])
-        part = tf.gather(by_part, i, axis=1)
-        return annotate(part, "BL") if len(shape) == 2 else part
 
     def _as_weights(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums, with gradients sharded like the weights."""

@@ -17,7 +17,9 @@ from typing import Protocol
 from lingvo_gshard.core.bound_function import WeightsHolder
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.training.monitoring.compilations import Compilation
+from lingvo_gshard.training.monitoring.routers.step import ReadSums
 
 # Maps a metric's name to (value, weight); the mean over batches weights values by their weights.
 WeightedMetrics = dict[str, tuple[float, float]]
@@ -117,4 +119,20 @@ class Runtime(WeightsHolder, Protocol):
 
     def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch without training."""
+        ...
+
+    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
+        """Starts the forward pass of a training step that watches the routers.
+
+        It has the weights before the step, the step's random numbers and the capacity of training,
+        and changes nothing. Call it before `train_step`.
+
+        Args:
+          batch: the step's batch.
+          kinds: the kinds of its tokens; None if they are unknown.
+          step: number of the step, from 1.
+
+        Returns:
+          A function that waits for the sums of `routing_sums` and returns them by name.
+        """
         ...

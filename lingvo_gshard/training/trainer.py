@@ -20,6 +20,7 @@ from lingvo_gshard.training import averages, loss_scale, micro_batches, precisio
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.monitoring.routers.settings import Routers
 from lingvo_gshard.training.optim import optimizer
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
@@ -71,6 +72,7 @@ class Trainer(Configurable):
         )
         p.define("loss_scale", LossScale.params(), "How the loss is scaled, with float16.")
         p.define("spikes", spikes.Spikes.params(), "How spikes of loss and gradient are handled.")
+        p.define("routers", Routers.params(), "How the routers of experts are watched.")
         p.define(
             "average_decay",
             0.0,
@@ -87,7 +89,7 @@ class Trainer(Configurable):
         p.define(
             "checkpoint_every_steps",
             1000,
-            "Steps between checkpoints; 0: only at the end.",
+            "Steps between checkpoints; 0: one at the end.",
             minimum=0,
         )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
+import numpy as np
+
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.barrier import optimization_barrier
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
@@ -18,29 +20,32 @@ Function: TypeAlias = "Callable[..., tf.Tensor]"
 
 @dataclasses.dataclass
 class Reports:
-    """The losses and metrics that layers reported in a part of the forward pass.
+    """The losses, metrics and sums that layers reported in a part of the forward pass.
 
     Attributes:
       losses: Names of the losses.
       metrics: Names of the metrics.
-      values: Values of the losses, values of the metrics, then weights of the metrics.
+      sums: Names of the sums.
+      values: Values of the losses, values of the metrics, weights of the metrics, then sums.
     """
 
     losses: list[str]
     metrics: list[str]
+    sums: list[str]
     values: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(cls, collected: context.Context) -> Reports:
-        """Returns the losses and metrics that a context has collected."""
+        """Returns the losses, metrics and sums that a context has collected."""
         metrics = list(collected.metrics.values())
         values = [*collected.losses.values(), *(v for v, _ in metrics), *(w for _, w in metrics)]
-        return cls(list(collected.losses), list(collected.metrics), values)
+        values += collected.sums.values()
+        return cls(list(collected.losses), list(collected.metrics), list(collected.sums), values)
 
     def stacked(self, repetition: Repetition) -> Reports:
         """Returns the same reports under names for the stacked values of all iterations."""
-        rename = repetition.stacked
-        return Reports(list(map(rename, self.losses)), list(map(rename, self.metrics)))
+        names = (self.losses, self.metrics, self.sums)
+        return Reports(*(list(map(repetition.stacked, part)) for part in names))
 
     def add_to(self, target: context.Context, values: Sequence[tf.Tensor]) -> None:
         """Adds values to a context under the names of these reports.
@@ -49,14 +54,22 @@ class Reports:
           target: The context that receives them.
           values: Ordered as in `self.values`. The entries of a stacked loss are summed.
         """
-        losses, metrics = len(self.losses), len(self.metrics)
-        for name, value in zip(self.losses, values[:losses], strict=True):
+        losses, means, weights, sums = self.split(values)
+        for name, value in zip(self.losses, losses, strict=True):
             target.add_loss(name, tf.reduce_sum(value))
-        pairs = zip(
-            self.metrics, values[losses : losses + metrics], values[losses + metrics :], strict=True
-        )
-        for name, value, weight in pairs:
+        for name, value, weight in zip(self.metrics, means, weights, strict=True):
             target.add_metric(name, value, weight)
+        for name, value in zip(self.sums, sums, strict=True):
+            target.add_sum(name, value)
+
+    def split(self, values: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], ...]:
+        """Returns the losses, the values and the weights of the metrics, and the sums in `values`.
+
+        Args:
+          values: Ordered as in `self.values`.
+        """
+        ends = np.cumsum([len(self.losses), len(self.metrics), len(self.metrics), len(self.sums)])
+        return tuple(values[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
 
 
 class RematUnit:

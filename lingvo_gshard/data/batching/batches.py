@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.data.batching import mixing, packing
-from lingvo_gshard.data.batching.packing import Batch
+from lingvo_gshard.data.batching.packing import Batch, PackedBatch
 
 # The last rows opened are not full yet. Their sentences are carried into the next block.
 _UNFINISHED_ROWS = 4
@@ -52,7 +52,8 @@ class PackedBatches:
         begin = self._batch * self._packer.batch_rows
         chosen = (self._rows >= begin) & (self._rows < begin + self._packer.batch_rows)
         self._batch += 1
-        return self._packer.pack(self._rows[chosen] - begin, self._sentences[chosen])
+        rows, sentences = self._rows[chosen] - begin, self._sentences[chosen]
+        return PackedBatch.of(self._packer.pack(rows, sentences), rows, sentences)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch returned, as JSON values."""

@@ -17,6 +17,34 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 Batch = dict[str, np.ndarray]
 
 
+class PackedBatch(Batch):
+    """A batch of training that knows its examples.
+
+    Attributes:
+      examples: int64 [B,N], the number of the example in segment n of each row; -1 for segment 0,
+        which is padding, and for segments that a row does not have.
+    """
+
+    examples: np.ndarray
+
+    @classmethod
+    def of(cls, arrays: Batch, rows: np.ndarray, examples: np.ndarray) -> "PackedBatch":
+        """Returns a batch with its examples.
+
+        Args:
+          arrays: the batch.
+          rows: the row of each example. In a row, segments have the order of the examples.
+          examples: the number of each example.
+        """
+        order = np.argsort(rows, kind="stable")
+        side = Side(rows[order], np.ones(len(rows), np.int64))
+        batch_rows = len(next(iter(arrays.values())))
+        batch = cls(arrays)
+        batch.examples = np.full((batch_rows, 1 + side.segments.max(initial=0)), -1, np.int64)
+        batch.examples[rows[order], side.segments] = examples[order]
+        return batch
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokens:
     """A table of sentences as one flat array.

@@ -21,7 +21,11 @@ from lingvo_gshard.layers.moe.exact_experts import MOST_EXPERTS, run_experts
 from lingvo_gshard.layers.moe.exchange import Exchange
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.layers.moe.groups import Groups
-from lingvo_gshard.layers.moe.load_metrics import expert_observations, load_metrics
+from lingvo_gshard.layers.moe.load_metrics import (
+    expert_observations,
+    load_metrics,
+    watched_sums,
+)
 from lingvo_gshard.layers.moe.routers import Top2Router
 from lingvo_gshard.layers.moe.routers.token_choice import TokenChoiceRouter
 from lingvo_gshard.layers.moe.routing import Routing
@@ -191,6 +195,7 @@ class MixtureOfExperts(Layer):
             ids_GS = self._token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         self._report(routing, mask_GS)
+        self._report_watched(routing, mask_GS, groups)
         self.observe_named(TOKEN_GATES, lambda: groups.merge(routing.token_gates()))
         y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
         y_BLM = groups.merge(y_GSM)
@@ -345,3 +350,13 @@ class MixtureOfExperts(Layer):
             self.add_metric(name, value)
         for name, compute in expert_observations(routing, mask_GS).items():
             self.observe_named(name, compute)
+
+    def _report_watched(self, routing: Routing, mask_GS: tf.Tensor, groups: Groups) -> None:
+        """Reports the sums of a watched router, if routers are watched."""
+        now = context.current()
+        if now.watched is None:
+            return
+        kinds_BL = now.token_kinds
+        kinds_GS = None if kinds_BL is None else groups.split(kinds_BL)
+        for name, value in watched_sums(routing, mask_GS, kinds_GS, now.watched).items():
+            now.add_sum(f"{self.path}/{name}", value)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.moe.routing import Routing
+
+# Names of the metric and of the loss of a routing that watched routers report.
+ENTROPY = "router_entropy"
+BALANCE_LOSS = "auxiliary_loss"
 
 
 def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -53,6 +58,49 @@ def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Calla
         "tokens": lambda: tf.reduce_sum(mask_GS),
         "slots": lambda: tf.constant(slots),
     }
+
+
+def watched_sums(
+    routing: Routing,
+    mask_GS: tf.Tensor,
+    kinds_GS: tf.Tensor | None,
+    kinds: WatchedKinds,
+) -> dict[str, tf.Tensor]:
+    """Returns float32 tensors that describe a routing and can be summed over micro-batches.
+
+    choices        [E]: choices of each expert, before capacity
+    kept           [E]: tokens that each expert computes
+    tokens         [3]: real tokens, requests, and requests that are met (`Routing.requests`)
+    batches        1
+    entropy        sum over tokens of the entropy of their gates, if the router has gates over all E
+    balance        the load-balancing loss, if the router has one
+    by_language    [languages, E]: choices by the language of the token, if it is known
+    by_class       [classes, E]: choices by the class of the token, if it is known
+
+    Args:
+      routing: the routing of one batch.
+      mask_GS: float32, 0 at padding.
+      kinds_GS: int32, the kind of each token; None if it is unknown.
+      kinds: the numbers of the kinds.
+    """
+    tokens = tf.reduce_sum(mask_GS)
+    requests, met = routing.requests(mask_GS)
+    sums = {
+        "choices": routing.choices(),
+        "kept": routing.load(),
+        "tokens": tf.stack([tokens, requests, met]),
+        "batches": tf.ones([]),
+    }
+    if ENTROPY in routing.metrics:
+        sums["entropy"] = routing.metrics[ENTROPY] * tokens
+    if BALANCE_LOSS in routing.losses:
+        sums["balance"] = routing.losses[BALANCE_LOSS].value
+    if kinds_GS is not None and kinds.languages:
+        language_GS = kinds_GS // kinds.classes
+        sums["by_language"] = routing.choices_by(language_GS, kinds.languages)
+    if kinds_GS is not None:
+        sums["by_class"] = routing.choices_by(kinds_GS % kinds.classes, kinds.classes)
+    return sums
 
 
 def gate_entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:

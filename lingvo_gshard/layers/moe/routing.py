@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.lazy import tf
 
+LOCAL_LETTERS = {"c": "labels of tokens"}
+
 
 @dataclasses.dataclass(frozen=True)
 class WeightedLoss:
@@ -67,13 +69,41 @@ class Routing:
         """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         raise NotImplementedError
 
-    def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
-        """Returns the share of requests that overflowed, or of tokens that no expert chose.
+    def choices(self) -> tf.Tensor:
+        """Returns the number of choices of each expert over all groups, float32 [E].
+
+        These are the tokens that ask for the expert, whether it keeps them or not, or the tokens
+        that the expert chose.
+        """
+        raise NotImplementedError
+
+    def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
+        """Returns the choices of each expert by a label of the token, float32 [count,E].
+
+        Args:
+          label_GS: int32, 0 to count - 1.
+          count: the number of labels.
+        """
+        raise NotImplementedError
+
+    def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns how many requests there are, and how many are met; float32 scalars.
+
+        A request is a token's choice of an expert, or a token that waits to be chosen.
 
         Args:
           mask_GS: float32, 0 at padding.
         """
         raise NotImplementedError
+
+    def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
+        """Returns the share of the requests that are not met, a float32 scalar.
+
+        Args:
+          mask_GS: float32, 0 at padding.
+        """
+        requests, met = self.requests(mask_GS)
+        return 1.0 - met / tf.maximum(requests, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +136,7 @@ class TokenChoiceRouting(Routing):
         """
         return tf.add_n(
             [
-                tf.einsum("GSE,GS->E", tf.one_hot(a.expert_GS, self.num_experts), value_GS)
+                tf.einsum("GSE,GS->E", self._one_hot(a), value_GS)
                 for a, value_GS in zip(self.assignments, values_GS, strict=True)
             ]
         )
@@ -115,18 +145,34 @@ class TokenChoiceRouting(Routing):
         """Returns the gate of each expert for each token, float32 [G,S,E]; 0 for those not used."""
         return tf.add_n(
             [
-                tf.one_hot(a.expert_GS, self.num_experts)
-                * tf.where(a.kept_GS, a.gate_GS, 0.0)[..., None]
+                self._one_hot(a) * tf.where(a.kept_GS, a.gate_GS, 0.0)[..., None]
                 for a in self.assignments
             ]
         )
 
-    def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
-        """Returns the share of the requested capacity slots that were full, a float32 scalar."""
+    def choices(self) -> tf.Tensor:
+        """Returns the number of tokens that ask for each expert, float32 [E]."""
+        return self._sum_by_expert([a.wanted_GS for a in self.assignments])
+
+    def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
+        """Returns the tokens of each label that ask for each expert, float32 [count,E]."""
+        label_GSc = tf.one_hot(label_GS, count)
+        return tf.add_n(
+            [
+                tf.einsum("GSc,GSE->cE", label_GSc * a.wanted_GS[..., None], self._one_hot(a))
+                for a in self.assignments
+            ]
+        )
+
+    def _one_hot(self, assignment: Assignment) -> tf.Tensor:
+        return tf.one_hot(assignment.expert_GS, self.num_experts)
+
+    def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the number of requested capacity slots, and how many were free."""
         del mask_GS
         wanted = tf.add_n([tf.reduce_sum(a.wanted_GS) for a in self.assignments])
         kept = tf.add_n([tf.reduce_sum(tf.cast(a.kept_GS, tf.float32)) for a in self.assignments])
-        return 1.0 - kept / tf.maximum(wanted, 1.0)
+        return wanted, kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +208,18 @@ class ExpertChoiceRouting(Routing):
         chosen_GECS = tf.one_hot(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
         return tf.einsum("GECS,GEC->GSE", chosen_GECS, self.gate_of_slot_GEC)
 
-    def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
-        """Returns the share of real tokens that no expert chose, a float32 scalar."""
+    def choices(self) -> tf.Tensor:
+        """Returns the number of tokens that each expert chose, float32 [E]."""
+        return self.load()
+
+    def choices_by(self, label_GS: tf.Tensor, count: int) -> tf.Tensor:
+        """Returns the tokens of each label that each expert chose, float32 [count,E]."""
+        # Empty slots have the token S. Its label is none of those counted.
+        label_GS = tf.pad(label_GS, [[0, 0], [0, 1]], constant_values=count)
+        label_GEC = tf.gather(label_GS, self.token_of_slot_GEC, batch_dims=1)
+        return tf.einsum("GECc->cE", tf.one_hot(label_GEC, count))
+
+    def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the number of real tokens, and how many of them an expert chose."""
         taken = tf.reduce_sum(tf.cast(self.is_taken_GS, tf.float32) * mask_GS)
-        return 1.0 - taken / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
+        return tf.reduce_sum(mask_GS), taken

@@ -10,6 +10,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.repetition import Repetition
 
 
 class Execution(Layer):
@@ -21,6 +22,7 @@ class Execution(Layer):
     Attributes:
       splits_shared: whether the tensors that layers share are split by rows, so that all must have
         the rows of the batch.
+      repetition: the names of the layers in each iteration.
     """
 
     splits_shared = False
@@ -64,6 +66,7 @@ class Execution(Layer):
         p = self.p
         remat_policy.check(p.rematerialize, f"{path}.rematerialize")
         self.create_children("body", list(p.body))
+        self.repetition = Repetition(path, len(p.body), p.times)
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, *shared: object) -> tf.Tensor:

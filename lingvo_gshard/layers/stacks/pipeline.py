@@ -14,7 +14,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.layers.stacks.pipeline_schedule import Schedule
@@ -29,11 +29,11 @@ class _MicroBatchInputs(NamedTuple):
 
     Attributes:
       shared: nests of tensors that every layer is called with.
-      token_ids: the token ids of the context; empty if it has none.
+      tokens: ids and kinds of the tokens of the context, by field, as far as it has them.
     """
 
     shared: tuple
-    token_ids: tuple[tf.Tensor, ...]
+    tokens: dict[str, tf.Tensor]
 
 
 class Pipeline(Execution):
@@ -108,7 +108,6 @@ class Pipeline(Execution):
                 f"{p.circulations} circulations"
             )
         self.schedule = Schedule(p.stages, p.micro_batches or p.stages, p.circulations)
-        self._repetition = Repetition(path, len(p.body), p.times)
         iterations = np.arange(p.times).reshape(p.circulations, p.stages, -1)
         # The iterations of the body that each stage runs, in order.
         self._iterations_PR = iterations.swapaxes(0, 1).reshape(p.stages, -1)
@@ -118,7 +117,7 @@ class Pipeline(Execution):
         return super().variable_specs().transform(self._stacked)
 
     def _stacked(self, spec: VariableSpec) -> VariableSpec:
-        paths = self._repetition.paths(spec.path)
+        paths = self.repetition.paths(spec.path)
         return dataclasses.replace(
             spec,
             layout=f"PR{spec.layout}",
@@ -148,8 +147,10 @@ class Pipeline(Execution):
         micro-batches is padded with zeros.
         """
         rows, count = x_BLM.shape[0], self.schedule.micro_batches
-        ids = context.current().token_ids
-        inputs = _MicroBatchInputs(shared, () if ids is None else (ids,))
+        now = context.current()
+        given = {"token_ids": now.token_ids, "token_kinds": now.token_kinds}
+        tokens = {name: value for name, value in given.items() if value is not None}
+        inputs = _MicroBatchInputs(shared, tokens)
         tensors = [x_BLM, *tf.nest.flatten(inputs)]
         split = [_split(_pad_rows(tensor, -rows % count), count) for tensor in tensors]
         run = self._run_one_by_one if tf.executing_eagerly() else self._run_in_stages
@@ -208,7 +209,7 @@ class Pipeline(Execution):
             return _run_layers(layers, x_BLM, packed, micro_batch)
 
         body = RematUnit(run_body, self.p.rematerialize)
-        loop = PipelineLoop(body, self.schedule, self._repetition, specs.flatten())
+        loop = PipelineLoop(body, self.schedule, self.repetition, specs.flatten())
         y_mBLM, reports, values = loop.run(x_mBLM, inputs, theta.flatten())
         indices = self._report_indices()
         self._report(reports, [tf.gather_nd(value, indices) for value in values])
@@ -240,7 +241,7 @@ class Pipeline(Execution):
         for iteration in range(self.p.times):
             layers, values_here = self._body_of_iteration(theta, iteration), []
             for i, x_BLM in enumerate(micro_batches):
-                here = Iteration(self._repetition, iteration)
+                here = Iteration(self.repetition, iteration)
                 with context.use(forward_pass.part(here)) as part:
                     packed = tf.nest.pack_sequence_as(structure, [x[i] for x in inputs])
                     micro_batches[i] = _run_layers(layers, x_BLM, packed, tf.constant(i))
@@ -253,19 +254,19 @@ class Pipeline(Execution):
         return tf.stack(micro_batches)
 
     def _report(self, reports: Reports, values: Sequence[tf.Tensor]) -> None:
-        """Reports the means over all micro-batches.
+        """Reports the means and sums over all micro-batches.
 
         Args:
-          reports: names of the losses and metrics.
-          values: their values and weights, ordered as in `Reports`, each [times, micro_batches].
+          reports: names of the losses, metrics and sums.
+          values: ordered as in `Reports`, each [times, micro_batches, ...].
         """
-        losses, metrics = len(reports.losses), len(reports.metrics)
-        weights = [tf.reduce_sum(weight, 1) for weight in values[losses + metrics :]]
-        pairs = zip(values[losses:], values[losses + metrics :], strict=False)
-        sums = [tf.reduce_sum(value * weight, 1) for value, weight in pairs]
-        means = [tf.reduce_mean(loss, 1) for loss in values[:losses]]
-        means += [tf.math.divide_no_nan(s, w) for s, w in zip(sums, weights, strict=True)]
-        reports.stacked(self._repetition).add_to(context.current(), [*means, *weights])
+        losses, metrics, weights, sums = reports.split(values)
+        pairs = zip(metrics, weights, strict=True)
+        weighted = [tf.reduce_sum(value * weight, 1) for value, weight in pairs]
+        weights, sums = ([tf.reduce_sum(x, 1) for x in part] for part in (weights, sums))
+        means = [tf.reduce_mean(loss, 1) for loss in losses]
+        means += [tf.math.divide_no_nan(s, w) for s, w in zip(weighted, weights, strict=True)]
+        reports.stacked(self.repetition).add_to(context.current(), [*means, *weights, *sums])
 
 
 def pipelines(layer: Layer) -> Iterator[Pipeline]:
@@ -287,8 +288,7 @@ def _run_layers(
     if now.seed is not None:
         seed = random_numbers.hashed_fold_in_word(now.seed, micro_batch)
         now = dataclasses.replace(now, seed=seed)
-    if inputs.token_ids:
-        now = dataclasses.replace(now, token_ids=inputs.token_ids[0])
+    now = dataclasses.replace(now, **inputs.tokens)
     with context.use(now):
         x_BLM = annotate(x_BLM, "BLM")
         for layer, theta in layers:

@@ -6,11 +6,10 @@ import dataclasses
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.autodiff.remat_unit import RematUnit, Reports
-from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.layer import Layer, VariableSpec, layer_method, stop_frozen
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.repetition import Iteration, Repetition
+from lingvo_gshard.core.repetition import Iteration
 from lingvo_gshard.layers.stacks.execution import Execution
 from lingvo_gshard.layers.stacks.loop import Loop
 from lingvo_gshard.sharding import annotate, annotate_like
@@ -28,10 +27,6 @@ class Repeat(Execution):
     loop.
     """
 
-    def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        self._repetition = Repetition(path, len(self.p.body), self.p.times)
-
     def variable_specs(self) -> NestedMap:
         """Returns the VariableSpecs of the body, each with a leading dimension R."""
         return super().variable_specs().transform(self._stacked)
@@ -41,7 +36,7 @@ class Repeat(Execution):
             spec,
             layout=f"R{spec.layout}",
             shape=(self.p.times, *spec.shape),
-            slices=tuple(self._repetition.paths(spec.path)),
+            slices=tuple(self.repetition.paths(spec.path)),
         )
 
     @layer_method
@@ -73,9 +68,9 @@ class Repeat(Execution):
             return annotate(x_BLM, _ACTIVATIONS)
 
         body = RematUnit(run_body, self.p.rematerialize)
-        loop = Loop(body, self._repetition, _ACTIVATIONS, specs.flatten())
+        loop = Loop(body, self.repetition, _ACTIVATIONS, specs.flatten())
         result = loop.run(x_BLM, *flat, *theta.flatten())
-        result.reports.stacked(self._repetition).add_to(context.current(), result.values)
+        result.reports.stacked(self.repetition).add_to(context.current(), result.values)
         return result.output
 
     @layer_method
@@ -83,11 +78,11 @@ class Repeat(Execution):
         """Runs the layers one by one: in eager mode no loop is compiled."""
         forward_pass, values = context.current(), []
         for r in range(self.p.times):
-            with context.use(forward_pass.part(Iteration(self._repetition, r))) as part:
+            with context.use(forward_pass.part(Iteration(self.repetition, r))) as part:
                 for layer, layer_theta in self._body_of_iteration(theta, r):
                     x_BLM = layer.fprop(layer_theta, x_BLM, *shared)
             reports = Reports.of(part)
             values.append(reports.values)
         stacks = [tf.stack(over_iterations) for over_iterations in zip(*values, strict=True)]
-        reports.stacked(self._repetition).add_to(forward_pass, stacks)
+        reports.stacked(self.repetition).add_to(forward_pass, stacks)
         return x_BLM

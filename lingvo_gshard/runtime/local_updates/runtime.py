@@ -17,6 +17,7 @@ from lingvo_gshard.core.bound_function import WeightsFunction
 from lingvo_gshard.core.lazy import jax, jnp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime.local_updates.outer_step import outer_moment_arrays, outer_step_program
 from lingvo_gshard.runtime.local_updates.workers import Workers
 from lingvo_gshard.runtime.program.array import Array
@@ -33,6 +34,7 @@ from lingvo_gshard.runtime.step_metrics import MeanMetrics
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.local_updates import OUTER, WORKERS
 from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
+from lingvo_gshard.training.monitoring.routers.step import ReadSums
 from lingvo_gshard.training.runtime_protocol import WeightedMetrics
 from lingvo_gshard.training.trainer import Trainer
 
@@ -209,6 +211,10 @@ class LocalUpdatesRuntime:
     def eval_step(self, batch: Batch) -> WeightedMetrics:
         """Returns the metrics of one batch, with the weights after the last outer step."""
         return self._outer_weights.eval_step(batch)
+
+    def watch_routers(self, batch: Batch, kinds: TokenKinds | None, step: int) -> ReadSums:
+        """Starts a step that watches the routers, with the weights after the last outer step."""
+        return self._outer_weights.watch_routers(batch, kinds, step)
 
     def bind_weights(self, function: WeightsFunction) -> SpmdFunction:
         """Returns `function` of the weights after the last outer step."""

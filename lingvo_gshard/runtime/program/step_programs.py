@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -17,6 +18,7 @@ from lingvo_gshard.sharding.annotate import annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector, values_and_weights
+from lingvo_gshard.training.monitoring.routers.step import routing_sums
 from lingvo_gshard.training.trainer import Trainer
 
 BatchSpecs: TypeAlias = "dict[str, tf.TensorSpec]"
@@ -120,6 +122,36 @@ def eval_program(
 
     inputs = [*arrays, *batch_arrays(batch, partitioning)]
     return lower("eval_step", eval_step, inputs, partitioning, partitioner=partitioner), names
+
+
+def routing_program(
+    trainer: Trainer,
+    partitioning: Partitioning,
+    partitioner: str,
+    batch: BatchSpecs,
+    kinds: WatchedKinds,
+) -> Program:
+    """Returns the forward pass of a training step that watches the routers.
+
+    Inputs: the weights, batch. Outputs: `routing_sums`, by name.
+
+    Args:
+      trainer: defines the state and the step.
+      partitioning: the mesh and what is split over its axes.
+      partitioner: "gspmd" or "shardy".
+      batch: the shape and dtype of each array that `watched_batch` returns.
+      kinds: the kinds of tokens that routers count.
+    """
+    arrays = [a for a in state_arrays(trainer, partitioning) if a.path.startswith("theta.")]
+
+    def routing_step(*tensors: tf.Tensor) -> list:
+        theta = trainer.theta_specs.pack(tensors[: len(arrays)])
+        theta = annotated(NestedMap(theta=theta), trainer).theta
+        sums = routing_sums(trainer, theta, _batch(batch, tensors[len(arrays) :]), kinds)
+        return [(name, value, ((),) * value.shape.rank) for name, value in sums.items()]
+
+    inputs = [*arrays, *batch_arrays(batch, partitioning)]
+    return lower("routing_step", routing_step, inputs, partitioning, partitioner=partitioner)
 
 
 def function_program(

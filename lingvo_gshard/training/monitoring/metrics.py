@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from lingvo_gshard.core.lazy import tf
 
 Row = dict[str, float]
+# Name of a picture -> (uint8 [height, width, 3], description).
+Pictures: TypeAlias = Mapping[str, tuple[np.ndarray, str]]
 
 # Name of the file in the run's directory.
 METRICS_FILE = "metrics.jsonl"
@@ -99,6 +103,16 @@ class MetricsWriter:
         except tf.errors.OpError as error:
             self._warn(f"TensorBoard events cannot be written ({error.message})")
 
+    def pictures(self, step: int, found: Pictures) -> None:
+        """Adds pictures to TensorBoard."""
+        try:
+            with self._events.as_default(step=step):
+                for name, (pixels, description) in found.items():
+                    tf.summary.image(name, pixels[None], description=description)
+            self._events.flush()
+        except tf.errors.OpError as error:
+            self._warn(f"TensorBoard events cannot be written ({error.message})")
+
     def close(self) -> None:
         """Closes both files. Says so if rows were lost, since the disk is still full."""
         self.flush()
@@ -135,6 +149,9 @@ class NoWriter:
         """Writes nothing."""
 
     def curves(self, step: int, row: Row) -> None:
+        """Writes nothing."""
+
+    def pictures(self, step: int, found: Pictures) -> None:
         """Writes nothing."""
 
     def close(self) -> None:

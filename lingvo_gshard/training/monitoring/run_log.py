@@ -23,6 +23,7 @@ from lingvo_gshard.training.monitoring.metrics import (
     METRICS_FILE,
     MetricsWriter,
     NoWriter,
+    Pictures,
     Row,
     first_and_last,
 )
@@ -193,6 +194,14 @@ class RunLog:
         self._writer.write(step, row)
         if is_point:
             self._writer.curves(step, row)
+
+    def add_curves(self, step: int, row: Row) -> None:
+        """Adds a point to TensorBoard curves that metrics.jsonl does not have."""
+        self._writer.curves(step, row)
+
+    def add_pictures(self, step: int, found: Pictures) -> None:
+        """Adds pictures to TensorBoard."""
+        self._writer.pictures(step, found)
 
     def show_summary(self, lines: Sequence[str] = ()) -> None:
         """Shows compilations, spikes, the balance of any experts, and whether the loss diverged.

@@ -78,6 +78,8 @@ class DroplessDispatch(Dispatch):
             rows = tf.reduce_sum(tf.cast(expert_kGS < num_experts, tf.float32))
             name = f"{context.layer_path()}/over_bound_share"
             context.current().add_metric(name, over_bound / tf.maximum(rows, 1.0))
+            if context.current().watched:
+                context.current().add_sum(f"{context.layer_path()}/over_bound", over_bound)
         return y_GSM
 
 

@@ -101,6 +101,11 @@ class SoftmaxRouter(LinearTokenChoiceRouter):
             recent = balance_loss.RecentLoad.params().set(num_experts=self.p.num_experts)
             self.create_child("recent_load", recent)
 
+    @property
+    def balance_floor(self) -> float | None:
+        """1: each expert has 1/E of the tokens, and the mean gates sum to 1."""
+        return 1.0
+
     @layer_method
     def auxiliary_loss(
         self, theta: NestedMap, gates_GSE: tf.Tensor, counted_GSE: tf.Tensor, mask_GS: tf.Tensor

@@ -25,6 +25,7 @@ class Router(Layer):
       flops                 if it has matrix products
       disable_capacity      if it can route every token, as dropless dispatch asks
       check_causal          if only some of its options use later tokens
+      balance_floor         if it has a load-balancing loss
 
     `TokenChoiceRouter` is the base class of routers in which tokens choose experts. It applies
     capacity. `LinearTokenChoiceRouter` and `SoftmaxRouter` add learned logits and a balancing loss.
@@ -99,6 +100,11 @@ class Router(Layer):
           ids_GS: int32, the tokens' ids; None unless `needs_token_ids`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no fprop")
+
+    @property
+    def balance_floor(self) -> float | None:
+        """The value of the loss `auxiliary_loss` under even loads; None without such a loss."""
+        return None
 
     def disable_capacity(self) -> None:
         """Disables capacity, so that no token is dropped. Dropless dispatches call it.

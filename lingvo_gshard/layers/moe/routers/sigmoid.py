@@ -61,6 +61,11 @@ class SigmoidRouter(LinearTokenChoiceRouter):
         sizes, zero = {"E": p.num_experts}, initializers.constant(0.0)
         self.create_variable("selection_bias", "E", sizes, zero, unsplit="E", update_rule=rule)
 
+    @property
+    def balance_floor(self) -> float | None:
+        """1, as for a softmax, since the scores are divided by their sum; None without the loss."""
+        return 1.0 if self.p.auxiliary_loss_weight else None
+
     @layer_method
     def fprop(
         self,

@@ -60,6 +60,11 @@ class Top2Router(SoftmaxRouter):
         """Returns 2; see `Router.experts_per_token`."""
         return 2
 
+    @property
+    def balance_floor(self) -> float | None:
+        """1, divided by E^2 in the paper's form: E terms 1/E * 1/E, and their mean over E."""
+        return 1.0 if self.p.mode == "lingvo" else 1.0 / self.p.num_experts**2
+
     @layer_method
     def fprop(
         self,

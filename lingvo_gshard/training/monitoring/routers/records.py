@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -86,6 +86,7 @@ class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.balance_loss / self.balance_floor - 1.0
 
 
+_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(RouterRecord)
 
 
@@ -97,6 +98,51 @@ def routers_of_run(logdir: str | os.PathLike) -> list[RouterRecord]:
     """
     path = pathlib.Path(logdir) / ROUTERS_FILE
     return [record for _, record in _rows(path)]
+
+
+class RecordsFile:
+    """Appends records to <logdir>/routers.jsonl. While the disk is full, they wait in memory.
+
+    Attributes:
+      earlier: the records of the steps before, from which windows go on.
+    """
+
+    def __init__(self, logdir: pathlib.Path, step: int, say: Callable[[str], None]):
+        """Opens the file of a run.
+
+        Args:
+          logdir: the run's directory.
+          step: the step that the run resumes from. Records of later steps are removed.
+          say: shows a warning to the user.
+        """
+        self._path, self._say = logdir / ROUTERS_FILE, say
+        self._unwritten, self._warned = b"", False
+        kept = [(line, record) for line, record in _rows(self._path) if record.step <= step]
+        self.earlier = [record for _, record in kept]
+        content = b"".join(line for line, _ in kept)
+        if self._path.exists() and self._path.read_bytes() != content:
+            new = self._path.with_suffix(".jsonl.new")
+            new.write_bytes(content)
+            os.replace(new, self._path)
+
+    def append(self, records: Sequence[RouterRecord]) -> None:
+        """Writes records after those of earlier steps."""
+        self._unwritten += b"".join(_ENCODER.encode(record) + b"\n" for record in records)
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                while self._unwritten:
+                    self._unwritten = self._unwritten[os.write(file, self._unwritten) :]
+            finally:
+                os.close(file)
+            self._warned = False
+        except OSError as error:
+            if not self._warned:
+                self._say(
+                    f"Warning: {ROUTERS_FILE} cannot be written ({error.strerror}); new records "
+                    "wait in memory"
+                )
+            self._warned = True
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[bytes, RouterRecord]]:

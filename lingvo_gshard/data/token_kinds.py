@@ -1,0 +1,140 @@
+"""Kinds of tokens: the language of a token's example, and a class derived from the vocabulary.
+
+Watched routers count how many tokens of each kind they send to each expert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_gshard.core.context import WatchedKinds
+from lingvo_gshard.data.batching.packing import Batch, PackedBatch
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+# Ends the name of the array with the kinds of one side of a batch: source_kinds, target_kinds.
+KINDS = "_kinds"
+
+START, END, TAG, BYTE = "start of text", "end of sentence", "tag", "byte"
+DIGITS, PUNCTUATION, UNKNOWN = "digits", "punctuation", "unknown"
+FIRST, CONTINUATION = "first piece", "continuation"
+CLASSES = (FIRST, CONTINUATION, PUNCTUATION, DIGITS, BYTE, TAG, START, END, UNKNOWN)
+
+_SPACE = "▁"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+# Tags of languages as published models write them, and other tokens that are no text.
+_TAG = re.compile(
+    r"<[^<>\s]+>|\[[A-Z]+\]|>>\w+<<|__\w+__|[a-z]{2,3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}"
+)
+
+
+class TokenKinds(NamedTuple):
+    """The kinds of the tokens of a batch.
+
+    Attributes:
+      arrays: name such as `source_kinds` -> int32 [B,L], language * len(classes) + class.
+      languages: names of the languages; empty if they are not known.
+      classes: names of the classes.
+    """
+
+    arrays: Batch
+    languages: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def sizes(self) -> WatchedKinds:
+        """The numbers of languages and classes."""
+        return WatchedKinds(len(self.languages), len(self.classes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Languages:
+    """The languages of numbered examples.
+
+    Attributes:
+      names: the languages; empty if none has a name.
+      of_example: the number of each example's language.
+    """
+
+    names: tuple[str, ...]
+    of_example: np.ndarray
+
+    @classmethod
+    def of(cls, members: Mapping[str, np.ndarray]) -> Languages:
+        """Returns the languages of examples.
+
+        Args:
+          members: language -> numbers of its examples.
+        """
+        names = tuple(sorted(members)) if any(members) else ()
+        count = 1 + max((int(m.max(initial=-1)) for m in members.values()), default=-1)
+        of_example = np.zeros(count, np.int32)
+        for index, name in enumerate(names):
+            of_example[members[name]] = index
+        return cls(names, of_example)
+
+    def of_tokens(self, batch: Batch, segments_BL: np.ndarray) -> np.ndarray:
+        """Returns int32 [B,L], the number of the language of each token; 0 in padding.
+
+        Args:
+          batch: the batch, whose examples are known if it is a `PackedBatch`.
+          segments_BL: the segment of each token, from 1; 0 in padding.
+        """
+        if not self.names or not isinstance(batch, PackedBatch):
+            return np.zeros(segments_BL.shape, np.int32)
+        numbers = np.take_along_axis(batch.examples, segments_BL.astype(np.int64), axis=1)
+        return self.of_example[np.maximum(numbers, 0)]
+
+
+def kinds_of(
+    batch: Batch, sides: Mapping[str, tuple[str, Vocabulary]], languages: Languages
+) -> TokenKinds:
+    """Returns the kinds of the tokens of a batch.
+
+    Args:
+      batch: the batch.
+      sides: "source" or "target" -> the array of ids that layers get, and their vocabulary.
+      languages: the languages of the examples.
+    """
+    arrays = {}
+    names = languages.names if isinstance(batch, PackedBatch) else ()
+    for side, (ids, vocabulary) in sides.items():
+        classes_BL = classes_of(vocabulary)[batch[ids]]
+        language_BL = languages.of_tokens(batch, batch[f"{side}_segments"])
+        arrays[f"{side}{KINDS}"] = language_BL * np.int32(len(CLASSES)) + classes_BL
+    return TokenKinds(arrays, names, CLASSES)
+
+
+@functools.lru_cache(maxsize=2)
+def classes_of(vocabulary: Vocabulary) -> np.ndarray:
+    """Returns the class of each id as an index into CLASSES, int32 [V]."""
+    found = [_class_of(vocabulary, index) for index in range(vocabulary.size)]
+    return np.array([CLASSES.index(name) for name in found], np.int32)
+
+
+def _class_of(vocabulary: Vocabulary, index: int) -> str:
+    if index in vocabulary.end_ids:
+        return END
+    if index == vocabulary.bos_id or index in vocabulary.before:
+        return START
+    if index in (*vocabulary.source_start, *vocabulary.target_start):
+        return TAG
+    if index in (vocabulary.pad_id, vocabulary.unk_id):
+        return UNKNOWN
+    piece = vocabulary.piece(index)
+    text = piece.removeprefix(_SPACE)
+    if _BYTE.fullmatch(piece):
+        return BYTE
+    if _TAG.fullmatch(piece):
+        return TAG
+    if text.isdecimal():
+        return DIGITS
+    if text and all(unicodedata.category(letter)[0] in "PS" for letter in text):
+        return PUNCTUATION
+    return FIRST if piece.startswith(_SPACE) else CONTINUATION
