@@ -87,10 +87,7 @@ class Trainer(Configurable):
             "log_every_steps", 50, "Steps between log lines and between curve points.", minimum=1
         )
         p.define(
-            "checkpoint_every_steps",
-            1000,
-            "Steps between checkpoints; 0: one at the end.",
-            minimum=0,
+            "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
         )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(

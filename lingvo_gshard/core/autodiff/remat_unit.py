@@ -45,7 +45,8 @@ class Reports:
     def stacked(self, repetition: Repetition) -> Reports:
         """Returns the same reports under names for the stacked values of all iterations."""
         names = (self.losses, self.metrics, self.sums)
-        return Reports(*(list(map(repetition.stacked, part)) for part in names))
+        losses, metrics, sums = (list(map(repetition.stacked, part)) for part in names)
+        return Reports(losses, metrics, sums)
 
     def add_to(self, target: context.Context, values: Sequence[tf.Tensor]) -> None:
         """Adds values to a context under the names of these reports.

@@ -1,4 +1,4 @@
-"""Log lines and warnings about how evenly a run loads its experts."""
+"""Log lines about how evenly a run loads its experts in all of its steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ LOAD, DROPPED, UTILIZATION, DEAD = (
     "utilization",
     "dead_experts",
 )
-HELP = (
-    "Experts without tokens are not trained. Try a larger auxiliary_loss_weight of the router, a "
-    "z_loss_weight that keeps its logits small, a router with a selection bias (SigmoidRouter), or "
-    "fewer experts"
-)
 
 
 class ExpertBalance:
@@ -26,15 +21,12 @@ class ExpertBalance:
 
     def __init__(self):
         self._layers: list[str] | None = None
-        self._rows: list[tuple[int, Row]] = []
+        self._rows: list[Row] = []
         self._last: list[Row] = []
-        # Layer -> (first step, fewest dead experts) while its latest steps all have dead experts.
-        self._dead: dict[str, tuple[int, float]] = {}
-        self._has_helped = False
 
-    def add(self, step: int, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """Adds the metrics of one step."""
-        self._rows.append((step, row))
+        self._rows.append(row)
 
     def digest(self, row: Row) -> str:
         """Returns the worst load of any layer in one step as a short text; '' without experts."""
@@ -47,23 +39,9 @@ class ExpertBalance:
         words = f"fullest expert {fullest:.2f}x  dropped {dropped:.1%}"
         return f"{words}  dead experts {dead:.0f}" if dead else words
 
-    def end_interval(self) -> list[str]:
-        """Returns a warning for each layer with dead experts in every step since the last call.
-
-        The first warnings of a run are followed by a hint.
-        """
-        if not self._rows:
-            return []
-        warnings = [
-            line
-            for layer in self._layers_of(self._rows[0][1])
-            for line in self._warnings(layer, f"{layer}/{DEAD}")
-        ]
-        self._last, self._rows = [row for _, row in self._rows], []
-        if warnings and not self._has_helped:
-            self._has_helped = True
-            warnings.append(HELP)
-        return warnings
+    def end_interval(self) -> None:
+        """Ends the interval that `summary` covers."""
+        self._last, self._rows = self._rows, []
 
     def summary(self) -> list[str]:
         """Returns a line for each layer with experts: means over the last complete interval."""
@@ -91,20 +69,3 @@ class ExpertBalance:
             ends = f"/{DEAD}"
             self._layers = [name.removesuffix(ends) for name in row if name.endswith(ends)]
         return self._layers
-
-    def _warnings(self, layer: str, name: str) -> list[str]:
-        """Returns the warning of one layer, if any, and remembers whether its last step had one."""
-        dead = [row[name] for _, row in self._rows]
-        alive = [index for index, count in enumerate(dead) if not count]
-        begin = alive[-1] + 1 if alive else 0
-        before = None if alive else self._dead.get(layer)
-        self._dead.pop(layer, None)
-        if begin == len(dead):
-            return []
-        since, fewest = before or (self._rows[begin][0], dead[begin])
-        fewest = min([fewest, *dead[begin:]])
-        self._dead[layer] = since, fewest
-        if alive:
-            return []
-        experts = "1 expert or more has" if fewest == 1 else f"{fewest:.0f} experts or more have"
-        return [f"Warning: {layer}: {experts} had no token in any step since step {since:,}"]

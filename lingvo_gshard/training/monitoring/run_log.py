@@ -132,13 +132,13 @@ class RunLog:
         self._progress.count(row.get("tokens", 0.0))
         if self._progress.tokens_per_second:
             row["tokens_per_second"] = self._progress.tokens_per_second
-        self._balance.add(step, row)
+        self._balance.add(row)
         self._progress.update(step, row)
         for warning in (self._spikes.add(step, row), self._divergence.add(step, row)):
             if warning:
                 self.say(warning)
         if self.is_logged(step):
-            self._say_all(self._balance.end_interval())
+            self._balance.end_interval()
 
     def add_compilations(self, step: int, compilations: Sequence[Compilation]) -> None:
         """Shows and writes what was compiled since the last call.

@@ -39,6 +39,12 @@ CASES = (
         "1 or more",
     ),
     Case(
+        "a window of no watched step",
+        _QUICKSTART + "'trainer.routers.window = 0'",
+        error="--gin_param 'trainer.routers.window = 0': trainer.routers.window is 0; expected a "
+        "whole number of 1 or more",
+    ),
+    Case(
         "a name that is elsewhere in the tree",
         _QUICKSTART + "'task.dropout = 0.1'",
         error="--gin_param 'task.dropout = 0.1': unknown name 'task.dropout'. Did you mean one of "

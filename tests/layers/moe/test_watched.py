@@ -1,0 +1,139 @@
+"""Tests what watched routers report, against loops over the tokens."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import context
+from lingvo_gshard.core.context import WatchedKinds
+from lingvo_gshard.layers.moe import (
+    ExpertChoiceRouter,
+    ForcedBalanceRouter,
+    HashRouter,
+    SigmoidRouter,
+    SinkhornRouter,
+    SwitchRouter,
+    Top2Router,
+    TopKRouter,
+)
+from lingvo_gshard.layers.moe.load_metrics import watched_sums
+from tests.tolerances import assert_close
+
+GROUPS, TOKENS, MODEL, EXPERTS = 3, 16, 8, 4
+KINDS = WatchedKinds(languages=3, classes=2)
+ROUTERS = {
+    "top2": Top2Router.params(),
+    "top2 of lingvo": Top2Router.params().set(mode="lingvo", second_expert="all"),
+    "switch": SwitchRouter.params().set(capacity_factor=0.5),
+    "top 3": TopKRouter.params().set(k=3, capacity_factor=0.7),
+    "sigmoid": SigmoidRouter.params().set(auxiliary_loss_weight=0.1),
+    "sinkhorn": SinkhornRouter.params(),
+    "hash": HashRouter.params(),
+    "forced": ForcedBalanceRouter.params().set(skew=0.5),
+    "expert choice": ExpertChoiceRouter.params().set(capacity_factor=1.5),
+}
+
+
+def route(params, x_GSM, mask_GS, seed=0):
+    """Returns a router and the routing of tokens in training."""
+    has_model = HashRouter.params().cls is not params.cls
+    sizes = {"num_experts": EXPERTS} | ({"model_dim": MODEL} if has_model else {})
+    router = params.copy().set(**sizes).instantiate(path="moe.router")
+    theta = router.init(1)
+    ids_GS = tf.cast(tf.reduce_sum(tf.abs(x_GSM), -1) * 1000, tf.int32)
+    with context.scope(training=True, seed=tf.constant([seed, 1])):
+        return router, router.fprop(theta, x_GSM, mask_GS, ids_GS)
+
+
+def requests(routing):
+    """Yields (group, token, expert, whether it is kept) of every choice."""
+    if hasattr(routing, "assignments"):
+        for a in routing.assignments:
+            arrays = [x.numpy() for x in (a.expert_GS, a.kept_GS, a.wanted_GS)]
+            for g, s in np.argwhere(arrays[2] > 0):
+                yield g, s, arrays[0][g, s], arrays[1][g, s]
+        return
+    slots = routing.token_of_slot_GEC.numpy()
+    for g, e, c in np.argwhere(slots < TOKENS):
+        yield g, slots[g, e, c], e, True
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_sums_are_those_of_a_loop_over_tokens(name):
+    rng = np.random.default_rng(1)
+    x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
+    mask = rng.random((GROUPS, TOKENS)) < 0.8
+    kinds = rng.integers(0, KINDS.languages * KINDS.classes, mask.shape)
+    mask_GS = tf.cast(mask, tf.float32)
+    _, routing = route(ROUTERS[name], x_GSM, mask_GS)
+    sums = watched_sums(routing, mask_GS, tf.constant(kinds, tf.int32), KINDS)
+    found = {key: value.numpy() for key, value in sums.items()}
+
+    choices, kept = np.zeros(EXPERTS), np.zeros(EXPERTS)
+    languages = np.zeros((KINDS.languages, EXPERTS))
+    classes = np.zeros((KINDS.classes, EXPERTS))
+    served = set()
+    for g, s, expert, is_kept in requests(routing):
+        assert mask[g, s]
+        choices[expert] += 1
+        kept[expert] += is_kept
+        languages[kinds[g, s] // KINDS.classes, expert] += 1
+        classes[kinds[g, s] % KINDS.classes, expert] += 1
+        served.add((g, s))
+    assert choices.sum() > 0
+    np.testing.assert_array_equal(found["choices"], choices)
+    np.testing.assert_array_equal(found["kept"], kept)
+    np.testing.assert_array_equal(found["by_language"], languages)
+    np.testing.assert_array_equal(found["by_class"], classes)
+    by_expert = (mask.sum(), mask.sum(), len(served))
+    by_token = (mask.sum(), choices.sum(), kept.sum())
+    expected = by_expert if name == "expert choice" else by_token
+    np.testing.assert_array_equal(found["tokens"], expected)
+    assert found["batches"] == 1
+
+
+def test_entropy_and_balance_loss_are_those_of_a_loop_over_tokens():
+    rng = np.random.default_rng(2)
+    x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
+    mask = rng.random((GROUPS, TOKENS)) < 0.8
+    router, routing = route(Top2Router.params(), x_GSM, tf.cast(mask, tf.float32))
+    weight = router.init(1).w_gate.numpy().astype(np.float64)
+    entropy, loss = 0.0, 0.0
+    for g in range(GROUPS):
+        first, gate_sum = np.zeros(EXPERTS), np.zeros(EXPERTS)
+        for s in np.flatnonzero(mask[g]):
+            logits = x_GSM[g, s].numpy() @ weight
+            gates = np.exp(logits) / np.exp(logits).sum()
+            entropy -= sum(gate * math.log(gate) for gate in gates)
+            first[gates.argmax()] += 1
+            gate_sum += gates
+        # Algorithm 1 of arXiv 2006.16668: the mean over experts of c_e / S * m_e.
+        loss += np.mean(first / mask[g].sum() * gate_sum / mask[g].sum()) / GROUPS
+    sums = watched_sums(routing, tf.cast(mask, tf.float32), None, KINDS)
+    assert_close(sums["entropy"], entropy, "float32")
+    assert_close(sums["balance"], loss, "float32")
+    assert "by_class" not in sums and "by_language" not in sums
+
+
+@pytest.mark.parametrize("name", ["top2", "top2 of lingvo", "switch", "top 3", "sigmoid"])
+def test_even_loads_have_the_balance_loss_of_the_floor(name):
+    # Token s prefers expert s, then s + 1, ... modulo E, so that every expert is like every other.
+    preference = np.array([[-((e - s) % EXPERTS) for e in range(EXPERTS)] for s in range(TOKENS)])
+    params = ROUTERS[name].copy().set(model_dim=EXPERTS, num_experts=EXPERTS, jitter=0.0)
+    router = params.instantiate(path="moe.router")
+    theta = router.init(1)
+    theta.w_gate = tf.eye(EXPERTS)
+    x_GSM = tf.constant(preference[None], tf.float32)
+    with context.scope(training=True, seed=tf.constant([0, 1])):
+        routing = router.fprop(theta, x_GSM, tf.ones(x_GSM.shape[:2]))
+    assert_close(routing.losses["auxiliary_loss"].value, router.balance_floor, "float32")
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "hash", "forced", "expert choice"])
+def test_a_router_without_a_balance_loss_has_no_floor(name):
+    router, routing = route(ROUTERS[name], tf.ones([1, TOKENS, MODEL]), tf.ones([1, TOKENS]))
+    assert router.balance_floor is None and "auxiliary_loss" not in routing.losses
+    params = SigmoidRouter.params().set(model_dim=MODEL, num_experts=EXPERTS)
+    assert params.instantiate(path="moe.router").balance_floor is None
