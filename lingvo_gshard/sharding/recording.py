@@ -44,10 +44,19 @@ class Recorded:
     Attributes:
       events: Einsums and annotations in the order of tracing.
       loops: (result, graph) of each loop whose body is a copy of another traced graph.
+      graph: The function's graph; None until it is traced completely.
     """
 
     events: list[Event] = dataclasses.field(default_factory=list)
     loops: list[tuple[tf.Tensor, tf.Graph]] = dataclasses.field(default_factory=list)
+    graph: tf.Graph | None = None
+
+    @property
+    def graphs(self) -> list[tf.Graph]:
+        """The graphs of the function and of the bodies of its loops, the function's own first."""
+        bodies = [body for _, body in self.loops]
+        found = [self.graph, *bodies, *(event.result.graph for event in self.events)]
+        return list({id(graph): graph for graph in found if graph is not None}.values())
 
 
 @contextlib.contextmanager
@@ -83,3 +92,10 @@ def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
     recorded = scope.current().recorded
     if recorded is not None:
         recorded.loops.append((result, body))
+
+
+def set_graph(graph: tf.Graph) -> None:
+    """Records the graph of the traced function, if a recording is under way."""
+    recorded = scope.current().recorded
+    if recorded is not None:
+        recorded.graph = graph

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -129,22 +130,44 @@ def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
       rank: Rank of the operation's tensor.
       mesh: The mesh.
     """
-    proto = type(xla_sharding.Sharding.replicate().proto).FromString(serialized)
+    proto = _proto(serialized)
+    parts = tiles_of(serialized, rank)
+    if parts is None:
+        return None
     if proto.type == proto.REPLICATED:
         return ((),) * rank
-    parts = list(proto.tile_assignment_dimensions)
-    if proto.type != proto.OTHER or len(parts) != rank + proto.replicate_on_last_tile_dim:
-        return None
-    devices = _sorted_copies(np.reshape(proto.tile_assignment_devices, parts), rank)
+    devices = _sorted_copies(_devices(proto), rank)
     if devices.size != mesh.size:
         return None
     axes = [name for name, size in mesh.axes if size > 1]
     for count in range(len(axes) + 1):
         for order in itertools.permutations(axes, count):
-            split = _assign_axes(order, parts[:rank], mesh)
+            split = _assign_axes(order, parts, mesh)
             if split and np.array_equal(_sorted_copies(_tiling(split, mesh), rank), devices):
                 return split
     return None
+
+
+def tiles_of(serialized: bytes, rank: int) -> tuple[int, ...] | None:
+    """Returns the number of parts of each dimension under an OpSharding.
+
+    Args:
+      serialized: A serialized xla.OpSharding, as an annotation or an HLO instruction has it.
+      rank: Rank of the tensor.
+
+    Returns:
+      The parts; None if one device holds the tensor, or devices differ in a manual region.
+    """
+    proto = _proto(serialized)
+    if proto.type == proto.REPLICATED:
+        return (1,) * rank
+    # The last dimensions of the tiling, one for each type of copies, are not the tensor's.
+    is_manual = proto.MANUAL in proto.last_tile_dims
+    extra = proto.replicate_on_last_tile_dim or len(proto.last_tile_dims)
+    parts = tuple(proto.tile_assignment_dimensions)
+    if proto.type != proto.OTHER or is_manual or len(parts) != rank + extra:
+        return None
+    return parts[:rank]
 
 
 def annotated_split(tensor: tf.Tensor, mesh: Mesh) -> Split | None:
@@ -160,6 +183,22 @@ def annotated_split(tensor: tf.Tensor, mesh: Mesh) -> Split | None:
     if operation.type != "XlaSharding":
         return None
     return split_of(operation.get_attr("sharding"), tensor.shape.rank, mesh)
+
+
+def _proto(serialized: bytes) -> Any:
+    return type(xla_sharding.Sharding.replicate().proto).FromString(serialized)
+
+
+def _devices(proto: Any) -> np.ndarray:
+    """Returns the partition ids of an OpSharding's tiles, [*shards, *copies].
+
+    XLA's own shardings write them as an iota that is reshaped and transposed.
+    """
+    devices = np.array(proto.tile_assignment_devices)
+    if not devices.size:
+        shape = list(proto.iota_reshape_dims)
+        devices = np.arange(math.prod(shape)).reshape(shape).transpose(proto.iota_transpose_perm)
+    return devices.reshape(list(proto.tile_assignment_dimensions))
 
 
 def _sharding(split: Split, mesh: Mesh) -> xla_sharding.Sharding:

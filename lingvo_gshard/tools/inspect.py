@@ -22,6 +22,16 @@ tensor that the partitioner has to replicate in full to reshard it. Nothing is e
 Collectives are counted twice: "in program", where one in a loop counts once, and "per step", where
 it counts in each iteration. Bytes are those of one device's operand or result, whichever is larger.
 
+A second table says why data moves: the line that computes a tensor, and the annotation that asks for
+another sharding of it.
+
+--activations lists the activations of the forward pass by layer: layout, shape, sharding, bytes per
+device, and the line that computes each. Where no annotation says how to split a tensor, the sharding
+is the one that XLA has chosen. A warning names large activations that every device holds in full:
+
+    gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
+        --strategy=expert_tensor --activations='decoder.layers[0]'
+
 --program saves the lowered step to one file that runs where only jax is installed. --function
 chooses the function of the trainer that --compile and --program take:
 
@@ -59,13 +69,14 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.sharding import recording
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags import runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
-from lingvo_gshard.tools.inspection import inspection, tables, trained
+from lingvo_gshard.tools.inspection import activations, inspection, tables, trained
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.trainer import Trainer
 
@@ -83,6 +94,13 @@ def define_flags() -> flags.FlagValues:
         "compile",
         False,
         "Compiles the function for the mesh; shows its memory and collectives.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "activations",
+        None,
+        "Pattern of layers, such as 'decoder.layers[0]': compiles the function and shows the "
+        "sharding of these layers' activations.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -163,6 +181,8 @@ def _inspect_sharding(
         stages.begin("Building the model")
         trainer = trainer or experiments.make_trainer(params)
         experiments.check_overrides(partitioning, trainer)
+        if values.activations is not None:
+            activations.check(values.activations, mesh, trainer.task.layer_paths())
         sharding = inspection.state_sharding(trainer, partitioning)
     tables.print_sharding(console, params.name, partitioning, sharding, values.slots)
     pipelines = inspection.pipelines(trainer)
@@ -176,7 +196,7 @@ def _inspect_sharding(
     if values.placement is not None:
         record["placement"] = inspection.placements(trainer, partitioning, values.placement)
         tables.print_placements(console, record["placement"])
-    if values.compile or values.program:
+    if values.compile or values.program or values.activations is not None:
         record |= _compile(values, params, trainer, partitioning, console)
     return record
 
@@ -191,20 +211,29 @@ def _compile(
     """Lowers, saves and compiles the function that was asked for."""
     with stages_on_terminal() as stages:
         # Lowering and saving start jax, which can add no virtual devices after that.
-        devices = devices_for(partitioning.mesh.size) if values.compile else []
+        is_compiled = values.compile or values.activations is not None
+        devices = devices_for(partitioning.mesh.size) if is_compiled else []
         stages.begin("Lowering")
-        program = inspection.lower(
-            values.function, params, trainer, partitioning, values.partitioner
-        )
+        with recording.record() as recorded:
+            program = inspection.lower(
+                values.function, params, trainer, partitioning, values.partitioner
+            )
         if values.program:
             _save(program, values.program, console)
-        if not values.compile:
+        if not is_compiled:
             return {}
         stages.begin("Compiling")
-        compiled = inspection.compile_program(program, trainer.task, devices)
-        stages.pause()
+        compiled = inspection.compile_program(program, recorded, trainer.task, devices)
+    if values.activations is None:
+        compiled = msgspec.structs.replace(compiled, activations=None)
+    else:
+        found = activations.select(compiled.activations, values.activations)
+        activations.print_activations(console, found)
+        compiled = msgspec.structs.replace(compiled, activations=found)
+    if values.compile:
         tables.print_compiled(console, compiled)
-        return {"compiled": msgspec.to_builtins(compiled)}
+        activations.print_reshardings(console, compiled.reshardings)
+    return {"compiled": msgspec.to_builtins(compiled)}
 
 
 def _save(program: Program, path: str, console: rich.console.Console) -> None:

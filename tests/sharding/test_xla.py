@@ -6,10 +6,12 @@ import sys
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.partition import partition
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
@@ -129,6 +131,25 @@ def _all_splits(mesh: Mesh, rank: int):
 def test_a_split_round_trips_through_its_op_sharding(mesh, rank):
     for split in _all_splits(mesh, rank):
         assert xla.split_of(xla.op_sharding(split, mesh), rank, mesh) == split
+
+
+@pytest.mark.parametrize("spec", [("x", None), (None, ("y", "x")), (("z", "x"), "y"), (None, None)])
+def test_shardings_as_jax_writes_them_are_read(spec):
+    """jax and XLA write the devices of a tiling as an iota, which annotations do not."""
+    axes = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in spec)
+    devices = np.array(devices_for(8)).reshape(2, 2, 2)
+    sharding = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(devices, ("x", "y", "z")), jax.sharding.PartitionSpec(*spec)
+    )
+    serialized = sharding._to_xla_hlo_sharding(2).to_proto().SerializeToString()
+    assert xla.split_of(serialized, 2, CUBE) == axes
+    parts = sharding.shard_shape((8, 8))
+    assert xla.tiles_of(serialized, 2) == tuple(8 // size for size in parts)
+
+
+def test_manual_shardings_have_no_tiles():
+    manual = xla.xla_sharding.Sharding.manual().proto.SerializeToString()
+    assert xla.tiles_of(manual, 2) is None and xla.split_of(manual, 2, CUBE) is None
 
 
 def test_shardings_that_no_axes_produce_have_no_split():

@@ -43,7 +43,7 @@ def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("compiled")
     flags = [inspect.NAME, *TINY, "--mesh=data=8", "--strategy=expert"]
     step = [f"--json={directory}/step.json", f"--program={directory}/train_step.zip"]
-    inspect.main([*flags, "--compile", *step])
+    inspect.main([*flags, "--compile", "--activations=decoder", *step])
     inspect.main([*flags, "--function=init_state", f"--program={directory}/init_state.zip"])
     return directory
 
@@ -128,6 +128,29 @@ def test_collectives_are_listed_by_layer_with_memory(compiled):
     memory = found["memory_per_device"]
     assert memory["peak"] > memory["arguments"] > 0 < memory["temporaries"]
     assert found["full_replications"] == [] and found["function"] == "train_step"
+
+
+def test_activations_are_listed_with_layer_line_and_bytes(compiled):
+    found = json.loads((compiled / "step.json").read_text())["compiled"]
+    rows = {(row["layer"], row["layout"]): row for row in found["activations"]}
+    assert all(layer.startswith("decoder") for layer, _ in rows)
+    hidden = rows["decoder.layers[0].feed_forward", "BLH"]
+    assert hidden["asked"] == hidden["chosen"] == "B over data"
+    assert hidden["shape"] == [16, 16, 32] and hidden["parts"] == 8
+    assert hidden["bytes"] == 8 * hidden["bytes_per_device"] == 4 * 16 * 16 * 32
+    assert re.fullmatch(r"lingvo_gshard/layers/products\.py:\d+", hidden["source"])
+    by_xla = [row for row in found["activations"] if not row["asked"]]
+    assert by_xla and {row["layout"] for row in by_xla} == {""}
+
+
+def test_data_that_moves_is_attributed_to_annotations(compiled):
+    rows = json.loads((compiled / "step.json").read_text())["compiled"]["reshardings"]
+    assert {row["kind"] for row in rows} == {"all-to-all"} and len(rows) == 4
+    dispatch, combine = [row for row in rows if row["phase"] == "forward"]
+    assert {dispatch["layer"], combine["layer"]} == {"encoder.layers[0].feed_forward"}
+    assert (dispatch["layout"], combine["layout"]) == ("EGCM", "GECM")
+    assert (dispatch["before"], dispatch["after"]) == ("G over data", "E over data")
+    assert "moe/all_to_all.py:" in dispatch["annotated_at"]
 
 
 def test_saved_programs_equal_the_runtimes(compiled):
@@ -233,6 +256,8 @@ def test_format_bytes(size, words):
         (["--mesh=data=8", "--function=train"], "Did you mean 'train_step'?"),
         (["--mesh=data=8", "--gin_param=task.modle_dim = 3"], "Did you mean 'task.model_dim'?"),
         (["--mesh=data=8", "--runtime=spmd"], "'runtime'"),
+        (["--mesh=data=8", "--activations=decodr"], "Did you mean 'decoder'?"),
+        (["--mesh=data=1", "--activations=*"], "expected a mesh of several devices"),
         (
             ["--mesh=data=8", "--gin_param=sharding.overrides = {'task.encodre': 'H->none'}"],
             "no layer or weight is named 'task.encodre'. Did you mean 'encoder'?",

@@ -16,7 +16,7 @@ from lingvo_gshard.runtime.lowering.shardy import to_shardy
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.captures import captured_constants, make_constants
 from lingvo_gshard.runtime.program.program import Program, writers_versions
-from lingvo_gshard.sharding import xla
+from lingvo_gshard.sharding import recording, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.strategies import Split
@@ -66,6 +66,7 @@ def lower(
     ):
         concrete = traced.get_concrete_function(*specs)
         traced_at = time.monotonic()
+        recording.set_graph(concrete.graph)
         outputs = [_output(name, *output) for output in described]
         constants = captured_constants(name, concrete)
         module = _stablehlo(traced, specs)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import collections
-import pathlib
-import sysconfig
 
 import msgspec
 
-import lingvo_gshard
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.core.tracing.graph_lines import line_of_operation
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -21,13 +19,6 @@ _KINDS = {
 _ATTRIBUTES = {"XlaSharding": "sharding"}
 # Operations to look at: those of a large layer.
 _MOST_OPERATIONS = 2000
-# Files of a traceback that only pass calls on, and files that call the model.
-_PACKAGE = pathlib.Path(lingvo_gshard.__file__).parent
-_PASSING = (
-    *(str(_PACKAGE / name) for name in ("core", "sharding")),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib")),
-)
-_CALLERS = tuple(str(_PACKAGE / name) for name in ("runtime", "training"))
 # Begins the name scopes of gradients.
 _GRADIENT = "gradient_tape/"
 
@@ -90,7 +81,7 @@ def _describe(operation: tf.Operation, mesh: Mesh) -> Annotation:
         shape=tuple(shape.as_list()),
         split=xla.split_of(sharding, shape.rank, mesh),
         scope=operation.name.rpartition("/")[0],
-        source=_source(operation) or _source_of_forward(operation) or "an unknown line",
+        source=line_of_operation(operation) or _source_of_forward(operation) or "an unknown line",
     )
 
 
@@ -102,23 +93,10 @@ def _source_of_forward(operation: tf.Operation) -> str:
     scope, _, _ = operation.name.removeprefix(_GRADIENT).rpartition("/")
     shape = operation.outputs[0].shape
     sources = [
-        _source(other)
+        line_of_operation(other)
         for other in operation.graph.get_operations()
         if other.type in _KINDS
         and other.name.startswith(f"{scope}/")
         and shape in (other.inputs[0].shape, other.outputs[0].shape)
     ]
     return next(filter(None, sources), "")
-
-
-def _source(operation: tf.Operation) -> str:
-    """Returns the innermost file and line of a model in the traceback of an operation, or ""."""
-    for frame in reversed(list(operation.traceback)):
-        if frame.filename.startswith(_CALLERS):
-            break
-        if not frame.filename.startswith(_PASSING):
-            path = pathlib.Path(frame.filename)
-            is_ours = path.is_relative_to(_PACKAGE)
-            shown = path.relative_to(_PACKAGE.parent) if is_ours else path.name
-            return f"{shown}:{frame.lineno}"
-    return ""

@@ -15,12 +15,16 @@ from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.layers import weight_groups
 from lingvo_gshard.layers.stacks import pipeline
-from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
+from lingvo_gshard.runtime.propagation.activations import Activation, activations
+from lingvo_gshard.runtime.propagation.propagated import compile_with_shardings
+from lingvo_gshard.runtime.propagation.reshardings import Resharding, reshardings
+from lingvo_gshard.runtime.propagation.traced import Traced
 from lingvo_gshard.sharding import replication
 from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.recording import Recorded
 from lingvo_gshard.sharding.replication import Replicated
 from lingvo_gshard.tools.inspection import placement
 from lingvo_gshard.training import experiments
@@ -79,6 +83,9 @@ class CompiledFunction(msgspec.Struct, frozen=True):
       memory_per_device: bytes by class, as Executable.memory returns them.
       collectives: rows by phase, layer and kind.
       full_replications: tensors that the partitioner replicates in full to reshard them.
+      reshardings: collectives that only move data, with their causes.
+      activations: activations of the forward pass with their shardings; None if nothing is
+        partitioned, or if the compiler does not say what it decides.
     """
 
     function: str
@@ -86,6 +93,8 @@ class CompiledFunction(msgspec.Struct, frozen=True):
     memory_per_device: dict[str, int]
     collectives: list[CollectiveRow]
     full_replications: list[hlo.FullReplication]
+    reshardings: list[Resharding]
+    activations: list[Activation] | None
 
 
 def pipelines(trainer: Trainer) -> list[dict]:
@@ -169,20 +178,31 @@ def lower(
 
 
 def compile_program(
-    program: Program, task: Layer, devices: Sequence[jax.Device]
+    program: Program, recorded: Recorded, task: Layer, devices: Sequence[jax.Device]
 ) -> CompiledFunction:
-    """Compiles a program for as many devices as its mesh has."""
+    """Compiles a program for as many devices as its mesh has.
+
+    Args:
+      program: the program.
+      recorded: what was recorded when it was lowered.
+      task: the layers of the program.
+      devices: the devices.
+    """
     started = time.monotonic()
-    executable = Executable(program, devices)
+    executable, module = compile_with_shardings(program, devices)
     seconds = time.monotonic() - started
     paths = task.layer_paths()
     calls = executable.collectives(map(scope_name, paths))
+    traced = Traced(recorded, paths, program.mesh)
+    mesh, inputs = program.mesh, program.inputs
     return CompiledFunction(
         function=program.name,
         compile_seconds=seconds,
         memory_per_device=executable.memory(),
         collectives=collective_rows(calls, paths),
         full_replications=executable.full_replications(),
+        reshardings=reshardings(calls, module, traced, mesh) if module else [],
+        activations=activations(module, inputs, traced, mesh) if module else None,
     )
 
 

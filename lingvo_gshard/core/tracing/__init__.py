@@ -1,0 +1,1 @@
+"""From operations to the lines of code that made them."""

@@ -1,0 +1,168 @@
+"""gshard-inspect --activations: a step's activations with their shardings, and what moves data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import rich.console
+
+from lingvo_gshard.api import tables as api_tables
+from lingvo_gshard.core.config import names
+from lingvo_gshard.runtime.propagation.activations import Activation
+from lingvo_gshard.runtime.propagation.reshardings import Resharding
+from lingvo_gshard.runtime.reports import LEAST_BYTES
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import matches_path
+from lingvo_gshard.tools.inspection import inspection, tables
+
+TASK = "task"
+_UNKNOWN = "an unknown line"
+# Activations below this share of the largest one, and more movements than these, are only in the
+# JSON.
+_LEAST_SHARE, _MOST_MOVEMENTS, _MOST_WARNINGS = 0.05, 20, 20
+
+
+def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
+    """Checks what --activations asks for, before anything is compiled.
+
+    Args:
+      pattern: a pattern of layers, such as "decoder.layers[0]" or "*.self_attention".
+      mesh: the mesh.
+      paths: paths of all layers.
+
+    Raises:
+      ValueError: no layer matches, or the mesh has one device.
+    """
+    if not any(matches_path(pattern, path) for path in paths):
+        hint = names.nearest(pattern.removeprefix(f"{TASK}."), [path for path in paths if path])
+        raise ValueError(f"--activations: no layer is named {pattern!r}. {hint}")
+    if mesh.size == 1:
+        raise ValueError(
+            f"--activations: nothing is split on --mesh={mesh}; expected a mesh of several "
+            "devices, such as data=4,model=2"
+        )
+
+
+def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
+    """Returns the activations of the layers that a pattern matches.
+
+    Args:
+      rows: all activations; None if the compiler does not say how it splits them.
+      pattern: the pattern.
+
+    Raises:
+      ValueError: the compiler does not say it.
+    """
+    if rows is None:
+        raise ValueError(
+            "--activations: the compiler for these devices does not say how it splits tensors; "
+            "expected CPUs or GPUs. JAX_PLATFORMS=cpu takes virtual devices"
+        )
+    return [row for row in rows if matches_path(pattern, row.layer)]
+
+
+def print_activations(
+    console: rich.console.Console, rows: Sequence[Activation], least: int = LEAST_BYTES
+) -> None:
+    """Prints activations by layer, and warns of large ones that every device holds in full.
+
+    Args:
+      console: where to print.
+      rows: the activations.
+      least: bytes of a large activation.
+    """
+    largest = max((row.bytes for row in rows), default=0)
+    shown = [row for row in rows if row.bytes >= _LEAST_SHARE * largest]
+    table = tables.make_table("layer", "computed by", "layout", "shape", "sharding")
+    table.add_column("per device", justify="right", no_wrap=True)
+    table.add_column("at", no_wrap=True)
+    before = None
+    for row in shown:
+        if before not in (None, row.layer):
+            table.add_section()
+        table.add_row(
+            tables.escape("" if row.layer == before else row.layer or TASK),
+            ", ".join(row.operations),
+            row.layout,
+            _array(row),
+            sharding_in_words(row),
+            tables.format_bytes(row.bytes_per_device),
+            row.source or _UNKNOWN,
+        )
+        before = row.layer
+    api_tables.print_table(console, table)
+    annotated = sum(bool(row.asked) for row in rows)
+    tables.say(
+        console,
+        f"{len(rows)} activations of the forward pass: {annotated} are annotated, XLA chose the "
+        f"sharding of {len(rows) - annotated}",
+    )
+    if len(rows) > len(shown):
+        tables.say(
+            console,
+            f"{len(rows) - len(shown)} have less than {_LEAST_SHARE:.0%} of the bytes of the "
+            "largest; --json lists them all",
+        )
+    _warn_of_whole(console, rows, least)
+
+
+def sharding_in_words(row: Activation) -> str:
+    """Returns the sharding of an activation, and who has chosen it."""
+    if not row.asked:
+        return f"{row.chosen} (XLA's choice)"
+    return row.chosen if row.chosen == row.asked else f"{row.chosen} (asked: {row.asked})"
+
+
+def whole_in_words(row: Activation) -> str:
+    """Returns a warning of an activation that every device holds in full."""
+    reason = "no annotation says how to split it"
+    if row.asked:
+        letters = f" {row.layout}" if row.layout else ""
+        reason = f"its annotation{letters} splits no dimension"
+    return (
+        f"{row.layer or TASK}: {_array(row)}, {tables.format_bytes(row.bytes)}, is whole on every "
+        f"device: {reason}, at {row.source or _UNKNOWN} ({', '.join(row.operations)})"
+    )
+
+
+def cause_in_words(row: Resharding) -> str:
+    """Returns why a tensor moves between devices: the line, and on another one both shardings."""
+    by = f"{row.operation or 'an operation'} at {row.source or _UNKNOWN}"
+    if row.annotated_at:
+        asks = f"annotation {row.layout}".rstrip()
+        by = f"{asks} at {row.annotated_at} of {by}" if row.source else f"{asks} at {row.annotated_at}"
+    return f"{by}\n  from {row.before} to {row.after}" if row.after else by
+
+
+def print_reshardings(console: rich.console.Console, rows: Sequence[Resharding]) -> None:
+    """Prints the collectives that only move data, each with its cause."""
+    if not rows:
+        return
+    table = tables.make_table("what only moves data", right=("bytes per step",))
+    table.add_column("because of")
+    for row in rows[:_MOST_MOVEMENTS]:
+        layer = row.layer or inspection.NO_SINGLE_LAYER
+        table.add_row(
+            tables.escape(
+                f"{row.kind} over {', '.join(row.axes) or 'all'}\n  {layer}, {row.phase}"
+            ),
+            tables.format_bytes(row.bytes_per_step),
+            tables.escape(cause_in_words(row)),
+        )
+    api_tables.print_table(console, table)
+    if len(rows) > _MOST_MOVEMENTS:
+        tables.say(console, f"and {len(rows) - _MOST_MOVEMENTS} more; --json lists them all")
+
+
+def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation], least: int) -> None:
+    whole = sorted(
+        (row for row in rows if row.parts == 1 and row.bytes >= least), key=lambda row: -row.bytes
+    )
+    for row in whole[:_MOST_WARNINGS]:
+        tables.say(console, f"Warning: {whole_in_words(row)}")
+    if len(whole) > _MOST_WARNINGS:
+        tables.say(console, f"and {len(whole) - _MOST_WARNINGS} more; --json lists them all")
+
+
+def _array(row: Activation) -> str:
+    return f"{row.dtype}[{','.join(map(str, row.shape))}]"
