@@ -1,0 +1,1 @@
+"""Profiling: where the time of training steps went, measured by a trace and told by layer."""
