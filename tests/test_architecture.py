@@ -29,7 +29,7 @@ MODEL = ("core", "data", "sharding", "layers", "decoding", "tasks")
 BELOW_API = (
     *MODEL,
     *("pages", "training", "open_models", "hlo", "runtime", "inference", "planning", "export"),
-    *("reporting", "params"),
+    *("profiling", "reporting", "params"),
 )
 FOLDERS = {
     "core": (),
@@ -45,6 +45,7 @@ FOLDERS = {
     "runtime": (*MODEL, "training", "hlo"),
     "inference": (*MODEL, "training", "hlo", "runtime"),
     "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
+    "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
     "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "inference", "planning"),
     "params": (*MODEL, "training"),

@@ -159,7 +159,9 @@ def _train(
         summary.print_summary(console, params, input_, trainer, runtime)
         step = checkpoint.step if checkpoint else 0
         record_launch(logdir, params, trainer, runtime, backend, step, say)
-        run = ObservedRun(params, trainer, runtime, input_, logdir, step + 1, console)
+        run = ObservedRun(
+            params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
+        )
         watching = [make(run) for make in observers]
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching

@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from tensorflow.python.compiler.xla.experimental import xla_sharding
     from tensorflow.python.framework import ops
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
 else:
     tf = LazyModule("tensorflow")
     tf_text = LazyModule("tensorflow_text")
@@ -138,6 +139,7 @@ else:
     ops = PrivateModule("tensorflow.python.framework.ops")
     control_flow_ops = PrivateModule("tensorflow.python.ops.parallel_for.control_flow_ops")
     pfor = PrivateModule("tensorflow.python.ops.parallel_for.pfor")
+    xplane_pb2 = PrivateModule("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
     jax = LazyModule("jax")
     jnp = LazyModule("jax.numpy")

@@ -1,11 +1,11 @@
 """Kinds of work in a step. Plans predict and profiles measure time by the same kinds.
 
-    products              matrix products of experts, feed-forward layers and the softmax
-    attention             all of attention layers, their projections included
-    routing and dispatch  routers, and what brings tokens to experts and back
-    collectives           communication between devices, whichever layer causes it
-    optimizer             the update of weights and optimizer state
-    other computation     norms, activations, embeddings, the loss
+products              matrix products of experts, feed-forward layers and the softmax
+attention             all of attention layers, their projections included
+routing and dispatch  routers, and what brings tokens to experts and back
+collectives           communication between devices, whichever layer causes it
+optimizer             the update of weights and optimizer state
+other computation     norms, activations, embeddings, the loss
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
 from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.training.trainer import Trainer
 
@@ -99,7 +100,6 @@ def lower_step(
     program, _ = train_program(trainer, partitioning, partitioner, batch)
     specs = trainer.state_specs()
     weights = specs.theta.flatten()
-    scopes = {scope_name(path) for path in trainer.task.layer_paths()}
     tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning)]
     tensors += [
         (row, memory.MOMENTS)
@@ -109,7 +109,7 @@ def lower_step(
         program=program,
         name=name,
         classes=tuple(_memory_class(array.path) for array in program.inputs),
-        layers=frozenset(scopes - {""} | {LOSS_SCOPE}),
+        layers=layer_scopes(trainer.task),
         tensors=tuple(_tensor_row(row, kind) for row, kind in tensors),
         parameters=ParameterCounts(
             total=sum(math.prod(spec.shape) for spec in weights),
@@ -118,6 +118,12 @@ def lower_step(
         useful_flops=trainer.task.step_flops(batch),
         tokens=trainer.task.target_tokens(batch),
     )
+
+
+def layer_scopes(task: Task) -> frozenset[str]:
+    """Returns the name scopes of all layers of a task, and that of its loss."""
+    scopes = {scope_name(path) for path in task.layer_paths()}
+    return frozenset(scopes - {""} | {LOSS_SCOPE})
 
 
 def _memory_class(path: str) -> str:

@@ -32,6 +32,10 @@ The same model can be partitioned over a mesh of devices, here with its experts 
     gshard-train --experiment=translation.quickstart --logdir=runs/sharded \\
         --runtime=spmd --mesh=data=8 --strategy=expert
 
+To see where the time of some steps goes (docs/profiling.md):
+
+    gshard-train --experiment=translation.quickstart --logdir=runs/quickstart --profile_steps=20:23
+
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
 
@@ -56,6 +60,7 @@ from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
+from lingvo_gshard.tools.flags.profile import define_profile_flags, profilers
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
@@ -86,6 +91,7 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
     define_runtime_flags(values)
+    define_profile_flags(values)
     output.define_json_flag(values, "how training ended, or what --list shows,")
     flags.DEFINE_boolean("list", False, "Lists the experiments and exits.", flag_values=values)
     flags.DEFINE_string(
@@ -124,6 +130,7 @@ def main(argv: list[str]) -> int:
             init_from=values.init_from,
             options=runtime_options(values),
             console=console,
+            observers=profilers(values, params, console),
         )
     except TrainingFailedError as error:
         if processes.is_main():

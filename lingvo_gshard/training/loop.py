@@ -239,6 +239,8 @@ class TrainingLoop:
         """Waits for the next step's batch."""
         step = self.step + 1
         if self._observers.needs_idle(step):
+            # What the observers do now is no part of the run's speed.
+            self._log.pause()
             self._finish_step()
         self._observers.before_input(step)
         batch = next(self._batches)

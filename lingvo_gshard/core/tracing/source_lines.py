@@ -9,10 +9,10 @@ from collections.abc import Iterable
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.
 _PASSING = (
-    *(str(_PACKAGE / name) for name in ("core", "sharding")),
+    *(str(_PACKAGE / name) for name in ("core", "sharding", "layers/products.py")),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib")),
 )
-_CALLERS = tuple(str(_PACKAGE / name) for name in ("runtime", "training"))
+_CALLERS = tuple(str(_PACKAGE / name) for name in ("runtime", "training", "profiling"))
 
 
 def line_of(frames: Iterable[tuple[str, int]]) -> str:
@@ -28,8 +28,12 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str:
         if file.startswith(_CALLERS):
             break
         if not file.startswith(_PASSING):
-            path = pathlib.Path(file)
-            is_ours = path.is_relative_to(_PACKAGE)
-            shown = path.relative_to(_PACKAGE.parent) if is_ours else path.name
-            return f"{shown}:{line}"
+            return shown(file, line)
     return ""
+
+
+def shown(file: str, line: int) -> str:
+    """Returns a file and a line as reports show them: within the package, or the name alone."""
+    path = pathlib.Path(file)
+    is_ours = path.is_relative_to(_PACKAGE)
+    return f"{path.relative_to(_PACKAGE.parent) if is_ours else path.name}:{line}"

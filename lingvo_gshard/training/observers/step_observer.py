@@ -22,6 +22,7 @@ import rich.console
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.runtime_protocol import Runtime
@@ -36,6 +37,7 @@ class ObservedRun:
       params: the experiment's Params.
       trainer: the experiment's trainer.
       runtime: holds the state and runs the steps.
+      partitioning: the mesh and strategy; None on one device.
       input_: the batches.
       logdir: the run's directory.
       first_step: number of the first step of this call, from 1; larger in a run that resumes.
@@ -45,6 +47,7 @@ class ObservedRun:
     params: Params
     trainer: Trainer
     runtime: Runtime
+    partitioning: Partitioning | None
     input_: Input
     logdir: Logdir
     first_step: int

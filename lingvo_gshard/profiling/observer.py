@@ -1,0 +1,188 @@
+"""The observer that profiles some steps of a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.planning.kinds import kinds_of_layers
+from lingvo_gshard.planning.planned_program import layer_scopes
+from lingvo_gshard.profiling import steps as steps_lib
+from lingvo_gshard.profiling import xspace
+from lingvo_gshard.profiling.attainable import attainable
+from lingvo_gshard.profiling.files import ProfileFiles
+from lingvo_gshard.profiling.profile import Profile
+from lingvo_gshard.profiling.recorder import Recorder
+from lingvo_gshard.profiling.sources import SourceLines
+from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.summary import StepFacts, Summary
+from lingvo_gshard.profiling.tracers import tracer_of
+from lingvo_gshard.runtime.step_compiler import batch_specs
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training import processes
+from lingvo_gshard.training.monitoring.metrics import Row
+from lingvo_gshard.training.observers.step_observer import (
+    ObservedRun,
+    ObserverFactory,
+    StepObserver,
+)
+from lingvo_gshard.training.runtime_protocol import Runtime
+from lingvo_gshard.training.trainer import Trainer
+
+# Is called with a finished profile and its files.
+OnProfile = Callable[[Profile, ProfileFiles], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfiledStep:
+    """The training step to profile.
+
+    Attributes:
+      name: the experiment.
+      trainer: the trainer.
+      runtime: what runs the steps.
+      partitioning: mesh and strategy; None on one device.
+    """
+
+    name: str
+    trainer: Trainer
+    runtime: Runtime
+    partitioning: Partitioning | None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the step; of one device, an axis of size 1."""
+        return self.partitioning.mesh if self.partitioning else Mesh((("data", 1),))
+
+
+def profile_steps(steps: StepRange, on_profile: OnProfile) -> ObserverFactory:
+    """Returns a function that makes the profiler of a run, as `train` takes it.
+
+    Args:
+      steps: the steps to profile.
+      on_profile: is called in the main process, when the steps have been profiled.
+    """
+
+    def make(run: ObservedRun) -> StepObserver:
+        steps_lib.check_not_taken(steps, run.first_step)
+        return ProfileObserver(run, steps, on_profile)
+
+    return make
+
+
+class ProfileObserver(StepObserver):
+    """Profiles some steps of a run. Does nothing before and after them.
+
+    A profile that fails, because the disk is full or the trace cannot be read, is reported and does
+    not end the run.
+    """
+
+    def __init__(self, run: ObservedRun, steps: StepRange, on_profile: OnProfile):
+        """Makes the observer of a run.
+
+        Args:
+          run: the run.
+          steps: the steps to profile.
+          on_profile: is called in the main process.
+        """
+        self._run, self._steps, self._on_profile = run, steps, on_profile
+        self._recorder: Recorder | None = None
+        self._batch: Batch = {}
+        self._last = 0
+
+    def needs_idle(self, step: int) -> bool:
+        """Returns whether the profiled steps begin here, or have ended."""
+        return step in (self._steps.first, self._steps.last + 1)
+
+    def before_input(self, step: int) -> None:
+        """Starts to record with the first of the steps."""
+        if self._steps.first <= step <= self._steps.last:
+            if self._recorder is None:
+                self._run.say(f"Profiling {self._steps.in_words}")
+                self._recorder = Recorder(tracer_of(self._run.runtime))
+            self._recorder.begin(step)
+
+    def before_step(self, step: int, batch: Batch) -> None:
+        """Notes that the input is there."""
+        if self._recorder:
+            self._recorder.start_step()
+            self._batch = batch
+
+    def after_step(self, step: int, row: Row) -> None:
+        """Ends the profile after the last of the steps."""
+        self._last = step
+        if self._recorder and step == self._steps.last:
+            self._finish()
+
+    def at_end(self) -> None:
+        """Ends the profile if the run ends within its steps."""
+        if self._recorder:
+            self._finish()
+
+    def _finish(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        assert recorder is not None
+        try:
+            serialized = recorder.end()
+            if recorder.recorded is None or recorder.recorded.last != self._last:
+                # An error ended the run within a step.
+                return
+            run = self._run
+            step = ProfiledStep(run.params.name, run.trainer, run.runtime, run.partitioning)
+            files = ProfileFiles(pathlib.Path(run.logdir.path), self._steps)
+            run.say("Reading the trace")
+            profile = write_profile(step, recorder, serialized, self._batch, files)
+            if processes.is_main():
+                self._on_profile(profile, files)
+        except Exception as error:  # A long run must not end because of its profile.
+            self._run.say(f"Warning: {steps_lib.FLAG}: no profile: {type(error).__name__}: {error}")
+
+
+def write_profile(
+    step: ProfiledStep, recorder: Recorder, serialized: bytes, batch: Batch, files: ProfileFiles
+) -> Profile:
+    """Adds up a recorded trace and writes all files of the profile.
+
+    Args:
+      step: the step that was recorded.
+      recorder: recorded it, and has ended.
+      serialized: the trace, as the recorder returned it.
+      batch: a batch of the step.
+      files: where to write.
+
+    Raises:
+      ValueError: the trace has no operations.
+      OSError: a file cannot be written.
+    """
+    assert recorder.recorded is not None
+    files.write_trace(serialized)
+    trace = xspace.read(serialized)
+    task, tracer = step.trainer.task, tracer_of(step.runtime)
+    specs = batch_specs(batch)
+    lines = SourceLines(step.trainer, specs, step.partitioning)
+    facts = StepFacts(
+        name=step.name,
+        steps=recorder.recorded,
+        device_summary=step.runtime.device_summary,
+        chip=tracer.chip_key(),
+        mesh=step.mesh,
+        layers=layer_scopes(task),
+        kinds=kinds_of_layers(task),
+        seconds_per_step=recorder.seconds / recorder.recorded.count,
+        busy_cores=recorder.core_seconds / recorder.seconds,
+        cores=len(os.sched_getaffinity(0)),
+        useful_flops=task.step_flops(specs),
+        tokens_per_step=task.target_tokens(specs),
+        attainable=attainable(tracer, len(trace.devices)),
+        source_of=lines.of,
+    )
+    summary = Summary(trace, facts)
+    files.write_perfetto(trace, summary.program)
+    profile = summary.profile()
+    if processes.is_main():
+        files.write_summary(profile)
+    return profile

@@ -1,0 +1,1 @@
+"""Profile reports: how the commands print profiles."""

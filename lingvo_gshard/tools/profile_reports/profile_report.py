@@ -1,0 +1,165 @@
+"""Prints a profile: what stands out first, then time by kind, layer, operation and device."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import rich.console
+
+from lingvo_gshard.planning.kinds import COLLECTIVES
+from lingvo_gshard.profiling.files import ProfileFiles
+from lingvo_gshard.profiling.profile import (
+    HOST,
+    INPUT_WAIT,
+    PARTS,
+    PAUSES,
+    CollectiveTime,
+    DeviceTime,
+    LayerTime,
+    OperationTime,
+    Profile,
+)
+from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.plan_reports.layout import (
+    MAX_ROWS,
+    escape,
+    make_table,
+    print_table,
+    say,
+    say_hidden,
+)
+
+
+def print_profile(profile: Profile, console: rich.console.Console) -> None:
+    """Prints a profile. Long tables are cut and give the number of hidden rows."""
+    _print_totals(console, profile)
+    _print_parts(console, profile)
+    _print_layers(console, profile.layers)
+    _print_operations(console, profile.slowest)
+    _print_collectives(console, profile.collectives)
+    _print_devices(console, profile.per_device)
+    say(console, "")
+    for finding in profile.findings:
+        say(console, finding)
+
+
+def print_files(files: ProfileFiles, console: rich.console.Console) -> None:
+    """Prints where the files of a profile are, and what opens them."""
+    say(console, f"\nSummary: {files.path / 'profile.json'}")
+    say(console, f"XProf: xprof --logdir={files.root}, or the profile plugin of TensorBoard")
+    say(console, f"Perfetto: open {files.perfetto} on https://ui.perfetto.dev")
+
+
+def _print_totals(console: rich.console.Console, profile: Profile) -> None:
+    first, last = profile.first_step, profile.last_step
+    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    say(
+        console,
+        f"\nProfile of {steps} of {profile.name}: {units.in_seconds(profile.seconds_per_step)} a "
+        f"step on {profile.device_summary}",
+        style="bold",
+    )
+    rate = f"{units.in_flops(profile.useful_rate)}/s"
+    if profile.attainable is None:
+        say(console, f"The model's formulas are computed at {rate}.")
+    else:
+        attainable = profile.attainable
+        share = units.in_share(profile.useful_rate / attainable.flops_per_second)
+        say(
+            console,
+            f"The model's formulas are computed at {rate}, {share} of the attainable "
+            f"{units.in_flops(attainable.flops_per_second)}/s ({attainable.source}).",
+        )
+    say(
+        console,
+        f"The process kept {units.digits(profile.busy_cores)} of {profile.cores} cores busy.",
+    )
+
+
+def _print_parts(console: rich.console.Console, profile: Profile) -> None:
+    table = make_table("time of a step", right=("measured", "share", "FLOP/s", "of attainable"))
+    for part in profile.parts:
+        rate = part.flops_per_second
+        attainable = profile.attainable
+        of = units.in_share(rate / attainable.flops_per_second) if rate and attainable else ""
+        table.add_row(
+            part.part,
+            units.in_seconds(part.seconds),
+            units.in_share(part.share),
+            f"{units.in_flops(rate)}/s" if rate else "",
+            of,
+        )
+    table.add_section()
+    total = sum(part.seconds for part in profile.parts)
+    table.add_row("sum", units.in_seconds(total), units.in_share(1.0), "", "")
+    print_table(console, table)
+
+
+def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) -> None:
+    table = make_table("time of a layer", "phase", right=("measured", "share", "FLOP/s"))
+    for row in layers[:MAX_ROWS]:
+        rate = f"{units.in_flops(row.flops / row.seconds)}/s" if row.flops else ""
+        table.add_row(
+            escape(row.layer or "(no layer)"),
+            row.phase,
+            units.in_seconds(row.seconds),
+            units.in_share(row.share),
+            rate,
+        )
+    table.add_section()
+    phases: collections.Counter[str] = collections.Counter()
+    shares: collections.Counter[str] = collections.Counter()
+    for row in layers:
+        phases[row.phase] += row.seconds
+        shares[row.phase] += row.share
+    for phase, seconds in phases.most_common():
+        table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
+    print_table(console, table)
+    say_hidden(console, layers, lambda row: row.seconds, units.in_seconds)
+
+
+def _print_operations(console: rich.console.Console, rows: Sequence[OperationTime]) -> None:
+    table = make_table("slowest operations", "kind", right=("times", "measured", "FLOP/s"))
+    for row in rows:
+        where = f"{row.layer or '(no layer)'}, {row.phase}"
+        source = f"\n  {row.source}" if row.source else ""
+        rate = f"{units.in_flops(row.flops / row.active_seconds)}/s" if row.flops else ""
+        table.add_row(
+            escape(f"{row.name} ({row.opcode})\n  {where}{source}"),
+            row.kind,
+            units.digits(row.executions),
+            units.in_seconds(row.seconds),
+            rate,
+        )
+    print_table(console, table)
+
+
+def _print_collectives(console: rich.console.Console, rows: Sequence[CollectiveTime]) -> None:
+    if not rows:
+        return
+    table = make_table("collectives", right=("calls", "a step", "active", "hidden", "exposed"))
+    for row in rows:
+        table.add_row(
+            escape(f"{row.kind} over {row.axis}"),
+            units.in_count(row.count),
+            units.in_bytes(row.bytes),
+            units.in_seconds(row.seconds),
+            units.in_share(row.hidden_seconds / row.seconds if row.seconds else 0.0),
+            units.in_seconds(row.exposed_seconds),
+        )
+    print_table(console, table)
+
+
+def _print_devices(console: rich.console.Console, rows: Sequence[DeviceTime]) -> None:
+    if len(rows) < 2:
+        return
+    waits = (COLLECTIVES, PAUSES, INPUT_WAIT, HOST)
+    table = make_table("device", right=("computes", *waits))
+    for row in rows[:MAX_ROWS]:
+        computes = sum(row.seconds.get(part, 0.0) for part in PARTS if part not in waits)
+        cells = [units.in_seconds(row.seconds.get(part, 0.0)) for part in waits]
+        table.add_row(str(row.device), units.in_seconds(computes), *cells)
+    print_table(console, table)
+    if len(rows) > MAX_ROWS:
+        say(console, f"and {len(rows) - MAX_ROWS} more devices")
