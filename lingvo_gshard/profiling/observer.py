@@ -11,15 +11,15 @@ from lingvo_gshard.data.input import Batch
 from lingvo_gshard.planning.kinds import kinds_of_layers
 from lingvo_gshard.planning.planned_program import layer_scopes
 from lingvo_gshard.profiling import steps as steps_lib
-from lingvo_gshard.profiling import xspace
 from lingvo_gshard.profiling.attainable import attainable
 from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.profile import Profile
-from lingvo_gshard.profiling.recorder import Recorder
 from lingvo_gshard.profiling.sources import SourceLines
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.summary import StepFacts, Summary
-from lingvo_gshard.profiling.tracers import tracer_of
+from lingvo_gshard.profiling.traces import xspace
+from lingvo_gshard.profiling.traces.recorder import Recorder
+from lingvo_gshard.profiling.traces.tracers import tracer_of
 from lingvo_gshard.runtime.step_compiler import batch_specs
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning

@@ -28,7 +28,7 @@ from lingvo_gshard.profiling.profile import (
 from lingvo_gshard.profiling.step_program import StepProgram
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.timeline import Division, Interval, Role, divide, overlap
-from lingvo_gshard.profiling.trace import INPUT, Trace
+from lingvo_gshard.profiling.traces.trace import INPUT, Trace
 from lingvo_gshard.sharding.mesh import Mesh
 
 _SHOWN_OPERATIONS = 10

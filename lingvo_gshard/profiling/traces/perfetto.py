@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.profiling.step_program import StepProgram
-from lingvo_gshard.profiling.trace import Trace
+from lingvo_gshard.profiling.traces.trace import Trace
 
 _PICOSECONDS = 1e6
 _HOST = 1

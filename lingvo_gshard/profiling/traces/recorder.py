@@ -7,8 +7,8 @@ import os
 import time
 
 from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.profiling.trace import INPUT, STEP
-from lingvo_gshard.profiling.tracers import Tracer
+from lingvo_gshard.profiling.traces.trace import INPUT, STEP
+from lingvo_gshard.profiling.traces.tracers import Tracer
 
 
 class Recorder:

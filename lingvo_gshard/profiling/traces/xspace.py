@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lingvo_gshard.core.lazy import xplane_pb2
-from lingvo_gshard.profiling.trace import INPUT, STEP, Event, Run, Span, Trace
+from lingvo_gshard.profiling.traces.trace import INPUT, STEP, Event, Run, Span, Trace
 
 _HOST_PLANE, _PROGRAMS_PLANE = "/host:CPU", "/host:metadata"
 _DEVICE_PLANE = re.compile(r"/device:(?!CUSTOM)\w+:(\d+)")
