@@ -22,12 +22,12 @@ tensor that the partitioner has to replicate in full to reshard it. Nothing is e
 Collectives are counted twice: "in program", where one in a loop counts once, and "per step", where
 it counts in each iteration. Bytes are those of one device's operand or result, whichever is larger.
 
-A second table says why data moves: the line that computes a tensor, and the annotation that asks for
-another sharding of it.
+A second table says why data moves: the line that computes a tensor, and the annotation that asks
+for another sharding of it.
 
 --activations lists the activations of the forward pass by layer: layout, shape, sharding, bytes per
-device, and the line that computes each. Where no annotation says how to split a tensor, the sharding
-is the one that XLA has chosen. A warning names large activations that every device holds in full:
+device, and the line that computes each. Where no annotation says how to split a tensor, XLA has
+chosen. A warning names each large activation that every device holds in full:
 
     gshard-inspect --experiment=translation.quickstart --mesh=data=4,model=2 \\
         --strategy=expert_tensor --activations='decoder.layers[0]'

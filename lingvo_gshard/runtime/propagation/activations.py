@@ -9,11 +9,11 @@ import msgspec
 from lingvo_gshard.hlo.module import Instruction, Module
 from lingvo_gshard.hlo.names import operation_name
 from lingvo_gshard.hlo.shapes import element_bits, numpy_name
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.step_programs import PARTS
 from lingvo_gshard.runtime.propagation.chosen import Chosen, chosen
 from lingvo_gshard.runtime.propagation.dependence import dependents
 from lingvo_gshard.runtime.propagation.traced import Traced
-from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.step_programs import PARTS
 from lingvo_gshard.sharding.mesh import Mesh
 
 # Phases of tensors that are activations. The task's own operations belong to no layer.

@@ -129,8 +129,8 @@ def cause_in_words(row: Resharding) -> str:
     """Returns why a tensor moves between devices: the line, and on another one both shardings."""
     by = f"{row.operation or 'an operation'} at {row.source or _UNKNOWN}"
     if row.annotated_at:
-        asks = f"annotation {row.layout}".rstrip()
-        by = f"{asks} at {row.annotated_at} of {by}" if row.source else f"{asks} at {row.annotated_at}"
+        asks = f"annotation {row.layout}".rstrip() + f" at {row.annotated_at}"
+        by = f"{asks} of {by}" if row.source else asks
     return f"{by}\n  from {row.before} to {row.after}" if row.after else by
 
 

@@ -1,4 +1,4 @@
-"""What XLA's sharding propagation decided is read with layer and line, on layers made for the test."""
+"""What XLA's sharding propagation decided is read with layer and line, on small layers."""
 
 import inspect
 
