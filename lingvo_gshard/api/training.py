@@ -27,6 +27,7 @@ from lingvo_gshard.training.monitoring import divergence
 from lingvo_gshard.training.monitoring.closed_output import GuardedStream
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
+from lingvo_gshard.training.observers.hang_watch import HangWatch
 from lingvo_gshard.training.observers.step_observer import ObservedRun, ObserverFactory
 from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.starting import StartingPoint
@@ -163,6 +164,7 @@ def _train(
             params, trainer, runtime, backend.partitioning, input_, logdir, step + 1, console
         )
         watching = [make(run) for make in observers]
+        watching.append(HangWatch(params.trainer, backend.cluster.roll_call))
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching
         )

@@ -16,7 +16,7 @@ from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.runtime.step_metrics import StepMetrics
 from lingvo_gshard.training.micro_batches import TensorBatch
-from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, inputs_of
+from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, compiling, inputs_of
 from lingvo_gshard.training.monitoring.metric_vector import (
     metric_vector,
     pair_with_weights,
@@ -212,8 +212,9 @@ class _Compiled:
     def _first(self, tensors: dict[str, tf.Tensor], inputs: Inputs) -> tf.Tensor:
         """Compiles the function for new inputs and returns its result."""
         started, self._tracing = time.monotonic(), 0.0
-        values = self._compiled(tensors)
-        values.numpy()
+        with compiling():
+            values = self._compiled(tensors)
+            values.numpy()
         rest = time.monotonic() - started - self._tracing
         self._compilations.append(Compilation(self._name, inputs, self._tracing, 0.0, rest))
         return values

@@ -13,7 +13,7 @@ from lingvo_gshard.runtime import reports
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.step_metrics import StepMetrics
-from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs
+from lingvo_gshard.training.monitoring.compilations import Compilation, Inputs, compiling
 
 # Makes a program, and names the metrics that its last output holds.
 MakeProgram = Callable[[], tuple[Program, list[str]]]
@@ -90,8 +90,9 @@ class StepCompiler:
           is_reported: whether `pop_messages` describes the program.
         """
         if (kind, key) not in self._steps:
-            program, metric_names = make()
-            executable = Executable(program, devices)
+            with compiling():
+                program, metric_names = make()
+                executable = Executable(program, devices)
             self.compilations.append(_compilation(kind, inputs or {}, executable))
             self._steps[kind, key] = CompiledStep(executable, metric_names)
             if is_reported:

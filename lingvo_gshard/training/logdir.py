@@ -26,6 +26,8 @@ FREE_PATHS = frozenset(
         "trainer.checkpoint_every_steps",
         "trainer.keep_checkpoints",
         "trainer.evaluate_every_steps",
+        "trainer.hang_factor",
+        "trainer.hang_seconds",
         "trainer.precision",
         "trainer.loss_scale.initial",
         "trainer.loss_scale.growth_interval",

@@ -268,6 +268,7 @@ class TrainingLoop:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
+        self._observers.before_result(pending.step)
         row = pending.metrics.read()
         self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
@@ -298,6 +299,7 @@ class TrainingLoop:
 
     def _roll_back(self, roll_back: RollBack) -> None:
         """Restores the state before the spikes. The step in progress is dropped."""
+        self._observers.before_other_work("rolls back")
         self._log.say(roll_back.words())
         self._pending = None
         self._logdir.check_lock()
@@ -314,6 +316,7 @@ class TrainingLoop:
         """Returns the metrics of the dev split; none if there is no such split or on a stop."""
         if "dev" not in self._input.splits:
             return {}
+        self._observers.before_other_work("evaluates")
         means = WeightedMeans()
         for batch in self._input.evaluation_batches("dev"):
             self._stop.announce()
@@ -330,6 +333,7 @@ class TrainingLoop:
         return row
 
     def _save(self) -> None:
+        self._observers.before_other_work("saves a checkpoint")
         self._logdir.check_lock()
         # A checkpoint whose steps lack rows would leave a gap in the metrics of a resumed run.
         self._log.flush()

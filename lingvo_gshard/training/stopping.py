@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from lingvo_gshard.training.signals import StopRequest
@@ -57,3 +58,12 @@ def called_before_abrupt_end(function: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         State.before_abrupt_end.remove(function)
+
+
+def end_abruptly(code: int) -> NoReturn:
+    """Ends the process at once, after what must be done before."""
+    State.exit_code = code
+    for function in list(State.before_abrupt_end):
+        with contextlib.suppress(Exception):
+            function()
+    os._exit(code)

@@ -21,7 +21,7 @@ from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.monitoring.routers.settings import Routers
-from lingvo_gshard.training.optim import optimizer
+from lingvo_gshard.training.optim import gradient_norm, optimizer
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
 from lingvo_gshard.training.spikes import rule as spikes
@@ -88,6 +88,15 @@ class Trainer(Configurable):
         )
         p.define(
             "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
+        )
+        p.define(
+            "hang_factor",
+            50.0,
+            "The run ends if no step ends within so many times the median step; 0: it never does.",
+            minimum=0,
+        )
+        p.define(
+            "hang_seconds", 600.0, "The least number of seconds that count as a hang.", above=0
         )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
@@ -222,9 +231,12 @@ class Trainer(Configurable):
         """
         scale = state.loss_scale.scale if self.loss_scale else None
         with tf.name_scope(f"{optimizer.SCOPE}/"):
-            norm = self._norm(gradients)
+            specs = self.theta_specs
+            norm = gradient_norm.global_norm(
+                gradients, [*map(self.optimizer.moves, specs.flatten())]
+            )
             learning_rate = self.schedule(state.step)
-            gradients = self._scaled(gradients, _clip_scale(norm, self.p.clip_norm))
+            gradients = gradient_norm.clipped(gradients, specs, norm, self.p.clip_norm)
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
@@ -284,19 +296,6 @@ class Trainer(Configurable):
             updates,
             self.p.average_decay,
             lambda old, new: tf.where(is_frozen, old, new),
-        )
-
-    def _norm(self, gradients: NestedMap) -> tf.Tensor:
-        """Returns the global norm of the gradients of the weights that the optimizer moves."""
-        pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
-        return tf.sqrt(
-            tf.add_n([_sum_of_squares(g) for spec, g in pairs if self.optimizer.moves(spec)])
-        )
-
-    def _scaled(self, gradients: NestedMap, scale: tf.Tensor) -> NestedMap:
-        pairs = zip(self.theta_specs.flatten(), gradients.flatten(), strict=True)
-        return gradients.pack(
-            tf.cast(g, tf.float32) * (1.0 if spec.update_rule else scale) for spec, g in pairs
         )
 
     def gradients(
@@ -382,18 +381,3 @@ class Trainer(Configurable):
 def _unless(stopped: tf.Tensor, old: NestedMap, new: NestedMap) -> NestedMap:
     pairs = zip(old.flatten(), new.flatten(), strict=True)
     return new.pack(tf.where(stopped, *pair) for pair in pairs)
-
-
-def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:
-    # Sums rows first, as means: XLA would merge two sums into one, which is slower on a CPU.
-    squares = tf.square(tf.cast(gradient, tf.float32))
-    if squares.shape.rank < 2:
-        return tf.reduce_sum(squares)
-    return tf.reduce_sum(tf.reduce_mean(squares, -1)) * squares.shape[-1]
-
-
-def _clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """Returns the factor that clips the gradient to `clip_norm` (arXiv 1211.5063, section 3.2)."""
-    if not clip_norm:
-        return tf.constant(1.0)
-    return clip_norm / tf.maximum(norm, clip_norm)

@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 
+import msgspec
+
 import lingvo_gshard
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.cluster.peer_monitor import Departure, PeerMonitor
@@ -25,8 +27,9 @@ from lingvo_gshard.runtime.cluster.place import (
     find_place,
 )
 from lingvo_gshard.runtime.cluster.rendezvous import meet
+from lingvo_gshard.runtime.cluster.roll_call import RollCall
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.stopping import EXIT_CODES, State, StoppedError
+from lingvo_gshard.training.stopping import EXIT_CODES, State, StoppedError, end_abruptly
 
 # A process that hears of another's failure gives its own main thread this long: it may be about to
 # fail in the same way.
@@ -47,10 +50,18 @@ class Cluster:
 
     Attributes:
       logdir: directory of the run, for the line that names the last checkpoint; may be None.
+      roll_call: finds the process that is stuck when no step ends any more.
     """
 
     def __init__(self, place: Place | None = None):
         self.logdir: Logdir | None = None
+        self.roll_call = RollCall(
+            place.index if place else 0,
+            place.count if place else 1,
+            self._send,
+            self._end_all,
+            lambda: self.logdir.path if self.logdir else None,
+        )
         self._place = place
         self._monitor: PeerMonitor | None = None
         self._is_leaving = threading.Event()
@@ -118,7 +129,9 @@ class Cluster:
         versions = {"lingvo_gshard": lingvo_gshard.__version__, "jax": jax.__version__}
         connections = meet(place, versions | shared, timeout)
         _delay_aborts()
-        self._monitor = PeerMonitor(place.index, connections, self._on_departure, _end)
+        self._monitor = PeerMonitor(
+            place.index, connections, self._on_departure, _end, self.roll_call.on_message
+        )
         atexit.register(self._at_exit)
         State.before_abrupt_end.append(self._at_abrupt_end)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -137,7 +150,23 @@ class Cluster:
     def _leave(self, reason: str, code: int) -> None:
         """Tells the others that this process leaves them, and that it ends by itself."""
         self._is_leaving.set()
-        self._monitor.announce_departure(reason, code)
+        self._monitor.announce_departure(Departure(self.index, reason, code))
+
+    def _send(self, process: int | None, message: msgspec.Struct) -> None:
+        """Sends a message about a hang."""
+        if self._monitor is not None:
+            self._monitor.send(process, message)
+
+    def _end_all(self, process: int, reason: str) -> None:
+        """Ends all processes because one of them is stuck."""
+        departure = Departure(process, reason, 1, is_sudden=True)
+        self._is_leaving.set()
+        sys.stdout.flush()
+        os.write(2, f"\n{self._describe(departure)}\n".encode())
+        if self._monitor is None:
+            end_abruptly(1)
+        self._monitor.announce_departure(departure)
+        _end(1)
 
     def _at_exit(self) -> None:
         """Ends the process before jax would wait for the others once more."""
@@ -164,10 +193,8 @@ class Cluster:
         return True
 
     def _describe(self, departure: Departure) -> str:
-        text = (
-            f"process {departure.process} of {self.size} {departure.reason}; continue with the "
-            "same command"
-        )
+        who = f"process {departure.process} of {self.size}" if self.size > 1 else "training"
+        text = f"{who} {departure.reason}; continue with the same command"
         if self.logdir is None:
             return text
         step = self.logdir.last_step

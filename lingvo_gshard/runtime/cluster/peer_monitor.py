@@ -17,6 +17,8 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.runtime.cluster.rendezvous import send_line
+from lingvo_gshard.runtime.cluster.roll_call import Hang, StacksWanted
+from lingvo_gshard.training.observers.snapshot import Snapshot
 
 # A machine that does not answer counts as gone after about 10 + 4 * 5 seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
@@ -43,7 +45,7 @@ class Departure(msgspec.Struct, frozen=True, tag="left"):
     is_sudden: bool = False
 
 
-_DECODER = msgspec.json.Decoder(Done | Departure)
+_DECODER = msgspec.json.Decoder(Done | Departure | Hang | StacksWanted | Snapshot)
 
 
 class PeerMonitor:
@@ -55,6 +57,7 @@ class PeerMonitor:
         connections: dict[int, socket.socket],
         on_departure: Callable[[Departure], bool],
         end: Callable[[int], None],
+        on_message: Callable[[Hang | StacksWanted | Snapshot], None] = lambda _: None,
     ):
         """Starts watching.
 
@@ -66,8 +69,11 @@ class PeerMonitor:
             shall end.
           end: ends this process with an exit code. Called in the thread once the others have heard
             of the departure.
+          on_message: called in the thread with each message about a hang.
         """
         self._index = index
+        self._on_message = on_message
+        self._is_sending = threading.Lock()
         self._on_departure = on_departure
         self._end = end
         self._connections = dict(connections)
@@ -85,23 +91,27 @@ class PeerMonitor:
         """Tells the others that this process ends in good order."""
         self._broadcast(Done())
 
-    def announce_departure(self, reason: str, exit_code: int) -> None:
-        """Tells the others that this process leaves them.
+    def announce_departure(self, departure: Departure) -> None:
+        """Tells the others that a process, usually this one, leaves them.
 
         Process 0 then waits until they have ended, since jax aborts processes that lose it.
-
-        Args:
-          reason: how this process leaves, such as "failed".
-          exit_code: exit code for the others.
         """
-        self._broadcast(Departure(self._index, reason, exit_code))
+        self._broadcast(departure)
         if self._index == 0:
             self._is_alone.wait(_LINGER_SECONDS)
 
+    def send(self, process: int | None, message: msgspec.Struct) -> None:
+        """Sends a message to a process; None sends it to all that this one is connected to."""
+        for other, connection in list(self._connections.items()):
+            if process in (None, other):
+                # Messages of several threads must not mix.
+                with self._is_sending:
+                    send_line(connection, message)
+
     def _broadcast(self, message: msgspec.Struct, excluded: int | None = None) -> None:
-        for process, connection in list(self._connections.items()):
+        for process in list(self._connections):
             if process != excluded:
-                send_line(connection, message)
+                self.send(process, message)
 
     def _watch(self) -> None:
         deadline = None
@@ -135,6 +145,9 @@ class PeerMonitor:
             return Departure(process, "is gone", 1, is_sudden=True)
         *lines, self._received[process] = (self._received[process] + content).split(b"\n")
         for message in map(_DECODER.decode, lines):
+            if not isinstance(message, Done | Departure):
+                self._on_message(message)
+                continue
             # Either message is a process's last one; its closed connection is no news after that.
             self._finished.add(process)
             if isinstance(message, Departure):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -22,6 +23,25 @@ COMPILATIONS_FILE = "compilations.jsonl"
 # The functions whose inputs are batches; others have inputs of many shapes by design.
 _ON_BATCHES = ("train", "eval")
 _MOST_WARNINGS = 5
+
+
+class _InProgress:
+    count = 0
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Marks that a program is being compiled, which may take far longer than a step."""
+    _InProgress.count += 1
+    try:
+        yield
+    finally:
+        _InProgress.count -= 1
+
+
+def is_compiling() -> bool:
+    """Returns whether this process is compiling a program."""
+    return _InProgress.count > 0
 
 
 @dataclasses.dataclass(frozen=True)

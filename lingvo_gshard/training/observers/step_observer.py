@@ -6,7 +6,11 @@ its own thread, in every process of a cluster, for each step in this order:
     needs_idle(step)          shall all earlier steps be finished first?
     before_input(step)        the loop is about to wait for the step's batch
     before_step(step, batch)  the batch is there, and the step is about to start
+    before_result(step)       the loop is about to wait for the devices to finish the step
     after_step(step, row)     the step's metrics were read, so the devices have finished it
+
+`before_other_work` announces evaluations, checkpoints and roll backs. After a roll back the steps
+go on from a lower number.
 
 The loop starts a step before it reads the metrics of the one before. `after_step(7)` therefore
 usually follows `before_step(8)`. Before an evaluation, a checkpoint and a step that `needs_idle`,
@@ -74,8 +78,18 @@ class StepObserver:
     def before_step(self, step: int, batch: Batch) -> None:
         """Is called when the batch is there, before the step starts."""
 
+    def before_result(self, step: int) -> None:
+        """Is called before the loop waits for the devices to finish the step."""
+
     def after_step(self, step: int, row: Row) -> None:
         """Is called with the metrics of a step that the devices have finished."""
+
+    def before_other_work(self, what: str) -> None:
+        """Is called before the loop does something else than steps.
+
+        Args:
+          what: what it does, in words that follow "it", such as "evaluates".
+        """
 
     def at_end(self) -> None:
         """Is called once when the loop ends: after its last step, a request to stop or an error."""
@@ -105,6 +119,16 @@ class StepObservers(StepObserver):
         """Tells all observers."""
         for observer in self._observers:
             observer.before_step(step, batch)
+
+    def before_result(self, step: int) -> None:
+        """Tells all observers."""
+        for observer in self._observers:
+            observer.before_result(step)
+
+    def before_other_work(self, what: str) -> None:
+        """Tells all observers."""
+        for observer in self._observers:
+            observer.before_other_work(what)
 
     def after_step(self, step: int, row: Row) -> None:
         """Tells all observers."""

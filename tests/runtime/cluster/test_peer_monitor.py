@@ -55,7 +55,7 @@ def test_death_of_one_process_ends_all_others():
 
 def test_departure_reports_its_reason():
     star = Star(3)
-    star.lines[1].announce_departure("was stopped (SIGTERM) before the first step", 0)
+    star.lines[1].announce_departure(Departure(1, "was stopped (SIGTERM) before the first step", 0))
     for k in (0, 2):
         loss = star.lost[k].get(timeout=10)
         assert loss == Departure(
@@ -68,7 +68,7 @@ def test_departure_reports_its_reason():
 
 def test_process_0_waits_until_the_others_have_ended():
     star = Star(3)
-    star.lines[0].announce_departure("failed", 1)
+    star.lines[0].announce_departure(Departure(0, "failed", 1))
     assert all(star.ended[k].qsize() == 1 for k in (1, 2))
 
 

@@ -35,7 +35,17 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def train_in_two(flags: list[str]) -> list[str]:
+def start_two(flags: list[str]) -> list[subprocess.Popen]:
     meeting = [f"--coordinator=localhost:{free_port()}", "--num_processes=2"]
-    processes = [start([*flags, *meeting, f"--process_id={i}"], devices=4) for i in range(2)]
-    return [finish(process) for process in processes]
+    return [start([*flags, *meeting, f"--process_id={i}"], devices=4) for i in range(2)]
+
+
+def train_in_two(flags: list[str]) -> list[str]:
+    return [finish(process) for process in start_two(flags)]
+
+
+def run_in_two(flags: list[str]) -> list[tuple[int, str]]:
+    """Returns the exit codes and outputs of two processes."""
+    processes = start_two(flags)
+    outputs = [process.communicate(timeout=540)[0] for process in processes]
+    return [(p.returncode, output) for p, output in zip(processes, outputs, strict=True)]

@@ -1,0 +1,154 @@
+"""HangWatch: notices that no step ends any more, and says where each process is.
+
+A run hangs if no step has ended for `trainer.hang_factor` times the median step, and for
+`trainer.hang_seconds` at least. Compilations, evaluations, checkpoints and roll backs do not count,
+nor does anything before the first step has ended.
+"""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.input import Batch
+from lingvo_gshard.training import processes
+from lingvo_gshard.training.monitoring import compilations
+from lingvo_gshard.training.monitoring.metrics import Row
+from lingvo_gshard.training.observers.snapshot import Snapshot, line_of, stacks
+from lingvo_gshard.training.observers.step_observer import StepObserver
+
+_STEPS_OF_MEDIAN = 100
+_POLL_SECONDS = 1.0
+# If a library blocks the interpreter for so much longer, no thread of Python can tell.
+_BLOCKED_SECONDS = 60.0
+
+
+class Lifeline(Protocol):
+    """Reaches the other processes of the run, or only this one if it is alone."""
+
+    def answer_with(self, take_snapshot: Callable[[], Snapshot]) -> None:
+        """Has other processes' questions where this one is answered."""
+        ...
+
+    def report_hang(self, words: str) -> None:
+        """Ends all processes with the stacks of each, unless one of them is only busy.
+
+        Args:
+          words: how long no step has ended.
+        """
+        ...
+
+
+class HangWatch(StepObserver):
+    """Watches the steps of this process in a thread of its own."""
+
+    def __init__(self, params: Params, lifeline: Lifeline):
+        """Starts watching.
+
+        Args:
+          params: the trainer's Params.
+          lifeline: how a hang is reported.
+        """
+        self._p = params
+        self._lifeline = lifeline
+        self._loop = threading.current_thread()
+        self._seconds: collections.deque[float] = collections.deque(maxlen=_STEPS_OF_MEDIAN)
+        self._place, self._doing = (0, 0), "begins"
+        self._other_work: str | None = "begins"
+        # Since when a step should end; None if nothing is known of steps, or in other work.
+        self._since: float | None = None
+        self._has_ended_a_step = False
+        self._is_over = threading.Event()
+        lifeline.answer_with(self.take_snapshot)
+        if params.hang_factor:
+            threading.Thread(target=self._watch, name="hang watch", daemon=True).start()
+
+    def before_input(self, step: int) -> None:
+        """Notes that the loop waits for a batch."""
+        self._note((step, 0), f"waits for the batch of step {step:,}")
+
+    def before_step(self, step: int, batch: Batch) -> None:
+        """Notes that the loop starts a step."""
+        self._note((step, 1), f"starts step {step:,}")
+
+    def before_result(self, step: int) -> None:
+        """Notes that the loop waits for the devices."""
+        # The loop has started the next step by then.
+        place, _ = self._place
+        self._note((place, 2), f"waits for the devices to end step {step:,}")
+
+    def before_other_work(self, what: str) -> None:
+        """Stops watching until the next step begins."""
+        self._since, self._other_work = None, what
+        faulthandler.cancel_dump_traceback_later()
+
+    def after_step(self, step: int, row: Row) -> None:
+        """Measures a step."""
+        now = time.monotonic()
+        if self._since is not None:
+            self._seconds.append(now - self._since)
+        self._since, self._has_ended_a_step = now, True
+        self._note((self._place[0], 3), f"records step {step:,}")
+
+    def at_end(self) -> None:
+        """Stops watching."""
+        self._is_over.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def take_snapshot(self) -> Snapshot:
+        """Returns where this process is."""
+        part = self._place[1]
+        busy = "compiles" if compilations.is_compiling() else self._other_work
+        return Snapshot(
+            processes.index(),
+            self._place,
+            busy or self._doing,
+            line_of(self._loop, makes_batches=part == 0),
+            stacks(),
+            is_busy=busy is not None,
+        )
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds after which a step counts as a hang; None before steps were measured."""
+        if not self._seconds:
+            return None
+        median = statistics.median(self._seconds)
+        return max(self._p.hang_seconds, self._p.hang_factor * median)
+
+    def _note(self, place: tuple[int, int], doing: str) -> None:
+        self._place, self._doing = place, doing
+        if self._other_work is not None:
+            self._other_work = None
+            self._since = time.monotonic() if self._has_ended_a_step else None
+
+    def _watch(self) -> None:
+        poll, last = _POLL_SECONDS, time.monotonic()
+        while not self._is_over.wait(poll):
+            now, since, limit = time.monotonic(), self._since, self.limit
+            # The whole process was stopped, or the machine slept: no step could have ended.
+            asleep, last = max(0.0, now - last - poll - _POLL_SECONDS), now
+            if since is None or limit is None:
+                continue
+            poll = min(_POLL_SECONDS, limit / 10)
+            if compilations.is_compiling():
+                faulthandler.cancel_dump_traceback_later()
+                self._since = now
+                continue
+            if asleep:
+                self._since = since = since + asleep
+            faulthandler.dump_traceback_later(limit + _BLOCKED_SECONDS, exit=True)
+            if now - since > limit:
+                self._lifeline.report_hang(self._words(now - since))
+                # Another process was only busy: a new wait begins.
+                self._since = time.monotonic()
+
+    def _words(self, seconds: float) -> str:
+        median = statistics.median(self._seconds)
+        return f"no step has ended for {seconds:.0f} s (the median step takes {median:.3g} s)"
