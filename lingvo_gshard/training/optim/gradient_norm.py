@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -42,4 +43,4 @@ def _sum_of_squares(gradient: tf.Tensor) -> tf.Tensor:
     squares = tf.square(tf.cast(gradient, tf.float32))
     if squares.shape.rank < 2:
         return tf.reduce_sum(squares)
-    return tf.reduce_sum(tf.reduce_mean(squares, -1)) * squares.shape.as_list()[-1]
+    return tf.reduce_sum(tf.reduce_mean(squares, -1)) * cast(int, squares.shape[-1])
