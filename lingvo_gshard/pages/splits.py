@@ -56,7 +56,7 @@ def parse_mesh(mesh: str, devices: int) -> list[tuple[str, int]]:
     """
     pairs = [part.partition("=") for part in mesh.split(",") if part.strip()]
     axes = [(name.strip(), int(size)) for name, _, size in pairs if size.strip().isdigit()]
-    if len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
+    if not axes or len(axes) != len(pairs) or math.prod(size for _, size in axes) != devices:
         if mesh.strip():
             raise ValueError(
                 f"mesh {mesh!r} does not have {devices} devices; "

@@ -7,7 +7,7 @@ function linearTicks(low, high, most) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((digit) => digit * power).find((size) => size >= rough * 0.999);
   const found = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) found.push(index * step);
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) found.push(index * step || 0);
   return found;
 }
 
@@ -23,6 +23,12 @@ function logTicks(low, high, most) {
   const found = within(powers);
   if (found.length > 1) return found.filter((_, index) => index % Math.ceil(found.length / most) === 0);
   return linearTicks(low, high, most).filter((value) => value > 0);
+}
+
+// Values at round distances in a number system with another unit, such as 1024 bytes.
+function unitTicks(low, high, most, base) {
+  const size = base ** Math.max(0, Math.floor(Math.log(Math.max(high, 1)) / Math.log(base)));
+  return linearTicks(low / size, high / size, most).map((value) => value * size);
 }
 
 class Scale {
@@ -45,7 +51,8 @@ class Scale {
     return this.low + ((pixel - this.from) / (this.to - this.from || 1)) * (this.high - this.low);
   }
 
-  ticks(most) {
+  ticks(most, base) {
+    if (base && !this.isLog) return unitTicks(this.low, this.high, most, base);
     return this.isLog ? logTicks(this.low, this.high, most) : linearTicks(this.low, this.high, most);
   }
 }
@@ -66,6 +73,9 @@ function stepTick(value) {
   if (size >= 999500) return `${digits(value / 1e6)}M`;
   return size >= 9999.5 ? `${digits(value / 1e3)}k` : count(Math.round(value));
 }
+
+// A share on an axis, without the digits that tell values apart.
+const percentTick = (value) => `${digits(value * 100)} %`;
 
 // A number in little space: 0.0012, 35, 4.1k, 2e-6.
 function compact(value) {

@@ -3,11 +3,11 @@
 const CHARTS = [
   { title: "Loss", names: ["loss"], scale: "auto", height: 260, isWide: true },
   { title: "Perplexity", names: ["perplexity"], scale: "auto" },
-  { title: "Accuracy", names: ["accuracy"], show: share, fromZero: true },
+  { title: "Accuracy", names: ["accuracy"], show: share, tick: percentTick, fromZero: true },
   { title: "Gradient norm", names: ["gradient_norm"], scale: "auto", unit: "before clipping" },
   { title: "Learning rate", names: ["learning_rate"], fromZero: true },
   { title: "Throughput", names: ["tokens_per_second"], unit: "tokens per second", fromZero: true },
-  { title: "Memory", names: ["peak_device_memory_bytes", "host_memory_bytes"], labels: ["fullest device, peak", "process on the host"], show: bytes, fromZero: true },
+  { title: "Memory", names: ["peak_device_memory_bytes", "host_memory_bytes"], labels: ["fullest device, peak", "process on the host"], show: bytes, base: 1024, fromZero: true },
 ];
 // Metrics that marks stand for, or that say nothing as a curve.
 const NOT_DRAWN = new Set(["spike", "spikes"]);
@@ -26,21 +26,21 @@ function marksOf(run, index) {
 
 const allMarks = runs.flatMap(marksOf);
 
-// The series of a metric: of each run the training batches, and the dev split if it has the metric.
+// The series of metrics: of each run the training batches, and the dev split if it has the metric.
 function seriesOf(names, labels = []) {
-  return runs.flatMap((run, index) => names.flatMap((name, place) => {
-    const { curves, dev } = run.history;
-    const many = names.length > 1;
-    const label = [isComparison ? run.label : null, labels[place] ?? (many ? words(name) : null)].filter(Boolean).join(", ") || "training";
-    const color = isComparison ? runColor(index) : `run-${place}`;
-    const dash = isComparison ? (many ? ["", "3 3"][place] : DASHES[index]) : DASHES[place];
-    const found = [];
+  const present = names.filter((name) => runs.some((run) => run.history.curves.metrics[name]));
+  return runs.flatMap((run, index) => present.flatMap((name, place) => {
+    const { curves, dev, last_step: until } = run.history;
+    const part = labels[names.indexOf(name)] ?? null;
+    const of = (what) => [isComparison ? run.label : null, what].filter(Boolean).join(", ");
+    const color = runColor(isComparison ? index : place);
+    const dash = isComparison ? (place ? "3 3" : DASHES[index]) : DASHES[place];
     const curve = curves.metrics[name];
-    if (curve) found.push({ ...curve, first: curves.first, last: curves.last, label, color, dash });
     const points = dev[name];
-    if (points) found.push({ first: points.steps, last: points.steps, mean: points.values, low: [], high: [], dots: true,
-      label: isComparison ? `${run.label}, dev` : "dev", color: isComparison ? runColor(index) : "run-1", dash: isComparison ? "3 3" : "" });
-    return found;
+    return [
+      curve ? { ...curve, first: curves.first, last: curves.last, until, label: of(part ?? (points ? "training" : null)), color, dash } : null,
+      points ? { first: points.steps, last: points.steps, until, mean: points.values, low: [], high: [], dots: true, label: of("dev"), color: isComparison ? color : runColor(1), dash: isComparison ? "3 3" : "" } : null,
+    ].filter(Boolean);
   }));
 }
 
@@ -56,7 +56,7 @@ function curvesSection() {
   const others = [...new Set(runs.flatMap((run) => Object.keys(run.history.curves.metrics)))].filter((name) => !known.has(name) && !NOT_DRAWN.has(name)).sort();
   return section("curves", "Curves", curveTools(),
     el("div", { class: "charts" }, drawn.map((options) => chartOf(options).node)),
-    others.length ? el("details", {}, el("summary", {}, `${count(others.length)} more metrics: ${others.map((name) => words(name).toLowerCase()).join(", ")}`),
+    others.length ? el("details", {}, el("summary", {}, `${others.length === 1 ? "One more metric" : `${count(others.length)} more metrics`}: ${others.map((name) => words(name).toLowerCase()).join(", ")}`),
       el("div", { class: "charts" }, others.map((name) => chartOf({ title: words(name), names: [name], scale: "auto" }).node))) : null);
 }
 
@@ -66,7 +66,7 @@ function curveTools() {
   const parts = [["all", "All steps", 1], ["half", "Second half", 0.5], ["tenth", "Last tenth", 0.1]];
   const kinds = Object.keys(MARKS).filter((kind) => allMarks.some((mark) => mark.kind === kind));
   const many = runs.some((run) => run.history.curves.metrics.loss?.low.length);
-  return el("div", { class: "tools sticky" },
+  return el("div", { class: "tools" },
     length > 20 ? switchOf("Steps that are shown", parts.map(([value, text]) => [value, text]), "all", (chosen) => {
       const [, , part] = parts.find(([value]) => value === chosen);
       view.show({ from: Math.round(lastStep - length * part), to: lastStep });

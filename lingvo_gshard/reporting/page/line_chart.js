@@ -9,9 +9,12 @@ const MARKS = {
   bad: { name: "not finite", path: "M-4,-8 L4,0 M4,-8 L-4,0" },
 };
 const MOST_LINES = 24;
+// From this ratio of the largest value to the median, an axis is logarithmic at first.
+const WIDE_RANGE = 8;
 
 // series: {label, color, dash, first, last, mean, low, high, dots}; marks: {step, kind, text, color}
-// options: {title, unit, show, scale: "linear", "log" or "auto", fromZero, height, marks, range, small}
+// options: {title, unit, show, tick, base, scale: "linear", "log" or "auto", fromZero, height, marks,
+//   range, small}
 class LineChart {
   constructor(series, options) {
     this.series = series.filter((one) => one.mean.some(isNumber));
@@ -56,19 +59,19 @@ class LineChart {
   hasWideRange() {
     const sorted = this.values(true).sort((a, b) => a - b);
     if (!sorted.length || sorted[0] <= 0) return false;
-    return sorted[sorted.length - 1] / sorted[Math.floor(sorted.length / 2)] > 20;
+    return sorted[sorted.length - 1] / sorted[Math.floor(sorted.length / 2)] > WIDE_RANGE;
   }
 
   draw() {
     const width = this.frame.clientWidth;
     if (!width) return;
-    const { height, show, fromZero, range } = this.options;
+    const { height, show, fromZero, range, base, tick = show } = this.options;
     const values = range ? range() : this.values();
     const isLog = this.isLog && values.every((value) => value > 0);
     const y = valueScale(values, height - BOTTOM, TOP, isLog, fromZero);
-    const rows = y.ticks(Math.max(2, Math.floor((height - TOP - BOTTOM) / 34)));
-    const labels = rows.map((value) => show(value));
-    const left = 12 + Math.max(...labels.map((label) => label.length), 2) * 6.4;
+    const rows = y.ticks(Math.max(2, Math.floor((height - TOP - BOTTOM) / 34)), base);
+    const labels = rows.map((value) => tick(value));
+    const left = 12 + Math.max(...labels.map((label) => label.length), 4) * 6.4;
     this.x = new Scale(view.from, view.to, left, width - 10);
     this.y = y;
     this.canvas.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -78,20 +81,21 @@ class LineChart {
     this.plot.replaceChildren(
       svg("clipPath", { id: clip }, svg("rect", { x: left, y: 0, width: Math.max(0, width - 10 - left + 5), height: height - BOTTOM + 4 })),
       ...rows.map((value, index) => svg("g", { class: "row" }, svg("line", { x1: left, x2: width - 10, y1: y.at(value), y2: y.at(value) }), svg("text", { x: left - 7, y: y.at(value) + 4, "text-anchor": "end" }, labels[index]))),
-      ...this.stepAxis(width, height),
+      ...this.stepAxis(width, height, left),
       svg("g", { "clip-path": `url(#${clip})` }, this.series.map((one) => this.curve(one))),
       ...this.marks(height),
     );
     this.showCursor();
   }
 
-  stepAxis(width, height) {
-    const found = linearTicks(view.from, view.to, Math.max(2, Math.floor(width / 95))).filter(Number.isInteger);
-    return found.map((step) => {
-      const x = this.x.at(step);
+  stepAxis(width, height, left) {
+    const found = linearTicks(view.from, view.to, Math.max(2, Math.floor(width / 70))).filter(Number.isInteger);
+    const name = svg("text", { x: left - 7, y: height - 6, "text-anchor": "end" }, "step");
+    return [name, ...found.map((step) => {
+      const [x, half] = [this.x.at(step), stepTick(step).length * 3.1];
       return svg("g", { class: "column" }, svg("line", { x1: x, x2: x, y1: height - BOTTOM, y2: height - BOTTOM + 4 }),
-        svg("text", { x: Math.min(x, width - 10 - stepTick(step).length * 3), y: height - 6, "text-anchor": "middle" }, stepTick(step)));
-    });
+        svg("text", { x: Math.max(left + half, Math.min(x, width - 6 - half)), y: height - 6, "text-anchor": "middle" }, stepTick(step)));
+    })];
   }
 
   middle(one, index) {
@@ -139,8 +143,10 @@ class LineChart {
     });
   }
 
-  // The interval of a series that is shown for a step: the newest one at or before it.
+  // The interval of a series that is shown for a step: the newest one at or before it. A run that has
+  // ended has none.
   indexAt(one, step) {
+    if (step !== null && step > one.until) return -1;
     const until = step === null ? view.to : step;
     let index = one.first.findLastIndex((first) => first <= until);
     while (index >= 0 && !isNumber(one.mean[index])) index -= 1;
@@ -150,22 +156,39 @@ class LineChart {
   showCursor() {
     if (!this.x) return;
     const step = view.cursor;
-    const { show, marks, small } = this.options;
+    const { show } = this.options;
     const shown = this.series.map((one) => ({ one, index: this.indexAt(one, step) }));
     const x = step === null ? null : this.x.at(step);
     this.pointer.replaceChildren(...(x === null ? [] : [
       svg("line", { x1: x, x2: x, y1: TOP, y2: this.options.height - BOTTOM }),
       ...shown.filter(({ index }) => index >= 0).map(({ one, index }) => svg("circle", { class: one.color, cx: this.middle(one, index), cy: this.y.at(one.mean[index]), r: 4 })),
     ]));
-    const reached = shown.map(({ one, index }) => (index < 0 ? null : stepsText(one, index))).filter(Boolean);
-    const near = step === null ? [] : marks.filter((mark) => Math.abs(this.x.at(mark.step) - x) < 5);
+    const reached = this.reached(shown);
+    const near = x === null ? [] : this.options.marks.filter((mark) => Math.abs(this.x.at(mark.step) - x) < 5);
     this.readout.replaceChildren(
-      ...(small && this.series.length === 1 ? [] : [el("li", { class: "step" }, step === null ? `last: ${reached[0] ?? ""}` : reached[0] ?? "")]),
-      ...shown.map(({ one, index }) => el("li", { class: one.color }, lineSample(one), this.series.length === 1 && !isComparison ? null : el("span", { class: "name" }, one.label),
-        el("b", {}, index < 0 ? MISSING : show(one.mean[index])),
-        index >= 0 && one.low?.length && !small ? el("span", { class: "muted" }, `${show(one.low[index])} to ${show(one.high[index])}`) : null)),
+      el("li", { class: "step" }, reached),
+      ...shown.map(({ one, index }) => this.read(one, index)),
       ...near.slice(0, 3).map((mark) => el("li", { class: "event" }, mark.text)));
-    this.canvas.setAttribute("aria-label", `${this.options.title}, ${shown.map(({ one, index }) => `${one.label} ${index < 0 ? "unknown" : show(one.mean[index])}`).join(", ")} at ${reached[0] ?? "no step"}. Arrow keys go from step to step.`);
+    this.canvas.setAttribute("aria-label", `${this.options.title}, ${shown.map(({ one, index }) => `${one.label} ${index < 0 ? "unknown" : show(one.mean[index])}`).join(", ")}, ${reached}. Arrow keys go from step to step.`);
+  }
+
+  // The steps of the values that are shown, in words.
+  reached(shown) {
+    const step = view.cursor;
+    if (isComparison) return step === null ? "last steps" : `step ${count(step)}`;
+    const [first] = shown;
+    if (!first || first.index < 0) return step === null ? "" : `step ${count(step)}`;
+    const text = stepsText(first.one, first.index);
+    return step === null && !this.options.small ? `last: ${text}` : text;
+  }
+
+  read(one, index) {
+    const { show, small } = this.options;
+    const isKnown = index >= 0;
+    const hasRange = isKnown && one.low?.length && !small && !isComparison;
+    return el("li", { class: one.color }, lineSample(one), one.label ? el("span", { class: "name" }, one.label) : null,
+      el("b", {}, isKnown ? show(one.mean[index]) : MISSING),
+      hasRange ? el("span", { class: "muted" }, `${show(one.low[index])} to ${show(one.high[index])}`) : null);
   }
 
   listen() {

@@ -103,7 +103,7 @@ function layerMetrics() {
     area.replaceChildren(withMore(el("div", { class: "multiples" }, nodes.slice(0, MOST_LAYERS)), nodes.slice(MOST_LAYERS)));
   };
   draw(metrics[0]);
-  return el("div", { class: "layer-metrics" }, el("h3", {}, "By layer"),
+  return el("div", { class: "layer-metrics" }, el("h3", {}, "Metrics of each layer"),
     el("div", { class: "tools" }, switchOf("Metric", metrics.map((metric) => [metric, ROUTER_METRICS[metric]?.[0] ?? words(metric)]), metrics[0], draw), about), area);
 }
 
@@ -117,9 +117,9 @@ function multiples(metric, layers) {
     const series = runs.flatMap((run, index) => {
       const { layers: curves } = run.history;
       const curve = curves.metrics[`${layer}/${metric}`];
-      return curve ? [{ ...curve, first: curves.first, last: curves.last, label: isComparison ? run.label : "", color: runColor(index), dash: DASHES[index] }] : [];
+      return curve ? [{ ...curve, first: curves.first, last: curves.last, until: run.history.last_step, label: isComparison ? run.label : "", color: runColor(index), dash: DASHES[index] }] : [];
     });
-    charts.push(new LineChart(series, { title: names[place], height: 110, range, small: true, show: isShare ? share : compact, fromZero: metric !== "router_entropy" }));
+    charts.push(new LineChart(series, { title: names[place], height: 110, range, small: true, show: isShare ? share : compact, tick: isShare ? percentTick : compact, fromZero: metric !== "router_entropy" }));
   });
   return charts;
 }

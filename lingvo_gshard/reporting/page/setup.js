@@ -44,9 +44,18 @@ function programsTable() {
     numeric("Tracing", "tracing", seconds), numeric("Lowering", "lowering", seconds), numeric("Compiling", "compiling", seconds),
     column("From the cache", (row) => (row.is_cached ? "yes" : "no")),
     column("Memory", (row) => row.memory?.peak, { number: true, show: bytes, title: "peak on one device, as XLA planned it" }),
-    column("Inputs", (row) => Object.entries(row.inputs).map(([name, type]) => `${name} ${type}`).join(", "), { wide: true }),
+    column("Inputs", (row) => changedInputs(rows, row), { wide: true }),
   ];
   return el("div", {}, el("h3", {}, "Compiled programs"), dataTable(columns, rows, { id: "programs", caption: "programs" }));
+}
+
+// How the inputs of a program differ from those of the function's program before it.
+function changedInputs(rows, row) {
+  const before = rows.slice(0, rows.indexOf(row)).findLast((one) => one.run === row.run && one.function === row.function);
+  const names = Object.keys(row.inputs);
+  if (!before) return names.length ? `${count(names.length)} arrays` : "";
+  const changed = names.filter((name) => row.inputs[name] !== before.inputs[name]);
+  return changed.length ? changed.map((name) => `${name} ${before.inputs[name] ?? MISSING} → ${row.inputs[name]}`).join(", ") : "as before";
 }
 
 function paramsTable() {

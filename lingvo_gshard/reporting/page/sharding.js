@@ -1,15 +1,15 @@
 // Where a run's weights and moments lie: bytes by layer, and tensors on the mesh.
 
 const PARTS = [["weights", "class-weights"], ["moments", "class-moments"]];
-const STEP_MEMORY = [["arguments", "class-weights"], ["outputs", "class-moments"], ["temporaries", "class-activations"], ["code", "class-program"]];
 
 function shardingSection() {
   const recorded = runs.map((_, index) => index).filter((index) => runs[index].sharding);
   if (!recorded.length) return section("sharding", "Memory and sharding", el("p", { class: "muted" }, "How weights lie on the devices was not recorded: the run was trained by an earlier version."));
+  const widest = recorded.reduce((best, index) => (runs[index].sharding.devices > runs[best].sharding.devices ? index : best));
   const area = el("div", {});
   const draw = (index) => area.replaceChildren(...shardingOf(runs[index], report.layers[index]));
-  draw(recorded[0]);
-  const choice = runSwitch("Run whose sharding is shown", recorded, recorded[0], draw);
+  draw(widest);
+  const choice = runSwitch("Run whose sharding is shown", recorded, widest, draw);
   return section("sharding", "Memory and sharding", choice ? el("div", { class: "tools" }, choice) : null, area);
 }
 
@@ -27,10 +27,11 @@ function shardingOf(run, layers) {
 function stepMemory(run) {
   const program = run.programs.findLast((one) => one.function === "train" && one.memory);
   if (!program) return null;
-  const parts = STEP_MEMORY.map(([name, color]) => ({ name, color, value: program.memory[name] })).filter((part) => part.value > 0);
+  const { arguments: given, temporaries, peak } = program.memory;
+  const parts = [["arguments", given, "class-weights", "weights, moments and the batch"], ["temporaries", temporaries, "class-activations", "activations and what the step needs for a while"], ["outputs and code", peak - given - temporaries, "class-program", "the rest of the peak"]]
+    .map(([name, value, color, about]) => ({ name, value, color, about })).filter((part) => part.value > 0);
   return el("div", { class: "step-memory" }, el("h3", {}, "Memory of the compiled step on one device"),
-    stackedBar(parts, null, bytes, "Memory of the step"), legend(parts, bytes),
-    el("p", { class: "muted" }, `Peak ${bytes(program.memory.peak)}, as XLA planned it. Outputs reuse the memory of arguments where they can.`));
+    el("p", { class: "lead" }, `XLA planned a peak of ${bytes(peak)}.`), stackedBar(parts, null, bytes, "Memory of the step"), legend(parts, bytes));
 }
 
 function layerBars(layers) {
@@ -58,6 +59,7 @@ function tensorsOnMesh(sharding, mesh) {
     field("Type", "dtype"), field("Split", "split", { show: (value) => el("span", { class: "rules" }, value) }),
     numeric("Bytes", "bytes", bytes), numeric("Per device", "bytes_per_device", bytes, { bar: true }),
   ];
+  if (sharding.devices === 1) return el("div", {}, el("h3", {}, "Weights and moments"), dataTable(columns, sharding.tensors, { id: "tensors", caption: "tensors", first: 7 }));
   show(first);
   return el("div", {}, el("h3", {}, "Weights and moments on the mesh"),
     el("p", { class: "lead" }, "Choose a tensor in the table to see which block of it each device holds."), picture,
