@@ -16,6 +16,7 @@ DEV = "dev/"
 LAYER = "/"
 # Numbers of a curve keep so many digits, which no eye can tell from all of them.
 _DIGITS = 5
+FEWEST_OF_LAYER, MOST_OF_LAYER = 12, 120
 # More steps of one kind than these are counted only.
 _MOST_MARKS = 1000
 # Number of steps that means at the end of a run cover.
@@ -81,7 +82,7 @@ class History(msgspec.Struct, frozen=True):
       curves: metrics of the whole model.
       layers: metrics of single layers, thinned more.
       dev: metrics of the dev split.
-      tail: mean of each metric over the last steps, at most `TAIL`.
+      tail: mean of each metric of the whole model over the last steps, at most `TAIL`.
       spikes: steps that were spikes.
       not_finite: steps with a value that is not finite.
     """
@@ -97,19 +98,22 @@ class History(msgspec.Struct, frozen=True):
     not_finite: Marked
 
 
-def read_history(path: pathlib.Path, intervals: int, layer_intervals: int) -> History | None:
+def read_history(path: pathlib.Path, points: int, layer_points: int) -> History | None:
     """Returns what a file of metrics says; None if it has no row.
 
     Args:
       path: the file, which may be missing or damaged.
-      intervals: number of points of a curve of the whole model, at most.
-      layer_intervals: the same of a curve of one layer.
+      points: number of intervals of the curves of the whole model, at most.
+      layer_points: number of intervals of all curves of layers together. Each has between
+        `FEWEST_OF_LAYER` and `MOST_OF_LAYER`.
     """
     ends = first_and_last(path, _ENDLESS, TAIL)
     if not ends:
         return None
-    first, last = ends[0][0], ends[-1][0]
-    reader = _Reader(last - first + 1, first, intervals, layer_intervals)
+    (first, row), last = ends[0], ends[-1][0]
+    curves = sum(LAYER in name and not name.startswith(DEV) for name in row)
+    of_layer = max(FEWEST_OF_LAYER, min(MOST_OF_LAYER, layer_points // max(curves, 1)))
+    reader = _Reader(last - first + 1, first, points, of_layer)
     for step, row in rows_until(path, last):
         reader.add(step, row)
     return reader.history(_means([row for step, row in ends if step > last - TAIL]))
@@ -209,14 +213,14 @@ def _marked(marked: Marked, step: int) -> Marked:
 
 
 def _means(rows: Sequence[Row]) -> Row:
-    """Returns the mean of each metric over the rows that have it."""
+    """Returns the mean of each metric of the whole model over the rows that have it."""
     return {name: sum(values) / len(values) for name, values in _columns(rows) if values}
 
 
 def _columns(rows: Iterable[Row]) -> Iterator[tuple[str, list[float]]]:
     rows = list(rows)
     for name in dict.fromkeys(name for row in rows for name in row):
-        if not name.startswith(DEV):
+        if LAYER not in name:
             yield name, [row[name] for row in rows if row.get(name) is not None]
 
 

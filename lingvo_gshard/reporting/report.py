@@ -12,9 +12,10 @@ import msgspec
 from lingvo_gshard.reporting.run import RunReport, read_run
 from lingvo_gshard.training.records.sharding import Sharding
 
-# Points of all runs' curves together: what a screen shows, and keeps a page small.
-_INTERVALS, _FEWEST = 600, 150
-_LAYER_INTERVALS, _FEWEST_OF_LAYER = 120, 30
+# Points of a curve in all runs together: no more than a screen shows.
+_POINTS, _FEWEST = 600, 120
+# Points of all curves of layers in all runs together, which keep a page small.
+_LAYER_POINTS = 18_000
 # More runs than these cannot be told apart by color.
 MOST_RUNS = 8
 
@@ -80,10 +81,10 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
     for place, logdir in zip(places, given, strict=True):
         if places.count(place) > 1:
             raise ValueError(f"--logdir={logdir} is named twice")
-    intervals = max(_INTERVALS // len(given), _FEWEST)
-    of_layer = max(_LAYER_INTERVALS // len(given), _FEWEST_OF_LAYER)
+    points = max(_POINTS // len(given), _FEWEST)
+    layer_points = _LAYER_POINTS // len(given)
     runs = [
-        read_run(logdir, label, intervals, of_layer)
+        read_run(logdir, label, points, layer_points)
         for logdir, label in zip(given, labels(places), strict=True)
     ]
     layers = [bytes_by_layer(run.sharding) if run.sharding else [] for run in runs]

@@ -70,23 +70,21 @@ class RunReport(msgspec.Struct, frozen=True):
     routers: list[RouterPicture]
 
 
-def read_run(
-    logdir: str | os.PathLike, label: str, intervals: int, layer_intervals: int
-) -> RunReport:
+def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: int) -> RunReport:
     """Returns the report of a run, which may still be training.
 
     Args:
       logdir: the run's directory.
       label: a short name of the run.
-      intervals: number of points of a curve of the whole model, at most.
-      layer_intervals: the same of a curve of one layer.
+      points: number of points of a curve of the whole model, at most.
+      layer_points: number of points of all curves of layers together.
 
     Raises:
       ValueError: names --logdir if the directory holds no run, or a run without metrics.
     """
     path, given = pathlib.Path(logdir), os.fspath(logdir)
     check_run(given)
-    history = curves.read_history(path / METRICS_FILE, intervals, layer_intervals)
+    history = curves.read_history(path / METRICS_FILE, points, layer_points)
     params = _params(Logdir(path))
     experiment = params.get("name", "").strip("'\"")
     if history is None:

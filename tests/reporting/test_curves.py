@@ -9,16 +9,16 @@ from lingvo_gshard.reporting import curves
 from tests.reporting import example_runs
 
 
-def history_of(tmp_path, rows, intervals=400, layer_intervals=100):
+def history_of(tmp_path, rows, points=400, layer_points=10**6):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return curves.read_history(path, intervals, layer_intervals)
+    return curves.read_history(path, points, layer_points)
 
 
 @pytest.mark.parametrize("intervals", [1000, 100, 33, 7, 1])
 def test_each_interval_has_mean_and_extremes_of_its_steps(tmp_path, intervals):
     rows = [example_runs.metrics(step, 100) for step in range(1, 101)]
-    found = history_of(tmp_path, rows, intervals, intervals).curves
+    found = history_of(tmp_path, rows, intervals).curves
     assert len(found.first) <= intervals
     assert found.first[0] == 1 and found.last[-1] == 100
     assert found.first[1:] == [last + 1 for last in found.last[:-1]]
@@ -57,7 +57,7 @@ def test_metrics_that_come_and_go_have_gaps(tmp_path):
 
 def test_layers_and_the_dev_split_are_kept_apart(tmp_path):
     rows = [example_runs.metrics(step, 400) for step in range(1, 401)]
-    found = history_of(tmp_path, rows, 400, 40)
+    found = history_of(tmp_path, rows, 400, 6 * 40)
     assert not any("/" in name for name in found.curves.metrics)
     assert len(found.layers.first) == 40
     assert {

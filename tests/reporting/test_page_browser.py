@@ -119,8 +119,8 @@ def test_scale_range_and_smoothing_change_the_curves(page, runs):
     shown = [opened.run(line)]
     # The spikes are far above the median, so the scale is logarithmic at first.
     pressed = f"return {chart('Loss')}.querySelector('[aria-pressed=true]').textContent"
-    assert opened.run(pressed) == "linear"
-    opened.click(".chart [data-value=log]")
+    assert opened.run(pressed) == "log"
+    opened.click(".chart [data-value=linear]")
     shown.append(opened.run(line))
     opened.click(".tools [data-value=tenth]")
     shown.append(opened.run(line))
