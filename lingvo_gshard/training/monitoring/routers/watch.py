@@ -14,7 +14,7 @@ from lingvo_gshard.data.token_kinds import TokenKinds
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.logdir import Logdir
-from lingvo_gshard.training.monitoring.metrics import Pictures, Row
+from lingvo_gshard.training.monitoring.metrics import METRICS_FILE, Pictures, Row
 from lingvo_gshard.training.monitoring.routers import pictures
 from lingvo_gshard.training.monitoring.routers.counts import records_of, watched_layers
 from lingvo_gshard.training.monitoring.routers.records import RecordsFile, RouterRecord
@@ -75,7 +75,9 @@ class RouterWatch(StepObserver):
         self._file: RecordsFile | None = None
         if self._every and processes.is_main():
             self._file = RecordsFile(logdir.path, step, log.say)
-            self._resume(self._file.earlier, step)
+            metrics = logdir.path / METRICS_FILE
+            has_rows = metrics.exists() and metrics.stat().st_size > 0
+            self._resume(self._file.earlier, step, has_rows)
 
     def before_step(self, step: int, batch: Batch) -> None:
         """Starts the routing step if the step is a watched one."""
@@ -128,8 +130,14 @@ class RouterWatch(StepObserver):
                 f"trainer.routers failed: {str(error).splitlines()[0]}"
             )
 
-    def _resume(self, earlier: Sequence[RouterRecord], step: int) -> None:
-        """Continues windows and pictures from the records of earlier steps."""
+    def _resume(self, earlier: Sequence[RouterRecord], step: int, has_rows: bool) -> None:
+        """Continues windows and pictures from the records of earlier steps.
+
+        Args:
+          earlier: the records.
+          step: the step that the run resumes from.
+          has_rows: whether the run has metrics of steps before.
+        """
         for record in earlier:
             if record.layer in self._layers:
                 self._last = [r for r in self._last if r.step == record.step]
@@ -140,7 +148,8 @@ class RouterWatch(StepObserver):
         self._next_picture = self._count + 1
         due = step - step % self._every
         newest = max((record.step for record in earlier), default=0)
-        if newest < due:
+        # A run that was made from another one has no rows of the steps of that one.
+        if newest < due and (earlier or has_rows):
             self._log.say(
                 f"Warning: routers.jsonl has no record of the watched steps {newest + 1:,} to "
                 f"{due:,}; whether an expert had tokens in them is unknown"

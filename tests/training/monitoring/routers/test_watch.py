@@ -155,6 +155,10 @@ def test_a_resumed_run_has_the_records_and_windows_of_an_uninterrupted_one(tmp_p
 def test_missing_records_are_told(tmp_path):
     log = Log()
     watch(tmp_path, Runtime(uneven), log, step=35)
+    # A run that was made from another one begins at a later step.
+    assert log.lines == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    watch(tmp_path, Runtime(uneven), log, step=35)
     assert log.lines == [
         "Warning: routers.jsonl has no record of the watched steps 1 to 30; whether an expert had "
         "tokens in them is unknown"

@@ -1,0 +1,175 @@
+"""Shows what a run saw of its routers while it trained: collapse, dead experts, languages.
+
+    gshard-experts watched --logdir=runs/quickstart
+    gshard-experts watched --logdir=runs/quickstart --by=language --layer=decoder
+
+Every `trainer.routers.every_steps` steps training counts where each router sends the tokens of the
+batch. Nothing is computed here, and no checkpoint is read. A row for each layer has these columns,
+of the last watched step:
+
+    busiest     the expert with the most choices, and its share of them
+    even        the share of every expert under an even load
+    effective   e to the entropy of the load: so many experts, evenly loaded, have this entropy
+    dropped     share of the choices that found their expert full; with expert choice, share of the
+                tokens that no expert chose
+    entropy     of a token's probabilities, in nats; 0: the router is certain
+    balance     how far the load-balancing loss is above its value under an even load
+    dead        experts without a token in all watched steps of the window, and since which step
+    over time   the share of the busiest expert from the first watched step to the last: a low bar
+                is an even load, a full one is all of it
+
+--by=language, or --by=class for classes of tokens, shows a table for each layer with the experts
+that each uses most. --json writes all records of the run; without a file name it prints them, and
+the tables go to standard error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+from absl import flags
+
+from lingvo_gshard.api import tables
+from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.console import output
+from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.training.monitoring.routers.records import RouterRecord, routers_of_run
+
+KINDS = ("language", "class")
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 32
+_MOST_SHOWN = 4
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this subcommand's flags."""
+    values = flags.FlagValues()
+    define_logdir_flag(values)
+    flags.DEFINE_string(
+        "layer", None, "Shows the layers with this text in their path.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "by", None, "Shows the experts of each language, or of each class.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "step", None, "Shows this watched step; default: the last one.", 1, flag_values=values
+    )
+    output.define_json_flag(values, "all records")
+    return values
+
+
+def run(values: flags.FlagValues, console: rich.console.Console) -> None:
+    """Runs the subcommand. Raises ValueError for a user's mistake."""
+    output.check_writable(values, "json")
+    if values.by is not None and values.by not in KINDS:
+        raise ValueError(f"--by={values.by} is unknown. {names.nearest(values.by, KINDS)}")
+    records = _chosen(values)
+    step = records[-1].step
+    shown = [record for record in records if record.step == step]
+    steps = sorted({record.step for record in records})
+    console.print(
+        f"{values.logdir}: {len(steps):,} watched steps, {steps[0]:,} to {step:,}", markup=False
+    )
+    if values.by:
+        for record in shown:
+            tables.print_table(console, _table_by(record, values.by))
+    else:
+        tables.print_table(console, _table(shown, records))
+    output.write_json(values.json, records)
+
+
+def _chosen(values: flags.FlagValues) -> list[RouterRecord]:
+    """Returns the records up to the chosen step, of the chosen layers; ValueError if none is."""
+    logdir = required_logdir(values)
+    records = routers_of_run(logdir)
+    if not records:
+        raise ValueError(
+            f"--logdir={logdir} has no records of watched routers: the model has no experts, "
+            "trainer.routers.every_steps is 0, or the run has not reached that many steps"
+        )
+    steps = sorted({record.step for record in records})
+    step = values.step or steps[-1]
+    if step not in steps:
+        nearest = min(steps, key=lambda one: abs(one - step))
+        raise ValueError(f"--step={step} was not watched. The nearest one is {nearest}")
+    layers = list(dict.fromkeys(record.layer for record in records))
+    chosen = [layer for layer in layers if (values.layer or "") in layer]
+    if not chosen:
+        raise ValueError(
+            f"--layer={values.layer} is in no path of a layer with experts. "
+            f"{names.nearest(values.layer, layers)}"
+        )
+    return [record for record in records if record.layer in chosen and record.step <= step]
+
+
+def _table(shown: Sequence[RouterRecord], records: Sequence[RouterRecord]) -> rich.table.Table:
+    """Returns the table of layers.
+
+    Args:
+      shown: the records of one step.
+      records: those up to it.
+    """
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    for name in ("layer", "router", "busiest", "even", "effective", "dropped", "entropy"):
+        table.add_column(name, justify="left" if name in ("layer", "router") else "right")
+    table.add_column("balance", justify="right")
+    table.add_column("dead")
+    table.add_column("over time", no_wrap=True)
+    for record in shown:
+        expert, share = record.busiest
+        distance, entropy = record.balance_distance, record.token_entropy
+        earlier = [r.busiest[1] for r in records if r.layer == record.layer]
+        table.add_row(
+            rich.text.Text(record.layer),
+            record.router,
+            f"{expert} ({share:.1%})",
+            f"{1 / record.num_experts:.1%}",
+            f"{math.exp(record.load_entropy):.1f} of {record.num_experts}",
+            f"{record.dropped_share:.1%}",
+            "-" if entropy is None else f"{entropy:.2f}",
+            "-" if distance is None else f"{distance:+.1%}",
+            _dead(record),
+            _bars(earlier, 1 / record.num_experts),
+        )
+    return table
+
+
+def _table_by(record: RouterRecord, kind: str) -> rich.table.Table:
+    """Returns the table of the languages or classes of one layer."""
+    counts = record.by_language if kind == "language" else record.by_class
+    title = f"{record.layer}: {record.num_experts} experts, step {record.step:,}"
+    table = rich.table.Table(box=rich.box.SIMPLE, title=rich.text.Text(title), title_justify="left")
+    table.add_column(kind)
+    table.add_column("choices", justify="right")
+    table.add_column("differs", justify="right")
+    table.add_column("most used", no_wrap=True)
+    for name, choices in [*counts.items(), ("all", record.choices)]:
+        load = np.asarray(choices, np.float64)
+        shares = load / max(load.sum(), 1.0)
+        most = np.argsort(-load, kind="stable")[:_MOST_SHOWN]
+        table.add_row(
+            rich.text.Text(name),
+            f"{int(load.sum()):,}",
+            f"{np.abs(shares - record.load).sum() / 2:.1%}",
+            "  ".join(f"{expert} ({shares[expert]:.0%})" for expert in most if load[expert]),
+        )
+    return table
+
+
+def _dead(record: RouterRecord) -> str:
+    shown = [f"{e} since {since:,}" for e, since in list(record.dead_since.items())[:_MOST_SHOWN]]
+    more = len(record.dead_since) - len(shown)
+    return ", ".join(shown + ([f"{more} more"] if more else [])) or "none"
+
+
+def _bars(shares: Sequence[float], even: float) -> str:
+    """Returns a bar for each share, from an even one to all; few bars are means of many shares."""
+    parts = np.array_split(np.asarray(shares), min(len(shares), _MOST_BARS))
+    heights = [(float(part.mean()) - even) / (1.0 - even) if even < 1 else 0.0 for part in parts]
+    return "".join(_BARS[min(int(max(h, 0.0) * len(_BARS)), len(_BARS) - 1)] for h in heights)
