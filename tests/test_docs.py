@@ -69,6 +69,12 @@ TINY = {
         *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",
     ],
+    # A single layer has experts in the encoder and, unless every layer has, none in the decoder.
+    "gshard-train --experiment=collapsed.experiment": [
+        *_SMALL_MODEL,
+        *_LITTLE_TEXT,
+        "--gin_param=task.decoder.moe_every = 1",
+    ],
     r"gshard-verify --experiment=(?:translation\.quickstart|broken\.experiment)": [
         *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",

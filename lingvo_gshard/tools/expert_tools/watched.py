@@ -73,9 +73,8 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
     step = records[-1].step
     shown = [record for record in records if record.step == step]
     steps = sorted({record.step for record in records})
-    console.print(
-        f"{values.logdir}: {len(steps):,} watched steps, {steps[0]:,} to {step:,}", markup=False
-    )
+    count = f"{len(steps):,} watched step{'s' * (len(steps) > 1)}"
+    console.print(f"{values.logdir}: {count}, {steps[0]:,} to {step:,}", markup=False)
     if values.by:
         for record in shown:
             tables.print_table(console, _table_by(record, values.by))

@@ -71,7 +71,7 @@ def test_a_row_for_each_layer_of_the_last_watched_step(capsys, logdir):
 
 def test_an_earlier_step(capsys, logdir):
     _, out, _ = show(capsys, logdir, "--step=10", "--layer=layers[1]")
-    assert "1 watched steps, 10 to 10" in out
+    assert "1 watched step, 10 to 10" in out
     assert row_of(out, "encoder")[10:12] == ["+20.0%", "none"]
     assert row_of(out, "decoder")[9] == "-"
 
