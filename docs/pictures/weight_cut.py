@@ -8,9 +8,9 @@ import numpy as np
 
 import lingvo_gshard
 from docs.pictures.svg import MARGIN, Picture
-from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.reports.listing import WeightRow, weight_rows
 from lingvo_gshard.training import experiments
 
 EXPERIMENT = "translation.quickstart"

@@ -13,8 +13,8 @@ from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
-from lingvo_gshard.sharding.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.reports.listing import WeightRow, split_in_words, weight_rows
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 from lingvo_gshard.training.trainer import Trainer

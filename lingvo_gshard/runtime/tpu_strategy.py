@@ -20,7 +20,7 @@ from lingvo_gshard.runtime.program.step_programs import PARTS, annotated, batch_
 from lingvo_gshard.runtime.single_device import SingleDeviceFunction, SingleDeviceRuntime
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
-from lingvo_gshard.sharding.replication import Replicated, check_replicated
+from lingvo_gshard.sharding.reports.replication import Replicated, check_replicated
 from lingvo_gshard.sharding.strategies import Split
 from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.monitoring.routers.step import routing_sums

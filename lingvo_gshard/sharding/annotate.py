@@ -100,7 +100,8 @@ def _annotate(
     if tf.executing_eagerly():
         _warn_of_eager_mode()
         return tensor
-    split = current.split(layout, kind, path, unsplit, reserved)
+    shape = None if kind == "activations" else tensor.shape.as_list()
+    split = current.split(layout, kind, path, unsplit, reserved, shape)
     return xla.tile(tensor, split, current.mesh)
 
 

@@ -12,12 +12,15 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.core.letters import POSITIONS, check_layout
-from lingvo_gshard.sharding import scope, strategies
+from lingvo_gshard.core.letters import check_layout
+from lingvo_gshard.sharding import claims, scope, strategies
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split, Strategy
 
 _OVERRIDES = "sharding.overrides"
+# Number of elements below which no dimension without a rule is split: gathering so small a weight
+# costs more than keeping it.
+_LEAST_SPLIT = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +79,13 @@ class Partitioning:
         path: str = "",
         unsplit: str = "",
         reserved: str = "",
+        shape: Sequence[int] | None = None,
     ) -> Split:
         """Returns the mesh axes that split each dimension of a tensor.
 
         A mesh axis can split one dimension of a tensor only. The first letter to claim an axis gets
-        it. Positions (L and K) claim theirs after all other letters.
+        it. Positions (L and K) claim theirs after all other letters. If the shape is known, letters
+        whose dimensions divide evenly claim before the others; see claims.py.
 
         Args:
           layout: Letters of the tensor.
@@ -89,6 +94,7 @@ class Partitioning:
           unsplit: Letters that are not split in this tensor.
           reserved: Letters that this tensor lacks but that tensors combined with it have. Their
             axes are not used here.
+          shape: Sizes of the dimensions, of weights and moments.
 
         Raises:
           ValueError: A letter is unknown or repeated, or there is no such kind.
@@ -98,13 +104,13 @@ class Partitioning:
         for pattern, override in self.overrides:
             if matches_path(pattern, path):
                 rules.update(override.table(kind))
-        split: dict[str, tuple[str, ...]] = {}
-        claimed = set(self.reserved_axes)
-        for letter in sorted(layout + reserved, key=lambda letter: letter in POSITIONS):
-            wanted = () if letter in unsplit else rules.get(letter, ())
-            split[letter] = tuple(axis for axis in wanted if axis not in claimed)
-            claimed.update(split[letter])
-        return tuple(split[letter] for letter in layout)
+        wanted = {
+            each: () if each in unsplit else rules.get(each, ()) for each in layout + reserved
+        }
+        if shape is None:
+            return claims.by_letter(wanted, layout, self.reserved_axes)
+        spare = rules.get(strategies.ANY, ()) if math.prod(shape) >= _LEAST_SPLIT else ()
+        return claims.by_size(layout, shape, wanted, spare, unsplit, self.mesh, self.reserved_axes)
 
     def within_stack(self, letter: str) -> Partitioning:
         """Returns the partitioning of slices along a stacked dimension.
@@ -118,7 +124,7 @@ class Partitioning:
 
     def spec_split(self, spec: VariableSpec, kind: str = "weights") -> Split:
         """Returns the split of a weight, or of its optimizer moments with kind "moments"."""
-        return self.split(spec.layout, kind, spec.path, spec.unsplit)
+        return self.split(spec.layout, kind, spec.path, spec.unsplit, shape=spec.shape)
 
     def parts(self, axes: Iterable[str]) -> int:
         """Returns the number of parts of a dimension that is split over `axes`."""
@@ -127,16 +133,15 @@ class Partitioning:
     def storage_split(self, shape: Sequence[int], split: Split) -> Split:
         """Returns the split in which an array is stored between steps.
 
-        jax stores arrays in equal parts only. A dimension that does not divide evenly is stored
-        unsplit. During the step XLA splits it with padding.
+        jax stores arrays in equal parts only. Axes that do not divide a dimension evenly do not
+        split it in storage. During the step XLA splits it with padding.
 
         Args:
           shape: Shape of the array.
           split: The split during the step.
         """
         return tuple(
-            axes if size % self.parts(axes) == 0 else ()
-            for size, axes in zip(shape, split, strict=True)
+            claims.even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True)
         )
 
     def spec_storage_split(self, spec: VariableSpec, kind: str = "weights") -> Split:

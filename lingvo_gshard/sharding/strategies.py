@@ -10,6 +10,9 @@ The sections of a table are separated by "|". A section holds for the kind of te
 or for all kinds if it names none. The rules of a section are separated by ";". A rule lists letters
 and the mesh axes to split them over, major first. The axis "none" means not split. Optimizer
 moments follow the rules of their weights unless the section "moments" has a rule for the letter.
+
+The letter "*" stands for any dimension of a weight or moment. Those of its axes that no letter has
+claimed go to the largest dimensions that they divide evenly.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ Split = tuple[tuple[str, ...], ...]
 Table = dict[str, tuple[str, ...]]
 
 KINDS = ("activations", "weights", "moments")
+# Stands for any dimension of a weight or moment.
+ANY = "*"
 
 _bases = {
     "replicated": "",
-    "data": "activations: B,G->data",
-    "expert": "activations: B,G->data | E->data",
+    "data": "activations: B,G->{batch}",
+    "expert": "activations: B,G->{batch} | E->data",
     "tensor": "H,N,V->model",
-    "fsdp": "activations: B,G->{batch} | weights: M->{state}",
-    "zero1": "activations: B,G->{batch} | moments: M->{state}",
+    "fsdp": "activations: B,G->{batch} | weights: M,*->{batch}",
+    "zero1": "activations: B,G->{batch} | moments: M,*->{batch}",
     "sequence": "activations: L->model",
     "context": "activations: L,G->context",
     "pipeline": "P->stage | activations: B,G->stage",
@@ -94,8 +99,9 @@ def get(text: str, mesh: Mesh, where: str = "--strategy") -> Strategy:
     """Returns the strategy that a text describes.
 
     Base strategies that are joined by "_" split every letter over all axes that any of them splits
-    it over. Their order does not matter. On a mesh with an axis `fsdp`, the strategies fsdp and
-    zero1 split weights and moments over `fsdp`, and the batch over both `fsdp` and `data`.
+    it over. Their order does not matter. The strategies data, expert, fsdp and zero1 split the
+    batch over the axes `fsdp` and `data`. fsdp and zero1 split weights or moments over those of
+    these axes that no other letter of the tensor has claimed, such as E.
 
     Args:
       text: Base strategies or a table, as described at the top of this module.
@@ -152,7 +158,7 @@ def register(name: str, table: str) -> None:
 
 def _base_table(base: str, mesh: Mesh) -> str:
     batch = [axis for axis in _BATCH_AXES if axis in mesh.names] or ["data"]
-    return _bases[base].format(batch=",".join(batch), state=batch[0])
+    return _bases[base].format(batch=",".join(batch))
 
 
 def _union(tables: Iterable[Table], mesh: Mesh) -> Table:
@@ -195,7 +201,7 @@ def _parse_rules(rules: str, mesh: Mesh, given: str) -> Table:
             raise ValueError(f"{given}: {rule!r}; expected letters->axes, as in B,G->data")
         axes = _parse_axes(right, mesh, given)
         for letter in (letter.strip() for letter in left.split(",")):
-            if letter not in LETTERS:
+            if letter not in LETTERS and letter != ANY:
                 hint = names.nearest(letter, LETTERS)
                 raise ValueError(f"{given}: {letter!r} is not the letter of a dimension. {hint}")
             if letter in table:

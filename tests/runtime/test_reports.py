@@ -13,7 +13,7 @@ from lingvo_gshard.runtime.program.program import PARTITIONERS
 from lingvo_gshard.sharding import annotate, xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.replication import Replicated
+from lingvo_gshard.sharding.reports.replication import Replicated
 
 CUBE = Mesh.parse("x=2,y=2,z=2")
 # From columns over one axis to rows over the other two: XLA has to replicate the tensor.

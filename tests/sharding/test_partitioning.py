@@ -1,5 +1,7 @@
 """Tests Partitioning: every weight under every strategy, overrides, and storage."""
 
+import math
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -52,22 +54,22 @@ MESHES = {
 }
 TABLE = """
 weight     replicated data expert tensor fsdp zero1 expert_tensor expert_fsdp expert_fsdp_tensor
-table      VM         VM   VM     VmM    VMd  VM    VmM           VMd         VmMf
-position   LM         LM   LM     LM     LMd  LM    LM            LMd         LMf
-softmax    MV         MV   MV     MVm    MdV  MV    MVm           MdV         MfVm
-scale      M          M    M      M      Md   M     M             Md          Mf
-bias       M          M    M      M      Md   M     M             Md          Mf
-w_query    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfNmD
-w_key      MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfNmD
-w_value    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfNmD
-mix        NDM        NDM  NDM    NmDM   NDMd NDM   NmDM          NDMd        NmDMf
-w_in       MH         MH   MH     MHm    MdH  MH    MHm           MdH         MfHm
-w_out      HM         HM   HM     HmM    HMd  HM    HmM           HMd         HmMf
+table      VM         VM   VM     VmM    VMd  VM    VmM           VMd         VmMfd
+position   LM         LM   LM     LM     LMd  LM    LM            LMd         LMfd
+softmax    MV         MV   MV     MVm    MdV  MV    MVm           MdV         MfdVm
+scale      M          M    M      M      Md   M     M             Md          Mfd
+bias       M          M    M      M      Md   M     M             Md          Mfd
+w_query    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfdNmD
+w_key      MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfdNmD
+w_value    MND        MND  MND    MNmD   MdND MND   MNmD          MdND        MfdNmD
+mix        NDM        NDM  NDM    NmDM   NDMd NDM   NmDM          NDMd        NmDMfd
+w_in       MH         MH   MH     MHm    MdH  MH    MHm           MdH         MfdHm
+w_out      HM         HM   HM     HmM    HMd  HM    HmM           HMd         HmMfd
 b_in       H          H    H      Hm     H    H     Hm            H           Hm
-b_out      M          M    M      M      Md   M     M             Md          Mf
+b_out      M          M    M      M      Md   M     M             Md          Mfd
 expert_in  EMH        EMH  EdMH   EMHm   EMdH EMH   EdMHm         EdMH        EdMfHm
 expert_out EHM        EHM  EdHM   EHmM   EHMd EHM   EdHmM         EdHM        EdHmMf
-w_gate     ME         ME   ME     ME     MdE  ME    ME            MdE         MfE
+w_gate     ME         ME   ME     ME     MdE  ME    ME            MdE         MfdE
 """
 # The moments of zero1. All other strategies split moments like their weights.
 ZERO1_MOMENTS = {"VM": "VMd", "MND": "MdND", "NDM": "NDMd", "EMH": "EMdH", "ME": "MdE", "H": "H"}
@@ -134,7 +136,7 @@ def test_factored_moments_are_split_by_their_remaining_letters():
     }
     assert got == {"row_moment": "EdMf", "column_moment": "EdHm"}
     gate = {n: partitioning.spec_split(s, "moments") for n, s in mixture.router.w_gate.items()}
-    assert all("data" not in axes for split in gate.values() for axes in split)
+    assert gate == {"second_moment": (("fsdp", "data"), ())}
 
 
 @pytest.mark.parametrize(
@@ -233,13 +235,60 @@ def test_activation_axes_follow_the_overrides_of_the_current_layer():
 
 
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3))
-def test_indivisible_dimensions_are_stored_unsplit(shape):
+def test_dimensions_are_stored_in_equal_parts(shape):
     partitioning = Partitioning.make("data=4,fsdp=2,model=3", "replicated")
     split = (("data", "fsdp"), (), ("model",))
     stored = partitioning.storage_split(shape, split)
-    assert stored[0] == (("data", "fsdp") if shape[0] % 8 == 0 else ())
+    by_rest = {0: ("data", "fsdp"), 4: ("data",), 2: ("fsdp",), 6: ("fsdp",)}
+    assert stored[0] == by_rest.get(shape[0] % 8, ())
     assert stored[1] == ()
     assert stored[2] == (("model",) if shape[2] % 3 == 0 else ())
+
+
+# Each dimension's letter, size and axes; the first letter that an axis divides evenly has it.
+UNEVEN = [
+    ("expert_fsdp", "data=8", "EMH", (4, 96, 40), "EMdH"),
+    ("expert_fsdp", "data=8", "EMH", (16, 96, 40), "EdMH"),
+    ("expert_fsdp", "data=4,fsdp=2", "EMH", (4, 96, 4096), "EdMfH"),
+    ("expert_fsdp", "data=8", "EMH", (4, 90, 4096), "EMHd"),
+    ("expert_fsdp", "data=4,fsdp=2", "MH", (90, 4096), "MfHd"),
+    ("fsdp_tensor", "data=4,model=2", "ND", (512, 256), "NmdD"),
+    ("fsdp_tensor", "data=4,model=2", "ND", (8, 6), "NmD"),
+    ("fsdp", "data=4", "RND", (64, 512, 256), "RNdD"),
+    # No dimension divides evenly: the first letter with a rule is padded during the step.
+    ("expert", "data=8", "EMH", (4, 96, 40), "EdMH"),
+    ("expert_fsdp", "data=8", "EMH", (5, 90, 900), "EdMH"),
+    ("tensor", "model=8", "VM", (32003, 90), "VmM"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "mesh", "layout", "shape", "expected"), UNEVEN)
+def test_an_axis_goes_to_the_first_dimension_that_it_divides(
+    strategy, mesh, layout, shape, expected
+):
+    partitioning = Partitioning.make(mesh, strategy)
+    assert in_letters(layout, partitioning.split(layout, "weights", shape=shape)) == expected
+
+
+@hypothesis.given(
+    shape=st.tuples(*[st.integers(1, 600)] * 3),
+    strategy=st.sampled_from(["expert_fsdp_tensor", "expert_fsdp", "fsdp_tensor", "zero1"]),
+)
+def test_stored_parts_are_equal_and_no_axis_is_used_twice(shape, strategy):
+    partitioning = Partitioning.make("data=4,fsdp=2,model=3", strategy)
+    split = partitioning.split("EMH", "moments", shape=shape)
+    stored = partitioning.storage_split(shape, split)
+    axes = [axis for each in split for axis in each]
+    assert len(axes) == len(set(axes))
+    for size, wanted, kept in zip(shape, split, stored, strict=True):
+        assert size % partitioning.parts(kept) == 0 and set(kept) <= set(wanted)
+    # A large weight is whole only if no axis divides any of its dimensions.
+    free = {"data", "fsdp"} - {axis for each in stored for axis in each}
+    for axis in free if math.prod(shape) >= 2**16 else ():
+        sizes = zip(shape, stored, strict=True)
+        assert all(
+            size // partitioning.parts(kept) % partitioning.parts([axis]) for size, kept in sizes
+        )
 
 
 W_IN = "encoder.layers[1].feed_forward.w_in"

@@ -26,8 +26,8 @@ BASES = {
     "data": (BG, {}, {}),
     "expert": (BGE, {"E": ("data",)}, {"E": ("data",)}),
     "tensor": (HNV, HNV, HNV),
-    "fsdp": (BG, {"M": ("data",)}, {"M": ("data",)}),
-    "zero1": (BG, {}, {"M": ("data",)}),
+    "fsdp": (BG, {"M": ("data",), "*": ("data",)}, {"M": ("data",), "*": ("data",)}),
+    "zero1": (BG, {}, {"M": ("data",), "*": ("data",)}),
     "sequence": ({"L": ("model",)}, {}, {}),
 }
 CONTEXT = Mesh.parse("data=2,context=2,model=2")
@@ -65,10 +65,12 @@ def test_hybrid_strategies_do_not_depend_on_order(count):
 
 def test_an_fsdp_axis_splits_weights_and_the_batch():
     fsdp = strategies.get("fsdp", CUBE)
-    assert tables(fsdp) == (BATCH_OF_CUBE, {"M": ("fsdp",)}, {"M": ("fsdp",)})
-    assert tables(strategies.get("zero1", CUBE)) == (BATCH_OF_CUBE, {}, {"M": ("fsdp",)})
+    state = {"M": ("fsdp", "data"), "*": ("fsdp", "data")}
+    assert tables(fsdp) == (BATCH_OF_CUBE, state, state)
+    assert tables(strategies.get("zero1", CUBE)) == (BATCH_OF_CUBE, {}, state)
+    assert tables(strategies.get("data", CUBE)) == (BATCH_OF_CUBE, {}, {})
     everything = strategies.get("expert_fsdp_tensor", CUBE)
-    weights = {"E": ("data",), "M": ("fsdp",), **HNV}
+    weights = {"E": ("data",), **state, **HNV}
     assert tables(everything) == ({**BATCH_OF_CUBE, "E": ("data",), **HNV}, weights, weights)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import activations
 from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe import uneven
 from lingvo_gshard.layers.moe.dispatches import GatherDispatch
 from lingvo_gshard.layers.moe.exact_experts import MOST_EXPERTS, run_experts
 from lingvo_gshard.layers.moe.exchange import Exchange
@@ -33,7 +33,6 @@ from lingvo_gshard.layers.products import restore
 from lingvo_gshard.sharding import annotate_like, einsum
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
-_log = logging.getLogger(__name__)
 LOCAL_LETTERS = {"k": "choices of a token"}
 
 # Name under which observers get the gate of each expert for each token, [B,L,E].
@@ -181,7 +180,8 @@ class MixtureOfExperts(Layer):
           mask_BL: 0 at padding.
         """
         groups = Groups.for_batch(*x_BLM.shape[:2], self.p.group_size)
-        self._warn_of_uneven_groups(groups)
+        uneven.warn_of_groups(groups, self.path)
+        uneven.warn_of_experts(self.p.num_experts, self.path)
         return self._run_groups(theta, x_BLM, mask_BL, groups)
 
     @layer_method
@@ -322,25 +322,6 @@ class MixtureOfExperts(Layer):
                 f"{self.path}: context.tokens gives {given}; ids of {shape_BLM[:2]} were expected"
             )
         return groups.split(ids_BL)
-
-    def _warn_of_uneven_groups(self, groups: Groups) -> None:
-        """Warns of a group_size that causes padding or communication between devices."""
-        current = current_partitioning()
-        if current is None:
-            return
-        parts = current.parts(current.split("G", path=self.path)[0])
-        if groups.count % parts:
-            _log.warning(
-                f"{self.path}: {groups.count} token groups do not divide evenly over {parts} "
-                f"devices. Choose a group_size that gives a multiple of {parts} groups to avoid "
-                "padding and extra communication."
-            )
-        if groups.cross_parts():
-            _log.warning(
-                f"{self.path}.group_size: groups of {groups.size} tokens cross the devices that "
-                f"rows of {groups.length} positions are split over. Choose a group_size that "
-                "divides the part of one device to avoid gathering the rows."
-            )
 
     def _report(self, routing: Routing, mask_GS: tf.Tensor) -> None:
         for name, loss in routing.losses.items():

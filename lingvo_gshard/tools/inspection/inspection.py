@@ -21,11 +21,11 @@ from lingvo_gshard.runtime.propagation.activations import Activation, activation
 from lingvo_gshard.runtime.propagation.propagated import compile_with_shardings
 from lingvo_gshard.runtime.propagation.reshardings import Resharding, reshardings
 from lingvo_gshard.runtime.propagation.traced import Traced
-from lingvo_gshard.sharding import replication
-from lingvo_gshard.sharding.listing import WeightRow, weight_rows
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.recording import Recorded
-from lingvo_gshard.sharding.replication import Replicated
+from lingvo_gshard.sharding.reports import replication
+from lingvo_gshard.sharding.reports.listing import WeightRow, weight_rows
+from lingvo_gshard.sharding.reports.replication import Replicated
 from lingvo_gshard.tools.inspection import placement
 from lingvo_gshard.training import experiments
 from lingvo_gshard.training.trainer import Trainer

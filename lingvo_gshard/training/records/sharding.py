@@ -7,9 +7,9 @@ import pathlib
 import msgspec
 
 from lingvo_gshard.data.sources.files import write_atomically
-from lingvo_gshard.sharding.listing import weight_rows
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.reports.listing import weight_rows
 from lingvo_gshard.training.trainer import Trainer
 
 # The file in a log directory that describes the newest launch.

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import context
-from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router
+from lingvo_gshard.layers.moe import EinsumDispatch, MixtureOfExperts, Top2Router, uneven
 from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from tests.layers.moe import algorithm
@@ -244,7 +244,7 @@ def test_rejects_invalid_options(values, message):
 @pytest.mark.parametrize(("group_size", "warned"), [(8, True), (3, False)])
 def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypatch):
     said = []
-    monkeypatch.setattr("lingvo_gshard.layers.moe.layer._log.warning", said.append)
+    monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", said.append)
     layer = make_params(group_size=group_size).instantiate(path="moe")
     with use_partitioning(Partitioning.make("data=4", "expert")):
         tf.function(lambda x: layer.fprop(layer.init(1), x, MASK), autograph=False)(X)
@@ -252,3 +252,29 @@ def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypa
     assert not warned or said[0].startswith(
         "moe: 3 token groups do not divide evenly over 4 devices"
     )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy", "said"),
+    [
+        ("data=8", "expert", "data=2,fsdp=4"),
+        ("data=4,model=2", "expert_tensor", "data=2,fsdp=2,model=2"),
+        ("data=4,fsdp=3", "expert_fsdp", "data=2,fsdp=6"),
+        ("data=2", "expert", ""),
+        ("model=8", "tensor", ""),
+    ],
+)
+def test_warns_of_experts_that_do_not_divide_over_devices(mesh, strategy, said, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", warnings.append)
+    with use_partitioning(Partitioning.make(mesh, strategy)):
+        uneven.warn_of_experts(2, "moe")
+        if said:
+            parts = 8 if mesh == "data=8" else 4
+            assert warnings == [
+                f"moe: 2 experts do not divide evenly over {parts} devices along data: "
+                f"{1 - 2 / parts:.0%} of the experts' time is padding. On --mesh={said} they do."
+            ]
+    with use_partitioning(Partitioning.make(said or mesh, strategy)):
+        uneven.warn_of_experts(2, "moe")
+    assert len(warnings) == bool(said)

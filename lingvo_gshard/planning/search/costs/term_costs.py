@@ -79,7 +79,8 @@ class Placement:
     def where(self, tensor: Tensor, kind: str = "") -> Sharding:
         """Returns a tensor's sharding by the table of its own kind, or of another kind."""
         kind = kind or ("weights" if tensor.is_weight else "activations")
-        split = self._partitioning.split(tensor.layout, kind, unsplit=tensor.unsplit)
+        shape = None if kind == "activations" else tensor.shape
+        split = self._partitioning.split(tensor.layout, kind, unsplit=tensor.unsplit, shape=shape)
         several = {axis for axis, size in self.mesh.axes if size > 1}
         return {axis: x for axis, x in sharding_of(tensor, split).items() if axis in several}
 

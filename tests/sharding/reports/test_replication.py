@@ -5,7 +5,7 @@ import pytest
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.sharding.replication import (
+from lingvo_gshard.sharding.reports.replication import (
     Replicated,
     check_replicated,
     describe,

@@ -1,0 +1,1 @@
+"""Reports on how tensors are sharded."""
