@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import cast
 
 from lingvo_gshard.core import context
 from lingvo_gshard.core.layer import VariableSpec
@@ -100,7 +101,7 @@ def _annotate(
     if tf.executing_eagerly():
         _warn_of_eager_mode()
         return tensor
-    shape = None if kind == "activations" else tensor.shape.as_list()
+    shape = None if kind == "activations" else cast("list[int]", tensor.shape.as_list())
     split = current.split(layout, kind, path, unsplit, reserved, shape)
     return xla.tile(tensor, split, current.mesh)
 
