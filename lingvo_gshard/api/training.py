@@ -20,6 +20,7 @@ from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
+from lingvo_gshard.training.determinism.checked_runtime import checked
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.loop import Outcome, TrainingLoop
@@ -147,7 +148,7 @@ def _train(
         task = with_vocabulary_sizes(params.task, input_)
         progress.begin("Building the model")
         trainer = params.trainer.instantiate(task)
-        runtime = backend.make_runtime(trainer)
+        runtime = checked(backend.make_runtime(trainer), params.trainer.check_determinism_every)
         checkpoint = store.restore(runtime.abstract_state())
         if checkpoint and checkpoint.step >= params.trainer.steps:
             return _finished(trainer, checkpoint.step, logdir, say)

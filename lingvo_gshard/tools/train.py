@@ -90,6 +90,14 @@ def define_flags() -> flags.FlagValues:
         "steps", None, "Total number of steps; sets trainer.steps.", 1, flag_values=values
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
+    flags.DEFINE_integer(
+        "check_determinism_every",
+        None,
+        "Computes every so many-th step twice and compares all bits; sets "
+        "trainer.check_determinism_every.",
+        0,
+        flag_values=values,
+    )
     define_runtime_flags(values)
     define_profile_flags(values)
     output.define_json_flag(values, "how training ended, or what --list shows,")
@@ -155,7 +163,7 @@ def main(argv: list[str]) -> int:
 
 def _params(values: flags.FlagValues) -> Params:
     params = _saved_params(values) or experiment_params(values)
-    for name in ("steps", "seed"):
+    for name in ("steps", "seed", "check_determinism_every"):
         if values[name].value is not None:
             params.trainer.set(**{name: values[name].value})
     return params

@@ -26,6 +26,7 @@ FREE_PATHS = frozenset(
         "trainer.checkpoint_every_steps",
         "trainer.keep_checkpoints",
         "trainer.evaluate_every_steps",
+        "trainer.check_determinism_every",
         "trainer.hang_factor",
         "trainer.hang_seconds",
         "trainer.precision",

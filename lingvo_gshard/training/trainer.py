@@ -98,6 +98,12 @@ class Trainer(Configurable):
         p.define(
             "hang_seconds", 600.0, "The least number of seconds that count as a hang.", above=0
         )
+        p.define(
+            "check_determinism_every",
+            0,
+            "Steps between those that are computed twice and compared; 0: none.",
+            minimum=0,
+        )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
             "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
