@@ -39,9 +39,14 @@ To see where the time of some steps goes (docs/profiling.md):
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
 
-Exit code: 0 after the last step; 1 after an error, and if the loss has diverged at the end. If
-training ended early and was saved, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (a closed
-terminal), and 141 if nobody reads standard output any more.
+--check_determinism_every computes some steps twice and compares them. --replay_step computes one of
+an earlier run again, and says whether it is what the run recorded (docs/debugging.md):
+
+    gshard-train --logdir=runs/small --replay_step=150
+
+Exit code: 0 after the last step; 1 after an error, and if the loss has diverged at the end; 2 if a
+replayed step differs. If training ended early and was saved, 130 after Ctrl-C, 143 after SIGTERM,
+129 after SIGHUP (a closed terminal), and 141 if nobody reads standard output any more.
 """
 
 from __future__ import annotations
@@ -59,6 +64,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.open_models.starting import is_published
 from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags.checks import define_check_flags, replay_step
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.flags.profile import define_profile_flags, profilers
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
@@ -90,15 +96,8 @@ def define_flags() -> flags.FlagValues:
         "steps", None, "Total number of steps; sets trainer.steps.", 1, flag_values=values
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
-    flags.DEFINE_integer(
-        "check_determinism_every",
-        None,
-        "Computes every so many-th step twice and compares all bits; sets "
-        "trainer.check_determinism_every.",
-        0,
-        flag_values=values,
-    )
     define_runtime_flags(values)
+    define_check_flags(values)
     define_profile_flags(values)
     output.define_json_flag(values, "how training ended, or what --list shows,")
     flags.DEFINE_boolean("list", False, "Lists the experiments and exits.", flag_values=values)
@@ -124,6 +123,8 @@ def main(argv: list[str]) -> int:
             output.say(console, f"{name}\n    {purpose}")
         output.write_json(values.json, experiments())
         return 0
+    if values.replay_step is not None:
+        return replay_step(values, console)
     params = _params(values)
     if values.params is not None:
         print(describe(params, values.params), end="")

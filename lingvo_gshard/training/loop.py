@@ -15,12 +15,13 @@ from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
+from lingvo_gshard.training.determinism.batch_digest import batch_digest
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring.compilations import CompilationWatch
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
 from lingvo_gshard.training.monitoring.divergence import advice
-from lingvo_gshard.training.monitoring.metrics import Row
+from lingvo_gshard.training.monitoring.metrics import BATCH_DIGEST, Row
 from lingvo_gshard.training.monitoring.routers.watch import RouterWatch
 from lingvo_gshard.training.monitoring.run_log import RunLog
 from lingvo_gshard.training.observers.step_observer import StepObserver, StepObservers
@@ -64,11 +65,13 @@ class _Pending:
       step: number of the step, from 1.
       metrics: the step's metrics, which may still be computed.
       batch: the step's batch, for a diagnosis.
+      digest: the batch's digest.
     """
 
     step: int
     metrics: Metrics
     batch: Batch
+    digest: int
 
 
 class TrainingLoop:
@@ -254,11 +257,13 @@ class TrainingLoop:
         with self._log.compiling() if self._is_first else contextlib.nullcontext():
             metrics = self._runtime.train_step(batch)
         self._is_first = False
+        # While the devices are busy.
+        digest = batch_digest(batch)
         # Before the first step is compiled and started, there is nothing to save.
         self._stop.finishing = True
         self._finish_step()
         self.step += 1
-        self._pending = _Pending(self.step, metrics, batch)
+        self._pending = _Pending(self.step, metrics, batch, digest)
         self._log.add_compilations(self.step, self._runtime.compilations)
         for message in self._runtime.pop_messages():
             self._log.say(message)
@@ -274,7 +279,7 @@ class TrainingLoop:
         if self._trainer.should_stop(row):
             raise self._non_finite_error(pending, row)
         self._check_spikes(pending.step, row)
-        row.update(memory_metrics(self._runtime))
+        row.update(memory_metrics(self._runtime), **{BATCH_DIGEST: float(pending.digest)})
         self._log.add_step(pending.step, row)
         if evaluate:
             row.update(self._evaluate(pending.step))

@@ -156,7 +156,10 @@ class CheckpointStore:
         return self._none_readable(self._steps)
 
     def restore(
-        self, abstract_state: NestedMap | None = None, parts: Sequence[str] = ()
+        self,
+        abstract_state: NestedMap | None = None,
+        parts: Sequence[str] = (),
+        before: int | None = None,
     ) -> Checkpoint | None:
         """Returns the newest readable checkpoint.
 
@@ -168,6 +171,7 @@ class CheckpointStore:
             shardings, of which each process reads its own shards. An array without a sharding, and
             every array if this is None, becomes a NumPy array.
           parts: the parts of the state to read; empty reads all.
+          before: only checkpoints of earlier steps are read; None reads any.
 
         Returns:
           None if there is no checkpoint.
@@ -176,7 +180,7 @@ class CheckpointStore:
           ValueError: all checkpoints are damaged, or the newest does not fit `abstract_state`.
         """
         self.finish()
-        steps = self.steps
+        steps = [step for step in self._steps if before is None or step < before]
         for step in reversed(steps):
             path = self._path(step)
             try:

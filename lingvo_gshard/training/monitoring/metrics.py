@@ -19,6 +19,8 @@ Pictures: TypeAlias = Mapping[str, tuple[np.ndarray, str]]
 
 # Name of the file in the run's directory.
 METRICS_FILE = "metrics.jsonl"
+# Name of the digest of a step's batch, which is no curve.
+BATCH_DIGEST = "batch_digest"
 # Metrics of the machine: equal runs differ in them.
 HOST_MEMORY, DEVICE_MEMORY = "host_memory_bytes", "peak_device_memory_bytes"
 MEASURED = ("tokens_per_second", HOST_MEMORY, DEVICE_MEMORY)
@@ -98,7 +100,8 @@ class MetricsWriter:
         try:
             with self._events.as_default(step=step):
                 for name, value in row.items():
-                    tf.summary.scalar(name, value)
+                    if name != BATCH_DIGEST:
+                        tf.summary.scalar(name, value)
             self._events.flush()
         except tf.errors.OpError as error:
             self._warn(f"TensorBoard events cannot be written ({error.message})")
