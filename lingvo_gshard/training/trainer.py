@@ -95,9 +95,7 @@ class Trainer(Configurable):
             "The run ends if no step ends within so many times the median step; 0: it never does.",
             minimum=0,
         )
-        p.define(
-            "hang_seconds", 600.0, "The least number of seconds that count as a hang.", above=0
-        )
+        p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
         p.define(
             "check_determinism_every",
             0,

@@ -25,7 +25,8 @@ from lingvo_gshard.training.observers.step_observer import StepObserver
 
 _STEPS_OF_MEDIAN = 100
 _POLL_SECONDS = 1.0
-# If a library blocks the interpreter for so much longer, no thread of Python can tell.
+# If a library blocks the interpreter for so much longer, no thread of Python can tell, and the
+# stacks go to standard error.
 _BLOCKED_SECONDS = 60.0
 
 
@@ -143,7 +144,8 @@ class HangWatch(StepObserver):
                 continue
             if asleep:
                 self._since = since = since + asleep
-            faulthandler.dump_traceback_later(limit + _BLOCKED_SECONDS, exit=True)
+            # It does not end the process, which may just have been stopped for long.
+            faulthandler.dump_traceback_later(limit + _BLOCKED_SECONDS, file=2)
             if now - since > limit:
                 self._lifeline.report_hang(self._words(now - since))
                 # Another process was only busy: a new wait begins.
