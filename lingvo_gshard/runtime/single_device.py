@@ -123,19 +123,17 @@ class SingleDeviceRuntime:
         tensors = {name: tf.convert_to_tensor(x) for name, x in fed.items()}
         inputs = inputs_of(tensors)
         key = (sizes, *_key(inputs))
-        started, is_new = time.monotonic(), key not in self._watches
-        if is_new:
+        if key not in self._watches:
             self._watches[key] = self._compile(functools.partial(self._routing_step, kinds=sizes))
-        sums = self._watches[key](tensors)
-
-        def read() -> dict[str, np.ndarray]:
-            return {name: value.numpy() for name, value in sums.items()}
-
-        if is_new:
-            read()
+            started = time.monotonic()
+            with compiling():
+                sums = self._watches[key](tensors)
+                tf.nest.map_structure(lambda value: value.numpy(), sums)
             seconds = time.monotonic() - started
             self.compilations.append(Compilation("routers", inputs, 0.0, 0.0, seconds))
-        return read
+        else:
+            sums = self._watches[key](tensors)
+        return lambda: {name: value.numpy() for name, value in sums.items()}
 
     def bind_weights(self, function: WeightsFunction) -> SingleDeviceFunction:
         """Returns `function` with the current weights as its first argument."""

@@ -19,10 +19,12 @@ from lingvo_gshard.layers.moe import (
     TopKRouter,
 )
 from lingvo_gshard.runtime.devices import devices_for
+from lingvo_gshard.runtime.local_updates.runtime import LocalUpdatesRuntime
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.runtime.spmd import SpmdRuntime
 from lingvo_gshard.runtime.tpu_strategy import TpuStrategyRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.monitoring.metric_vector import metric_vector
 from lingvo_gshard.training.monitoring.routers.counts import records_of, watched_layers
 from lingvo_gshard.training.monitoring.routers.step import routing_sums, watched_batch
@@ -197,6 +199,22 @@ def test_a_strategy_of_tensorflow_watches_as_one_device():
     runtime = TpuStrategyRuntime(trainer, strategy, Partitioning.make("data=8", "expert"))
     runtime.load_state(state)
     assert _watched(runtime, trainer) == expected
+
+
+@pytest.mark.slow
+def test_local_updates_watch_the_weights_of_the_last_outer_step():
+    state, expected = _locally("plain")
+    rule = LocalUpdates.params().set(every=2)
+    trainer = tiny_translation.trainer(local_updates=rule)
+    partitioning = Partitioning.make("worker=2,data=2", "expert")
+    runtime = LocalUpdatesRuntime(trainer, partitioning, devices_for(4))
+    runtime.load_state(state)
+    before = [(r.choices, r.by_class) for r in _watched(runtime, trainer)]
+    assert before == [(r.choices, r.by_class) for r in expected]
+    runtime.train_step(tiny_translation.batch(0)).read()
+    assert [(r.choices, r.by_class) for r in _watched(runtime, trainer)] == before
+    runtime.train_step(tiny_translation.batch(1)).read()
+    assert [(r.choices, r.by_class) for r in _watched(runtime, trainer)] != before
 
 
 @pytest.mark.slow

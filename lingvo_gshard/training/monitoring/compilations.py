@@ -49,8 +49,8 @@ class Compilation:
     """One program that a runtime compiled.
 
     Attributes:
-      function: "init", "train", "eval", "outer" for the outer step of local updates, or "function"
-        for a function bound to the weights.
+      function: "init", "train", "eval", "routers" for a step that watches the routers, "outer" for
+        the outer step of local updates, or "function" for a function bound to the weights.
       inputs: the inputs that distinguish programs of one function, such as the batch.
       tracing: seconds in which Python ran the function.
       lowering: seconds from the trace to StableHLO for the devices.
