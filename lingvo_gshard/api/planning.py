@@ -23,6 +23,7 @@ def plan(
     device_order: str = "contiguous",
     partitioner: str = "gspmd",
     tokens: float | None = None,
+    calibration: str | None = None,
 ) -> Plan: ...
 
 
@@ -58,6 +59,7 @@ def plan(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Pl
         function "replicated".
       device_order: for an experiment, "contiguous" or "topology".
       tokens: for an experiment, the tokens to train on; the plan then says what they cost.
+      calibration: for an experiment, the file of a calibration (docs/profiling.md).
       layouts: for a function, as in `partition`.
       donate: for a function, as in `partition`.
       overrides: for a function, as in `partition`.

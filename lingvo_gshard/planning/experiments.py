@@ -6,7 +6,7 @@ import dataclasses
 from typing import Protocol
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.planning import compilation, planner
+from lingvo_gshard.planning import calibration, compilation, planner
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress, ignore_progress
@@ -26,6 +26,7 @@ class PlanOptions:
       device_order: "contiguous" or "topology".
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then says what the training costs.
+      calibration: file of a calibration that corrects the estimates; None: published efficiencies.
     """
 
     mesh: str | None = None
@@ -33,6 +34,7 @@ class PlanOptions:
     device_order: str = "contiguous"
     partitioner: str = "gspmd"
     tokens: float | None = None
+    calibration: str | None = None
 
 
 class PlanExperiment(Protocol):
@@ -53,8 +55,13 @@ def plan_experiment(
 
     Raises:
       ValueError: if the mesh does not have as many devices as the topology, an override matches no
-        layer, the compiler is missing, or the compiler rejects the program.
+        layer, the calibration is for another chip, the compiler is missing, or the compiler
+        rejects the program.
     """
+    measured = None
+    if options.calibration is not None:
+        measured = calibration.load(options.calibration)
+        calibration.check_chip(measured, options.calibration, topology)
     partitioning = planned_partitioning(experiment, topology, options)
     trainer = experiments.make_trainer(experiment)
     experiments.check_overrides(partitioning, trainer)
@@ -67,6 +74,7 @@ def plan_experiment(
         options.partitioner,
         options.tokens,
         progress,
+        measured,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from lingvo_gshard.planning.plan.plan import CollectiveRow, FlopCounts, LayerRow
+from lingvo_gshard.planning.kinds import KINDS, kind_of
+from lingvo_gshard.planning.plan.plan import CollectiveRow, FlopCounts, KindRow, LayerRow
 from lingvo_gshard.planning.roofline import TimedOperation
 
 
@@ -103,4 +104,26 @@ def layer_rows(timed: Sequence[TimedOperation]) -> list[LayerRow]:
             seconds=sum(each.seconds for each in group),
         )
         for (layer, phase, times), group in groups.items()
+    ]
+
+
+def kind_rows(timed: Sequence[TimedOperation], layers: Mapping[str, str | None]) -> list[KindRow]:
+    """Returns a row for each kind of work that the step has, in the order of `kinds.KINDS`.
+
+    Args:
+      timed: the operations of the step.
+      layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
+    """
+    groups: dict[str, list[TimedOperation]] = collections.defaultdict(list)
+    for each in timed:
+        groups[kind_of(each.operation, layers)].append(each)
+    return [
+        KindRow(
+            kind=kind,
+            flops=sum(e.operation.matmul_flops * e.operation.times for e in groups[kind]),
+            seconds_bound=sum(each.seconds_bound for each in groups[kind]),
+            seconds=sum(each.seconds for each in groups[kind]),
+        )
+        for kind in KINDS
+        if kind in groups
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.planning import memory
+from lingvo_gshard.planning.kinds import kinds_of_layers
 from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
@@ -37,6 +38,7 @@ class PlannedProgram:
       name: name of the plan.
       classes: memory class of each input.
       layers: name scopes of all layers; None takes the scopes from operation names.
+      kinds: kinds of layers, as `kinds.kinds_of_layers` returns them; {} if they are unknown.
       tensors: weights and moments.
       parameters: number of parameters.
       useful_flops: useful operations of all devices in one step; None if unknown.
@@ -51,6 +53,7 @@ class PlannedProgram:
     parameters: ParameterCounts
     useful_flops: int | None = None
     tokens: int | None = None
+    kinds: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
 
 
 def lower_function(
@@ -110,6 +113,7 @@ def lower_step(
         name=name,
         classes=tuple(_memory_class(array.path) for array in program.inputs),
         layers=layer_scopes(trainer.task),
+        kinds=kinds_of_layers(trainer.task),
         tensors=tuple(_tensor_row(row, kind) for row, kind in tensors),
         parameters=ParameterCounts(
             total=sum(math.prod(spec.shape) for spec in weights),

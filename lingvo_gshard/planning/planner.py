@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from lingvo_gshard.planning import (
     planned_program,
     roofline,
 )
+from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compilation import CompiledProgram
 from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.machines import topologies as topologies_lib
@@ -82,6 +84,7 @@ def plan_step(
     partitioner: str = "gspmd",
     tokens: float | None = None,
     progress: Progress = ignore_progress,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """Returns the plan of a trainer's training step.
 
@@ -94,6 +97,7 @@ def plan_step(
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then has a budget.
       progress: called with each stage as it begins.
+      calibration: corrects the estimates; None keeps those of published efficiencies.
 
     Raises:
       ValueError: if the mesh does not fit the topology or the compiler rejects the program.
@@ -103,7 +107,7 @@ def plan_step(
     # Tracing takes long, so a missing compiler is reported first.
     topology.compile_devices()
     program = planned_program.lower_step(trainer, batch, partitioning, name, partitioner)
-    return plan_program(program, partitioning, topology, tokens, progress)
+    return plan_program(program, partitioning, topology, tokens, progress, calibration)
 
 
 def plan_program(
@@ -112,6 +116,7 @@ def plan_program(
     topology: Topology,
     tokens: float | None = None,
     progress: Progress = ignore_progress,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """Returns the plan of a lowered program on a topology.
 
@@ -124,7 +129,12 @@ def plan_program(
     module = compiled.module
     found = hlo.read_operations(module, program.mesh, planned.layers)
     timed = roofline.time_operations(found.operations, topology, program.mesh)
+    if calibration:
+        timed = calibrated(timed, calibration, planned.kinds)
     step = roofline.step_time(timed)
+    if calibration:
+        seconds = step.seconds + calibration.seconds_outside
+        step = dataclasses.replace(step, seconds=seconds)
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     return Plan(
@@ -145,6 +155,8 @@ def plan_program(
         collectives=operation_rows.collective_rows(timed, step.communication_seconds),
         flops=flops,
         layers=operation_rows.layer_rows(timed),
+        kinds=operation_rows.kind_rows(timed, planned.kinds),
+        is_calibrated=calibration is not None,
         seconds_per_step=step.seconds,
         seconds_per_step_bound=step.seconds_bound,
         steps_per_second=_rate(1, step.seconds),
@@ -156,7 +168,10 @@ def plan_program(
         remedies=[],
         compile_seconds=compiled.seconds,
         versions=_versions(topology.compiler),
-        notes=_notes(compiled, found, partitioning, topology),
+        notes=[
+            *([calibration.note] if calibration else []),
+            *_notes(compiled, found, partitioning, topology),
+        ],
     )
 
 

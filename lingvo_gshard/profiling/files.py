@@ -1,10 +1,12 @@
 """The files of a profile, in the folders where XProf and TensorBoard look for them.
 
-LOGDIR/profile/plugins/profile/steps_20-23/
-  HOST.xplane.pb      the trace, for XProf
-  HOST.trace.json.gz  the trace, for Perfetto
-  profile.json        the summary
-  calibration.json    measured by predicted time, if there was a plan
+They are in LOGDIR/profile/plugins/profile/steps_20-23/, if the steps are 20:23:
+
+    HOST.xplane.pb      the trace, for XProf
+    HOST.trace.json.gz  the trace, for Perfetto
+    profile.json        the summary
+    comparison.json     predicted beside measured time, if there was a plan
+    calibration.json    their ratios, for gshard-plan --calibration
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import pathlib
 import socket
 
+from lingvo_gshard.planning.calibration import Calibration
+from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.profiling.step_program import StepProgram
 from lingvo_gshard.profiling.steps import StepRange
@@ -20,7 +24,7 @@ from lingvo_gshard.profiling.traces.trace import Trace
 from lingvo_gshard.training import processes
 
 FOLDER = "profile"
-SUMMARY, CALIBRATION = "profile.json", "calibration.json"
+SUMMARY, COMPARISON, CALIBRATION = "profile.json", "comparison.json", "calibration.json"
 
 
 class ProfileFiles:
@@ -69,3 +73,9 @@ class ProfileFiles:
     def write_summary(self, profile: Profile) -> None:
         """Writes the summary."""
         (self.path / SUMMARY).write_text(profile.to_json(), encoding="utf-8")
+
+    def write_comparison(self, comparison: Comparison, calibration: Calibration | None) -> None:
+        """Writes the comparison with a plan, and the calibration if there is one."""
+        (self.path / COMPARISON).write_text(comparison.to_json(), encoding="utf-8")
+        if calibration is not None:
+            (self.path / CALIBRATION).write_text(calibration.to_json(), encoding="utf-8")

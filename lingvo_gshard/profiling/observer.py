@@ -8,10 +8,13 @@ import pathlib
 from collections.abc import Callable
 
 from lingvo_gshard.data.input import Batch
+from lingvo_gshard.planning.calibration import Calibration
 from lingvo_gshard.planning.kinds import kinds_of_layers
+from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.planned_program import layer_scopes
 from lingvo_gshard.profiling import steps as steps_lib
 from lingvo_gshard.profiling.attainable import attainable
+from lingvo_gshard.profiling.comparison import Comparison, calibrate, check_plan, compare
 from lingvo_gshard.profiling.files import ProfileFiles
 from lingvo_gshard.profiling.profile import Profile
 from lingvo_gshard.profiling.sources import SourceLines
@@ -33,8 +36,25 @@ from lingvo_gshard.training.observers.step_observer import (
 from lingvo_gshard.training.runtime_protocol import Runtime
 from lingvo_gshard.training.trainer import Trainer
 
-# Is called with a finished profile and its files.
-OnProfile = Callable[[Profile, ProfileFiles], None]
+
+@dataclasses.dataclass(frozen=True)
+class ProfileResult:
+    """A finished profile.
+
+    Attributes:
+      profile: where the time went.
+      files: the folder with the trace and the summary.
+      comparison: predicted beside measured time; None without a plan.
+      calibration: their ratios; None without a plan, or if it was calibrated itself.
+    """
+
+    profile: Profile
+    files: ProfileFiles
+    comparison: Comparison | None = None
+    calibration: Calibration | None = None
+
+
+OnProfile = Callable[[ProfileResult], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,23 +73,36 @@ class ProfiledStep:
     runtime: Runtime
     partitioning: Partitioning | None
 
+    @classmethod
+    def of_run(cls, run: ObservedRun) -> ProfiledStep:
+        """Returns the training step of a run."""
+        return cls(run.params.name, run.trainer, run.runtime, run.partitioning)
+
     @property
     def mesh(self) -> Mesh:
         """The mesh of the step; of one device, an axis of size 1."""
         return self.partitioning.mesh if self.partitioning else Mesh((("data", 1),))
 
 
-def profile_steps(steps: StepRange, on_profile: OnProfile) -> ObserverFactory:
+def profile_steps(
+    steps: StepRange, on_profile: OnProfile, plan: Plan | None = None, plan_path: str = ""
+) -> ObserverFactory:
     """Returns a function that makes the profiler of a run, as `train` takes it.
 
     Args:
       steps: the steps to profile.
       on_profile: is called in the main process, when the steps have been profiled.
+      plan: a plan of the run's step to compare with; None compares with nothing.
+      plan_path: the plan's file, which errors name.
     """
 
     def make(run: ObservedRun) -> StepObserver:
         steps_lib.check_not_taken(steps, run.first_step)
-        return ProfileObserver(run, steps, on_profile)
+        if plan is not None:
+            mesh = ProfiledStep.of_run(run).mesh
+            chip = tracer_of(run.runtime).chip_key()
+            check_plan(plan, plan_path, str(mesh), mesh.size, chip)
+        return ProfileObserver(run, steps, on_profile, plan)
 
     return make
 
@@ -81,15 +114,18 @@ class ProfileObserver(StepObserver):
     not end the run.
     """
 
-    def __init__(self, run: ObservedRun, steps: StepRange, on_profile: OnProfile):
+    def __init__(
+        self, run: ObservedRun, steps: StepRange, on_profile: OnProfile, plan: Plan | None = None
+    ):
         """Makes the observer of a run.
 
         Args:
           run: the run.
           steps: the steps to profile.
           on_profile: is called in the main process.
+          plan: a plan of the run's step to compare with.
         """
-        self._run, self._steps, self._on_profile = run, steps, on_profile
+        self._run, self._steps, self._on_profile, self._plan = run, steps, on_profile, plan
         self._recorder: Recorder | None = None
         self._batch: Batch = {}
         self._last = 0
@@ -132,19 +168,25 @@ class ProfileObserver(StepObserver):
                 # An error ended the run within a step.
                 return
             run = self._run
-            step = ProfiledStep(run.params.name, run.trainer, run.runtime, run.partitioning)
             files = ProfileFiles(pathlib.Path(run.logdir.path), self._steps)
             run.say("Reading the trace")
-            profile = write_profile(step, recorder, serialized, self._batch, files)
+            result = write_profile(
+                ProfiledStep.of_run(run), recorder, serialized, self._batch, files, self._plan
+            )
             if processes.is_main():
-                self._on_profile(profile, files)
+                self._on_profile(result)
         except Exception as error:  # A long run must not end because of its profile.
             self._run.say(f"Warning: {steps_lib.FLAG}: no profile: {type(error).__name__}: {error}")
 
 
 def write_profile(
-    step: ProfiledStep, recorder: Recorder, serialized: bytes, batch: Batch, files: ProfileFiles
-) -> Profile:
+    step: ProfiledStep,
+    recorder: Recorder,
+    serialized: bytes,
+    batch: Batch,
+    files: ProfileFiles,
+    plan: Plan | None = None,
+) -> ProfileResult:
     """Adds up a recorded trace and writes all files of the profile.
 
     Args:
@@ -153,6 +195,7 @@ def write_profile(
       serialized: the trace, as the recorder returned it.
       batch: a batch of the step.
       files: where to write.
+      plan: a plan of the step to compare with.
 
     Raises:
       ValueError: the trace has no operations.
@@ -183,6 +226,11 @@ def write_profile(
     summary = Summary(trace, facts)
     files.write_perfetto(trace, summary.program)
     profile = summary.profile()
+    result = ProfileResult(profile, files)
+    if plan is not None:
+        result = ProfileResult(profile, files, compare(profile, plan), calibrate(profile, plan))
     if processes.is_main():
         files.write_summary(profile)
-    return profile
+        if result.comparison is not None:
+            files.write_comparison(result.comparison, result.calibration)
+    return result

@@ -2,6 +2,7 @@
 
     gshard-bench step
     gshard-bench step --json=step.json
+    gshard-bench step --profile=profiles
     gshard-bench step --experiment=translation.hundred_languages --repeats=20
     gshard-bench partition
     gshard-bench moe --json=moe.json
@@ -22,7 +23,8 @@ alternate with products of two square float32 matrices:
 flops counts useful operations: matrix products, forward and backward, of active experts only.
 seconds is the best of --repeats steps. gemm_rate, in FLOP/s, is the best of --repeats runs of as
 many products as match the FLOPs of a step. compile_seconds is the time of the first step. No data
-is read, and nothing is saved.
+is read, and nothing is saved. With --profile=DIR, three more steps of each model are profiled
+(docs/profiling.md).
 
 `partition` measures training steps of an experiment by the spmd runtime on a mesh of one device,
 where there is nothing to partition. They alternate with steps of the same program compiled by JAX
@@ -130,6 +132,7 @@ def define_flags() -> flags.FlagValues:
     string(
         "init_state", None, "File of the init_state program that makes the weights of `exported`."
     )
+    string("profile", None, "Directory for a profile of each model that `step` measures.")
     integer("model_dim", 512, "Model dimension of the encoder alone.")
     integer(
         "hidden_dim", 2048, "Hidden dimension of the encoder's feed-forward layers and experts."
@@ -207,6 +210,8 @@ def main(argv: list[str]) -> int:
         given = f"{subcommand!r} is unknown" if subcommand else "is missing"
         hint = names.nearest(subcommand or "", SUBCOMMANDS)
         raise ValueError(f"the subcommand {given}. {hint}")
+    if values.profile is not None and subcommand != "step":
+        raise ValueError(f"--profile={values.profile} applies to `step`, not to `{subcommand}`")
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     if subcommand == EXPORTED:

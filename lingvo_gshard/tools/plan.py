@@ -112,6 +112,13 @@ def define_flags() -> flags.FlagValues:
         0.0,
         flag_values=values,
     )
+    flags.DEFINE_string(
+        "calibration",
+        None,
+        "File with measured by predicted times, which corrects the estimates. gshard-train writes "
+        "it with --profile_steps and --plan (docs/profiling.md).",
+        flag_values=values,
+    )
     flags.DEFINE_integer(
         "remedies",
         3,
@@ -218,6 +225,7 @@ def plan_options(values: flags.FlagValues) -> PlanOptions:
         device_order=values.device_order,
         partitioner=values.partitioner,
         tokens=values.tokens,
+        calibration=values.calibration,
     )
 
 

@@ -164,6 +164,22 @@ class LayerRow(Record, frozen=True, kw_only=True):
     seconds: float
 
 
+class KindRow(Record, frozen=True, kw_only=True):
+    """The time of all operations of one kind.
+
+    Attributes:
+      kind: one of `planning.kinds.KINDS`.
+      flops: operations of matrix products.
+      seconds_bound: lower bound for all operations, one after another.
+      seconds: estimate for all operations.
+    """
+
+    kind: str
+    flops: int
+    seconds_bound: float
+    seconds: float
+
+
 class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A change that was tried because the step does not fit.
 
@@ -204,6 +220,8 @@ class Plan(Record, frozen=True, kw_only=True):
       collectives: most seconds first.
       flops: arithmetic of one device.
       layers: in the order of their first operation.
+      kinds: time by kind of work; empty in plans of earlier versions.
+      is_calibrated: whether a calibration corrected the estimates.
       seconds_per_step: estimate, without overlap of communication and computation.
       seconds_per_step_bound: lower bound, with full overlap.
       steps_per_second: estimate; None for a program without operations.
@@ -236,6 +254,8 @@ class Plan(Record, frozen=True, kw_only=True):
     collectives: list[CollectiveRow]
     flops: FlopCounts
     layers: list[LayerRow]
+    kinds: list[KindRow] = []
+    is_calibrated: bool = False
     seconds_per_step: float
     seconds_per_step_bound: float
     steps_per_second: float | None

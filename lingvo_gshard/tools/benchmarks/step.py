@@ -116,7 +116,11 @@ def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[
 
 
 def measure(
-    cases: list[StepCase], repeats: int, gemm_size: int, report: Callable[[str], None]
+    cases: list[StepCase],
+    repeats: int,
+    gemm_size: int,
+    report: Callable[[str], None],
+    profile: Callable[[StepCase, SingleDeviceRuntime], None] | None = None,
 ) -> list[Row]:
     """Measures each case: the best of `repeats` steps, alternating with matrix products.
 
@@ -129,6 +133,7 @@ def measure(
       repeats: number of measurements.
       gemm_size: rows and columns of the matrices.
       report: called with each stage.
+      profile: called with each case and its runtime at the end; None profiles nothing.
     """
     product_flops = 2 * gemm_size**3
     counts = [max(1, round(case.flops / product_flops)) for case in cases]
@@ -148,6 +153,9 @@ def measure(
             gemm_seconds[index].append(
                 seconds_of(functools.partial(_times, counts[index], product))
             )
+    for case, runtime in zip(cases, runtimes, strict=True) if profile else ():
+        report(f"profiling {case.name}")
+        profile(case, runtime)
     rows = []
     for index, case in enumerate(cases):
         rate = counts[index] * product_flops / min(gemm_seconds[index])

@@ -11,9 +11,11 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.layers.stacks.sequential import Sequential
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.tools.benchmarks import choices, depth, moe, partition, step, tables
 from lingvo_gshard.tools.benchmarks.decode import command as decode
 from lingvo_gshard.tools.benchmarks.parity import command as parity
+from lingvo_gshard.tools.profile_reports.bench_profile import make_directory, profile_case
 
 
 def run(
@@ -40,8 +42,17 @@ def measure_step(values: flags.FlagValues, console: rich.console.Console) -> lis
     shape = whole_rows(values)
     cases = step.experiment_cases(experiment)
     cases += step.stack_cases(stack_params(values), experiment.trainer, *shape)
+    directory = values.profile
+    if directory:
+        make_directory(directory)
+
+    def profile(case: step.StepCase, runtime: SingleDeviceRuntime) -> None:
+        profile_case(case, runtime, directory, console)
+
     with console.status("starting") as status:
-        return step.measure(cases, values.repeats, values.gemm_size, status.update)
+        return step.measure(
+            cases, values.repeats, values.gemm_size, status.update, profile if directory else None
+        )
 
 
 def measure_partition(

@@ -7,10 +7,9 @@ from absl import flags
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.profiling import steps
-from lingvo_gshard.profiling.files import ProfileFiles
+from lingvo_gshard.profiling.comparison import load_plan
 from lingvo_gshard.profiling.observer import profile_steps
-from lingvo_gshard.profiling.profile import Profile
-from lingvo_gshard.tools.profile_reports.profile_report import print_files, print_profile
+from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training.observers.step_observer import ObserverFactory
 
 
@@ -23,6 +22,13 @@ def define_profile_flags(values: flags.FlagValues) -> None:
         "to LOGDIR/profile (docs/profiling.md).",
         flag_values=values,
     )
+    flags.DEFINE_string(
+        "plan",
+        None,
+        "Plan of the step, written by gshard-plan --json, that the profile of --profile_steps is "
+        "compared with. The ratios are written for gshard-plan --calibration.",
+        flag_values=values,
+    )
 
 
 def profilers(
@@ -31,15 +37,17 @@ def profilers(
     """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
 
     Raises:
-      ValueError: names --profile_steps if the run has no such steps.
+      ValueError: names --profile_steps if the run has no such steps, and --plan if it is not a
+        plan of the experiment.
     """
     if values.profile_steps is None:
+        if values.plan is not None:
+            raise ValueError(f"--plan={values.plan} applies to --profile_steps, which is not given")
         return []
     asked = steps.parse(values.profile_steps)
     steps.check_within(asked, params.trainer.steps)
 
-    def report(profile: Profile, files: ProfileFiles) -> None:
-        print_profile(profile, console)
-        print_files(files, console)
-
-    return [profile_steps(asked, report)]
+    plan = None if values.plan is None else load_plan(values.plan, params.name)
+    return [
+        profile_steps(asked, lambda result: print_result(result, console), plan, values.plan or "")
+    ]

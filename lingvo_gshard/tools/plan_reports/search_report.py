@@ -43,6 +43,11 @@ def check_flags(values: flags.FlagValues) -> None:
     for flag in ("mesh", "strategy"):
         if values[flag].present:
             raise ValueError(f"--{flag} and --search: the search finds the {flag} itself")
+    if values.calibration is not None:
+        raise ValueError(
+            "--calibration and --search: the search rates by published efficiencies; plan what it "
+            "finds with --calibration"
+        )
 
 
 def print_search(search: ExperimentSearch, console: rich.console.Console) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import rich.console
 
 from lingvo_gshard.planning.kinds import COLLECTIVES
-from lingvo_gshard.profiling.files import ProfileFiles
+from lingvo_gshard.profiling.files import CALIBRATION, SUMMARY
+from lingvo_gshard.profiling.observer import ProfileResult
 from lingvo_gshard.profiling.profile import (
     HOST,
     INPUT_WAIT,
@@ -27,8 +28,17 @@ from lingvo_gshard.tools.plan_reports.layout import (
     make_table,
     print_table,
     say,
-    say_hidden,
 )
+from lingvo_gshard.tools.profile_reports import comparison_report
+from lingvo_gshard.tools.profile_reports.hidden_rows import say_hidden
+
+
+def print_result(result: ProfileResult, console: rich.console.Console) -> None:
+    """Prints a profile, the comparison with its plan if it has one, and its files."""
+    print_profile(result.profile, console)
+    if result.comparison is not None:
+        comparison_report.print_comparison(result.comparison, console)
+    _print_files(result, console)
 
 
 def print_profile(profile: Profile, console: rich.console.Console) -> None:
@@ -44,9 +54,14 @@ def print_profile(profile: Profile, console: rich.console.Console) -> None:
         say(console, finding)
 
 
-def print_files(files: ProfileFiles, console: rich.console.Console) -> None:
+def _print_files(result: ProfileResult, console: rich.console.Console) -> None:
     """Prints where the files of a profile are, and what opens them."""
-    say(console, f"\nSummary: {files.path / 'profile.json'}")
+    files = result.files
+    say(console, f"\nSummary: {files.path / SUMMARY}")
+    if result.calibration is not None:
+        say(console, f"Calibration: gshard-plan --calibration={files.path / CALIBRATION}")
+    elif result.comparison is not None:
+        say(console, "No calibration: the plan's estimates were calibrated already.")
     say(console, f"XProf: xprof --logdir={files.root}, or the profile plugin of TensorBoard")
     say(console, f"Perfetto: open {files.perfetto} on https://ui.perfetto.dev")
 
@@ -116,7 +131,7 @@ def _print_layers(console: rich.console.Console, layers: Sequence[LayerTime]) ->
     for phase, seconds in phases.most_common():
         table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
     print_table(console, table)
-    say_hidden(console, layers, lambda row: row.seconds, units.in_seconds)
+    say_hidden(console, layers, lambda row: row.seconds, SUMMARY)
 
 
 def _print_operations(console: rich.console.Console, rows: Sequence[OperationTime]) -> None:

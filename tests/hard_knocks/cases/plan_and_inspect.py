@@ -4,6 +4,7 @@ from tests.hard_knocks.case import Case
 from tests.hard_knocks.prepare import write
 
 _PLAN = "gshard-plan --experiment=test.tiny "
+_TRAIN = "gshard-train --experiment=test.tiny --logdir=run "
 
 CASES = (
     Case(
@@ -48,6 +49,51 @@ CASES = (
         "a search with a mesh of its own",
         _PLAN + "--topology=cpu:8 --mesh=data=8 --search",
         error="--mesh and --search: the search finds the mesh itself",
+    ),
+    Case(
+        "a calibration that is missing",
+        _PLAN + "--topology=cpu:1 --calibration=c.json",
+        error="--calibration=c.json: cannot be read: No such file or directory",
+    ),
+    Case(
+        "a calibration that is none",
+        _PLAN + "--topology=cpu:1 --calibration=c.json",
+        given=(write("c.json", "{}"),),
+        error="--calibration=c.json: not a calibration: ... gshard-train --profile_steps --plan "
+        "writes one",
+    ),
+    Case(
+        "a search with a calibration",
+        _PLAN + "--topology=cpu:8 --calibration=c.json --search",
+        error="--calibration and --search: the search rates by published efficiencies; plan what "
+        "it finds with --calibration",
+    ),
+    Case(
+        "steps to profile that are no steps",
+        _TRAIN + "--profile_steps=20-23",
+        error="--profile_steps=20-23: expected the first and the last step to profile, such as "
+        "20:23",
+    ),
+    Case(
+        "steps to profile after the end",
+        _TRAIN + "--steps=22 --profile_steps=20:23",
+        error="--profile_steps=20:23: the run ends with step 22. Profile earlier steps, or train "
+        "longer with --steps",
+    ),
+    Case(
+        "a plan without steps to profile",
+        _TRAIN + "--plan=plan.json",
+        error="--plan=plan.json applies to --profile_steps, which is not given",
+    ),
+    Case(
+        "a profile with a plan that is missing",
+        _TRAIN + "--profile_steps=2:3 --plan=plan.json",
+        error="--plan=plan.json: cannot be read: No such file or directory",
+    ),
+    Case(
+        "a profile of another benchmark",
+        "gshard-bench moe --profile=profiles",
+        error="--profile=profiles applies to `step`, not to `moe`",
     ),
     Case(
         "a comparison of one plan",

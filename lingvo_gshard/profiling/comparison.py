@@ -1,0 +1,165 @@
+"""Compares a profile with the plan of the same step, and makes a calibration of their ratio."""
+
+from __future__ import annotations
+
+import collections
+
+import msgspec
+
+from lingvo_gshard.planning.calibration import Calibration, KindRatio
+from lingvo_gshard.planning.kinds import KINDS
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.plan import file
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.profiling.profile import HOST, PAUSES, Profile, Record
+from lingvo_gshard.profiling.steps import StepRange
+
+FLAG = "--plan"
+
+
+class PartComparison(Record, frozen=True, kw_only=True):
+    """Predicted and measured time of a part of a step, or of a layer in one phase.
+
+    Attributes:
+      part: a kind of work, or the name scope of a layer.
+      phase: the layer's phase; "" for a kind.
+      predicted: seconds by the plan.
+      measured: seconds on one device.
+    """
+
+    part: str
+    phase: str
+    predicted: float
+    measured: float
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """Predicted and measured time of a step.
+
+    Attributes:
+      predicted: seconds of a step by the plan, which knows neither pauses nor the host.
+      measured: seconds of a step.
+      kinds: a row for each kind of work.
+      layers: a row for each layer and phase, most measured seconds first.
+    """
+
+    predicted: float
+    measured: float
+    kinds: list[PartComparison]
+    layers: list[PartComparison]
+
+    def to_json(self) -> str:
+        """Returns the comparison as JSON text."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+
+def load_plan(path: str, name: str) -> Plan:
+    """Returns the plan of an experiment.
+
+    Args:
+      path: a file that gshard-plan --json wrote.
+      name: the experiment that is trained.
+
+    Raises:
+      ValueError: names --plan if the file cannot be read, or has a plan of something else.
+    """
+    try:
+        plan = file.load(path)
+    except ValueError as error:
+        raise ValueError(f"{FLAG}={error}") from error
+    if plan.name != name:
+        raise ValueError(f"{FLAG}={path}: a plan of {plan.name}, but this run trains {name}")
+    if not plan.kinds:
+        raise ValueError(
+            f"{FLAG}={path}: the plan does not tell kinds of work apart. Plan again with this "
+            "version"
+        )
+    return plan
+
+
+def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> None:
+    """Checks that a plan is for the devices of the run.
+
+    Args:
+      plan: the plan.
+      path: its file.
+      mesh: axes and sizes of the run's mesh.
+      devices: number of devices of the run.
+      chip: key of the run's chip; "" if it is unknown, which is not checked.
+
+    Raises:
+      ValueError: names --plan and what differs.
+    """
+    planned = topologies.get(plan.topology).chip
+    if chip and chip != planned.key:
+        raise ValueError(
+            f"{FLAG}={path}: a plan for {plan.topology} ({planned.name}), but this run's devices "
+            f"are of the kind {chip}"
+        )
+    if plan.devices != devices or (devices > 1 and plan.mesh != mesh):
+        raise ValueError(
+            f"{FLAG}={path}: a plan for mesh {plan.mesh} of {plan.devices:,} devices, but this run "
+            f"has mesh {mesh} of {devices:,}. Plan again with gshard-plan --mesh={mesh}"
+        )
+
+
+def compare(profile: Profile, plan: Plan) -> Comparison:
+    """Returns predicted beside measured times. A part that one of the two lacks has 0 seconds."""
+    predicted = {row.kind: row.seconds for row in plan.kinds}
+    layers: collections.Counter = collections.Counter()
+    for row in plan.layers:
+        layers[row.layer, row.phase] += row.seconds
+    measured = {(row.layer, row.phase): row.seconds for row in profile.layers}
+    rows = [
+        PartComparison(
+            part=layer,
+            phase=phase,
+            predicted=layers[layer, phase],
+            measured=measured.get((layer, phase), 0.0),
+        )
+        for layer, phase in dict.fromkeys([*measured, *layers])
+    ]
+    return Comparison(
+        predicted=plan.seconds_per_step,
+        measured=profile.seconds_per_step,
+        kinds=[
+            PartComparison(
+                part=kind,
+                phase="",
+                predicted=predicted.get(kind, 0.0),
+                measured=profile.seconds_of(kind),
+            )
+            for kind in KINDS
+            if kind in predicted or profile.seconds_of(kind)
+        ],
+        layers=rows,
+    )
+
+
+def calibrate(profile: Profile, plan: Plan) -> Calibration | None:
+    """Returns the calibration that makes the plan's estimates equal to the measured times.
+
+    Returns:
+      None if a calibration corrected the plan already: its ratios say nothing about the chip.
+    """
+    if plan.is_calibrated:
+        return None
+    rows = compare(profile, plan).kinds
+    return Calibration(
+        chip=topologies.get(plan.topology).chip.key,
+        topology=plan.topology,
+        experiment=profile.name,
+        mesh=profile.mesh,
+        steps=str(StepRange(profile.first_step, profile.last_step)),
+        kinds=[
+            KindRatio(
+                kind=row.part,
+                measured=row.measured,
+                predicted=row.predicted,
+                ratio=row.measured / row.predicted,
+            )
+            for row in rows
+            if row.measured and row.predicted
+        ],
+        seconds_outside=profile.seconds_of(PAUSES) + profile.seconds_of(HOST),
+    )
