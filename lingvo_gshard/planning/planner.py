@@ -25,6 +25,7 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.progress import Progress, ignore_progress
+from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -128,13 +129,7 @@ def plan_program(
     progress("reading the compiled program")
     module = compiled.module
     found = hlo.read_operations(module, program.mesh, planned.layers)
-    timed = roofline.time_operations(found.operations, topology, program.mesh)
-    if calibration:
-        timed = calibrated(timed, calibration, planned.kinds)
-    step = roofline.step_time(timed)
-    if calibration:
-        seconds = step.seconds + calibration.seconds_outside
-        step = dataclasses.replace(step, seconds=seconds)
+    timed, step = _timed(found.operations, planned, topology, calibration)
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     return Plan(
@@ -173,6 +168,22 @@ def plan_program(
             *_notes(compiled, found, partitioning, topology),
         ],
     )
+
+
+def _timed(
+    operations: Sequence[hlo.Operation],
+    planned: PlannedProgram,
+    topology: Topology,
+    calibration: Calibration | None,
+) -> tuple[list[TimedOperation], StepTime]:
+    """Returns the time of each operation and of the step, calibrated if there is a calibration."""
+    timed = roofline.time_operations(operations, topology, planned.program.mesh)
+    if calibration is None:
+        return timed, roofline.step_time(timed)
+    timed = calibrated(timed, calibration, planned.kinds)
+    step = roofline.step_time(timed)
+    seconds = step.seconds + calibration.seconds_outside
+    return timed, dataclasses.replace(step, seconds=seconds)
 
 
 def _fits(compiled: CompiledProgram, peak: int, topology: Topology) -> bool:

@@ -79,6 +79,8 @@ def example_plan(strategy: str = "expert") -> dict:
             "padding": int(useful * 0.03),
         },
         "layers": layers,
+        "kinds": _kinds(layers),
+        "is_calibrated": False,
         "seconds_per_step": seconds,
         "seconds_per_step_bound": bound,
         "steps_per_second": 1 / seconds,
@@ -188,6 +190,19 @@ def _memory(tensors: list[dict]) -> dict:
     }
     classes = held | {"activations": 2_380_000_000, "inputs": 65_536, "program": 41_000_000}
     return classes | {"peak": sum(classes.values()) + 96_000_000, "capacity": CAPACITY}
+
+
+def _kinds(layers: list[dict]) -> list[dict]:
+    """Returns a row for each kind of work; each layer is taken for one kind."""
+    kinds: dict[str, dict] = {}
+    for row in layers:
+        kind = "attention" if "attention" in row["layer"] else "products"
+        total = kinds.setdefault(
+            kind, {"kind": kind, "flops": 0, "seconds_bound": 0.0, "seconds": 0.0}
+        )
+        for name in ("flops", "seconds_bound", "seconds"):
+            total[name] += row[name]
+    return list(kinds.values())
 
 
 def _layers(collectives: list[dict]) -> list[dict]:
