@@ -78,9 +78,7 @@ def example_plan(strategy: str = "expert") -> dict:
             "dispatch": int(useful * 0.04),
             "padding": int(useful * 0.03),
         },
-        "layers": layers,
-        "kinds": _kinds(layers),
-        "is_calibrated": False,
+        **_by_layer_and_kind(layers),
         "seconds_per_step": seconds,
         "seconds_per_step_bound": bound,
         "steps_per_second": 1 / seconds,
@@ -192,8 +190,8 @@ def _memory(tensors: list[dict]) -> dict:
     return classes | {"peak": sum(classes.values()) + 96_000_000, "capacity": CAPACITY}
 
 
-def _kinds(layers: list[dict]) -> list[dict]:
-    """Returns a row for each kind of work; each layer is taken for one kind."""
+def _by_layer_and_kind(layers: list[dict]) -> dict:
+    """Returns the rows, and those of kinds of work; each layer is taken for one kind."""
     kinds: dict[str, dict] = {}
     for row in layers:
         kind = "attention" if "attention" in row["layer"] else "products"
@@ -202,7 +200,7 @@ def _kinds(layers: list[dict]) -> list[dict]:
         )
         for name in ("flops", "seconds_bound", "seconds"):
             total[name] += row[name]
-    return list(kinds.values())
+    return {"layers": layers, "kinds": list(kinds.values()), "is_calibrated": False}
 
 
 def _layers(collectives: list[dict]) -> list[dict]:
