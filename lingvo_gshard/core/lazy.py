@@ -126,7 +126,7 @@ if TYPE_CHECKING:
     from tensorflow.compiler.xla import xla_data_pb2
     from tensorflow.compiler.xla.service import hlo_pb2
     from tensorflow.python.compiler.xla.experimental import xla_sharding
-    from tensorflow.python.framework import ops
+    from tensorflow.python.framework import op_callbacks, ops
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 else:
@@ -136,6 +136,7 @@ else:
     xla_data_pb2 = PrivateModule("tensorflow.compiler.xla.xla_data_pb2")
     hlo_pb2 = PrivateModule("tensorflow.compiler.xla.service.hlo_pb2")
     xla_sharding = PrivateModule("tensorflow.python.compiler.xla.experimental.xla_sharding")
+    op_callbacks = PrivateModule("tensorflow.python.framework.op_callbacks")
     ops = PrivateModule("tensorflow.python.framework.ops")
     control_flow_ops = PrivateModule("tensorflow.python.ops.parallel_for.control_flow_ops")
     pfor = PrivateModule("tensorflow.python.ops.parallel_for.pfor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.core.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.monitoring.failure import TrainingFailedError
 from lingvo_gshard.training.trainer import Trainer
@@ -17,7 +18,8 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) 
     """Says where a step became non-finite.
 
     Repeats the step eagerly. Names the first layer in forward order whose output is not finite, or
-    the weights whose gradients are not.
+    the weights whose gradients are not, and the operation and line that made the first NaN or
+    infinity of finite values.
 
     Args:
       trainer: the trainer of the step.
@@ -28,26 +30,53 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) 
     Returns:
       A clause for an error message.
     """
-    first: list[str] = []
+    first: list[tuple[str, tf.Tensor]] = []
 
     def observe(path: str, output: tf.Tensor) -> None:
         if not first and not _finite(output):
             layer, _, _ = path.partition("/")
-            first.append(layer)
+            first.append((layer, output))
 
     theta = theta.transform(tf.convert_to_tensor)
     batch = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
     key = tf.constant([trainer.p.seed & 0x7FFFFFFF, step], tf.int32)
-    loss, _, gradients = trainer.gradients(theta, batch, key, on_output=observe)
+    with watching_origins() as origins:
+        loss, _, gradients = trainer.gradients(theta, batch, key, on_output=observe)
     if first:
-        return f"the first layer whose output is not finite is {first[0]}"
+        layer, output = first[0]
+        found = f"the first layer whose output is not finite is {layer}"
+        return found + (_in_weights(theta, layer) or _origin(origins, output, layer))
     if not _finite(loss):
-        return "the outputs of all layers are finite, but the loss is not"
+        found = "the outputs of all layers are finite, but the loss is not"
+        return found + _origin(origins, loss)
     wrong = [path for path, gradient in gradients.flatten_items() if not _finite(gradient)]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        return f"the loss is finite, but the gradient is not for {', '.join(wrong[:5])}{more}"
+        found = f"the loss is finite, but the gradient is not for {', '.join(wrong[:5])}{more}"
+        by_path = dict(gradients.flatten_items())
+        return found + _origin(origins, by_path[wrong[0]])
     return "the step is finite when it is repeated without XLA, so the compiled step overflows"
+
+
+def _in_weights(theta: NestedMap, layer: str) -> str:
+    """Returns a clause on weights of a layer that are not finite before the step, or ""."""
+    wrong = [
+        path
+        for path, weight in theta.flatten_items()
+        if path.startswith(f"{layer}.") and not _finite(weight)
+    ]
+    return f": before the step, its weight {wrong[0]} is not finite either" if wrong else ""
+
+
+def _origin(origins: Origins, value: tf.Tensor, layer: str = "") -> str:
+    """Returns a clause on the operation that made a value non-finite, or ""."""
+    kind = NAN if bool(tf.reduce_any(tf.math.is_nan(value))) else INFINITY
+    *before, origin = origins.history(kind, layer) or origins.history(kind) or [None]
+    if origin is None:
+        return ""
+    where = f", in {origin.layer}" if origin.layer not in ("", layer) else ""
+    cause = f"; before it, {before[0]}" if before else ""
+    return f": {origin}{where}{cause}"
 
 
 def _finite(value: tf.Tensor) -> bool:
