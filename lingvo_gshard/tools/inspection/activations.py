@@ -33,7 +33,7 @@ def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
     Raises:
       ValueError: no layer matches, or the mesh has one device.
     """
-    if not any(matches_path(pattern, path) for path in paths):
+    if not any(_matches(pattern, path) for path in paths):
         hint = names.nearest(pattern.removeprefix(f"{TASK}."), [path for path in paths if path])
         raise ValueError(f"--activations: no layer is named {pattern!r}. {hint}")
     if mesh.size == 1:
@@ -58,7 +58,12 @@ def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
             "--activations: the compiler for these devices does not say how it splits tensors; "
             "expected CPUs or GPUs. JAX_PLATFORMS=cpu takes virtual devices"
         )
-    return [row for row in rows if matches_path(pattern, row.layer)]
+    return [row for row in rows if _matches(pattern, row.layer)]
+
+
+def _matches(pattern: str, layer: str) -> bool:
+    # A stack `encoder.layers` contains `encoder.layers[0]`.
+    return matches_path(pattern, layer) or matches_path(f"{pattern}[*]", layer)
 
 
 def print_activations(

@@ -57,6 +57,7 @@ def test_large_whole_activations_are_a_warning_with_layer_and_line():
 def test_a_pattern_selects_layers_and_all_that_is_in_them():
     rows = [activation(layer, "", "whole", 128) for layer in ("", "a.b[0]", "a.b[0].c", "a.b[1]")]
     assert [row.layer for row in activations.select(rows, "a.b[0]")] == ["a.b[0]", "a.b[0].c"]
+    assert [row.layer for row in activations.select(rows, "a.b")] == ["a.b[0]", "a.b[0].c", "a.b[1]"]
     assert activations.select(rows, "*") == activations.select(rows, "task") == rows
     with pytest.raises(ValueError, match="expected CPUs or GPUs"):
         activations.select(None, "*")
