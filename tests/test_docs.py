@@ -36,6 +36,12 @@ _LITTLE_TEXT = [
     "--gin_param=input.vocabulary.size = 1000",
 ]
 
+_SMALL_DENSE_MODEL = [
+    "--gin_param=task.model_dim = 16",
+    "--gin_param=task.encoder.num_layers = 1",
+    "--gin_param=task.decoder.num_layers = 1",
+]
+
 _SMALL_LANGUAGE_MODEL = [
     "--gin_param=task.model_dim = 16",
     "--gin_param=task.decoder.num_layers = 1",
@@ -74,6 +80,10 @@ TINY = {
         *_SMALL_MODEL,
         *_LITTLE_TEXT,
         "--gin_param=task.decoder.moe_every = 1",
+    ],
+    r"gshard-\w+ --experiment=(?:time_major|gathering|gated|partial)\.experiment": [
+        *_LITTLE_TEXT,
+        *_SMALL_DENSE_MODEL,
     ],
     r"gshard-verify --experiment=(?:translation\.quickstart|broken\.experiment)": [
         *_SMALL_MODEL,
@@ -122,6 +132,7 @@ SLOW_PAGES = (
     "language_model.md",
     "local_updates.md",
     "long_inputs.md",
+    "memory_and_communication.md",
     "moe.md",
     "pipeline.md",
     "planning.md",
@@ -129,6 +140,7 @@ SLOW_PAGES = (
     "report.md",
     "strategies.md",
     "training.md",
+    "verification.md",
     "your_own_task.md",
     "your_own_text.md",
 )
@@ -142,6 +154,9 @@ SCRIPTS = (
 )
 
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
+# What a page shows of the output of the commands before it, and lines of files in it.
+_SHOWN = re.compile(r"^```bash\n([^`]*)^```\n\n```text\n([^`]*)^```", re.MULTILINE)
+_LINE = re.compile(r"\b\w+\.py:\d+")
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -210,6 +225,7 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
     model = WITH_A_PUBLISHED_MODEL.get(page.name)
     if model:
         published.write(folder / model)
+    printed = {}
     for command in commands(text):
         if not model and substitute_test(command):
             continue
@@ -223,6 +239,11 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
             timeout=600,
         )
         assert result.returncode == 0, f"$ {command}\n{result.stdout}\n{result.stderr}"
+        printed[command] = result.stdout + result.stderr
+    for block, shown in _SHOWN.findall(text):
+        output = "".join(printed.get(c, "") for c in commands(f"```bash\n{block}```\n"))
+        missing = set(_LINE.findall(shown)) - set(_LINE.findall(output))
+        assert not missing, f"{page.name} shows {missing} of {block}; printed:\n{output}"
 
 
 @pytest.mark.parametrize("page", SCRIPTS)

@@ -28,7 +28,7 @@ know, are set by --gin_param:
     gshard-verify --experiment=my_package.my_module.my_experiment --mesh=data=4,model=2 \\
         --gin_param='task.my_layer.my_size = 16'
 
-In Python, lingvo_gshard.verify does the same. docs/debugging.md explains what is compared.
+In Python, lingvo_gshard.verify does the same. docs/verification.md explains what is compared.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ class Origins:
             earlier.append(origin)
         return []
 
-    def add(self, operation: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> None:
+    def add(
+        self, operation: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    ) -> None:
         """Records what an operation computes."""
         source = _current_line()
         before, after = _kinds(inputs), _kinds(outputs)

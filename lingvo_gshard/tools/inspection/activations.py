@@ -19,7 +19,7 @@ TASK = "task"
 _UNKNOWN = "an unknown line"
 # Activations below this share of the largest one, and more movements than these, are only in the
 # JSON.
-_LEAST_SHARE, _MOST_MOVEMENTS, _MOST_WARNINGS = 0.05, 20, 20
+_LEAST_SHARE, _MOST_MOVEMENTS, _MOST_WARNINGS = 0.01, 20, 20
 
 
 def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ def test_large_whole_activations_are_a_warning_with_layer_and_line():
     assert "whole (XLA's choice)" in out
     # The last one is small, and every device may well have it.
     assert "4 activations of the forward pass: 2 are annotated, XLA chose the sharding of 2" in out
-    assert "1 have less than 5% of the bytes of the largest" in out and "mine.py:11" not in out
+    assert "1 have less than 1% of the bytes of the largest" in out and "mine.py:11" not in out
     assert [line for line in out.splitlines() if line.startswith("Warning")] == [
         "Warning: decoder.layers[1]: float32[8,4,16384], 2.0 MiB, is whole on every device: its "
         "annotation BLH splits no dimension, at mine.py:9 (MatMul, Relu)",
@@ -57,7 +57,7 @@ def test_large_whole_activations_are_a_warning_with_layer_and_line():
 def test_a_pattern_selects_layers_and_all_that_is_in_them():
     rows = [activation(layer, "", "whole", 128) for layer in ("", "a.b[0]", "a.b[0].c", "a.b[1]")]
     assert [row.layer for row in activations.select(rows, "a.b[0]")] == ["a.b[0]", "a.b[0].c"]
-    assert [row.layer for row in activations.select(rows, "a.b")] == ["a.b[0]", "a.b[0].c", "a.b[1]"]
+    assert activations.select(rows, "a.b") == rows[1:]
     assert activations.select(rows, "*") == activations.select(rows, "task") == rows
     with pytest.raises(ValueError, match="expected CPUs or GPUs"):
         activations.select(None, "*")

@@ -48,7 +48,10 @@ def test_diagnosis_names_weights_whose_gradient_overflows():
     ("spoil", "words"),
     [
         # 0 * log(0), 0 / 0, and inf - inf.
-        (lambda x: 0.0 * tf.math.log(x - x), "Mul at {0} makes NaN; before it, Log at {0} makes inf"),
+        (
+            lambda x: 0.0 * tf.math.log(x - x),
+            "Mul at {0} makes NaN; before it, Log at {0} makes inf",
+        ),
         (lambda x: (x - x) / (x - x), "RealDiv at {0} makes NaN"),
         (lambda x: tf.exp(x * 0 + 100.0), "Exp at {0} makes infinity"),
     ],
