@@ -52,7 +52,16 @@ class Plane:
         self._kinds, self._stats, self._lines = {}, {}, {}
 
     def event(self, line, name, start, end, display_name="", **stats):
-        """Adds an event to a line, with times in microseconds."""
+        """Adds an event to a line.
+
+        Args:
+          line: name of the line.
+          name: name of the kind of event.
+          start: start in microseconds.
+          end: end in microseconds.
+          display_name: a short name, which some profilers write.
+          stats: values of the event.
+        """
         if line not in self._lines:
             self._lines[line] = self.plane.lines.add(id=len(self._lines) + 1, name=line)
         event = self._lines[line].events.add(

@@ -1,7 +1,8 @@
 """Writes a trace for Perfetto, with the layer, phase and kind of each operation.
 
-The format is Chrome's JSON trace, which https://ui.perfetto.dev opens. Devices are its processes,
-and streams or threads its threads.
+The format is Chrome's JSON trace, which https://ui.perfetto.dev opens. Devices are its processes.
+Its threads are those of the trace, each with as many rows as it needs: an operation that another
+thread finishes overlaps with the next one, and a row has no overlaps.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.profiling.step_program import StepProgram
-from lingvo_gshard.profiling.traces.trace import Trace
+from lingvo_gshard.profiling.traces.trace import Event, Trace
 
-_PICOSECONDS = 1e6
-_HOST = 1
-_FIRST_DEVICE = 100
+_MICROSECOND = 1e6
+_HOST, _FIRST_DEVICE = 1, 100
 
 
 def encode(trace: Trace, program: StepProgram) -> bytes:
@@ -27,59 +27,76 @@ def encode(trace: Trace, program: StepProgram) -> bytes:
       trace: the trace.
       program: the compiled training step.
     """
-    events = [*_host(trace), *_devices(trace, program)]
+    start, _ = trace.window
+    events = [*_host(trace, start)]
+    for device in sorted(trace.devices):
+        events += _device(trace.devices[device], device, program, start)
     content = {"displayTimeUnit": "ms", "traceEvents": events}
     return gzip.compress(msgspec.json.encode(content), mtime=0)
 
 
-def _host(trace: Trace) -> Iterator[dict[str, Any]]:
+def _host(trace: Trace, start: int) -> Iterator[dict[str, Any]]:
     yield _named("process_name", _HOST, 0, "host")
     yield _named("thread_name", _HOST, 1, "training loop")
     for span in trace.host:
         arguments = {} if span.step is None else {"step": span.step}
-        yield _event(trace, _HOST, 1, span.name, span.start, span.end, arguments)
+        yield _slice(_HOST, 1, span.name, (span.start - start, span.end - start), arguments)
 
 
-def _devices(trace: Trace, program: StepProgram) -> Iterator[dict[str, Any]]:
-    for device, events in sorted(trace.devices.items()):
-        process = _FIRST_DEVICE + device
-        yield _named("process_name", process, 0, f"device {device}")
-        threads: dict[str, int] = {}
-        for event in events:
-            if event.thread not in threads:
-                threads[event.thread] = len(threads) + 1
-                yield _named("thread_name", process, threads[event.thread], event.thread)
-            operation = program.find(event.operation)
-            arguments = {
-                "layer": operation.layer,
-                "phase": operation.phase,
-                "kind": program.kind(event.operation),
-                "op_name": operation.op_name,
-                "program": event.program,
-            }
-            thread = threads[event.thread]
-            yield _event(trace, process, thread, event.operation, event.start, event.end, arguments)
+def _device(
+    events: list[Event], device: int, program: StepProgram, start: int
+) -> Iterator[dict[str, Any]]:
+    process, rows = _FIRST_DEVICE + device, _Rows()
+    yield _named("process_name", process, 0, f"device {device}")
+    for event in events:
+        row, is_new = rows.of(event)
+        if is_new:
+            yield _named("thread_name", process, row, event.thread)
+        operation = program.find(event.operation)
+        arguments = {
+            "layer": operation.layer,
+            "phase": operation.phase,
+            "kind": program.kind(event.operation),
+            "op_name": operation.op_name,
+            "program": event.program,
+        }
+        times = event.start - start, event.end - start
+        yield _slice(process, row, event.operation, times, arguments)
+
+
+class _Rows:
+    """Finds a row for each event, in the order of their starts."""
+
+    def __init__(self):
+        self._ends: dict[str, dict[int, int]] = {}
+        self._count = 0
+
+    def of(self, event: Event) -> tuple[int, bool]:
+        """Returns the number of a row of the event's thread that is free, and whether it is new."""
+        ends = self._ends.setdefault(event.thread, {})
+        row = next((row for row, end in ends.items() if end <= event.start), None)
+        is_new = row is None
+        if row is None:
+            self._count += 1
+            row = self._count
+        ends[row] = event.end
+        return row, is_new
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _event(
-    trace: Trace,
-    process: int,
-    thread: int,
-    name: str,
-    start: int,
-    end: int,
-    arguments: dict[str, Any],
+def _slice(
+    process: int, thread: int, name: str, times: tuple[int, int], arguments: dict[str, Any]
 ) -> dict[str, Any]:
+    start, end = times
     return {
         "ph": "X",
         "name": name,
         "pid": process,
         "tid": thread,
-        "ts": (start - trace.window[0]) / _PICOSECONDS,
-        "dur": (end - start) / _PICOSECONDS,
+        "ts": start / _MICROSECOND,
+        "dur": (end - start) / _MICROSECOND,
         "args": arguments,
     }
