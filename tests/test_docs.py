@@ -58,7 +58,12 @@ TINY = {
         _SMALL_LANGUAGE_MODEL
     ),
     "gshard-train --experiment=language_model.from_files": _SMALL_LANGUAGE_MODEL,
-    "gshard-train": ["--steps=2"],
+    r"gshard-train --experiment=(?:broken_inputs\.\w+|unsteady\.experiment)": [
+        *_SMALL_MODEL,
+        *_LITTLE_TEXT,
+    ],
+    # A step is replayed with the Params of its run.
+    r"gshard-train(?! .*--replay_step)": ["--steps=2"],
     "gshard-bench moe": [
         "--experts=4",
         "--repeats=1",

@@ -21,6 +21,15 @@ from lingvo_gshard.training.determinism.shard_digests import Digests
 from lingvo_gshard.training.monitoring.failure import TrainingFailedError
 from lingvo_gshard.training.runtime_protocol import Metrics, Runtime
 
+_MACHINE = (
+    "Take the machine of this device out of use, and continue with the same command from the last "
+    "checkpoint"
+)
+_PROGRAM = (
+    "As most tensors differ, the program may not be deterministic: a layer may draw random numbers "
+    "of its own, or a GPU may need XLA_FLAGS=--xla_gpu_deterministic_ops=true"
+)
+
 
 class WrongResultError(TrainingFailedError):
     """Two computations of a step, or two copies of a tensor, differ."""
@@ -105,7 +114,8 @@ class CheckedRuntime:
         wrong = shard_digests.unequal_copies(state, found)
         if wrong:
             text = shard_digests.words(wrong, _device_count(found))
-            raise self._error(f"devices hold different copies of a tensor {when} it: {text}")
+            what = f"devices hold different copies of a tensor {when} it: {text}"
+            raise self._error(what, _MACHINE)
         return found
 
     def _compare(
@@ -116,22 +126,19 @@ class CheckedRuntime:
         second_row: dict[str, float],
     ) -> None:
         found = shard_digests.differences(first, second)
-        if found:
-            text = shard_digests.words(found, _device_count(first))
-            raise self._error(f"it was computed twice from the same state, and differs on {text}")
-        wrong = [name for name, value in first_row.items() if not _is_same(value, second_row[name])]
-        if wrong:
-            raise self._error(
-                "it was computed twice from the same state, and its metrics differ: "
-                + ", ".join(wrong[:3])
-            )
+        metrics = [
+            name for name, value in first_row.items() if not _is_same(value, second_row[name])
+        ]
+        if not found and not metrics:
+            return
+        text = shard_digests.words(found, _device_count(first)) or "none of its tensors"
+        also = f"; of its metrics {', '.join(metrics[:3])}" if metrics else ""
+        what = f"it was computed twice from the same state, and differs on {text}{also}"
+        is_everywhere = len({one.path for one in found}) > len(first) / 2
+        raise self._error(what, _PROGRAM if is_everywhere else _MACHINE)
 
-    def _error(self, what: str) -> WrongResultError:
-        return WrongResultError(
-            f"step {self._step:,}: {what}. Take the machine of this device out of use, and "
-            "continue with the same command from the last checkpoint. On GPUs some programs are "
-            "not deterministic: then set XLA_FLAGS=--xla_gpu_deterministic_ops=true"
-        )
+    def _error(self, what: str, advice: str) -> WrongResultError:
+        return WrongResultError(f"step {self._step:,}: {what}. {advice}")
 
     def _words(self, found: Digests, seconds: float) -> str:
         devices = _device_count(found)

@@ -89,7 +89,8 @@ def unequal_copies(state: NestedMap, found: Digests) -> list[Difference]:
 def words(found: Sequence[Difference], device_count: int) -> str:
     """Returns differences in words, by device."""
     by_device: dict[str, list[str]] = {}
-    for one in found:
+    # Weights say more than moments.
+    for one in sorted(found, key=lambda one: not one.path.startswith("theta.")):
         by_device.setdefault(one.device, []).append(one.path)
     parts = []
     for device, paths in list(by_device.items())[:4]:
