@@ -102,6 +102,9 @@ setup(
         "plan_gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],
         "serve": SERVE,
+        # Services that gshard-train --writer sends metrics to.
+        "wandb": ["wandb>=0.19"],
+        "mlflow": ["mlflow>=3.1"],
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [

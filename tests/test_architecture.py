@@ -47,7 +47,7 @@ FOLDERS = {
     "planning": (*MODEL, "pages", "training", "hlo", "runtime", "inference"),
     "profiling": (*MODEL, "training", "hlo", "runtime", "planning"),
     "export": (*MODEL, "training", "hlo", "runtime", "inference"),
-    "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "inference", "planning"),
+    "reporting": (*MODEL, "pages", "training", "hlo", "runtime", "planning", "profiling"),
     "params": (*MODEL, "training"),
     "api": BELOW_API,
     "serving": (*BELOW_API, "api"),

@@ -110,6 +110,7 @@ ELSEWHERE = {
     r"gshard-serve .*": "tests/serving/test_process.py",
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
+    r"gshard-train .* --writer=.*": "tests/training/writers/test_row_writer.py",
     # These need a published model, or transformers.
     r"gshard-import .*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",

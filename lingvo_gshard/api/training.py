@@ -34,6 +34,7 @@ from lingvo_gshard.training.signals import StopRequest
 from lingvo_gshard.training.starting import StartingPoint
 from lingvo_gshard.training.stopping import CLOSED_OUTPUT, StoppedError
 from lingvo_gshard.training.trainer import Trainer
+from lingvo_gshard.training.writers import row_writer
 
 
 @names_arguments
@@ -81,6 +82,7 @@ def train(
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     console, directory = console or rich.console.Console(), Logdir(logdir)
     params = _with_steps(params.copy().locate(), steps)
+    row_writer.check(params.trainer.writers)
     try:
         with (
             StopRequest() as stop,

@@ -9,16 +9,18 @@ import msgspec
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.pages import splits
-from lingvo_gshard.reporting import curves, events, routers
+from lingvo_gshard.reporting import curves, events, profiles, routers
 from lingvo_gshard.reporting.curves import History
 from lingvo_gshard.reporting.events import CompiledProgram, Recompilation
+from lingvo_gshard.reporting.profiles import ProfileReport
 from lingvo_gshard.reporting.routers import RouterPicture
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.monitoring.metrics import METRICS_FILE
-from lingvo_gshard.training.records import evaluations, launch, sharding
+from lingvo_gshard.training.records import evaluations, json_lines, launch, sharding
 from lingvo_gshard.training.records.evaluations import EvaluationRow
 from lingvo_gshard.training.records.launch import Launch
 from lingvo_gshard.training.records.sharding import Sharding
+from lingvo_gshard.training.spikes.roll_back import ROLL_BACKS_FILE, RollBack
 
 # More runs than these are not named in an error.
 _MOST_NAMED = 5
@@ -49,10 +51,12 @@ class RunReport(msgspec.Struct, frozen=True):
       launches: how it was started and resumed; empty if that was not recorded.
       programs: the programs that it compiled.
       recompilations: training steps that were compiled in the middle of the run.
+      roll_backs: where it went back to a checkpoint because spikes persisted.
       evaluations: what gshard-evaluate said of it.
       sharding: how its weights and moments are stored; None if that was not recorded.
       mesh: how they lie on the mesh.
       routers: pictures of its routers; empty if they were not watched.
+      profiles: where the time of profiled steps went.
     """
 
     logdir: str
@@ -64,10 +68,12 @@ class RunReport(msgspec.Struct, frozen=True):
     launches: list[Launch]
     programs: list[CompiledProgram]
     recompilations: list[Recompilation]
+    roll_backs: list[RollBack]
     evaluations: list[EvaluationRow]
     sharding: Sharding | None
     mesh: Mesh | None
     routers: list[RouterPicture]
+    profiles: list[ProfileReport]
 
 
 def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: int) -> RunReport:
@@ -85,7 +91,7 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
     path, given = pathlib.Path(logdir), os.fspath(logdir)
     check_run(given)
     history = curves.read_history(path / METRICS_FILE, points, layer_points)
-    params = _params(Logdir(path))
+    params = Logdir(path).params_as_text()
     experiment = params.get("name", "").strip("'\"")
     if history is None:
         raise ValueError(
@@ -105,10 +111,12 @@ def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: i
         launches=launches,
         programs=programs,
         recompilations=events.recompilations(programs, launches),
+        roll_backs=json_lines.read(path / ROLL_BACKS_FILE, RollBack),
         evaluations=evaluations.read(path),
         sharding=split,
         mesh=_mesh(split) if split else None,
         routers=routers.read_pictures(path),
+        profiles=profiles.read_profiles(path),
     )
 
 
@@ -141,16 +149,6 @@ def _runs_in(directory: pathlib.Path) -> list[str]:
         return sorted(p.parent.name for p in directory.glob("*/params.txt"))
     except OSError:
         return []
-
-
-def _params(logdir: Logdir) -> dict[str, str]:
-    """Returns the lines of params.txt by path; none if it is missing or damaged."""
-    try:
-        text = logdir.params.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return {}
-    pairs = (line.partition(" : ") for line in text.splitlines())
-    return {path: value for path, colon, value in pairs if colon}
 
 
 def _mesh(split: Sharding) -> Mesh | None:

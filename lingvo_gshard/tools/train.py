@@ -36,6 +36,8 @@ To see where the time of some steps goes (docs/profiling.md):
 
     gshard-train --experiment=translation.quickstart --logdir=runs/quickstart --profile_steps=20:23
 
+--writer=wandb or --writer=mlflow sends the metrics to these services as well (docs/report.md).
+
 --logdir then contains params.txt (all hyperparameters), metrics.jsonl (one row per step), events/
 (for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
 
@@ -96,6 +98,13 @@ def define_flags() -> flags.FlagValues:
         "steps", None, "Total number of steps; sets trainer.steps.", 1, flag_values=values
     )
     flags.DEFINE_integer("seed", None, "Sets trainer.seed.", flag_values=values)
+    flags.DEFINE_list(
+        "writer",
+        None,
+        "Services that get the rows of metrics.jsonl as well: wandb, mlflow, or both, separated by "
+        "a comma. Sets trainer.writers.",
+        flag_values=values,
+    )
     define_runtime_flags(values)
     define_check_flags(values)
     define_profile_flags(values)
@@ -167,6 +176,8 @@ def _params(values: flags.FlagValues) -> Params:
     for name in ("steps", "seed", "check_determinism_every"):
         if values[name].value is not None:
             params.trainer.set(**{name: values[name].value})
+    if values.writer is not None:
+        params.trainer.writers = tuple(values.writer)
     return params
 
 

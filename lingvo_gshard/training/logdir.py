@@ -44,6 +44,7 @@ FREE_PATHS = frozenset(
         "trainer.spikes.skipped_batches",
         "trainer.spikes.most_roll_backs",
         "trainer.average_decay",
+        "trainer.writers",
         "task.fprop_dtype",
         "sharding.mesh",
         "sharding.strategy",
@@ -103,6 +104,15 @@ class Logdir:
                 say(f"Warning: {problem}; using the copy in the checkpoint of step {step:,}")
                 return params
         raise problem
+
+    def params_as_text(self) -> dict[str, str]:
+        """Returns path -> value of params.txt, as text; nothing if it is missing or damaged."""
+        try:
+            text = self.params.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return {}
+        pairs = (line.partition(" : ") for line in text.splitlines())
+        return {path: value for path, colon, value in pairs if colon}
 
     @contextlib.contextmanager
     def claim(self, params: Params, say: Say = _warn) -> Iterator[None]:

@@ -56,6 +56,23 @@ def test_run_is_trained_resumed_and_opened(tmp_path):
     assert scores["batches"] == 3 and scores["loss"] == pytest.approx(rows[4]["dev/loss"])
     with pytest.raises(ArgumentError, match="TinyTask takes no evaluation option 'languages'"):
         run.evaluate("dev", languages=["de"])
+    check_report(run.report(tmp_path / "report.html"), rows)
+    assert "test.tiny" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def check_report(report, rows):
+    (found,) = report.runs
+    assert (found.experiment, found.history.last_step, found.steps) == ("test.tiny", 5, 5)
+    assert found.history.curves.metrics["loss"].mean == pytest.approx(
+        [row["loss"] for row in rows], rel=1e-4
+    )
+    assert [(launch.step, launch.steps) for launch in found.launches] == [(0, 3), (3, 5)]
+    assert found.launches[0].devices == "1 CPU" and "pytest" in found.launches[0].command
+    assert [row.scores["batches"] for row in found.evaluations] == [3]
+    weights = {row.path for row in found.sharding.tensors if row.kind == "weights"}
+    assert {"hidden.w", "output.w"} <= weights
+    assert found.history.curves.metrics["host_memory_bytes"].mean[-1] > 2**20
+    assert found.recompilations == []
 
 
 def test_training_on_a_mesh_matches_one_device(tmp_path):

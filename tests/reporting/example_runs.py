@@ -7,11 +7,24 @@ import pathlib
 import msgspec
 import numpy as np
 
+from lingvo_gshard.profiling import files
+from lingvo_gshard.profiling.profile import (
+    CollectiveTime,
+    DeviceTime,
+    LayerTime,
+    OperationTime,
+    PartTime,
+    Profile,
+    Rate,
+)
+from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.reporting.profiles import COMPARISON, Comparison, PartComparison
 from lingvo_gshard.training.monitoring.routers.records import ROUTERS_FILE, RouterRecord
-from lingvo_gshard.training.records import evaluations, launch, sharding
+from lingvo_gshard.training.records import evaluations, json_lines, launch, sharding
 from lingvo_gshard.training.records.evaluations import EvaluationRow
 from lingvo_gshard.training.records.launch import Launch
 from lingvo_gshard.training.records.sharding import Sharding, TensorSharding
+from lingvo_gshard.training.spikes.roll_back import ROLL_BACKS_FILE, RollBack
 
 LAYERS = ("encoder.layers[1].feed_forward", "decoder.layers[1].feed_forward")
 SPIKES = (77, 300)
@@ -77,6 +90,11 @@ def write_run(
         launch.append(directory, _launch(step, steps, experiment))
     sharding.write(directory, _sharding())
     evaluations.append(directory, _evaluation(steps))
+    json_lines.append(directory / ROLL_BACKS_FILE, _roll_back())
+    profile = files.ProfileFiles(directory, StepRange(20, 23))
+    profile.path.mkdir(parents=True)
+    profile.write_summary(_profile())
+    (profile.path / COMPARISON).write_bytes(msgspec.json.encode(_comparison()))
     with open(directory / ROUTERS_FILE, "wb") as file:
         for step in range(50, steps + 1, 50):
             for layer in LAYERS:
@@ -173,4 +191,89 @@ def routers(step: int, layer: str) -> RouterRecord:
         dead_since={3: 50},
         by_language={"es": [100, 0, 0, 0], "de": [0, 60, 20, 0]},
         by_class={"digits": [1, 1, 1, 1]},
+    )
+
+
+def _roll_back() -> RollBack:
+    return RollBack(310, 301, 300, 200, 301, 310, {"loss": 30.0, "gradient_norm": 50.0})
+
+
+def _profile() -> Profile:
+    times = {
+        "products": 0.08,
+        "attention": 0.03,
+        "routing and dispatch": 0.02,
+        "collectives": 0.04,
+        "optimizer": 0.01,
+        "input wait": 0.02,
+    }
+    total = sum(times.values())
+    return Profile(
+        name="test.example",
+        first_step=20,
+        last_step=23,
+        device_summary="4 CPU devices as data=2,model=2",
+        chip="cpu",
+        devices=4,
+        mesh="data=2,model=2",
+        seconds_per_step=total,
+        tokens_per_step=4000,
+        busy_cores=1.5,
+        cores=2,
+        useful_flops=2_000_000_000,
+        executed_flops=3_000_000_000,
+        attainable=Rate(flops_per_second=5e10, source="measured"),
+        parts=[
+            PartTime(part=part, seconds=time, share=time / total, flops=0, flops_per_second=None)
+            for part, time in times.items()
+        ],
+        layers=[
+            LayerTime(layer=LAYERS[0], phase="forward", seconds=0.05, share=0.25, flops=10**9),
+            LayerTime(layer=LAYERS[1], phase="backward", seconds=0.09, share=0.45, flops=10**9),
+        ],
+        slowest=[
+            OperationTime(
+                name="dot.1",
+                opcode="dot",
+                kind="products",
+                layer=LAYERS[1],
+                phase="backward",
+                seconds=0.05,
+                active_seconds=0.06,
+                executions=1.0,
+                flops=10**9,
+                op_name="einsum",
+                source="feed_forward.py:31",
+            )
+        ],
+        collectives=[
+            CollectiveTime(
+                kind="all-to-all",
+                axis="data",
+                count=4,
+                bytes=4096,
+                seconds=0.04,
+                hidden_seconds=0.01,
+                exposed_seconds=0.03,
+            )
+        ],
+        per_device=[DeviceTime(device=0, seconds=times)],
+        findings=["The input took 10 % of the step."],
+    )
+
+
+def _comparison() -> Comparison:
+    rows = [("products", 0.05, 0.08), ("attention", 0.03, 0.03), ("collectives", 0.01, 0.04)]
+    layers = [(LAYERS[0], "forward", 0.04, 0.05), (LAYERS[1], "backward", 0.06, 0.09)]
+    return Comparison(
+        predicted=0.12,
+        measured=0.2,
+        kinds=[
+            PartComparison(part=part, phase="", predicted=predicted, measured=measured)
+            for part, predicted, measured in rows
+        ],
+        layers=[
+            PartComparison(part=part, phase=phase, predicted=predicted, measured=measured)
+            for part, phase, predicted, measured in layers
+        ],
     )

@@ -1,5 +1,7 @@
 """Uses the page of a report in a real browser."""
 
+import shutil
+
 import pytest
 
 from lingvo_gshard.reporting import page as report_page
@@ -67,17 +69,17 @@ def test_every_section_is_drawn_without_network_requests(page, runs):
     opened = page(runs[0])
     assert opened.texts("h1") == ["test.example"]
     sections = opened.run("return [...document.querySelectorAll('section')].map((s) => s.id)")
-    assert sections == ["curves", "scores", "routers", "sharding", "setup"]
+    assert sections == ["curves", "scores", "routers", "profile", "sharding", "setup"]
     assert opened.texts("#curves > .charts .title") == [
         "Loss", "Perplexity", "Accuracy", "Gradient norm", "Learning rate", "Throughput", "Memory",
     ]  # fmt: skip
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert fits(opened)
-    # Two spikes, one recompilation and one resumption in each of the seven charts.
+    # Two spikes, one recompilation, one resumption and one roll back in each of the seven charts.
     count = "return document.querySelectorAll('#curves > .charts .mark.{}').length"
-    assert [opened.run(count.format(kind)) for kind in ("spike", "compiled", "resumed")] == [
-        14, 7, 7,
-    ]  # fmt: skip
+    kinds = ("spike", "compiled", "resumed", "back")
+    drawn = {kind: opened.run(count.format(kind)) for kind in kinds}
+    assert drawn == {"spike": 14, "compiled": 7, "resumed": 7, "back": 7}
     last = example_runs.metrics(400, 400, 1)
     assert readout(opened, "Loss") == [
         "last: step 400", f"training{last['loss']:.2f}", f"dev{last['dev/loss']:.2f}",
@@ -159,11 +161,11 @@ def test_runs_are_compared(page, runs):
 @slow
 def test_scores_are_shown_by_language(page, runs):
     opened = page(runs[0])
-    assert opened.texts(".languages .name") == ["es", "de", "gl"]
-    assert opened.texts(".scorebar b") == ["52.5", "41.0", "36.5"]
+    assert opened.texts("#scores .languages .name") == ["es", "de", "gl"]
+    assert opened.texts("#scores .scorebar b") == ["52.5", "41.0", "36.5"]
     opened.click("#scores [data-value=bleu]")
-    assert opened.texts(".scorebar b") == ["26.3", "20.5", "18.3"]
-    opened.hover(".scorebar")
+    assert opened.texts("#scores .scorebar b") == ["26.3", "20.5", "18.3"]
+    opened.hover("#scores .scorebar")
     assert opened.texts(".tip") == ["es26.3 on 40 rowssources copied: 3.0shuffled: 1.0"]
 
 
@@ -184,6 +186,20 @@ def test_load_of_experts_is_drawn_over_steps_and_by_language(page, runs):
     opened.click("#routers [data-value=by_language]")
     assert opened.texts("#routers .chart:first-child .rownames span")[:2] == ["es", "de"]
     assert opened.texts(".layer-metrics .title") == ["encoder[1]", "decoder[1]"]
+
+
+@slow
+def test_plan_stands_against_profile(page, runs):
+    opened = page(runs[0])
+    assert opened.texts("#profile .stack + .legend .name") == [
+        "products", "attention", "routing and dispatch", "collectives", "optimizer", "input wait",
+    ]  # fmt: skip
+    assert opened.texts(".kinds small") == [
+        "1.6 times the plan", "1 times the plan", "4 times the plan",
+    ]  # fmt: skip
+    assert opened.texts(".kinds b") == ["50 ms", "80 ms", "30 ms", "30 ms", "10 ms", "40 ms"]
+    assert opened.texts("#slowest tbody td:last-child") == ["feed_forward.py:31"]
+    assert opened.texts("#profiled-layers tbody td:last-child") == ["1.5", "1.25"]
 
 
 @slow
@@ -221,6 +237,7 @@ def test_hostile_text_is_displayed_but_never_executed(page, tmp_path):
 @slow
 def test_a_run_of_an_earlier_version_says_what_is_missing(page, tmp_path):
     run = example_runs.write_run(tmp_path / "run", 60)
+    shutil.rmtree(run / "profile")
     for file in run.iterdir():
         if file.name not in ("params.txt", "metrics.jsonl"):
             file.unlink()

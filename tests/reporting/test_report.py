@@ -1,5 +1,7 @@
 """Checks what a report says of runs, and the sentences for directories that it cannot report on."""
 
+import shutil
+
 import msgspec
 import pytest
 
@@ -79,12 +81,30 @@ def test_routers_are_pictures_of_shares_over_an_even_share(both):
 
 def test_a_run_of_an_earlier_version_has_metrics_only(tmp_path):
     run = example_runs.write_run(tmp_path / "run", 20)
+    shutil.rmtree(run / "profile")
     for file in run.iterdir():
         if file.name not in ("params.txt", "metrics.jsonl"):
             file.unlink()
     (found,) = read_report([run]).runs
     assert (found.launches, found.programs, found.evaluations) == ([], [], [])
     assert (found.sharding, found.mesh, found.routers) == (None, None, [])
+    assert (found.roll_backs, found.profiles) == ([], [])
+
+
+def test_profiles_stand_beside_the_plan(both):
+    (found,) = both.runs[0].profiles
+    assert found.path == "profile/plugins/profile/steps_20-23"
+    assert (found.profile.first_step, found.comparison.predicted) == (20, 0.12)
+    assert both.runs[0].roll_backs[0].last_step == 300
+
+
+def test_damaged_profiles_are_left_out(tmp_path):
+    run = example_runs.write_run(tmp_path / "run", 20)
+    (folder,) = run.glob("profile/plugins/profile/*")
+    (folder / "comparison.json").write_bytes(b"{")
+    assert read_report([run]).runs[0].profiles[0].comparison is None
+    (folder / "profile.json").write_bytes(b"[1]")
+    assert read_report([run]).runs[0].profiles == []
 
 
 @pytest.mark.parametrize("count", [1, 100])

@@ -11,7 +11,7 @@ _STYLES = ((_PAGES, "base.css"), (__package__, "style.css"))
 _SHARED = ("units", "dom", "table", "bars", "mesh")
 _OWN = (
     *("runs", "axes", "line_chart", "heat_map"),
-    *("headline", "curves", "scores", "routers", "sharding", "setup", "main"),
+    *("headline", "curves", "scores", "routers", "profile", "sharding", "setup", "main"),
 )
 _SCRIPTS = (
     *((_PAGES, f"{name}.js") for name in _SHARED),

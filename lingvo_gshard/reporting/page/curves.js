@@ -19,6 +19,7 @@ function marksOf(run, index) {
   return [
     ...run.launches.filter((launch) => launch.step > 0).map((launch) => ({ step: launch.step, kind: "resumed", color, text: `${of}resumed after step ${count(launch.step)}` })),
     ...run.recompilations.map((one) => ({ step: one.step, kind: "compiled", color, text: `${of}compiled again in ${seconds(one.seconds)}: ${one.changes.join(", ") || "the same inputs"}` })),
+    ...run.roll_backs.map((one) => ({ step: one.last_step, kind: "back", color, text: `${of}rolled back from step ${count(one.step)} to step ${count(one.last_step)}; skipped batches ${count(one.first_batch)} to ${count(one.last_batch)}` })),
     ...spikes.steps.map((step) => ({ step, kind: "spike", color, text: `${of}spike at step ${count(step)}` })),
     ...bad.steps.map((step) => ({ step, kind: "bad", color, text: `${of}not finite at step ${count(step)}` })),
   ];

@@ -6,6 +6,7 @@ const MARKS = {
   spike: { name: "spike", path: "M-4.5,-8 L4.5,-8 L0,0 Z" },
   compiled: { name: "compiled again", path: "M0,-9 L4.5,-4.5 L0,0 L-4.5,-4.5 Z" },
   resumed: { name: "resumed", path: "M-3,-9 L4.5,-4.5 L-3,0 Z" },
+  back: { name: "rolled back", path: "M3,-9 L-4.5,-4.5 L3,0 Z" },
   bad: { name: "not finite", path: "M-4,-8 L4,0 M4,-8 L-4,0" },
 };
 const MOST_LINES = 24;

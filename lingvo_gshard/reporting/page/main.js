@@ -5,6 +5,7 @@ document.getElementById("page").replaceChildren(
   curvesSection(),
   scoresSection(),
   ...routersSection(),
+  ...profileSection(),
   shardingSection(),
   setupSection(),
 );

@@ -29,6 +29,7 @@ from lingvo_gshard.training.monitoring.metrics import (
 )
 from lingvo_gshard.training.monitoring.progress import Progress, Waiting
 from lingvo_gshard.training.spikes.spike_log import SpikeLog
+from lingvo_gshard.training.writers.row_writer import open_writers
 
 _SHOWN_OF_DEV = ("loss", "perplexity", "accuracy")
 
@@ -78,6 +79,9 @@ class RunLog:
         )
         self._progress.__enter__()
         self._go_on_after(self._step)
+        chosen = self._params.writers if processes.is_main() else ()
+        given = self._logdir.params_as_text()
+        self._row_writers = open_writers(chosen, self._logdir.path, given, self.say)
         return self
 
     def __exit__(
@@ -87,6 +91,7 @@ class RunLog:
         traceback: TracebackType | None,
     ) -> None:
         self._writer.close()
+        self._row_writers.close(is_finished=kind is None)
         self._progress.__exit__(kind, error, traceback)
 
     def _go_on_after(self, step: int) -> None:
@@ -178,6 +183,7 @@ class RunLog:
         if dev and row is not None:
             self._writer.amend_resumed_row(step, {**row, **dev})
             self._writer.curves(step, dev)
+            self._row_writers.write(step, dev)
 
     def flush(self) -> None:
         """Writes metrics that waited for space on the disk, if there is some now."""
@@ -192,8 +198,10 @@ class RunLog:
           is_point: whether to add a point to each TensorBoard curve as well.
         """
         self._writer.write(step, row)
+        self._row_writers.write(step, row)
         if is_point:
             self._writer.curves(step, row)
+            self._row_writers.flush()
 
     def add_curves(self, step: int, row: Row) -> None:
         """Adds a point to TensorBoard curves that metrics.jsonl does not have."""

@@ -1,7 +1,7 @@
-"""Plans and inspections of machines, files and options that do not exist or do not fit."""
+"""Plans, inspections and reports of machines, runs and files that do not exist or do not fit."""
 
 from tests.hard_knocks.case import Case
-from tests.hard_knocks.prepare import write
+from tests.hard_knocks.prepare import cut, folder, trained, write
 
 _PLAN = "gshard-plan --experiment=test.tiny "
 _TRAIN = "gshard-train --experiment=test.tiny --logdir=run "
@@ -16,6 +16,56 @@ CASES = (
         "a verification with a negative tolerance",
         "gshard-verify --experiment=test.tiny --mesh=data=2 --tolerance=-1",
         error="--tolerance=-1: ...",
+    ),
+    Case(
+        "a report without a run",
+        "gshard-report",
+        error="--logdir is missing: the directory that gshard-train wrote",
+    ),
+    Case(
+        "a report on a directory that is not there",
+        "gshard-report --logdir=run --html=report.html",
+        error="--logdir=run: there is no such directory. Train one first: gshard-train "
+        "--experiment=NAME --logdir=run",
+    ),
+    Case(
+        "a report on an empty directory",
+        "gshard-report --logdir=run",
+        given=(folder("run"),),
+        error="--logdir=run: there is no run in it (no params.txt). Train one first: gshard-train "
+        "--experiment=NAME --logdir=run",
+    ),
+    Case(
+        "a report on a run without metrics",
+        "gshard-report --logdir=run",
+        given=(trained("run"), cut("run/metrics.jsonl", 0)),
+        error="--logdir=run: the run of test.tiny has no metrics yet: metrics.jsonl has no row",
+    ),
+    Case(
+        "a report to a directory that is not there",
+        "gshard-report --logdir=run --html=no/report.html",
+        given=(trained("run"),),
+        error="--html=no/report.html cannot be written: there is no directory no; create it first, "
+        "or name another one",
+    ),
+    Case(
+        "a report on a damaged run",
+        "gshard-report --logdir=run --html=report.html",
+        given=(
+            trained("run"),
+            cut("run/metrics.jsonl", 0.5),
+            cut("run/launches.jsonl", 0.5),
+            cut("run/sharding.json", 0.5),
+            cut("run/compilations.jsonl", 0.5),
+            cut("run/params.txt", 0.5),
+        ),
+        changes=("report.html",),
+        prints=("Report on run written to report.html",),
+    ),
+    Case(
+        "an unknown writer",
+        "gshard-train --experiment=test.tiny --logdir=run --writer=wanbd",
+        error="--writer=wanbd is unknown. Did you mean 'wandb'?",
     ),
     Case(
         "a plan without a topology",

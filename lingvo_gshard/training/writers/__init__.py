@@ -1,0 +1,1 @@
+"""Services that get the rows of metrics.jsonl as well: Weights & Biases, and MLflow."""
