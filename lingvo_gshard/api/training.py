@@ -81,8 +81,7 @@ def train(
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     console, directory = console or rich.console.Console(), Logdir(logdir)
-    params = _with_steps(params.copy().locate(), steps)
-    row_writer.check(params.trainer.writers)
+    params = _prepared(params, steps)
     try:
         with (
             StopRequest() as stop,
@@ -101,9 +100,12 @@ def train(
         return Outcome(step=directory.last_step or 0, finished=False, signal=str(stopped))
 
 
-def _with_steps(params: Params, steps: int | None) -> Params:
+def _prepared(params: Params, steps: int | None) -> Params:
+    """Returns a copy of the Params of a run; ValueError if it lacks the package of a writer."""
+    params = params.copy().locate()
     if steps is not None:
         params.trainer.steps = steps
+    row_writer.check(params.trainer.writers)
     return params
 
 

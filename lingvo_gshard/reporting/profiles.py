@@ -9,34 +9,13 @@ from typing import TypeVar
 import msgspec
 
 from lingvo_gshard.profiling import files
+from lingvo_gshard.profiling.comparison import Comparison
 from lingvo_gshard.profiling.profile import Profile
 
 _Record = TypeVar("_Record")
 
 # More rows of layers than these are only in the profile's own file.
 _MOST_LAYERS = 60
-
-
-# The file beside a profile that compares it with a plan.
-COMPARISON = "comparison.json"
-
-
-class PartComparison(msgspec.Struct, frozen=True):
-    """Predicted and measured seconds of a kind of work, or of a layer in one phase."""
-
-    part: str
-    phase: str
-    predicted: float
-    measured: float
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """Predicted and measured seconds of a step, by kind of work and by layer."""
-
-    predicted: float
-    measured: float
-    kinds: list[PartComparison]
-    layers: list[PartComparison]
 
 
 class ProfileReport(msgspec.Struct, frozen=True):
@@ -60,7 +39,7 @@ def read_profiles(logdir: pathlib.Path) -> list[ProfileReport]:
         profile = _read(path, Profile)
         if profile is None:
             continue
-        compared = _read(path.with_name(COMPARISON), Comparison)
+        compared = _read(path.with_name(files.COMPARISON), Comparison)
         short = msgspec.structs.replace(profile, layers=profile.layers[:_MOST_LAYERS])
         if compared:
             layers = compared.layers[:_MOST_LAYERS]

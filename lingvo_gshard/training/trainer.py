@@ -102,11 +102,7 @@ class Trainer(Configurable):
             "Steps between those that are computed twice and compared; 0: none.",
             minimum=0,
         )
-        p.define(
-            "writers",
-            (),
-            "Services that get the rows of metrics.jsonl as well: 'wandb', 'mlflow'.",
-        )
+        p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
             "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0

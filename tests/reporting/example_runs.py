@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.profiling import files
+from lingvo_gshard.profiling.comparison import Comparison, PartComparison
 from lingvo_gshard.profiling.profile import (
     CollectiveTime,
     DeviceTime,
@@ -18,7 +19,6 @@ from lingvo_gshard.profiling.profile import (
     Rate,
 )
 from lingvo_gshard.profiling.steps import StepRange
-from lingvo_gshard.reporting.profiles import COMPARISON, Comparison, PartComparison
 from lingvo_gshard.training.monitoring.routers.records import ROUTERS_FILE, RouterRecord
 from lingvo_gshard.training.records import evaluations, json_lines, launch, sharding
 from lingvo_gshard.training.records.evaluations import EvaluationRow
@@ -94,7 +94,7 @@ def write_run(
     profile = files.ProfileFiles(directory, StepRange(20, 23))
     profile.path.mkdir(parents=True)
     profile.write_summary(_profile())
-    (profile.path / COMPARISON).write_bytes(msgspec.json.encode(_comparison()))
+    profile.write_comparison(_comparison(), None)
     with open(directory / ROUTERS_FILE, "wb") as file:
         for step in range(50, steps + 1, 50):
             for layer in LAYERS:
@@ -228,24 +228,10 @@ def _profile() -> Profile:
             for part, time in times.items()
         ],
         layers=[
-            LayerTime(layer=LAYERS[0], phase="forward", seconds=0.05, share=0.25, flops=10**9),
-            LayerTime(layer=LAYERS[1], phase="backward", seconds=0.09, share=0.45, flops=10**9),
+            LayerTime(layer=layer, phase="forward", seconds=0.05, share=0.25, flops=10**9)
+            for layer in LAYERS
         ],
-        slowest=[
-            OperationTime(
-                name="dot.1",
-                opcode="dot",
-                kind="products",
-                layer=LAYERS[1],
-                phase="backward",
-                seconds=0.05,
-                active_seconds=0.06,
-                executions=1.0,
-                flops=10**9,
-                op_name="einsum",
-                source="feed_forward.py:31",
-            )
-        ],
+        slowest=[_operation()],
         collectives=[
             CollectiveTime(
                 kind="all-to-all",
@@ -276,4 +262,20 @@ def _comparison() -> Comparison:
             PartComparison(part=part, phase=phase, predicted=predicted, measured=measured)
             for part, phase, predicted, measured in layers
         ],
+    )
+
+
+def _operation() -> OperationTime:
+    return OperationTime(
+        name="dot.1",
+        opcode="dot",
+        kind="products",
+        layer=LAYERS[1],
+        phase="backward",
+        seconds=0.05,
+        active_seconds=0.06,
+        executions=1.0,
+        flops=10**9,
+        op_name="einsum",
+        source="feed_forward.py:31",
     )
