@@ -30,7 +30,9 @@ To plan generation with a language model, its decoding and the prefill of prompt
 If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
 until it fits. To compare two plans:
 
-    gshard-plan diff before.json after.json
+    gshard-plan diff before.json after.json --fail_on="peak>+2%,step>+3%,all-gather>0"
+
+The exit code is 2 if the second plan exceeds a limit, so that a change can be refused in review.
 
 To search for the fastest sharding:
 
@@ -53,6 +55,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 
 import msgspec
 import rich.console
@@ -67,7 +70,7 @@ from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.generation import plan_generation
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
-from lingvo_gshard.planning.plan import diff, file
+from lingvo_gshard.planning.plan import diff, file, limits
 from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.search.record import to_record
 from lingvo_gshard.planning.suggestions import suggest
@@ -78,6 +81,7 @@ from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experi
 from lingvo_gshard.tools.plan_reports import (
     diff_report,
     generation_report,
+    limit_report,
     paper_report,
     plan_report,
     search_report,
@@ -85,7 +89,9 @@ from lingvo_gshard.tools.plan_reports import (
 
 NAME = "gshard-plan"
 DIFF = "diff"
-_DIFF_FLAGS = ("json", "allow_other_versions")
+_DIFF_FLAGS = ("json", "allow_other_versions", "fail_on", "markdown")
+# Exit code of `diff` if a limit is exceeded.
+_EXCEEDED = 2
 
 
 def define_flags() -> flags.FlagValues:
@@ -136,6 +142,19 @@ def define_flags() -> flags.FlagValues:
         "allow_other_versions",
         False,
         "Lets `diff` compare plans that different versions of the compiler made.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "fail_on",
+        "",
+        "Limits of `diff`: how much a quantity of the second plan may differ from the first, such "
+        f"as '{limits.EXAMPLE}'. The exit code is {_EXCEEDED} if one is exceeded.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "markdown",
+        None,
+        "File to which `diff` writes limits and changes, for a comment on a pull request.",
         flag_values=values,
     )
     return values
@@ -314,11 +333,19 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
         if values[name].present and name not in _DIFF_FLAGS:
             valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
             raise ValueError(f"{DIFF} does not take --{name}={values[name].value}, only {valid}")
+    limited = limits.parse(values.fail_on)
+    output.check_writable(values, "markdown")
     before, after = (file.load(path) for path in compared)
     changes = diff.diff(
         before, after, allow_other_versions=values.allow_other_versions, names=tuple(compared)
     )
     diff_report.print_diff(changes, console)
+    checked = [limit.check(before, after) for limit in limited]
+    if checked:
+        limit_report.print_limits(checked, console)
+    if values.markdown:
+        text = limit_report.markdown(checked, changes, compared)
+        pathlib.Path(values.markdown).write_text(text, encoding="utf-8")
     rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
     output.write_json(values.json, rows)
-    return 0
+    return _EXCEEDED if any(row.is_exceeded for row in checked) else 0

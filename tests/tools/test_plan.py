@@ -124,6 +124,18 @@ def test_diff_compares_two_plans(planned, capsys):
     assert {"section", "what", "field", "before", "after", "ratio"} <= set(rows[0])
 
 
+def test_diff_fails_on_exceeded_limits(planned, capsys, tmp_path):
+    before, after = planned / "expert.json", planned / "fsdp.json"
+    path = tmp_path / "changes.md"
+    limits = "--fail_on=weights>+1%,all-gather>0, mfu<-100%"
+    code, out, _ = run_here(capsys, "diff", before, after, limits, f"--markdown={path}")
+    assert code == 2 and "of 3 limits exceeded" in out
+    assert "| all-gather&gt;0 |" in path.read_text() or "| all-gather>0 |" in path.read_text()
+    code, out, _ = run_here(capsys, "diff", before, before, limits, f"--markdown={path}")
+    assert code == 0 and "0 of 3 limits exceeded." in out
+    assert "Nothing changed." in path.read_text()
+
+
 def test_diff_of_other_versions_needs_a_flag(planned, tmp_path, capsys):
     record = json.loads((planned / "expert.json").read_text())
     record["versions"]["jax"] = "0.1"
@@ -227,6 +239,8 @@ TOPOLOGY = "--topology=cpu:8"
         (["diff", "one.json"], "compares two files written by --json; 1 was given"),
         (["diff", "one.json", "two.json"], "one.json: cannot be read: No such file"),
         (["diff", "a", "b", "--topology=cpu:8"], "diff does not take --topology=cpu:8"),
+        (["diff", "a", "b", "--fail_on=peek>1"], "unknown quantity 'peek'. Did you mean 'peak'?"),
+        (["diff", "a", "b", "--fail_on=step>1s"], "unknown unit 's' of step; expected none or %"),
         (["dif", "a", "b"], "the subcommand 'dif' is unknown. Did you mean 'diff'?"),
     ],
 )

@@ -86,7 +86,7 @@ def _cells(change: Change) -> Cells:
     ratio = f"x{units.digits(change.ratio)}" if change.ratio is not None else ""
     # The value of a note is its own name.
     before, after = (
-        "present" if value == change.what else _text(value, change.unit)
+        "present" if value == change.what else value_text(value, change.unit)
         for value in (change.before, change.after)
     )
     return name, before, after, ratio
@@ -113,7 +113,13 @@ def _wrapped(text: str, width: int, hanging: int | None = None) -> list[str]:
     )
 
 
-def _text(value: Any, unit: str) -> str:
+def value_text(value: Any, unit: str) -> str:
+    """Returns a value as text.
+
+    Args:
+      value: a number, a bool, a text or None.
+      unit: unit of a number, as in `Change.unit`.
+    """
     if value is None:
         return units.MISSING
     if unit in _UNITS and is_number(value):
