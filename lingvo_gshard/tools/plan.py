@@ -90,8 +90,6 @@ from lingvo_gshard.tools.plan_reports import (
 NAME = "gshard-plan"
 DIFF = "diff"
 _DIFF_FLAGS = ("json", "allow_other_versions", "fail_on", "markdown")
-# Exit code of `diff` if a limit is exceeded.
-_EXCEEDED = 2
 
 
 def define_flags() -> flags.FlagValues:
@@ -138,25 +136,7 @@ def define_flags() -> flags.FlagValues:
     )
     search_report.define_search_flags(values)
     paper_report.define_paper_flags(values)
-    flags.DEFINE_boolean(
-        "allow_other_versions",
-        False,
-        "Lets `diff` compare plans that different versions of the compiler made.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "fail_on",
-        "",
-        "Limits of `diff`: how much a quantity of the second plan may differ from the first, such "
-        f"as '{limits.EXAMPLE}'. The exit code is {_EXCEEDED} if one is exceeded.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "markdown",
-        None,
-        "File to which `diff` writes limits and changes, for a comment on a pull request.",
-        flag_values=values,
-    )
+    limit_report.define_diff_flags(values)
     return values
 
 
@@ -348,4 +328,4 @@ def _diff(compared: list[str], values: flags.FlagValues, console: rich.console.C
         pathlib.Path(values.markdown).write_text(text, encoding="utf-8")
     rows = [{**dataclasses.asdict(change), "ratio": change.ratio} for change in changes]
     output.write_json(values.json, rows)
-    return _EXCEEDED if any(row.is_exceeded for row in checked) else 0
+    return limit_report.EXCEEDED if any(row.is_exceeded for row in checked) else 0

@@ -6,15 +6,42 @@ import itertools
 from collections.abc import Sequence
 
 import rich.console
+from absl import flags
 
+from lingvo_gshard.planning.plan import limits
 from lingvo_gshard.planning.plan.change import Change
 from lingvo_gshard.planning.plan.limits import Checked
 from lingvo_gshard.tools.plan_reports.diff_report import value_text
 from lingvo_gshard.tools.plan_reports.layout import make_table, say
 
 _HEADINGS = ("limit", "before", "after", "change", "verdict")
+# Exit code of `diff` if a limit is exceeded.
+EXCEEDED = 2
 # A comment on a pull request is cut after so many rows of changes.
 _MOST_ROWS = 40
+
+
+def define_diff_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of `diff`."""
+    flags.DEFINE_boolean(
+        "allow_other_versions",
+        False,
+        "Lets `diff` compare plans that different versions of the compiler made.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "fail_on",
+        "",
+        "Limits of `diff`: how much a quantity of the second plan may differ from the first, such "
+        f"as '{limits.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "markdown",
+        None,
+        "File to which `diff` writes limits and changes, for a comment on a pull request.",
+        flag_values=values,
+    )
 
 
 def print_limits(checked: Sequence[Checked], console: rich.console.Console) -> None:
