@@ -134,3 +134,14 @@ def test_errors_name_the_invalid_option(path, value, words, directory):
     p.set_path(path, value)
     with pytest.raises(ValueError, match=words):
         p.instantiate()
+
+
+def test_tokens_have_classes_and_no_language_without_names(made):
+    batches = made.train_batches(1)
+    batch = next(batches)
+    kinds = made.token_kinds(batch)
+    assert kinds.languages == () and list(kinds.arrays) == ["target_kinds"]
+    real = batch["target_segments"] > 0
+    found = {kinds.classes[n] for n in kinds.arrays["target_kinds"][real]}
+    assert {"first piece", "continuation", "start of text"} <= found
+    batches.close()

@@ -231,3 +231,46 @@ def test_the_stages_are_observed(place, tmp_path):
         ("Tokenizing targets", "sentences"),
     ]
     assert observer.shares and all(0 <= share <= 1 for share in observer.shares)
+
+
+def test_tokens_have_the_language_of_their_sentence_also_after_resuming(place):
+    data = params(place).instantiate()
+    languages = {row.source: row.language for row in data.rows("train")}
+    batches = data.train_batches(seed=3)
+    next(batches)
+    resumed = params(place).instantiate().train_batches(seed=3)
+    resumed.set_state(json.loads(json.dumps(batches.get_state())))
+    seen = set()
+    for stream in (batches, resumed):
+        batch = next(stream)
+        kinds = data.token_kinds(batch)
+        assert kinds.languages == ("de", "fr")
+        numbers = {name: array // len(kinds.classes) for name, array in kinds.arrays.items()}
+        for row, segments in enumerate(batch["source_segments"]):
+            for segment in range(1, segments.max() + 1):
+                ids = batch["source_ids"][row][segments == segment]
+                language = languages[data.source_vocabulary.decode(ids)]
+                source = numbers["source_kinds"][row][segments == segment]
+                is_target = batch["target_segments"][row] == segment
+                target = numbers["target_kinds"][row][is_target]
+                assert {kinds.languages[n] for n in (*source, *target)} == {language}
+                seen.add(language)
+        stream.close()
+    assert seen == {"de", "fr"}
+
+
+def test_classes_follow_from_the_pieces(place):
+    data = params(place).instantiate()
+    batches = data.train_batches(seed=3)
+    batch = next(batches)
+    kinds = data.token_kinds(batch)
+    real = batch["source_segments"] > 0
+    named = [kinds.classes[n] for n in (kinds.arrays["source_kinds"] % len(kinds.classes))[real]]
+    for name, index in zip(named, batch["source_ids"][real], strict=True):
+        piece = data.source_vocabulary.piece(index)
+        expected = "first piece" if piece.startswith("▁") else "continuation"
+        assert name == ("end of sentence" if index == 2 else expected)
+    first = kinds.arrays["target_kinds"][batch["target_positions"] == 0] % len(kinds.classes)
+    starts = batch["target_inputs"][batch["target_positions"] == 0] == 1
+    assert {kinds.classes[n] for n in first[starts]} == {"start of text"}
+    batches.close()
