@@ -142,6 +142,7 @@ SLOW_PAGES = (
     "moe.md",
     "pipeline.md",
     "planning.md",
+    "profiling.md",
     "programs.md",
     "report.md",
     "strategies.md",

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 # Files that only pass calls on, and files that call the model.
+_HELPERS = ("layers/products.py", "layers/lora.py")
 _PASSING = (
-    *(str(_PACKAGE / name) for name in ("core", "sharding", "layers/products.py")),
+    *(str(_PACKAGE / name) for name in ("core", "sharding", *_HELPERS)),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib")),
 )
 _CALLERS = tuple(str(_PACKAGE / name) for name in ("runtime", "training", "profiling"))
