@@ -116,6 +116,7 @@ ELSEWHERE = {
     r".*gshard-\w+ .*--logdir=runs/(llama|tuned|norms).*": "tests/tools/test_import.py",
     r".*gshard-\w+ .*--logdir=runs/m2m.*": "tests/open_models/translation/test_m2m_100.py",
     r"gshard-plan --config=.*": "tests/tools/test_import.py",
+    r"gshard-bench step .*--profile=.*": "tests/tools/test_bench.py",
     r"gshard-bench parity .*": "tests/tools/benchmarks/parity/test_parity.py",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
     # These need a TPU. The files test the parts that do not.

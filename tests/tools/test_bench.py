@@ -11,6 +11,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import FORWARD_AND_BACKWARD, TokenShape
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
+from lingvo_gshard.profiling import profile as profile_lib
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
 from lingvo_gshard.tools.benchmarks import choices, moe, step
@@ -80,6 +81,18 @@ def test_step_writes_a_row_for_each_model(capsys, tmp_path):
         assert set(row) == keys
         assert row["ratio"] == pytest.approx(row["flops"] / row["seconds"] / row["gemm_rate"])
         assert 0 < row["seconds"] < row["compile_seconds"]
+
+
+@pytest.mark.slow
+def test_step_writes_a_profile_of_each_model(capsys, tmp_path):
+    code, out, _ = run(capsys, "step", f"--profile={tmp_path}", *TINY)
+    assert code == 0 and "Largest part" in out
+    paths = list(tmp_path.glob("*/profile/plugins/profile/steps_1-3/profile.json"))
+    profiles = {profile.name: profile for profile in map(profile_lib.load, paths)}
+    assert set(profiles) == set(NAMES)
+    for profile in profiles.values():
+        total = sum(part.seconds for part in profile.parts)
+        assert total == pytest.approx(profile.seconds_per_step, rel=0.05, abs=5e-4)
 
 
 @pytest.mark.slow
