@@ -27,6 +27,11 @@ To plan generation with a language model, its decoding and the prefill of prompt
     gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:2x2x1 --generate --batch=64 \\
         --length=2048 --mesh=data=2,model=2 --strategy=expert_tensor
 
+To plan the whole training, with failures, checkpoints and restarts, of an experiment or of a plan
+that --json has written:
+
+    gshard-plan --plan=plan.json --tokens=1e12 --goodput
+
 If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
 until it fits. To compare two plans:
 
@@ -71,12 +76,14 @@ from lingvo_gshard.planning.generation import plan_generation
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan import diff, file, limits
+from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.search.record import to_record
 from lingvo_gshard.planning.suggestions import suggest
+from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import generation, runtime
+from lingvo_gshard.tools.flags import generation, goodput, runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     diff_report,
@@ -108,6 +115,7 @@ def define_flags() -> flags.FlagValues:
     )
     define_config_flags(values)
     generation.define_generation_flags(values)
+    goodput.define_goodput_flags(values)
     runtime.define_splitting_flags(values)
     flags.DEFINE_float(
         "tokens",
@@ -181,8 +189,12 @@ def main(argv: list[str]) -> int:
         return 0
     check_choices(values.partitioner, values.device_order)
     generation.check_generation_flags(values)
+    goodput.check_goodput_flags(values)
     if values.paper or values.paper_rows:
         return _paper(values, console)
+    planned = goodput.planned_before(values)
+    if planned:
+        return _report(values, planned, console)
     params = planned_params(values)
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
@@ -237,6 +249,14 @@ def _plan(
         if not plan.fits:
             remedies = suggest(params, topology, options, values.remedies, shown.say, shown.begin)
             plan = msgspec.structs.replace(plan, remedies=remedies)
+    return _report(values, plan, console)
+
+
+def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console) -> int:
+    """Prints and writes the plan of a step, and of the whole training if it is asked for."""
+    if values.goodput:
+        found = plan_training(plan, goodput.job_options(values))
+        plan = msgspec.structs.replace(plan, goodput=found)
     plan_report.print_plan(plan, console)
     output.write_json(values.json, plan)
     if values.html:

@@ -43,6 +43,11 @@ function figures(given) {
     if (isNumber(budget.kilowatt_hours)) rows.push(["Energy", `${large(budget.kilowatt_hours)} kWh`, "of the chips"]);
     if (isNumber(budget.price)) rows.push(["Price", money(budget.price, budget.currency), `for ${large(budget.tokens)} tokens`]);
   }
+  const whole = given.goodput;
+  if (whole) {
+    rows.push(["Goodput", share(whole.goodput.mean), `a failure every ${seconds(whole.between_failures)}`]);
+    rows.push(["Days", digits(whole.days.mean), `${digits(whole.days.low)} to ${digits(whole.days.high)} in 90% of simulated runs`]);
+  }
   return rows.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, note))));
 }
 

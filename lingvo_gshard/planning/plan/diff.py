@@ -9,7 +9,12 @@ import msgspec
 
 from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan import row_changes
-from lingvo_gshard.planning.plan.change import Change, changed_fields, changed_items
+from lingvo_gshard.planning.plan.change import (
+    Change,
+    changed_fields,
+    changed_items,
+    is_number,
+)
 from lingvo_gshard.planning.plan.plan import Plan
 
 SECTIONS = (
@@ -87,6 +92,18 @@ def _groups(before: Plan, after: Plan) -> Iterator[Change]:
     for group, unit in (("parameters", "count"), ("flops", "flops"), ("budget", "number")):
         old, new = (_items(getattr(plan, group)) for plan in (before, after))
         yield from changed_items("headline", f"{group}.", old, new, unit)
+    old, new = (_numbers(plan.goodput) for plan in (before, after))
+    yield from changed_items("headline", "goodput.", old, new, "number")
+
+
+def _numbers(record: object) -> Mapping[str, object]:
+    """Returns the numbers of a record by name, and of its ranges the mean; none for None."""
+    found = {}
+    for name, value in _items(record).items():
+        value = value.get("mean") if isinstance(value, dict) else value
+        if is_number(value):
+            found[name] = value
+    return found
 
 
 def _items(record: object) -> Mapping[str, object]:

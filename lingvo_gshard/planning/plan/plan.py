@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lingvo_gshard.planning.roofline import Budget
+from lingvo_gshard.planning.training.record import Goodput
 
 FORMAT = 2
 MEMORY_CLASSES = ("weights", "moments", "activations", "inputs", "program")
@@ -234,6 +235,7 @@ class Plan(Record, frozen=True, kw_only=True):
       compile_seconds: time that the compilation took.
       versions: version of each package that affects the plan.
       notes: assumptions and warnings.
+      goodput: the whole training with its failures and checkpoints; None if it was not asked for.
     """
 
     format: int = FORMAT
@@ -268,6 +270,7 @@ class Plan(Record, frozen=True, kw_only=True):
     compile_seconds: float
     versions: dict[str, str]
     notes: list[str]
+    goodput: Goodput | None = None
 
     def to_json(self) -> str:
         """Returns the plan as JSON text. `planning.plan.file.load` reads it back."""

@@ -1,0 +1,1 @@
+"""The whole training: failures, checkpoints, days and price."""

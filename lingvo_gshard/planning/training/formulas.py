@@ -1,0 +1,96 @@
+"""Closed formulas of checkpoint intervals and goodput, for failures that come at a constant rate.
+
+Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974,
+https://doi.org/10.1145/361147.361115. Daly, A higher order estimate of the optimum checkpoint
+interval for restart dumps, FGCS 22(3), 2006, https://doi.org/10.1016/j.future.2004.11.016.
+
+All times are in seconds. "Interval" is the work between two checkpoints, without the checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+_NEWTON_STEPS = 60
+# exp() of more than this is no longer of use.
+_LARGEST_EXPONENT = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Interruptions:
+    """What failures and checkpoints cost a training.
+
+    Attributes:
+      between_failures: mean time between two failures of the whole machine.
+      stall: time that training waits for each checkpoint.
+      write: time after the stall until the checkpoint is complete; training goes on meanwhile.
+      restart: time from a failure until training goes on, the restored state included.
+    """
+
+    between_failures: float
+    stall: float
+    write: float
+    restart: float
+
+
+def young_interval(costs: Interruptions) -> float:
+    """Returns Young's interval, sqrt(2 stall M), where M is the mean time between failures."""
+    return math.sqrt(2 * costs.stall * costs.between_failures)
+
+
+def daly_interval(costs: Interruptions) -> float:
+    """Returns Daly's interval of higher order (equation 37)."""
+    mean, stall = costs.between_failures, costs.stall
+    if stall >= 2 * mean:
+        return mean
+    ratio = stall / (2 * mean)
+    return math.sqrt(2 * stall * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall
+
+
+def best_interval(costs: Interruptions, shortest: float = 0.0) -> float:
+    """Returns the interval of the highest goodput.
+
+    It is the root of (1 - x) exp(x) = exp(-stall / M) for x = interval / M, where the derivative of
+    Daly's complete model is 0. It does not depend on the restart or on writing in the background,
+    except that one write must end before the next one begins.
+
+    Args:
+      costs: failures and checkpoints.
+      shortest: the shortest interval that can be, such as one step.
+    """
+    target = math.exp(-costs.stall / costs.between_failures)
+    # The function falls on (0, 1), and Newton's method converges from above.
+    x = 1.0 - 1e-9
+    for _ in range(_NEWTON_STEPS):
+        if x < 1e-12:
+            break
+        x = max(0.0, x + ((1 - x) * math.exp(x) - target) / (x * math.exp(x)))
+    return max(x * costs.between_failures, costs.write - costs.stall, shortest)
+
+
+def expected_goodput(costs: Interruptions, interval: float) -> float:
+    """Returns the part of a long training's time that makes progress.
+
+    Daly's complete model (equation 20): failures may also come during checkpoints and restarts.
+    Work counts once its checkpoint is complete, so writing in the background appears as a factor
+    like a restart: an attempt that lasts t seconds keeps floor((t - restart - write) / (interval +
+    stall)) intervals, attempts last M seconds on average, and their ratio is this formula.
+
+    Args:
+      costs: failures and checkpoints.
+      interval: work between two checkpoints.
+    """
+    mean = costs.between_failures
+    period = (interval + costs.stall) / mean
+    fixed = (costs.restart + costs.write) / mean
+    if period + fixed > _LARGEST_EXPONENT:
+        return 0.0
+    return interval / mean * math.exp(-fixed) / math.expm1(period)
+
+
+def first_order_goodput(costs: Interruptions, interval: float) -> float:
+    """Returns Young's goodput, to first order in the losses by a checkpoint and by a failure."""
+    overhead = costs.stall / interval
+    lost = (interval + costs.stall) / 2 + costs.write + costs.restart
+    return 1 / (1 + overhead + lost / costs.between_failures)

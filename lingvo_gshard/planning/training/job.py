@@ -1,0 +1,189 @@
+"""A training job: a plan's step, repeated on a machine that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lingvo_gshard.planning.machines import topologies
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.training import failures, formulas
+from lingvo_gshard.planning.training.failures import FailureRate
+from lingvo_gshard.planning.training.formulas import Interruptions
+from lingvo_gshard.planning.training.record import Assumption
+
+# The rate of Llama 3's storage, divided by the hosts of 16,384 GPUs.
+HOST_RATE = 2e12 / 2048
+_HOST_RATE_SOURCE = (
+    "of each host: the sustained 2 TB/s of Llama 3's storage, for 2,048 hosts (Dubey et al. 2024, "
+    "section 3.3.1, https://arxiv.org/abs/2407.21783)"
+)
+RESTART = 600.0
+_RESTART_SOURCE = (
+    "finding the failure and diagnosing it took MegaScale less than 10 minutes on average (Jiang "
+    "et al. 2024, section 6.3, https://arxiv.org/abs/2402.15627)"
+)
+COPY_RATE = 10e9
+_COPY_SOURCE = "assumed: copying a device's state to its host at 10 GB/s; writing goes on behind"
+_COMPILE_SOURCE = "compiling, as long as for this plan; a compilation cache shortens it"
+_HOUR = 3600
+_DAY = 24 * _HOUR
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """What a plan does not know about a training. None takes the default.
+
+    Attributes:
+      tokens: tokens to train on.
+      failures: a published rate's name or mean chip-hours between failures, as `failures.get`.
+      checkpoint_rate: bytes per second that one host writes and reads.
+      checkpoint_stall: seconds that training waits for a checkpoint.
+      checkpoint_interval: seconds of work between two checkpoints. None takes the best.
+      restart: seconds from a failure until processes run again, before they compile and restore.
+      compile_seconds: seconds of tracing and compiling after each restart.
+      runs: number of simulated runs.
+      seed: of the simulation.
+    """
+
+    tokens: float
+    failures: str | None = None
+    checkpoint_rate: float | None = None
+    checkpoint_stall: float | None = None
+    checkpoint_interval: float | None = None
+    restart: float | None = None
+    compile_seconds: float | None = None
+    runs: int = 4000
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All numbers of a training. Times are in seconds.
+
+    Attributes:
+      topology: the machine.
+      steps: number of steps.
+      step: time of a step.
+      state_bytes: weights and moments of the whole model.
+      failure_rate: how often chips fail.
+      host_rate: bytes per second that one host writes and reads.
+      stall: time that training waits for a checkpoint.
+      detect: time from a failure until processes run again.
+      compile: time of compiling after a restart.
+    """
+
+    topology: Topology
+    steps: float
+    step: float
+    state_bytes: int
+    failure_rate: FailureRate
+    host_rate: float
+    stall: float
+    detect: float
+    compile: float
+
+    @property
+    def work(self) -> float:
+        """The time of all steps."""
+        return self.steps * self.step
+
+    @property
+    def costs(self) -> Interruptions:
+        """What failures and checkpoints cost."""
+        transfer = self.state_bytes / (self.host_rate * self.topology.hosts)
+        return Interruptions(
+            between_failures=self.failure_rate.chip_hours * _HOUR / self.topology.chips,
+            stall=self.stall,
+            write=transfer,
+            restart=self.detect + self.compile + transfer,
+        )
+
+    def best_interval(self) -> float:
+        """Returns the best interval between checkpoints, in whole steps and within the training."""
+        best = formulas.best_interval(self.costs, self.step)
+        return min(max(1, round(best / self.step)) * self.step, self.work)
+
+    def days(self, seconds: float) -> float:
+        """Returns seconds in days."""
+        return seconds / _DAY
+
+    def price(self, seconds: float) -> float | None:
+        """Returns the list price of all chips for so many seconds; None if none is published."""
+        price = self.topology.chip.price
+        return None if price is None else seconds / _HOUR * self.topology.chips * price.amount
+
+
+def make_job(plan: Plan, options: JobOptions) -> Job:
+    """Returns the job that repeats a plan's step for so many tokens.
+
+    Raises:
+      ValueError: the plan has no tokens or no time, or an option is not a positive number; names
+        the flag.
+    """
+    check(options)
+    if not plan.tokens_per_step or not plan.seconds_per_step:
+        raise ValueError(
+            f"--goodput: the plan of {plan.name} has no "
+            f"{'time' if plan.tokens_per_step else 'tokens'} of a step; expected the plan of a "
+            "training step"
+        )
+    topology = topologies.get(plan.topology)
+    memory = plan.bytes_per_device
+    own = memory.weights + memory.moments
+    rate = failures.get(options.failures) if options.failures else failures.default(topology)
+    return Job(
+        topology=topology,
+        steps=math.ceil(options.tokens / plan.tokens_per_step),
+        step=plan.seconds_per_step,
+        state_bytes=sum(row.bytes for row in plan.tensors) or own * plan.devices,
+        failure_rate=rate,
+        host_rate=_or(options.checkpoint_rate, HOST_RATE),
+        stall=_or(options.checkpoint_stall, own / COPY_RATE),
+        detect=_or(options.restart, RESTART),
+        compile=_or(options.compile_seconds, plan.compile_seconds),
+    )
+
+
+def assumptions(job: Job, options: JobOptions) -> list[Assumption]:
+    """Returns the numbers of a job that no compiler can tell, each with its flag and source."""
+
+    def row(name: str, value: float, unit: str, flag: str, default: str) -> Assumption:
+        given = getattr(options, flag)
+        return Assumption(name, value, unit, flag, default if given is None else f"--{flag}")
+
+    rate = job.failure_rate
+    return [
+        Assumption(
+            "between two failures of a chip", rate.chip_hours, "chip-hours", "failures", rate.source
+        ),
+        row("write and read rate", job.host_rate, "bytes/s", "checkpoint_rate", _HOST_RATE_SOURCE),
+        row("wait for a checkpoint", job.stall, "seconds", "checkpoint_stall", _COPY_SOURCE),
+        row("start after a failure", job.detect, "seconds", "restart", _RESTART_SOURCE),
+        row("compile after it", job.compile, "seconds", "compile_seconds", _COMPILE_SOURCE),
+    ]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def check(options: JobOptions) -> None:
+    """Raises ValueError naming the flag of an option that is not a number in its range."""
+    if options.failures is not None:
+        failures.get(options.failures)
+    for name, example in (
+        ("tokens", "1e12"),
+        ("checkpoint_rate", "1e9 bytes per second"),
+        ("checkpoint_interval", "1800 seconds"),
+    ):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name}={value}: expected more than 0, such as {example}")
+    for name in ("checkpoint_stall", "restart", "compile_seconds"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"--{name}={value}: expected seconds, 0 or more")
+    if options.runs < 1:
+        raise ValueError(f"--simulated_runs={options.runs}: expected at least 1")

@@ -1,0 +1,122 @@
+"""Goodput: what a whole training takes with its failures, as data for every report."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumption:
+    """A number that the plan of a training rests on and that cannot be compiled.
+
+    Attributes:
+      name: what it is, in words.
+      value: the number.
+      unit: "seconds", "bytes", "bytes/s", "chip-hours" or "share".
+      flag: the command-line flag that sets it.
+      source: where it is from.
+    """
+
+    name: str
+    value: float
+    unit: str
+    flag: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The spread of a number over simulated runs: its mean, and quantiles of 5, 50 and 95%."""
+
+    mean: float
+    low: float
+    median: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """What the training takes if one assumption is another, by the closed formula.
+
+    Attributes:
+      change: the assumption and its new value.
+      interval: the best interval between checkpoints, in seconds.
+      goodput: expected part of the time that makes progress; 0 if almost none does.
+      days: expected days; None if the training would not end.
+      price: expected price; None as `days`, or if no price is published.
+      flag: the flag that sets the assumption.
+    """
+
+    change: str
+    interval: float
+    goodput: float
+    days: float | None
+    price: float | None
+    flag: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Goodput:
+    """What a training takes with its failures, checkpoints and restarts.
+
+    Times are in seconds unless their name says otherwise.
+
+    Attributes:
+      tokens: tokens to train on.
+      steps: steps that these tokens take.
+      chips: chips of the machine.
+      checkpoint_bytes: weights and moments of the whole model.
+      between_failures: mean time between two failures of the machine.
+      stall: time that training waits for a checkpoint.
+      write: time after that until the checkpoint is complete.
+      restart: time from a failure until training goes on.
+      interval: work between two checkpoints.
+      interval_steps: the same in steps.
+      young_interval: Young's formula of 1974 for the best interval.
+      daly_interval: Daly's formula of 2006 for the best interval.
+      goodput: simulated part of the time that makes progress: of all runs together, then quantiles.
+      formula_goodput: the same by the closed formula.
+      days: days from the first start to the last checkpoint.
+      days_without_failures: days of the steps alone.
+      days_bound: the same at the lower bound of the step's time.
+      failures: number of failures.
+      saving_share: part of the time in which checkpoints stop the training.
+      lost_share: part of the time whose work failures undo.
+      restarting_share: part of the time that starts and restarts take.
+      price: of all chips for these days; None if no price is published.
+      currency: ISO code; None if no price is published.
+      runs: number of simulated runs.
+      seed: of the simulation.
+      assumptions: what else the result rests on.
+      published_rates: the result with each published failure rate.
+      sensitivities: the result with half and twice each assumption, the largest effect first.
+    """
+
+    tokens: float
+    steps: float
+    chips: int
+    checkpoint_bytes: int
+    between_failures: float
+    stall: float
+    write: float
+    restart: float
+    interval: float
+    interval_steps: int
+    young_interval: float
+    daly_interval: float
+    goodput: Range
+    formula_goodput: float
+    days: Range
+    days_without_failures: float
+    days_bound: float
+    failures: Range
+    saving_share: float
+    lost_share: float
+    restarting_share: float
+    price: Range | None
+    currency: str | None
+    runs: int
+    seed: int
+    assumptions: list[Assumption]
+    published_rates: list[Alternative]
+    sensitivities: list[Alternative]

@@ -1,0 +1,118 @@
+"""Flags of gshard-plan --goodput, and what they ask for."""
+
+from __future__ import annotations
+
+from absl import flags
+
+from lingvo_gshard.planning.plan import file
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.training import failures, job
+from lingvo_gshard.planning.training.job import JobOptions
+
+_NUMBERS = (
+    (
+        "checkpoint_rate",
+        f"Bytes per second that each host writes and reads, with --goodput; {job.HOST_RATE:.3g} "
+        "unless given.",
+    ),
+    (
+        "checkpoint_stall",
+        "Seconds that training waits for a checkpoint, with --goodput. Unless given: copying the "
+        f"state to the host at {job.COPY_RATE / 1e9:g} GB/s per device, as saves are asynchronous.",
+    ),
+    (
+        "checkpoint_interval",
+        "Seconds of work between two checkpoints, with --goodput; the best unless given.",
+    ),
+    (
+        "restart",
+        "Seconds from a failure until processes run again, before they compile and restore, with "
+        f"--goodput; {job.RESTART:g} unless given.",
+    ),
+    (
+        "compile_seconds",
+        "Seconds of compiling after a restart, with --goodput; the plan's own unless given.",
+    ),
+)
+_ONLY_HERE = (
+    *(name for name, _ in _NUMBERS),
+    *("failures", "simulated_runs", "simulation_seed", "plan"),
+)
+_NOT_HERE = ("generate", "search", "paper")
+# What a plan from a file already says.
+_NOT_WITH_A_FILE = ("experiment", "config", "topology", "mesh", "strategy")
+
+
+def define_goodput_flags(values: flags.FlagValues) -> None:
+    """Defines --goodput and the flags that only apply to it."""
+    flags.DEFINE_boolean(
+        "goodput",
+        False,
+        "Plans the whole training of --tokens with failures, checkpoints and restarts: the best "
+        "checkpoint interval, goodput, days and price.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "plan",
+        None,
+        "A plan that --json wrote, with --goodput: in place of --experiment and --topology.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "failures",
+        None,
+        f"How often chips fail, with --goodput: a published rate ({', '.join(failures.RATES)}) or "
+        "the mean chip-hours between two failures. Unless given, the rate of similar chips.",
+        flag_values=values,
+    )
+    for name, text in _NUMBERS:
+        flags.DEFINE_float(name, None, text, flag_values=values)
+    flags.DEFINE_integer(
+        "simulated_runs",
+        JobOptions.runs,
+        "Number of trainings that --goodput simulates.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "simulation_seed", 0, "Seed of the simulation, with --goodput.", 0, flag_values=values
+    )
+
+
+def check_goodput_flags(values: flags.FlagValues) -> None:
+    """Raises ValueError if flags are missing, mixed with other plans', or not in their range."""
+    if not values.goodput:
+        for name in _ONLY_HERE:
+            if values[name].present:
+                raise ValueError(
+                    f"--{name}={values[name].value} applies to --goodput, which is not given"
+                )
+        return
+    for name in (*_NOT_HERE, *(_NOT_WITH_A_FILE if values.plan else ())):
+        if values[name].present and values[name].value:
+            what = f"--plan={values.plan}" if name in _NOT_WITH_A_FILE else "--goodput"
+            raise ValueError(
+                f"--{name}={values[name].value} does not apply to {what}; give one of them"
+            )
+    if values.tokens is None:
+        raise ValueError("--goodput needs --tokens, the tokens to train on, such as 1e12")
+    job.check(job_options(values))
+
+
+def planned_before(values: flags.FlagValues) -> Plan | None:
+    """Returns the plan in the file --plan; None if the flag is not given.
+
+    Raises:
+      ValueError: the file is missing or is no plan.
+    """
+    return file.load(values.plan) if values.plan else None
+
+
+def job_options(values: flags.FlagValues) -> JobOptions:
+    """Returns the options that the flags give."""
+    return JobOptions(
+        tokens=values.tokens,
+        failures=values.failures,
+        runs=values.simulated_runs,
+        seed=values.simulation_seed,
+        **{name: values[name].value for name, _ in _NUMBERS},
+    )
