@@ -186,7 +186,7 @@ class LineChart {
   read(one, index) {
     const { show, small } = this.options;
     const isKnown = index >= 0;
-    const hasRange = isKnown && one.low?.length && !small && !isComparison;
+    const hasRange = isKnown && one.low?.length && !small && !isComparison && show(one.low[index]) !== show(one.high[index]);
     return el("li", { class: one.color }, lineSample(one), one.label ? el("span", { class: "name" }, one.label) : null,
       el("b", {}, isKnown ? show(one.mean[index]) : MISSING),
       hasRange ? el("span", { class: "muted" }, `${show(one.low[index])} to ${show(one.high[index])}`) : null);

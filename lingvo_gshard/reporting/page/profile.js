@@ -2,7 +2,7 @@
 
 // The colors of the parts of a step, in the order of the profile's tables.
 const STEP_PARTS = {
-  products: "run-0", attention: "run-4", "routing and dispatch": "run-1", collectives: "run-5", optimizer: "run-2", "other computation": "run-3",
+  products: "run-0", attention: "run-3", "routing and dispatch": "run-1", collectives: "run-5", optimizer: "run-2", "other computation": "run-4",
   "other programs": "run-7", "between operations": "run-7", "input wait": "run-6", host: "run-7",
 };
 const partColor = (name) => STEP_PARTS[name] || "run-7";
@@ -31,7 +31,7 @@ function profileOf({ profile, comparison, path }) {
     el("h3", {}, "Slowest operations"), slowestTable(profile),
     profile.collectives.length ? el("h3", {}, "Collectives") : null, profile.collectives.length ? collectivesTable(profile) : null,
     el("h3", {}, "Layers"), comparison ? comparedLayers(comparison) : profiledLayers(profile),
-    el("p", { class: "muted" }, "The traces for XProf and Perfetto are in ", el("code", {}, breakable(path)), "."),
+    el("p", { class: "muted after" }, "The traces for XProf and Perfetto are in ", el("code", {}, breakable(path)), "."),
   ].filter(Boolean);
 }
 
@@ -39,12 +39,16 @@ function profileOf({ profile, comparison, path }) {
 function planAgainstProfile(comparison) {
   const most = Math.max(...comparison.kinds.flatMap((row) => [row.predicted, row.measured])) || 1;
   const bar = (kind, value) => el("div", { class: "scorebar timed" }, el("div", { class: "track" }, el("div", { class: `length ${kind}`, style: { width: `${(value / most) * 100}%` } })), el("b", {}, seconds(value)));
-  const ratio = (row) => (row.predicted && row.measured ? `${compact(row.measured / row.predicted)} times the plan` : row.predicted ? "not measured" : "not in the plan");
   return el("div", {}, el("h3", {}, "Plan against profile"),
     el("p", { class: "lead" }, `The plan predicted ${seconds(comparison.predicted)} per step; ${seconds(comparison.measured)} were measured, ${compact(comparison.measured / comparison.predicted)} times as much. A plan knows neither pauses nor the host.`),
     el("ul", { class: "legend" }, [["planned", "predicted"], ["run-0", "measured"]].map(([color, name]) => el("li", {}, swatch(color), name))),
-    el("ul", { class: "languages kinds" }, comparison.kinds.map((row) => el("li", {}, el("span", { class: "name" }, row.part, el("small", {}, ratio(row))),
+    el("ul", { class: "languages kinds" }, comparison.kinds.map((row) => el("li", {}, el("span", { class: "name" }, row.part, el("small", {}, ratioText(row))),
       el("div", { class: "bars" }, bar("planned", row.predicted), bar("run-0", row.measured))))));
+}
+
+function ratioText({ predicted, measured }) {
+  if (!predicted || !measured) return predicted ? "not measured" : "not in the plan";
+  return Math.abs(measured / predicted - 1) < 0.05 ? "as planned" : `${compact(measured / predicted)} times the plan`;
 }
 
 function slowestTable(profile) {

@@ -24,6 +24,7 @@ class MlflowWriter:
 
     Attributes:
       run_id: the service's id of the run.
+      place: the service and the id.
     """
 
     def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
@@ -39,18 +40,21 @@ class MlflowWriter:
         self._client = mlflow.MlflowClient()
         self._waiting: list[Any] = []
         self._sent: list[Any] = []
-        if known is not None:
+        self.run_id: str = known or self._new_run(logdir.name, params)
+        if known:
             self._client.update_run(known, "RUNNING")
-            self.run_id: str = known
-            return
+        self.place = f"run {self.run_id} at {mlflow.get_tracking_uri()}"
+
+    def _new_run(self, name: str, params: dict[str, str]) -> str:
+        """Starts a run with these hyperparameters and returns its id."""
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found else self._client.create_experiment(experiment)
-        self.run_id = self._client.create_run(number, run_name=logdir.name).info.run_id
+        run_id = self._client.create_run(number, run_name=name).info.run_id
         values = [self._entities.Param(key_of(k), v[:_LONGEST]) for k, v in params.items() if v]
         for start in range(0, len(values), _MOST_PARAMS):
-            part = values[start : start + _MOST_PARAMS]
-            self._client.log_batch(self.run_id, params=part)
+            self._client.log_batch(run_id, params=values[start : start + _MOST_PARAMS])
+        return run_id
 
     def write(self, step: int, row: Row) -> None:
         """Keeps the row of a step until the next flush. Values that are not finite are left out."""

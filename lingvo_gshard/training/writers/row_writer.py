@@ -22,7 +22,15 @@ PROJECT = "lingvo_gshard"
 
 
 class RowWriter(Protocol):
-    """Sends rows to one service. Any method may raise an exception of the service."""
+    """Sends rows to one service. Any method may raise an exception of the service.
+
+    Attributes:
+      run_id: the service's id of the run.
+      place: where people find the run.
+    """
+
+    run_id: str
+    place: str
 
     def write(self, step: int, row: Row) -> None:
         """Sends the row of a step, soon."""
@@ -110,7 +118,9 @@ def open_writers(
     ids = _read_ids(logdir)
     for name in chosen:
         try:
-            opened[name], ids[name] = _open(name, logdir, params, ids.get(name))
+            writer = _open(name, logdir, params, ids.get(name))
+            opened[name], ids[name] = writer, writer.run_id
+            say(f"{name} gets the metrics of this run: {writer.place}")
         except Exception as error:
             # As above: an unreachable service is no reason not to train.
             problem = " ".join(str(error).split())[:300]
@@ -120,19 +130,15 @@ def open_writers(
     return RowWriters(opened, say)
 
 
-def _open(
-    name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None
-) -> tuple[RowWriter, str]:
-    """Returns a writer and the service's id of the run."""
+def _open(name: str, logdir: pathlib.Path, params: dict[str, str], known: str | None) -> RowWriter:
+    """Returns a writer, which goes on with the run that has a known id."""
     if name == "wandb":
         from lingvo_gshard.training.writers.wandb_writer import WandbWriter
 
-        wandb = WandbWriter(logdir, params, known)
-        return wandb, wandb.run_id
+        return WandbWriter(logdir, params, known)
     from lingvo_gshard.training.writers.mlflow_writer import MlflowWriter
 
-    mlflow = MlflowWriter(logdir, params, known)
-    return mlflow, mlflow.run_id
+    return MlflowWriter(logdir, params, known)
 
 
 def _read_ids(logdir: pathlib.Path) -> dict[str, str]:

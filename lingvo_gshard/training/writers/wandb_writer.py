@@ -10,6 +10,9 @@ from typing import Any
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.writers.row_writer import PROJECT
 
+# A run must not wait for a person to log in.
+_LOGIN_SECONDS = 30
+
 
 class WandbWriter:
     """Logs rows to one run of Weights & Biases, which sends them from a process of its own.
@@ -18,6 +21,7 @@ class WandbWriter:
 
     Attributes:
       run_id: the service's id of the run.
+      place: the address of the run, or the directory of its files.
     """
 
     def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
@@ -37,9 +41,12 @@ class WandbWriter:
             resume="allow",
             config=params,
             # What the run prints stays as it is.
-            settings=wandb.Settings(console="off", silent=True),
+            settings=wandb.Settings(console="off", silent=True, login_timeout=_LOGIN_SECONDS),
         )
         self.run_id: str = self._run.id
+        files = pathlib.Path(self._run.dir).parent
+        is_offline = self._run.offline
+        self.place: str = f"{files}, for `wandb sync`" if is_offline else self._run.url
 
     def write(self, step: int, row: Row) -> None:
         """Sends the row of a step. The service ignores steps that it has already."""

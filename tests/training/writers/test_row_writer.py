@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import struct
+import time
 import types
 
 import pytest
@@ -33,7 +34,7 @@ class FakeWriter:
     def __init__(self, fails_at=None):
         self.rows, self.flushes, self.finished = [], 0, None
         self._fails_at = fails_at
-        self.run_id = "an id"
+        self.run_id, self.place = "an id", "somewhere"
 
     def write(self, step, row):
         if step == self._fails_at:
@@ -66,14 +67,13 @@ def log_rows(tmp_path, names, steps=range(1, 7), step=0):
 def fakes(monkeypatch):
     """Puts stand-ins for the services."""
     made = {"wandb": FakeWriter(), "mlflow": FakeWriter()}
-    monkeypatch.setattr(
-        row_writer, "_open", lambda name, logdir, params, known: (made[name], known or "an id")
-    )
+    monkeypatch.setattr(row_writer, "_open", lambda name, logdir, params, known: made[name])
     return made
 
 
 def test_services_get_the_rows_of_the_file(tmp_path, fakes):
-    assert log_rows(tmp_path, ("wandb", "mlflow")) == []
+    places = [f"{name} gets the metrics of this run: somewhere" for name in fakes]
+    assert log_rows(tmp_path, ("wandb", "mlflow")) == places
     lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     for fake in fakes.values():
@@ -87,7 +87,7 @@ def test_services_get_the_rows_of_the_file(tmp_path, fakes):
 def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fakes):
     fakes["wandb"] = FakeWriter(fails_at=3)
     said = log_rows(tmp_path, ("wandb", "mlflow"))
-    assert said == ["Warning: wandb gets no more rows of this run (no route to host)"]
+    assert said[2:] == ["Warning: wandb gets no more rows of this run (no route to host)"]
     assert [step for step, _ in fakes["wandb"].rows] == [1, 2]
     assert [step for step, _ in fakes["mlflow"].rows] == [1, 2, 3, 4, 5, 6]
 
@@ -135,7 +135,8 @@ def test_mlflow_gets_names_that_it_accepts_in_requests_of_its_size(tmp_path, mon
             sent.append(status)
 
     entities = types.SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
-    modules = {"mlflow": types.SimpleNamespace(MlflowClient=Client), "mlflow.entities": entities}
+    mlflow = types.SimpleNamespace(MlflowClient=Client, get_tracking_uri=lambda: "a")
+    modules = {"mlflow": mlflow, "mlflow.entities": entities}
     monkeypatch.setattr(mlflow_writer.importlib, "import_module", modules.get)
     params = {f"path{index}": "x" * 1000 for index in range(150)}
     writer = mlflow_writer.MlflowWriter(tmp_path, params, None)
@@ -155,7 +156,10 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     found = []
     for steps in (range(1, 5), range(5, 7)):
-        assert log_rows(tmp_path, ("wandb",), steps, steps[0] - 1) == []
+        (said,) = log_rows(tmp_path, ("wandb",), steps, steps[0] - 1)
+        assert said.startswith(f"wandb gets the metrics of this run: {tmp_path}/wandb/offline-run-")
+        # The names of offline files have the second of the start.
+        time.sleep(1.1)
         found.append(json.loads((tmp_path / "writers.json").read_text())["wandb"])
     # A resumed run goes on with the service's record of it.
     assert found[0] == found[1]
@@ -205,10 +209,13 @@ def test_mlflow_in_a_local_database(tmp_path, monkeypatch):
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_tracking_uri(None)
-    assert log_rows(tmp_path, ("mlflow",), range(1, 5)) == []
-    assert log_rows(tmp_path, ("mlflow",), range(5, 7), 4) == []
+    said = log_rows(tmp_path, ("mlflow",), range(1, 5))
+    assert log_rows(tmp_path, ("mlflow",), range(5, 7), 4) == said
     client = mlflow.MlflowClient()
     run_id = json.loads((tmp_path / "writers.json").read_text())["mlflow"]
+    assert said == [
+        f"mlflow gets the metrics of this run: run {run_id} at sqlite:///{tmp_path}/mlflow.db"
+    ]
     run = client.get_run(run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", tmp_path.name)
     assert run.data.params == {"name": "'a'", "trainer.seed": "1"}
