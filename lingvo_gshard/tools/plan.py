@@ -32,6 +32,10 @@ that --json has written:
 
     gshard-plan --plan=plan.json --tokens=1e12 --goodput
 
+To search model size, experts, tokens and machine for a sum of money, by published scaling laws:
+
+    gshard-plan --budget=1e6
+
 If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
 until it fits. To compare two plans:
 
@@ -80,12 +84,14 @@ from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.search.record import to_record
 from lingvo_gshard.planning.suggestions import suggest
+from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import generation, goodput, runtime
+from lingvo_gshard.tools.flags import budget, generation, goodput, runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
+    budget_report,
     diff_report,
     generation_report,
     limit_report,
@@ -107,7 +113,8 @@ def define_flags() -> flags.FlagValues:
         "topology",
         None,
         "The machine: a slice of a TPU pod such as v3:32x32, cpu:N, or gpu:h100:8x4 for 8 hosts "
-        "with 4 GPUs each. --list_topologies lists all machines.",
+        "with 4 GPUs each. --list_topologies lists all machines. With --budget, several that are "
+        "separated by commas.",
         flag_values=values,
     )
     flags.DEFINE_boolean(
@@ -116,6 +123,7 @@ def define_flags() -> flags.FlagValues:
     define_config_flags(values)
     generation.define_generation_flags(values)
     goodput.define_goodput_flags(values)
+    budget.define_budget_flags(values)
     runtime.define_splitting_flags(values)
     flags.DEFINE_float(
         "tokens",
@@ -190,6 +198,9 @@ def main(argv: list[str]) -> int:
     check_choices(values.partitioner, values.device_order)
     generation.check_generation_flags(values)
     goodput.check_goodput_flags(values)
+    budget.check_budget_flags(values)
+    if values.budget is not None:
+        return _budget(values, console)
     if values.paper or values.paper_rows:
         return _paper(values, console)
     planned = goodput.planned_before(values)
@@ -261,6 +272,13 @@ def _report(values: flags.FlagValues, plan: Plan, console: rich.console.Console)
     output.write_json(values.json, plan)
     if values.html:
         output.write_text(values.html, picture.to_html(plan), "html")
+    return 0
+
+
+def _budget(values: flags.FlagValues, console: rich.console.Console) -> int:
+    found = plan_budget(budget.budget_options(values), budget.budget_machines(values))
+    budget_report.print_budget(found, console)
+    output.write_json(values.json, found)
     return 0
 
 

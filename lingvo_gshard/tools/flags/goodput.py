@@ -12,8 +12,8 @@ from lingvo_gshard.planning.training.job import JobOptions
 _NUMBERS = (
     (
         "checkpoint_rate",
-        f"Bytes per second that each host writes and reads, with --goodput; {job.HOST_RATE:.3g} "
-        "unless given.",
+        "Bytes per second that each host writes and reads, with --goodput or --budget; "
+        f"{job.HOST_RATE:.3g} unless given.",
     ),
     (
         "checkpoint_stall",
@@ -27,7 +27,7 @@ _NUMBERS = (
     (
         "restart",
         "Seconds from a failure until processes run again, before they compile and restore, with "
-        f"--goodput; {job.RESTART:g} unless given.",
+        f"--goodput or --budget; {job.RESTART:g} unless given.",
     ),
     (
         "compile_seconds",
@@ -38,6 +38,8 @@ _ONLY_HERE = (
     *(name for name, _ in _NUMBERS),
     *("failures", "simulated_runs", "simulation_seed", "plan"),
 )
+# These apply to --budget as well.
+SHARED = ("failures", "checkpoint_rate", "restart")
 _NOT_HERE = ("generate", "search", "paper")
 # What a plan from a file already says.
 _NOT_WITH_A_FILE = ("experiment", "config", "topology", "mesh", "strategy")
@@ -61,8 +63,9 @@ def define_goodput_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "failures",
         None,
-        f"How often chips fail, with --goodput: a published rate ({', '.join(failures.RATES)}) or "
-        "the mean chip-hours between two failures. Unless given, the rate of similar chips.",
+        "How often chips fail, with --goodput or --budget: a published rate "
+        f"({', '.join(failures.RATES)}) or the mean chip-hours between two failures. "
+        "Unless given, the rate of similar chips.",
         flag_values=values,
     )
     for name, text in _NUMBERS:
@@ -82,7 +85,7 @@ def check_goodput_flags(values: flags.FlagValues) -> None:
     """Raises ValueError if flags are missing, mixed with other plans', or not in their range."""
     if not values.goodput:
         for name in _ONLY_HERE:
-            if values[name].present:
+            if values[name].present and not (values.budget is not None and name in SHARED):
                 raise ValueError(
                     f"--{name}={values[name].value} applies to --goodput, which is not given"
                 )

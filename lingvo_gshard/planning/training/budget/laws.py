@@ -1,0 +1,124 @@
+"""Published scaling laws for mixtures of experts: the loss by size, experts and tokens.
+
+Losses of different laws do not compare, because each was fitted to another text and tokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.planning.training.budget.shapes import Experts, Shapes
+
+Loss = Callable[[Shapes, np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A scaling law.
+
+    Attributes:
+      name: a short name, such as "joint".
+      loss: returns the loss of models, each after its number of tokens.
+      experts: the experts that the law was fitted to, and no others.
+      most_active: active weights of the largest model that it was fitted to.
+      source: where it is published.
+    """
+
+    name: str
+    loss: Loss
+    experts: tuple[Experts, ...]
+    most_active: float
+    source: str
+
+
+def saturating(experts: float, start: float, most: float) -> float:
+    """Returns Clark et al.'s transformed number of experts, which saturates (equation 5)."""
+    return 1 / (1 / (experts - 1 + 1 / (1 / start - 1 / most)) + 1 / most)
+
+
+def joint_loss(models: Shapes, tokens: np.ndarray) -> np.ndarray:
+    """Returns the loss by the joint law of Ludziejewski et al. 2025 (equation 6 and table 3)."""
+    log = np.log(saturating(models.experts.expansion, 2.0732, 290.4521))
+    size = 35.91 * np.exp(-0.2285 * log) * models.active ** (-0.1889 + 0.0098 * log)
+    data = 35.98 * np.exp(0.5529 * log) * tokens ** (-0.1775 - 0.0259 * log)
+    return size + data + 1.3637
+
+
+def fine_grained_loss(models: Shapes, tokens: np.ndarray) -> np.ndarray:
+    """Returns the loss by Krajewski et al. 2024 (equation 9 and table 1)."""
+    if models.experts.expansion == 1:
+        return 0.47 + 16.3 * models.inner**-0.126 + 26.7 * tokens**-0.127
+    size = 18.1 + 2.1 * models.experts.granularity**-0.58
+    return 0.47 + size * models.inner_total**-0.115 + 30.8 * tokens**-0.147
+
+
+def effective_parameters(size: np.ndarray, experts: float) -> np.ndarray:
+    """Returns the size of the dense model of equal loss (Clark et al. 2022, S-BASE in table 3).
+
+    The law is log L = a log N + b log E + c log N log E + d in logarithms of base 10.
+
+    Args:
+      size: weights that a token uses.
+      experts: number of experts.
+    """
+    a, b, c, start, most = -0.082, -0.108, 0.009, 1.847, 314.478
+    dense, sparse = (np.log10(saturating(count, start, most)) for count in (1, experts))
+    log_size = np.log10(size)
+    return 10 ** (((a + c * sparse) * log_size + b * (sparse - dense)) / (a + c * dense))
+
+
+def routed_loss(models: Shapes, tokens: np.ndarray) -> np.ndarray:
+    """Returns Hoffmann et al.'s loss (2022, equation 10) of Clark et al.'s effective parameters."""
+    size = effective_parameters(models.active, models.experts.expansion)
+    return 1.69 + 406.4 * size**-0.34 + 410.7 * tokens**-0.28
+
+
+_DENSE = Experts(1)
+
+LAWS = {
+    law.name: law
+    for law in (
+        Law(
+            "joint",
+            joint_loss,
+            tuple(Experts(2**power) for power in range(6)),
+            2.7e9,
+            "Ludziejewski et al. 2025, Joint MoE Scaling Laws, https://arxiv.org/abs/2502.05172",
+        ),
+        Law(
+            "fine_grained",
+            fine_grained_loss,
+            (_DENSE, *(Experts(64, 2**power) for power in range(5))),
+            3.7e9 * 12 / (4 + 8 * 64),
+            "Krajewski et al. 2024, Scaling Laws for Fine-Grained Mixture of Experts, "
+            "https://arxiv.org/abs/2402.07871",
+        ),
+        Law(
+            "routed",
+            routed_loss,
+            tuple(Experts(2**power) for power in range(10)),
+            1.3e9,
+            "Clark et al. 2022, Unified Scaling Laws for Routed Language Models, "
+            "https://arxiv.org/abs/2202.01169, for the worth of experts at 130 billion tokens, and "
+            "Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, for tokens",
+        ),
+    )
+}
+
+
+def get(name: str, flag: str = "law") -> Law:
+    """Returns the law of a name.
+
+    Raises:
+      ValueError: there is none; names the flag and the nearest name.
+    """
+    if name not in LAWS:
+        raise ValueError(
+            f"--{flag}={name}: unknown scaling law; expected one of {', '.join(LAWS)}. "
+            f"{names.nearest(name, LAWS)}"
+        )
+    return LAWS[name]
