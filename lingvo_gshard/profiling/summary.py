@@ -33,6 +33,8 @@ from lingvo_gshard.sharding.mesh import Mesh
 
 _SHOWN_OPERATIONS = 10
 _PICOSECONDS = 1e12
+# The training step is among the programs that take the most time.
+_MOST_PROGRAMS = 4
 # The line of an accelerator's trace with operations that run while others compute.
 _BACKGROUND = "Async XLA Ops"
 
@@ -255,7 +257,7 @@ def _step_program(trace: Trace, facts: StepFacts) -> tuple[str, StepProgram]:
             seconds[event.program] += event.end - event.start
     programs = {
         key: StepProgram(trace.module(key), facts.mesh, facts.layers, facts.kinds)
-        for key, _ in seconds.most_common()
+        for key, _ in seconds.most_common(_MOST_PROGRAMS)
     }
     trains = (
         key

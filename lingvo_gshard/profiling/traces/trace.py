@@ -89,26 +89,35 @@ class Trace:
             raise ValueError("the trace has no training steps")
         return steps[0].start, max(span.end for span in steps)
 
-    def executed(self, program: str) -> frozenset[str]:
-        """Returns the names of a program's instructions that were executed."""
-        return frozenset(
-            event.operation
-            for events in self.devices.values()
-            for event in events
-            if event.program == program
-        )
-
     def module(self, program: str) -> Module | None:
         """Returns a compiled program as data; None if the trace does not have it.
 
         Executables that jax reads from its cache are executed under another number than their HLO
         has. The module is therefore the one that has most of the executed instructions.
         """
-        executed = self.executed(program)
+        executed = self._executed.get(program, set())
         found, most = None, _LEAST_COVERAGE * len(executed)
-        for key in sorted(self.programs, key=lambda key: key != program):
-            module = Module(hlo_pb2.HloProto.FromString(self.programs[key]).hlo_module)
+        for key, (module, names) in self._modules.items():
+            covered = len(executed & names)
+            if covered > most or (covered == most and key == program):
+                found, most = module, covered
+        return found
+
+    @functools.cached_property
+    def _executed(self) -> dict[str, set[str]]:
+        """The names of the executed instructions of each program."""
+        names: dict[str, set[str]] = {}
+        for events in self.devices.values():
+            for event in events:
+                names.setdefault(event.program, set()).add(event.operation)
+        return names
+
+    @functools.cached_property
+    def _modules(self) -> dict[str, tuple[Module, frozenset[str]]]:
+        """The programs as data, with the names of their instructions."""
+        found = {}
+        for key, serialized in self.programs.items():
+            module = Module(hlo_pb2.HloProto.FromString(serialized).hlo_module)
             names = frozenset().union(*(each.by_name for each in module.computations))
-            if len(executed & names) > most:
-                found, most = module, len(executed & names)
+            found[key] = module, names
         return found
