@@ -53,6 +53,7 @@ TINY = {
     "gshard-train --experiment=translation.quickstart": [*_SMALL_MODEL, *_LITTLE_TEXT],
     "gshard-train --experiment=translation.quickstart_dense": [*_SMALL_MODEL, *_LITTLE_TEXT],
     "gshard-train --experiment=translation.from_files": _SMALL_MODEL,
+    "gshard-train --experiment=starved.experiment": [*_SMALL_MODEL, *_LITTLE_TEXT],
     # The task of the other run has no such Params.
     "gshard-train --experiment=language_model.quickstart(?! --logdir=runs/bigrams)": (
         _SMALL_LANGUAGE_MODEL

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from lingvo_gshard.profiling.profile import INPUT_WAIT
 from lingvo_gshard.profiling.steps import StepRange
 from tests import tiny
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A small version of the quickstart that compiles in seconds.
 SETTINGS = (
     "task.model_dim = 16",
@@ -37,10 +40,12 @@ FLAGS = (
 FOLDER = "profile/plugins/profile/steps_3-5"
 
 
-def command(*arguments):
+def command(*arguments, folder=None):
     """Runs a command in a new process, since jax counts its devices once."""
     result = subprocess.run(
         [sys.executable, "-m", "lingvo_gshard", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=500,
@@ -138,6 +143,19 @@ class SlowBatches:
     def __next__(self):
         time.sleep(0.2)
         return next(self._batches)
+
+
+@pytest.mark.slow
+def test_the_input_bound_run_of_the_page_is_named_as_such(tmp_path):
+    page = (ROOT / "docs" / "profiling.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n# starved.py\n")[2].partition("```")[0]
+    (tmp_path / "starved.py").write_text(code, encoding="utf-8")
+    small = [flag for flag in FLAGS if "moe" not in flag and "--experiment" not in flag]
+    flags = ("--experiment=starved.experiment", *small, "--logdir=run", "--steps=6")
+    out = command("train", *flags, "--profile_steps=3:5", folder=tmp_path)
+    assert "Largest part: input wait" in out and "The run is input-bound" in out
+    profile = read(tmp_path / "run")
+    assert profile.seconds_of(INPUT_WAIT) == pytest.approx(2.0, rel=0.1)
 
 
 def _profiled(logdir, steps, total, input_=None):
