@@ -27,6 +27,7 @@ FREE_PATHS = frozenset(
         "trainer.keep_checkpoints",
         "trainer.evaluate_every_steps",
         "trainer.check_determinism_every",
+        "trainer.update_ratios_every",
         "trainer.hang_factor",
         "trainer.hang_seconds",
         "trainer.precision",

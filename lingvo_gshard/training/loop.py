@@ -17,6 +17,7 @@ from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.determinism.batch_digest import batch_digest
 from lingvo_gshard.training.logdir import Logdir
+from lingvo_gshard.training.monitoring import update_ratios
 from lingvo_gshard.training.monitoring.compilations import CompilationWatch
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
@@ -274,7 +275,8 @@ class TrainingLoop:
             return
         pending, self._pending = self._pending, None
         self._observers.before_result(pending.step)
-        row = pending.metrics.read()
+        every = self._trainer.p.update_ratios_every
+        row = update_ratios.only_if_due(pending.step, pending.metrics.read(), every)
         self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
             raise self._non_finite_error(pending, row)

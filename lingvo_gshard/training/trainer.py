@@ -20,7 +20,9 @@ from lingvo_gshard.training import averages, loss_scale, micro_batches, precisio
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.monitoring import watching
 from lingvo_gshard.training.monitoring.routers.settings import Routers
+from lingvo_gshard.training.monitoring.update_ratios import UpdateRatios
 from lingvo_gshard.training.optim import gradient_norm, optimizer
 from lingvo_gshard.training.optim.adafactor import Adafactor
 from lingvo_gshard.training.optim.schedules import InverseSquareRoot
@@ -89,20 +91,8 @@ class Trainer(Configurable):
         p.define(
             "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
         )
-        p.define(
-            "hang_factor",
-            50.0,
-            "The run ends if no step ends within so many times the median step; 0: it never does.",
-            minimum=0,
-        )
-        p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
-        p.define(
-            "check_determinism_every",
-            0,
-            "Steps between those that are computed twice and compared; 0: none.",
-            minimum=0,
-        )
         p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
+        watching.define(p)
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
             "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
@@ -138,6 +128,7 @@ class Trainer(Configurable):
         self.theta_specs = specs.transform(
             lambda spec: dataclasses.replace(spec, is_frozen=spec.path in frozen)
         )
+        self._ratios = UpdateRatios(params.update_ratios_every, self.optimizer, self.theta_specs)
 
     @property
     def evaluated_part(self) -> str:
@@ -241,12 +232,16 @@ class Trainer(Configurable):
                 gradients, [*map(self.optimizer.moves, specs.flatten())]
             )
             learning_rate = self.schedule(state.step)
-            gradients = gradient_norm.clipped(gradients, specs, norm, self.p.clip_norm)
+
+            def clipped() -> NestedMap:
+                return gradient_norm.clipped(gradients, specs, norm, self.p.clip_norm)
+
         values = NestedMap(loss=loss, gradient_norm=norm, learning_rate=learning_rate)
         values.update({name: value for name, (value, _) in metrics.items() if name != "loss"})
         finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
         verdict = self.spikes.judge(state.spikes, loss, norm, finite) if self.spikes else None
-        new_state = self._next_state(state, gradients, learning_rate, finite, verdict)
+        new_state, ratios = self._next_state(state, clipped, learning_rate, finite, verdict)
+        values.update(ratios)
         if verdict:
             values.update(verdict.metrics)
         if self.loss_scale:
@@ -256,12 +251,20 @@ class Trainer(Configurable):
     def _next_state(
         self,
         state: NestedMap,
-        gradients: NestedMap,
+        clipped: Callable[[], NestedMap],
         learning_rate: tf.Tensor,
         finite: tf.Tensor,
         verdict: spikes.Verdict | None,
-    ) -> NestedMap:
-        """Returns the state after a step. `finite` tells whether its loss and gradient are."""
+    ) -> tuple[NestedMap, dict[str, tf.Tensor]]:
+        """Returns the state after a step, and update-to-weight ratios.
+
+        Args:
+          state: the state before the step.
+          clipped: returns the gradients, clipped.
+          learning_rate: the step's learning rate.
+          finite: whether the step's loss and gradient are finite.
+          verdict: what is known of spikes.
+        """
         goes_on, updates = finite, state.step
         if self.loss_scale:
             goes_on |= ~self.loss_scale.is_minimal(state.loss_scale.scale)
@@ -274,7 +277,7 @@ class Trainer(Configurable):
         theta, moments = self.optimizer.update(
             self.theta_specs,
             state.theta,
-            gradients,
+            clipped(),
             state.moments,
             updates,
             learning_rate,
@@ -289,7 +292,8 @@ class Trainer(Configurable):
             new_state[loss_scale.PART] = _unless(stopped, state.loss_scale, new)
         if verdict:
             new_state[spikes.PART] = _unless(stopped, state.spikes, verdict.state)
-        return new_state
+        ratios = self._ratios.metrics(new_state, clipped, updates, learning_rate, is_frozen)
+        return new_state, ratios
 
     def _next_averages(
         self, state: NestedMap, theta: NestedMap, updates: tf.Tensor, is_frozen: tf.Tensor

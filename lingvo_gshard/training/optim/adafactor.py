@@ -76,13 +76,26 @@ class Adafactor(Optimizer):
         p = self.p
         t = tf.cast(step, tf.float32) + 1.0
         beta = tf.minimum(p.beta2, 1.0 - tf.pow(t, -p.decay_exponent))
-        moments, inverse_root = self._second_moment(spec, gradient, moments, beta, commit)
-        unclipped = gradient * inverse_root
+        moments = self._second_moment(spec, gradient, moments, beta, commit)
+        change = self.change(spec, weight, gradient, moments, step, learning_rate)
+        return commit(weight, weight - change), moments
+
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        p = self.p
+        unclipped = gradient * self._inverse_root(spec, moments)
         per_weight = [i for i, letter in enumerate(spec.layout) if letter not in letters.STACKS]
         scale = learning_rate / tf.maximum(1.0, _rms(unclipped, per_weight) / p.update_clip)
         if p.relative_update:
             scale *= tf.maximum(p.min_weight_rms, _rms(weight, per_weight))
-        return commit(weight, weight - scale * unclipped), moments
+        return scale * unclipped
 
     def _second_moment(
         self,
@@ -91,8 +104,8 @@ class Adafactor(Optimizer):
         moments: Moments,
         beta: tf.Tensor,
         commit: Commit,
-    ) -> tuple[Moments, tf.Tensor]:
-        """Returns the new moments, and 1 / sqrt(V), which broadcasts to the weight."""
+    ) -> Moments:
+        """Returns the new moments."""
         square = gradient * gradient + self.p.epsilon
         letters = self.factored_letters(spec)
 
@@ -100,17 +113,24 @@ class Adafactor(Optimizer):
             return commit(moments[name], beta * moments[name] + (1.0 - beta) * new)
 
         if letters is None:
-            moment = decay("second_moment", square)
-            return {"second_moment": moment}, tf.math.rsqrt(moment)
+            return {"second_moment": decay("second_moment", square)}
         row, column = (spec.layout.index(letter) for letter in letters)
         row_moment = decay("row_moment", tf.reduce_mean(square, column))
         column_moment = decay("column_moment", tf.reduce_mean(square, row))
+        return {"row_moment": row_moment, "column_moment": column_moment}
+
+    def _inverse_root(self, spec: VariableSpec, moments: Moments) -> tf.Tensor:
+        """Returns 1 / sqrt(V) from the new moments; it broadcasts to the weight."""
+        letters = self.factored_letters(spec)
+        if letters is None:
+            return tf.math.rsqrt(moments["second_moment"])
+        row_moment, column_moment = moments["row_moment"], moments["column_moment"]
+        row, column = (spec.layout.index(letter) for letter in letters)
         # `row` is less than `column`, so it is still the row's index in row_moment.
         mean = tf.reduce_mean(row_moment, row, keepdims=True)
         row_factor = tf.expand_dims(tf.math.rsqrt(row_moment / mean), column)
         column_factor = tf.expand_dims(tf.math.rsqrt(column_moment), row)
-        moments = {"row_moment": row_moment, "column_moment": column_moment}
-        return moments, row_factor * column_factor
+        return row_factor * column_factor
 
 
 def _rms(value: tf.Tensor, dimensions: list[int]) -> tf.Tensor:

@@ -39,16 +39,41 @@ class Adam(MomentOptimizer):
         commit: Commit,
     ) -> tuple[tf.Tensor, Moments]:
         p = self.p
-        t = tf.cast(step, tf.float32) + 1.0
         old_first, old_second = (self.load(spec, moments, name) for name in self.moment_names)
         first = p.beta1 * old_first + (1.0 - p.beta1) * gradient
         first, first_moments = self.store(spec, moments, FIRST, first, step, commit)
         square = gradient * gradient
         second = p.beta2 * old_second + (1.0 - p.beta2) * square
         second, second_moments = self.store(spec, moments, SECOND, second, step, commit)
+        change = self._change(spec, first, second, weight, step, learning_rate)
+        return commit(weight, weight - change), first_moments | second_moments
+
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        first, second = (self.load(spec, moments, name) for name in self.moment_names)
+        return self._change(spec, first, second, weight, step, learning_rate)
+
+    def _change(
+        self,
+        spec: VariableSpec,
+        first: tf.Tensor,
+        second: tf.Tensor,
+        weight: tf.Tensor,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what to subtract from a weight, from its new moments."""
+        p = self.p
+        t = tf.cast(step, tf.float32) + 1.0
         # Scalars are combined first, so that an element costs one root and one division.
         scale = learning_rate / (1.0 - tf.pow(p.beta1, t))
         root_scale = tf.math.rsqrt(1.0 - tf.pow(p.beta2, t))
         change = scale * first / (tf.sqrt(second) * root_scale + p.epsilon)
-        change = self.with_decay(spec, change, weight, learning_rate)
-        return commit(weight, weight - change), first_moments | second_moments
+        return self.with_decay(spec, change, weight, learning_rate)

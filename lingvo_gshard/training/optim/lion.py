@@ -47,3 +47,18 @@ class Lion(MomentOptimizer):
         new = p.beta2 * old + (1.0 - p.beta2) * gradient
         _, moments = self.store(spec, moments, FIRST, new, step, commit)
         return commit(weight, weight - change), moments
+
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        p = self.p
+        new = self.load(spec, moments, FIRST)
+        old = (new - (1.0 - p.beta2) * gradient) / p.beta2
+        direction = tf.sign(p.beta1 * old + (1.0 - p.beta1) * gradient)
+        return self.with_decay(spec, learning_rate * direction, weight, learning_rate)

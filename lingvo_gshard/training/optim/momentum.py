@@ -46,7 +46,30 @@ class Momentum(MomentOptimizer):
         if beta:
             moment = beta * self.load(spec, moments, FIRST) + gradient
             moment, moments = self.store(spec, moments, FIRST, moment, step, commit)
-            if self.p.nesterov:
-                moment = gradient + beta * moment
-        change = self.with_decay(spec, learning_rate * moment, weight, learning_rate)
+        change = self._change(spec, weight, gradient, moment, learning_rate)
         return commit(weight, weight - change), moments
+
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        moment = self.load(spec, moments, FIRST) if self.p.beta else gradient
+        return self._change(spec, weight, gradient, moment, learning_rate)
+
+    def _change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moment: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what to subtract from a weight, from its new moment."""
+        if self.p.beta and self.p.nesterov:
+            moment = gradient + self.p.beta * moment
+        return self.with_decay(spec, learning_rate * moment, weight, learning_rate)

@@ -138,6 +138,59 @@ class Optimizer(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no update_weight")
 
+    def change(
+        self,
+        spec: VariableSpec,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: Moments,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what a step has subtracted from a weight, for update-to-weight ratios.
+
+        Arguments are those of `update_weight`, but the moments are those after the step. An
+        optimizer that does not define it has no ratios.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no change")
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the optimizer defines `change`."""
+        return type(self).change is not Optimizer.change
+
+    def changes(
+        self,
+        specs: NestedMap,
+        theta: NestedMap,
+        gradients: NestedMap,
+        moments: NestedMap,
+        step: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Returns the `change` of each weight that the optimizer moves, in order.
+
+        Args:
+          specs: the tree of VariableSpec of theta and gradients.
+          theta: the weights after the step.
+          gradients: the weights' gradients.
+          moments: the moments after the step.
+          step: as in `update`.
+          learning_rate: as in `update`.
+        """
+        found = []
+        flat_moments = iter(moments.flatten())
+        rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
+        for spec, weight, gradient in rows:
+            own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
+            if self.moves(spec):
+                weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
+                rest = gradient, own, step, self.learning_rate_factor(spec) * learning_rate
+                # Weight decay depends on the weight before the step, which the first gives.
+                before = weight + self.change(spec, weight, *rest)
+                found.append(self.change(spec, before, *rest))
+        return found
+
     def moment_specs(self, specs: NestedMap) -> NestedMap:
         """Returns the moments' tree of VariableSpec, for the weights' tree. Moments start at 0."""
         return specs.transform(
