@@ -53,9 +53,9 @@ class Recorded:
 
     @property
     def graphs(self) -> list[tf.Graph]:
-        """The graphs of the function and of the bodies of its loops, the function's own first."""
+        """The function's graph, those in which loop bodies were traced, and copies of these."""
         bodies = [body for _, body in self.loops]
-        found = [self.graph, *bodies, *(event.result.graph for event in self.events)]
+        found = [self.graph, *(event.result.graph for event in self.events), *bodies]
         return list({id(graph): graph for graph in found if graph is not None}.values())
 
 

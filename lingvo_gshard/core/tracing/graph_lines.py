@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 
 from lingvo_gshard.core.layer import RECOMPUTED
@@ -10,6 +11,9 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.tracing.source_lines import line_of
 
 _GRADIENT, _RECOMPUTED = "gradient_tape/", f"{RECOMPUTED}/"
+
+_VECTORIZED = "/pfor/"
+_CALLS = re.compile(r"^.*\b(?:(?:Stateful)?PartitionedCall(?:_\d+)?|call\.\d+)/")
 
 
 class GraphLines:
@@ -34,13 +38,15 @@ class GraphLines:
     def operation(self, name: str) -> tf.Operation | None:
         """Returns the operation of this name, or the loop or branch that contains it.
 
-        The operation that computes a result once more is the one that it repeats.
+        TensorFlow puts names of calls before those of a function's operations. A vectorized
+        operation, and one that computes a result once more, is the one that it was made of.
         """
-        name = name.removeprefix(_RECOMPUTED)
-        while name:
-            if name in self._operations:
-                return self._operations[name]
-            name = name.rpartition("/")[0]
+        within = _CALLS.sub("", name).partition(_VECTORIZED)[0]
+        for candidate in dict.fromkeys((within, within.removeprefix(_RECOMPUTED), name)):
+            while candidate:
+                if candidate in self._operations:
+                    return self._operations[candidate]
+                candidate = candidate.rpartition("/")[0]
         return None
 
     def line(self, name: str) -> str:

@@ -101,7 +101,7 @@ def _activation(
 ) -> Activation:
     shape, dtype = instruction.shape.dimensions, instruction.shape.dtype
     itemsize = max(element_bits(dtype) // 8, 1)
-    annotation, kind = traced.annotation(name), traced.kind(name)
+    annotation, kind = traced.annotation(name, division), traced.kind(name)
     layout = annotation.layout if annotation else ""
     return Activation(
         layer=layer,

@@ -172,9 +172,11 @@ class _Causes:
     def _annotation(self, instruction: Instruction) -> Annotated | None:
         """Returns the annotation of a tensor: its own, or of a copy that has its sharding."""
         own = chosen(instruction, self._mesh)
+        assert own is not None
         users = instruction.computation.users[instruction]
         same = [u for u in users if u.opcode == "copy" and chosen(u, self._mesh) == own]
-        found = [self._traced.annotation(operation_name(i.op_name)) for i in (instruction, *same)]
+        names = [operation_name(each.op_name) for each in (instruction, *same)]
+        found = (self._traced.annotation(name, own) for name in names)
         return next(filter(None, found), None)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.tracing.graph_lines import GraphLines
 from lingvo_gshard.hlo.names import layer_and_phase
-from lingvo_gshard.runtime.propagation.chosen import split_in_words
+from lingvo_gshard.layers.stacks.pipeline_loop import STAGES
+from lingvo_gshard.runtime.propagation.chosen import Chosen, split_in_words
 from lingvo_gshard.sharding import xla
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.recording import Recorded
@@ -71,15 +72,26 @@ class Traced:
         operation = self.lines.operation(name)
         return operation.type if operation else ""
 
-    def annotation(self, name: str) -> Annotated | None:
-        """Returns the annotation of this name; None if the operation is another one."""
+    def annotation(self, name: str, division: Chosen) -> Annotated | None:
+        """Returns the annotation of this name; None if the operation is another one.
+
+        Args:
+          name: the operation's name.
+          division: the sharding of its result in the program.
+        """
         operation = self.lines.operation(name)
         if operation is None or operation.type != _ANNOTATION:
             return None
-        split = xla.split_of(
-            operation.get_attr("sharding"), operation.outputs[0].shape.rank, self._mesh
-        )
-        return Annotated(self._layouts.get(id(operation), ""), split, self.lines.line(name))
+        rank = operation.outputs[0].shape.rank
+        split = xla.split_of(operation.get_attr("sharding"), rank, self._mesh)
+        layout = self._layouts.get(id(operation), "")
+        if rank == len(division.tiles) - 1:
+            # The code of one pipeline stage is traced; the program has all stages at once.
+            layout = layout and f"{STAGES}{layout}"
+            split = split and division.split and (division.split[0], *split)
+        elif rank != len(division.tiles):
+            return None
+        return Annotated(layout, split, self.lines.line(name))
 
     def position(self, layer: str, name: str) -> tuple[int, int]:
         """Returns a key that sorts operations by layer, and within one by the time of tracing."""

@@ -78,7 +78,7 @@ def print_activations(
     """
     largest = max((row.bytes for row in rows), default=0)
     shown = [row for row in rows if row.bytes >= _LEAST_SHARE * largest]
-    table = tables.make_table("layer", "computed by", "layout", "shape", "sharding")
+    table = tables.make_table("layer", "computed by", "layout", "shape", "sharding", "by")
     table.add_column("per device", justify="right", no_wrap=True)
     table.add_column("at", no_wrap=True)
     before = None
@@ -90,7 +90,8 @@ def print_activations(
             ", ".join(row.operations),
             row.layout,
             _array(row),
-            sharding_in_words(row),
+            row.chosen,
+            _chosen_by(row),
             tables.format_bytes(row.bytes_per_device),
             row.source or _UNKNOWN,
         )
@@ -109,13 +110,6 @@ def print_activations(
             "largest; --json lists them all",
         )
     _warn_of_whole(console, rows, least)
-
-
-def sharding_in_words(row: Activation) -> str:
-    """Returns the sharding of an activation, and who has chosen it."""
-    if not row.asked:
-        return f"{row.chosen} (XLA's choice)"
-    return row.chosen if row.chosen == row.asked else f"{row.chosen} (asked: {row.asked})"
 
 
 def whole_in_words(row: Activation) -> str:
@@ -167,6 +161,12 @@ def _warn_of_whole(console: rich.console.Console, rows: Sequence[Activation], le
         tables.say(console, f"Warning: {whole_in_words(row)}")
     if len(whole) > _MOST_WARNINGS:
         tables.say(console, f"and {len(whole) - _MOST_WARNINGS} more; --json lists them all")
+
+
+def _chosen_by(row: Activation) -> str:
+    if not row.asked:
+        return "XLA"
+    return "annotation" if row.chosen == row.asked else f"XLA, for {row.asked}"
 
 
 def _array(row: Activation) -> str:

@@ -42,7 +42,8 @@ def test_large_whole_activations_are_a_warning_with_layer_and_line():
     lines = [line.split() for line in out.splitlines()]
     assert ["decoder.layers[0]", "MatMul,", "Relu", "BLH"] == lines[2][:4]
     assert lines[2][-3:] == ["128.0", "KiB", "mine.py:3"]
-    assert "whole (XLA's choice)" in out
+    assert lines[2][-6:-3] == ["over", "data", "annotation"]
+    assert lines[3][-5:-3] == ["whole", "XLA"]
     # The last one is small, and every device may well have it.
     assert "4 activations of the forward pass: 2 are annotated, XLA chose the sharding of 2" in out
     assert "1 have less than 1% of the bytes of the largest" in out and "mine.py:11" not in out
