@@ -2,6 +2,7 @@
 
 import pytest
 
+from lingvo_gshard.training.monitoring.routers.records import routers_of_run
 from tests.tools import tiny_translation
 from tests.tools.train.train_processes import finish, losses, start, train_in_two
 
@@ -12,6 +13,7 @@ _SETTINGS = {
     "task__encoder__moe__group_size": 32,
     "task__decoder__moe__group_size": 32,
     "trainer__checkpoint_every_steps": 3,
+    "trainer__routers__every_steps": 2,
 }
 
 
@@ -29,3 +31,13 @@ def test_two_processes_train_like_one_and_resume_anywhere(tmp_path):
 
     assert losses(together) == pytest.approx(losses(alone), rel=1e-5)
     assert len(losses(together)) == 6
+    # Routers were watched by two processes, and by one on another mesh.
+    assert [seen(record) for record in routers_of_run(together)] == [
+        seen(record) for record in routers_of_run(alone)
+    ]
+
+
+def seen(record):
+    """Returns what does not depend on the order of sums."""
+    counts = (record.tokens, record.choices, record.kept, record.by_language, record.by_class)
+    return record.step, record.layer, *counts
