@@ -46,7 +46,7 @@ CASES = (
     Case(
         "a disk that fills up with metrics",
         _TRAIN,
-        limits={"RLIMIT_FSIZE": 2300},
+        limits={"RLIMIT_FSIZE": 3000},
         changes=_RUN,
         prints=(
             "Warning: metrics.jsonl cannot be written (File too large); new rows wait in memory",
