@@ -12,7 +12,11 @@ also draws the curves of that run. Pictures of the planner's page are screenshot
 
     python -m docs.pictures --plan=plan.html
 
-and so do those of the page of a gshard-serve with the quickstart's model, and its driver:
+Those of a report are taken of a page that `gshard-report --html` wrote:
+
+    python -m docs.pictures --report=report.html
+
+and those of the page of a gshard-serve with the quickstart's model, and its driver:
 
     python -m docs.pictures --server=http://127.0.0.1:8000/
 """
@@ -23,7 +27,7 @@ import argparse
 import pathlib
 
 import lingvo_gshard
-from docs.pictures import all_to_all, curve, planner_page, server_page, weight_cut
+from docs.pictures import all_to_all, curve, page_shots, server_page, weight_cut
 
 FOLDER = pathlib.Path(__file__).parent
 # Pictures that follow from the code alone.
@@ -39,6 +43,7 @@ def main() -> None:
     )
     parser.add_argument("--logdir", type=pathlib.Path, help="a run, to draw its curves")
     parser.add_argument("--plan", type=pathlib.Path, help="a page of gshard-plan --html")
+    parser.add_argument("--report", type=pathlib.Path, help="a page of gshard-report --html")
     parser.add_argument("--server", help="the address of a gshard-serve")
     given = parser.parse_args()
     for name, draw in DRAWN.items():
@@ -48,7 +53,9 @@ def main() -> None:
         text = curve.draw(run.params.name, run.metrics())
         (FOLDER / "curve.svg").write_text(text, encoding="utf-8")
     if given.plan:
-        planner_page.take(given.plan, FOLDER)
+        page_shots.take(given.plan, FOLDER, "planner", 1176, 1.5)
+    if given.report:
+        page_shots.take(given.report, FOLDER, "report", 1166, 1.0)
     if given.server:
         server_page.take(given.server, FOLDER)
 

@@ -10,7 +10,7 @@ const CHARTS = [
   { title: "Memory", names: ["peak_device_memory_bytes", "host_memory_bytes"], labels: ["fullest device, peak", "process on the host"], show: bytes, base: 1024, fromZero: true },
 ];
 // Metrics that marks stand for, or that say nothing as a curve.
-const NOT_DRAWN = new Set(["spike", "spikes"]);
+const NOT_DRAWN = new Set(["spike", "spikes", "batch_digest"]);
 
 function marksOf(run, index) {
   const color = isComparison ? runColor(index) : "";

@@ -78,6 +78,6 @@ function profiledLayers(profile) {
 
 function comparedLayers(comparison) {
   const rows = comparison.layers.map((row) => ({ ...row, layer: row.part, ratio: row.predicted ? row.measured / row.predicted : null }));
-  const columns = [...layerColumns(), numeric("Measured", "measured", seconds, { bar: true }), numeric("Predicted", "predicted", seconds, { bar: true }), numeric("Measured / predicted", "ratio", compact)];
+  const columns = [...layerColumns(), numeric("Measured", "measured", seconds, { bar: true }), numeric("Predicted", "predicted", seconds), numeric("Measured / predicted", "ratio", compact)];
   return dataTable(columns, rows, { id: "profiled-layers", caption: "layers", first: 2 });
 }

@@ -18,7 +18,7 @@ function routersSection() {
 }
 
 function noPictures() {
-  return el("p", { class: "muted" }, "The load of each expert was not recorded: this run did not watch its routers.");
+  return el("p", { class: "muted" }, "The load of each expert was not recorded. Routers are watched every trainer.routers.every_steps steps.");
 }
 
 function picturesOfRouters() {
