@@ -20,8 +20,9 @@ _ADVICE = {
         "for a sharding with less of it, and the table of collectives names the axes."
     ),
     HOST: (
-        "The devices wait for the host between steps. Steps this short need larger batches, or "
-        "less often a log line: trainer.log_every_steps."
+        "The devices wait for the host, which starts steps, reads metrics and saves checkpoints. "
+        "Profile steps without a checkpoint between them. Short steps need larger batches, or fewer "
+        "log lines: trainer.log_every_steps."
     ),
     PAUSES: (
         "The devices pause between operations. Larger batches make operations longer; on a CPU, "
