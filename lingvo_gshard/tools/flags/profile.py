@@ -6,10 +6,6 @@ import rich.console
 from absl import flags
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.profiling import steps
-from lingvo_gshard.profiling.comparison import load_plan
-from lingvo_gshard.profiling.observer import profile_steps
-from lingvo_gshard.tools.profile_reports.profile_report import print_result
 from lingvo_gshard.training.observers.step_observer import ObserverFactory
 
 
@@ -44,6 +40,12 @@ def profilers(
         if values.plan is not None:
             raise ValueError(f"--plan={values.plan} applies to --profile_steps, which is not given")
         return []
+    # Runs without a profile do not wait for these.
+    from lingvo_gshard.profiling import steps
+    from lingvo_gshard.profiling.comparison import load_plan
+    from lingvo_gshard.profiling.observer import profile_steps
+    from lingvo_gshard.tools.profile_reports.profile_report import print_result
+
     asked = steps.parse(values.profile_steps)
     steps.check_within(asked, params.trainer.steps)
 
