@@ -149,6 +149,7 @@ SLOW_PAGES = (
     "report.md",
     "strategies.md",
     "training.md",
+    "trust.md",
     "verification.md",
     "your_own_task.md",
     "your_own_text.md",

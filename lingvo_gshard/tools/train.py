@@ -42,7 +42,7 @@ To see where the time of some steps goes (docs/profiling.md):
 (for `tensorboard --logdir`) and checkpoints/. gshard-report makes a page of it all.
 
 --check_determinism_every computes some steps twice and compares them. --replay_step computes one of
-an earlier run again, and says whether it is what the run recorded (docs/debugging.md):
+an earlier run again, and says whether it is what the run recorded (docs/trust.md):
 
     gshard-train --logdir=runs/small --replay_step=150
 

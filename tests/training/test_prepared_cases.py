@@ -1,4 +1,4 @@
-"""Runs the broken cases of docs/debugging.md: spikes, a stuck input and a step that is not one."""
+"""Runs the broken cases of docs/trust.md: spikes, a stuck input and a step that is not one."""
 
 import pathlib
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_docs import ROOT, commands, environment, with_tiny_flags, write_files
 
-PAGE = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
 
 __all__ = ["environment"]  # A fixture.
 
