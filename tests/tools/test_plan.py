@@ -41,7 +41,7 @@ def planned(tmp_path_factory):
     """Writes two plans of one experiment: expert.json with expert.html, and fsdp.json."""
     folder = tmp_path_factory.mktemp("planned")
     flags = [plan.NAME, *TINY, "--topology=cpu:8", "--tokens=1e9"]
-    expert = [f"--json={folder}/expert.json", f"--html={folder}/expert.html"]
+    expert = [f"--json={folder}/expert.json", f"--html={folder}/expert.html", "--goodput"]
     assert plan.main([*flags, *expert]) == 0
     assert plan.main([*flags, "--strategy=expert_fsdp", f"--json={folder}/fsdp.json"]) == 0
     return folder
@@ -58,6 +58,7 @@ def test_json_contains_the_complete_plan(planned):
     assert record["name"] == "translation.quickstart" and record["fits"] is True
     assert record["mesh"] == "data=8" and record["strategy_name"] == "expert"
     assert record["budget"]["tokens"] == 1e9 and record["remedies"] == []
+    assert record["goodput"]["tokens"] == 1e9 and record["goodput"]["chips"] == 8
     assert (record["topology"], record["compiler"]) == ("cpu:8", "cpu")
     assert record["notes"][0].startswith("an estimate")
     page = (planned / "expert.html").read_text()

@@ -45,7 +45,7 @@ function figures(given) {
   }
   const whole = given.goodput;
   if (whole) {
-    rows.push(["Goodput", share(whole.goodput.mean), `a failure every ${seconds(whole.between_failures)}`]);
+    rows.push(["Goodput", share(whole.goodput.mean), `a failure every ${digits(whole.between_failures / 3600)} hours`]);
     rows.push(["Days", digits(whole.days.mean), `${digits(whole.days.low)} to ${digits(whole.days.high)} in 90% of simulated runs`]);
   }
   return rows.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, note))));

@@ -42,7 +42,10 @@ _ONLY_HERE = (
 SHARED = ("failures", "checkpoint_rate", "restart")
 _NOT_HERE = ("generate", "search", "paper")
 # What a plan from a file already says.
-_NOT_WITH_A_FILE = ("experiment", "config", "topology", "mesh", "strategy")
+_NOT_WITH_A_FILE = (
+    *("experiment", "config", "gin_param", "gin_file", "topology", "mesh", "strategy"),
+    *("device_order", "partitioner", "calibration", "remedies"),
+)
 
 
 def define_goodput_flags(values: flags.FlagValues) -> None:

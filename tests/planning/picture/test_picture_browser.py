@@ -1,8 +1,12 @@
 """Uses the HTML page of a plan in a real browser."""
 
+import dataclasses
+
 import pytest
 
 from lingvo_gshard.planning import picture
+from lingvo_gshard.planning.training.goodput import plan_training
+from lingvo_gshard.planning.training.job import JobOptions
 from tests.pages import browser
 from tests.planning import example_plan
 
@@ -44,6 +48,19 @@ def test_every_section_is_drawn_without_network_requests(page):
     ]  # fmt: skip
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert opened.run("return document.querySelectorAll('#memory .piece').length") == 6
+
+
+def test_goodput_and_days_of_a_training_are_figures(page):
+    record = example_plan.example_plan()
+    options = JobOptions(tokens=1e12, failures="1e3", runs=50)
+    found = plan_training(example_plan.as_plan(record), options)
+    opened = page(record | {"goodput": dataclasses.asdict(found)})
+    names, values = opened.texts(".figures dt"), opened.texts(".figures dd")
+    assert names[-2:] == ["Goodput", "Days"]
+    assert (
+        values[-2] == f"{found.goodput.mean:.0%}".replace("%", " %") + "a failure every 3.91 hours"
+    )
+    assert "in 90% of simulated runs" in values[-1]
 
 
 def test_no_window_width_needs_horizontal_scrolling(page):
