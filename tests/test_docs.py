@@ -143,6 +143,7 @@ SLOW_PAGES = (
     "memory_and_communication.md",
     "moe.md",
     "pipeline.md",
+    "plan_any_program.md",
     "planning.md",
     "profiling.md",
     "programs.md",
@@ -159,6 +160,7 @@ SLOW_PAGES = (
 SCRIPTS = (
     "docs/your_own_layer.md",
     "docs/planning.md",
+    pytest.param("docs/plan_any_program.md", marks=pytest.mark.slow),
     # It trains and loads twice. tests/api/test_run.py has a fast test of each call.
     pytest.param("docs/python_api.md", marks=pytest.mark.slow),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -11,6 +12,9 @@ from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
+from lingvo_gshard.planning.programs.planned import ProgramFacts, is_jax_function
+from lingvo_gshard.planning.programs.plans import plan_file, plan_function
 
 
 @overload
@@ -42,28 +46,46 @@ def plan(
 ) -> Plan: ...
 
 
+@overload
+def plan(
+    file: str | os.PathLike,
+    topology: str,
+    *,
+    mesh: str | None = None,
+    weights: str | None = None,
+    moments: str | None = None,
+    step_tokens: int | None = None,
+    tokens: float | None = None,
+) -> Plan: ...
+
+
 @names_arguments
-def plan(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Plan:
-    """Plans an experiment's training step, or any TensorFlow function, on a topology.
+def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: Any) -> Plan:
+    """Plans an experiment's training step, any function, or a program in a file, on a topology.
 
     The program is compiled ahead of time and not run, so you need not have the machine.
 
     Args:
       experiment: Params of an experiment, as `experiment` returns them; or
-      function: a TensorFlow function, with
-      specs: nested structures of tf.TensorSpec, one for each argument of the function.
+      function: a TensorFlow function, or one of jax, with
+      specs: nested structures of tf.TensorSpec or jax.ShapeDtypeStruct, one for each argument of
+        the function. Those of jax have the shardings, over a jax.sharding.AbstractMesh; or
+      file: a file that `gshard-inspect --program` or `jax.export` wrote.
       topology: the machine, such as "v3:32x32", "gpu:h100:8x4" or "cpu:8".
       mesh: axes and sizes, such as "data=4,model=2". None: the experiment's mesh, else data=N over
-        all N devices.
+        all N devices. Of a jax program it must be the exported one.
       strategy: name or table of a strategy. By default the experiment's, else "expert"; for a
         function "replicated".
       device_order: for an experiment, "contiguous" or "topology".
-      tokens: for an experiment, the tokens to train on; the plan then says what they cost.
+      tokens: the tokens to train on; the plan then says what they cost.
+      weights: for a jax program, a regular expression that finds weights by the names of arguments.
+      moments: for a jax program, the same for optimizer state.
+      step_tokens: for a file or a jax function, the tokens of a batch.
       calibration: for an experiment, the file of a calibration (docs/profiling.md).
-      layouts: for a function, as in `partition`.
-      donate: for a function, as in `partition`.
-      overrides: for a function, as in `partition`.
-      partitioner: "gspmd" or "shardy".
+      layouts: for a TensorFlow function, as in `partition`.
+      donate: for a TensorFlow function, as in `partition`.
+      overrides: for a TensorFlow function, as in `partition`.
+      partitioner: "gspmd" or "shardy". A program in a file and one of jax keep theirs.
 
     Returns:
       Memory, communication, arithmetic and time of the program on one device.
@@ -74,8 +96,37 @@ def plan(subject: Params | Callable[..., Any], *args: Any, **options: Any) -> Pl
     """
     if isinstance(subject, Params):
         return _plan_experiment(subject, *args, **options)
+    if isinstance(subject, (str, os.PathLike)):
+        return _plan_file(subject, *args, **options)
+    if is_jax_function(subject, args[0] if args else ()):
+        return _plan_jax(subject, *args, **options)
     return planner.plan(subject, *args, **options)
 
 
 def _plan_experiment(experiment: Params, topology: str, **options: Any) -> Plan:
     return plan_experiment(experiment, topologies.get(topology), PlanOptions(**options))
+
+
+def _plan_file(
+    path: str | os.PathLike, topology: str, tokens: float | None = None, **facts: Any
+) -> Plan:
+    return plan_file(path, topologies.get(topology), _facts(**facts), tokens)
+
+
+def _plan_jax(
+    function: Callable[..., Any],
+    specs: Sequence[Any],
+    topology: str,
+    tokens: float | None = None,
+    **facts: Any,
+) -> Plan:
+    return plan_function(function, specs, topologies.get(topology), _facts(**facts), tokens)
+
+
+def _facts(
+    mesh: str | None = None,
+    weights: str | None = None,
+    moments: str | None = None,
+    step_tokens: int | None = None,
+) -> ProgramFacts:
+    return ProgramFacts(mesh, MemoryPatterns(weights, moments), step_tokens)

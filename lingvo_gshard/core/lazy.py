@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     from jax.experimental import multihost_utils, serialize_executable
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import func, stablehlo
+    from jaxlib.mlir.dialects import func, sdy, stablehlo
     from orbax.checkpoint import checkpoint_managers
     from sacrebleu.metrics import bleu, chrf
     from scipy import optimize, sparse
@@ -151,6 +151,7 @@ else:
     clusters = LazyModule("jax._src.clusters")
     ir = LazyModule("jaxlib.mlir.ir")
     func = LazyModule("jaxlib.mlir.dialects.func")
+    sdy = LazyModule("jaxlib.mlir.dialects.sdy")
     stablehlo = LazyModule("jaxlib.mlir.dialects.stablehlo")
 
     ocp = LazyModule("orbax.checkpoint")

@@ -1,5 +1,7 @@
 """Finds the layer and the phase of an operation in its op_name.
 
+Names of jax programs are first translated (frameworks/jax_names.py).
+
 TensorFlow names an operation by its nested name scopes, followed by its own name. The scope tells
 the phase: `gradient_tape/`, or `gradients/` in loops, for the backward pass, `rematerialized/` for
 recomputed operations, and `optimizer/`. Gradients of recomputed operations have both scopes and
@@ -13,14 +15,15 @@ import re
 from collections.abc import Set
 
 from lingvo_gshard.core.layer import RECOMPUTED
+from lingvo_gshard.hlo.frameworks.jax_names import to_tensorflow
 from lingvo_gshard.layers.moe.exchange import COMBINE_SCOPE, DISPATCH_SCOPE
 from lingvo_gshard.training.optim.optimizer import SCOPE as OPTIMIZER
 
 # Name scopes within a layer whose matrix products only move tokens.
 DISPATCH_SCOPES = (DISPATCH_SCOPE, COMBINE_SCOPE)
 
-_WRAPPERS = re.compile(r"^(?:jit\([^)]*\)/)+(?:call_exported[^/]*/)?")
-_MERGED = re.compile(r"((?:.*/)?)\(([^()]*)\)?")
+_WRAPPERS = re.compile(r"^(?:(?:jit\([^)]*\)|call_exported[^/]*)/)+")
+_MERGED = re.compile(r"((?:.*?/)?)\((.*?)\)?")
 _GRADIENT = re.compile(r"gradient_tape|gradients(_\d+)?|.*_grad")
 # Scopes that belong to no layer: those of phases, loops, branches and calls.
 _ADDED = re.compile(
@@ -40,8 +43,13 @@ def without_wrappers(op_name: str) -> str:
 
 
 def operation_name(op_name: str) -> str:
-    """Returns an op_name without jax's scopes. If XLA merged several names, it is the first."""
-    return merged_names(op_name)[0]
+    """Returns an op_name without jax's scopes. If XLA merged several names, it is the first.
+
+    An operation that XLA merged with its recomputation is not recomputed.
+    """
+    names = merged_names(op_name)
+    original = names[0].removeprefix(f"{RECOMPUTED}/")
+    return original if original in names else names[0]
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -53,8 +61,9 @@ def merged_names(op_name: str) -> list[str]:
     name = without_wrappers(op_name).split(";", 1)[0]
     merged = _MERGED.fullmatch(name)
     if merged:
-        return [merged[1] + part for part in merged[2].split(":")]
-    return ["" if name.startswith(("jit(", "call_exported")) else name]
+        return [to_tensorflow(merged[1] + part) for part in merged[2].split(":")]
+    is_call = re.fullmatch(r"jit\([^)]*\)|call_exported[^/]*", name)
+    return ["" if is_call else to_tensorflow(name)]
 
 
 def is_uninformative(name: str) -> bool:

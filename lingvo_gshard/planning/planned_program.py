@@ -43,6 +43,7 @@ class PlannedProgram:
       parameters: number of parameters.
       useful_flops: useful operations of all devices in one step; None if unknown.
       tokens: target positions of a batch; None if the program has no batch.
+      notes: what the plan must say about these facts.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class PlannedProgram:
     useful_flops: int | None = None
     tokens: int | None = None
     kinds: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def lower_function(
@@ -111,7 +113,7 @@ def lower_step(
     return PlannedProgram(
         program=program,
         name=name,
-        classes=tuple(_memory_class(array.path) for array in program.inputs),
+        classes=tuple(memory_class(array.path) for array in program.inputs),
         layers=layer_scopes(trainer.task),
         kinds=kinds_of_layers(trainer.task),
         tensors=tuple(_tensor_row(row, kind) for row, kind in tensors),
@@ -130,7 +132,7 @@ def layer_scopes(task: Task) -> frozenset[str]:
     return frozenset(scopes - {""} | {LOSS_SCOPE})
 
 
-def _memory_class(path: str) -> str:
+def memory_class(path: str) -> str:
     """Returns the memory class of a training step's input."""
     found = (kind for prefix, kind in _MEMORY_CLASSES.items() if path.startswith(prefix))
     return next(found, memory.INPUTS)

@@ -32,6 +32,8 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.training.trainer import Trainer
 
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
+# Stands for the name of a strategy in plans of programs that were partitioned without one.
+_OWN_SHARDINGS = "its own"
 
 
 def plan(
@@ -113,13 +115,21 @@ def plan_step(
 
 def plan_program(
     planned: PlannedProgram,
-    partitioning: Partitioning,
+    partitioning: Partitioning | None,
     topology: Topology,
     tokens: float | None = None,
     progress: Progress = ignore_progress,
     calibration: Calibration | None = None,
 ) -> Plan:
     """Returns the plan of a lowered program on a topology.
+
+    Args:
+      planned: the program.
+      partitioning: what split it; None for a program that brings its own shardings.
+      topology: the machine.
+      tokens: total tokens to train on; the plan then has a budget.
+      progress: called with each stage as it begins.
+      calibration: corrects the estimates; None keeps those of published efficiencies.
 
     Raises:
       ValueError: if the mesh does not fit the topology or the compiler rejects the program.
@@ -140,7 +150,7 @@ def plan_program(
         compiler=topology.compiler,
         mesh=str(program.mesh),
         strategy=program.strategy,
-        strategy_name=partitioning.strategy.name,
+        strategy_name=partitioning.strategy.name if partitioning else _OWN_SHARDINGS,
         partitioner=program.partitioner,
         fits=_fits(compiled, sizes["peak"], topology),
         bytes_per_device=MemoryBytes(**sizes, capacity=topology.chip.usable_bytes),
@@ -164,6 +174,7 @@ def plan_program(
         compile_seconds=compiled.seconds,
         versions=_versions(topology.compiler),
         notes=[
+            *planned.notes,
             *([calibration.note] if calibration else []),
             *_notes(compiled, found, partitioning, topology),
         ],
@@ -218,14 +229,18 @@ def _versions(compiler: str) -> dict[str, str]:
 def _notes(
     compiled: CompiledProgram,
     found: hlo.OperationList,
-    partitioning: Partitioning,
+    partitioning: Partitioning | None,
     topology: Topology,
 ) -> list[str]:
     replicated = [str(replication) for replication in compiled.full_replications]
-    unused = [
-        f"strategy {partitioning.strategy.name} shards nothing over axis {axis}"
-        for axis in partitioning.unused_axes
-    ]
+    unused = (
+        [
+            f"strategy {partitioning.strategy.name} shards nothing over axis {axis}"
+            for axis in partitioning.unused_axes
+        ]
+        if partitioning
+        else []
+    )
     notes = [
         *filter(None, [compiled.note]),
         *topology.notes,

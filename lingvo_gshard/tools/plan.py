@@ -27,6 +27,11 @@ To plan generation with a language model, its decoding and the prefill of prompt
     gshard-plan --config=Mixtral-8x7B-v0.1/config.json --topology=v5p:2x2x1 --generate --batch=64 \\
         --length=2048 --mesh=data=2,model=2 --strategy=expert_tensor
 
+To plan a program that is a file, with its own shardings (docs/plan_any_program.md): a step that
+gshard-inspect --program or jax.export wrote:
+
+    gshard-plan step.bin --topology=v5e:4x4 --weights='params.*'
+
 To plan the whole training, with failures, checkpoints and restarts, of an experiment or of a plan
 that --json has written:
 
@@ -81,6 +86,7 @@ from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan import diff, file, limits
 from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.programs.plans import plan_file
 from lingvo_gshard.planning.search.experiment_search import search_experiment
 from lingvo_gshard.planning.search.record import to_record
 from lingvo_gshard.planning.suggestions import suggest
@@ -88,7 +94,7 @@ from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import budget, generation, goodput, runtime
+from lingvo_gshard.tools.flags import budget, generation, goodput, program, runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     budget_report,
@@ -150,6 +156,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "html", None, "HTML file to write the plan to, for a browser.", flag_values=values
     )
+    program.define_program_flags(values)
     search_report.define_search_flags(values)
     paper_report.define_paper_flags(values)
     limit_report.define_diff_flags(values)
@@ -183,6 +190,7 @@ def define_config_flags(values: flags.FlagValues) -> None:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = define_flags()
+    path, argv = program.program_path(argv, [DIFF])
     compared, argv = _compared(argv)
     startup.parse_flags(values, argv, __doc__)
     console = output.make_console(values.json, values.html)
@@ -197,6 +205,7 @@ def main(argv: list[str]) -> int:
         return 0
     check_choices(values.partitioner, values.device_order)
     generation.check_generation_flags(values)
+    program.check_program_flags(values, path)
     goodput.check_goodput_flags(values)
     budget.check_budget_flags(values)
     if values.budget is not None:
@@ -206,10 +215,12 @@ def main(argv: list[str]) -> int:
     planned = goodput.planned_before(values)
     if planned:
         return _report(values, planned, console)
-    params = planned_params(values)
+    params = None if path else planned_params(values)
     if not values.topology:
         raise ValueError("--topology is missing, such as v3:32x32; --list_topologies shows all")
     topology = topologies.get(values.topology)
+    if params is None:
+        return _plan_file(path, values, topology, console)
     run = _generate if values.generate else _search if values.search else _plan
     return run(values, params, topology, console)
 
@@ -260,6 +271,15 @@ def _plan(
         if not plan.fits:
             remedies = suggest(params, topology, options, values.remedies, shown.say, shown.begin)
             plan = msgspec.structs.replace(plan, remedies=remedies)
+    return _report(values, plan, console)
+
+
+def _plan_file(
+    path: str, values: flags.FlagValues, topology: Topology, console: rich.console.Console
+) -> int:
+    with Stages(topology.compiler_choice) as shown:
+        facts = program.program_facts(values)
+        plan = plan_file(path, topology, facts, values.tokens, shown.begin)
     return _report(values, plan, console)
 
 
@@ -332,7 +352,7 @@ def _compared(argv: list[str]) -> tuple[list[str], list[str]]:
     if not subcommand.startswith("-") and subcommand != DIFF:
         raise ValueError(
             f"the subcommand {subcommand!r} is unknown. {names.nearest(subcommand, [DIFF])} "
-            "Without one, flags say what to plan, see --help"
+            "Without one, flags or the file of a program say what to plan, see --help"
         )
     if argv[1:2] != [DIFF]:
         return [], argv

@@ -6,22 +6,11 @@ back to GSPMD for such modules. See https://openxla.org/shardy/sharding_represen
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
-from collections.abc import Iterator
-
-import numpy as np
-
 from lingvo_gshard.core.lazy import ir
+from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
 
-_TILED = re.compile(
-    r"\{devices=\[(?P<tiles>[\d,]+)\](?:(?P<list>\d[\d,]*)"
-    r"|<=\[(?P<iota>[\d,]+)\](?:T\((?P<permutation>[\d,]+)\))?)"
-    r"(?P<copies> last_tile_dim_replicate)?\}"
-)
 _MANUAL = ("SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
@@ -52,7 +41,12 @@ def _make_constraint(annotation: ir.Operation, mesh: Mesh) -> None:
     operand = annotation.operands[0]
     rank = ir.RankedTensorType(operand.type).rank
     text = ir.StringAttr(annotation.attributes["mhlo.sharding"]).value
-    attribute = _attribute(_split_of(text, rank, mesh), mesh)
+    split = split_of_text(text, rank, mesh)
+    if split is None:
+        raise ValueError(
+            f"--partitioner=shardy: the annotation {text} is no split over --mesh={mesh}. Use gspmd"
+        )
+    attribute = _attribute(split, mesh)
     with ir.InsertionPoint(annotation), annotation.location:
         constraint = ir.Operation.create(
             "sdy.sharding_constraint",
@@ -68,62 +62,3 @@ def _attribute(split: Split, mesh: Mesh) -> ir.Attribute:
     axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
     dimensions = ", ".join("{" + ", ".join(f'"{a}"' for a in axes) + "}" for axes in split)
     return ir.Attribute.parse(f"#sdy.sharding<mesh<[{axes}]>, [{dimensions}]>")
-
-
-def _split_of(text: str, rank: int, mesh: Mesh) -> Split:
-    """Returns the split over the mesh's axes that the text of an HLO sharding describes."""
-    if text == "{replicated}":
-        return ((),) * rank
-    match = _TILED.fullmatch(text)
-    if match:
-        tiles = _numbers(match["tiles"])
-        sizes = tiles[:-1] if match["copies"] else tiles
-        for split in _candidates(tuple(sizes), mesh):
-            if np.array_equal(_device_sets(_devices(match, tiles), len(sizes)), _sets(split, mesh)):
-                return split
-    raise ValueError(
-        f"--partitioner=shardy: the annotation {text} is no split over --mesh={mesh}. Use gspmd"
-    )
-
-
-def _candidates(sizes: tuple[int, ...], mesh: Mesh) -> Iterator[Split]:
-    """Yields each assignment of axes to dimensions that splits dimension i into sizes[i] parts."""
-    choices = [
-        [
-            axes
-            for count in range(len(mesh.names) + 1)
-            for axes in itertools.permutations(mesh.names, count)
-            if math.prod(mesh.axis_size(axis) for axis in axes) == size
-        ]
-        for size in sizes
-    ]
-    for split in itertools.product(*choices):
-        used = [axis for axes in split for axis in axes]
-        if len(set(used)) == len(used):
-            yield split
-
-
-def _devices(match: re.Match, tiles: list[int]) -> np.ndarray:
-    if match["list"]:
-        return np.array(_numbers(match["list"])).reshape(tiles)
-    ids = np.arange(math.prod(tiles)).reshape(_numbers(match["iota"]))
-    if match["permutation"]:
-        ids = ids.transpose(_numbers(match["permutation"]))
-    return ids.reshape(tiles)
-
-
-def _sets(split: Split, mesh: Mesh) -> np.ndarray:
-    used = [axis for axes in split for axis in axes]
-    order = used + [axis for axis in mesh.names if axis not in used]
-    parts = [math.prod(mesh.axis_size(axis) for axis in axes) for axes in split]
-    ids = mesh.ids.transpose([mesh.names.index(axis) for axis in order])
-    return _device_sets(ids.reshape([*parts, -1]), len(parts))
-
-
-def _device_sets(devices: np.ndarray, rank: int) -> np.ndarray:
-    """Returns the devices of each tile, with replicas of a tile in ascending order."""
-    return np.sort(devices.reshape([*devices.shape[:rank], -1]), axis=-1)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]

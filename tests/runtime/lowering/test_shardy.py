@@ -1,14 +1,11 @@
 """Checks that annotations become Shardy constraints with the same sharding."""
 
-import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import strategies as st
 
 from lingvo_gshard import hlo
 from lingvo_gshard.runtime.devices import devices_for
-from lingvo_gshard.runtime.lowering import shardy
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.executable import Executable
@@ -17,42 +14,6 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 MESH = Mesh.parse("data=2,model=4")
-
-
-@pytest.mark.parametrize(
-    ("text", "split"),
-    [
-        ("{replicated}", ((), ())),
-        ("{devices=[8,1]0,1,2,3,4,5,6,7}", (("data", "model"), ())),
-        ("{devices=[8,1]<=[8]}", (("data", "model"), ())),
-        ("{devices=[2,4]<=[8]}", (("data",), ("model",))),
-        ("{devices=[4,2]<=[2,4]T(1,0)}", (("model",), ("data",))),
-        ("{devices=[4,2]0,4,1,5,2,6,3,7}", (("model",), ("data",))),
-        ("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", (("data",), ())),
-        ("{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}", ((), ("model",))),
-        ("{devices=[1,8]0,4,1,5,2,6,3,7}", ((), ("model", "data"))),
-    ],
-)
-def test_sharding_text_is_parsed(text, split):
-    assert shardy._split_of(text, 2, MESH) == split
-
-
-def test_custom_device_order_is_rejected():
-    with pytest.raises(ValueError, match="no split over --mesh=data=2,model=4. Use gspmd"):
-        shardy._split_of("{devices=[8,1]1,0,2,3,4,5,6,7}", 2, MESH)
-
-
-@hypothesis.given(st.permutations(["data", "model", ""]), st.integers(0, 2))
-def test_every_split_has_a_distinct_sharding(order, rank):
-    split = tuple((axis,) if axis else () for axis in order[: rank + 1])
-    devices = shardy._sets(split, MESH)
-    sizes = devices.shape[:-1]
-    same = [
-        found
-        for found in shardy._candidates(sizes, MESH)
-        if np.array_equal(shardy._sets(found, MESH), devices)
-    ]
-    assert same == [split]
 
 
 def _matmul_program(partitioner: str) -> Executable:

@@ -1,0 +1,1 @@
+"""How frameworks other than TensorFlow name the operations of their programs."""

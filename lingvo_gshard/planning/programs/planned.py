@@ -1,0 +1,169 @@
+"""Makes PlannedPrograms of saved programs and of jax functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lingvo_gshard.core.lazy import jax, jax_export
+from lingvo_gshard.planning import memory
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
+from lingvo_gshard.planning.planned_program import PlannedProgram, memory_class
+from lingvo_gshard.planning.programs.jax_program import to_program
+from lingvo_gshard.planning.programs.memory_classes import (
+    MemoryPatterns,
+    layer_of,
+    memory_classes,
+)
+from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.program import Program, bytes_of
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.reports.listing import REPLICATED
+from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
+
+_TOKENS_NOTE = "tokens are all positions of a batch, those of a source included"
+_ACTIVE_NOTE = "all parameters count as active: a saved program does not say what a token uses"
+# jax's names of the platforms of the compilers.
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramFacts:
+    """What a program of others does not say about itself.
+
+    Attributes:
+      mesh: its mesh, such as "data=4,model=2", which must be the exported one. For a program that
+        only numbers its devices, it names the axes.
+      patterns: which arguments are weights and moments.
+      step_tokens: tokens of a batch; None if unknown.
+    """
+
+    mesh: str | None = None
+    patterns: MemoryPatterns = MemoryPatterns()
+    step_tokens: int | None = None
+
+
+def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
+    """Returns a program that `Program.save` wrote, to be planned.
+
+    Layers are those that own its weights; their names are in the paths of its arrays.
+
+    Raises:
+      ValueError: the facts have patterns, which these programs do not need; names the flag.
+    """
+    for flag in ("weights", "moments"):
+        if getattr(facts.patterns, flag):
+            raise ValueError(
+                f"--{flag}={getattr(facts.patterns, flag)} applies to what jax.export wrote; a "
+                "program of gshard-inspect says itself what its arguments are"
+            )
+    classes = tuple(memory_class(array.path) for array in program.inputs)
+    tensors = _tensor_rows(program, classes)
+    layers = {row.layer for row in tensors if row.layer}
+    layers |= {layer[:at] for layer in layers for at, sign in enumerate(layer) if sign == "/"}
+    tokens = program.work.tokens if program.work else None
+    return PlannedProgram(
+        program=program,
+        name=program.name,
+        classes=classes,
+        layers=frozenset(layers | {LOSS_SCOPE}) if layers else None,
+        tensors=tensors,
+        parameters=_parameters(tensors),
+        useful_flops=program.work.flops if program.work else None,
+        tokens=facts.step_tokens or tokens,
+        notes=(_ACTIVE_NOTE, *([_TOKENS_NOTE] if tokens and not facts.step_tokens else [])),
+    )
+
+
+def jax_program(
+    exported: jax_export.Exported, where: str, topology: Topology, facts: ProgramFacts
+) -> PlannedProgram:
+    """Returns a function that `jax.export` exported, to be planned on a topology.
+
+    Raises:
+      ValueError: the function cannot be planned, its mesh is not the given one, or a pattern
+        matches nothing; names `where`.
+    """
+    mesh = Mesh.parse(facts.mesh) if facts.mesh else None
+    platform = _PLATFORMS[topology.compiler]
+    program = to_program(exported, where, platform, mesh)
+    try:
+        found = memory_classes(program.inputs, program.donated, facts.patterns)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    notes = [found.note]
+    if platform not in exported.platforms:
+        notes.append(
+            f"exported for {' and '.join(exported.platforms)}, not for {platform}: operations that "
+            "jax writes differently for each platform are the former's"
+        )
+    tensors = _tensor_rows(program, found.classes)
+    return PlannedProgram(
+        program=program,
+        name=program.name,
+        classes=found.classes,
+        layers=None,
+        tensors=tensors,
+        parameters=_parameters(tensors),
+        tokens=facts.step_tokens,
+        notes=tuple(notes),
+    )
+
+
+def is_jax_function(function: Any, specs: Any) -> bool:
+    """Returns whether a function is one of jax: it is jitted, or its arguments are jax's."""
+    if isinstance(function, jax.stages.Wrapped):
+        return True
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree_util.tree_leaves(specs))
+
+
+def export_function(
+    function: Callable[..., Any], specs: Sequence[Any], topology: Topology
+) -> jax_export.Exported:
+    """Returns a jax function exported for a topology's compiler.
+
+    Args:
+      function: a function; it is jitted unless it is already.
+      specs: nested structures of jax.ShapeDtypeStruct, one for each argument. Their shardings are
+        the program's.
+      topology: the machine.
+    """
+    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
+    return jax_export.export(jitted, platforms=[_PLATFORMS[topology.compiler]])(*specs)
+
+
+def _tensor_rows(program: Program, classes: Sequence[str]) -> tuple[TensorRow, ...]:
+    """Returns a row for each weight and moment. Its dimensions have no letters."""
+    return tuple(
+        _tensor_row(array, kind, program.mesh)
+        for array, kind in zip(program.inputs, classes, strict=True)
+        if kind != memory.INPUTS
+    )
+
+
+def _tensor_row(array: Array, kind: str, mesh: Mesh) -> TensorRow:
+    split = [
+        f"dimension {index} over {' and '.join(axes)} "
+        f"({' x '.join(str(mesh.axis_size(axis)) for axis in axes)})"
+        for index, axes in enumerate(array.split or ())
+        if axes
+    ]
+    return TensorRow(
+        path=array.path,
+        layout="",
+        shape=list(array.shape),
+        dtype=array.dtype,
+        split=", ".join(split) or REPLICATED,
+        bytes=math.prod(array.shape) * array.struct.dtype.itemsize,
+        bytes_per_device=bytes_of(array, mesh),
+        kind=kind,
+        layer=layer_of(array.path),
+    )
+
+
+def _parameters(tensors: Sequence[TensorRow]) -> ParameterCounts:
+    total = sum(math.prod(row.shape) for row in tensors if row.kind == memory.WEIGHTS)
+    return ParameterCounts(total=total, active=total)

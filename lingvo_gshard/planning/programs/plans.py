@@ -1,0 +1,87 @@
+"""Plans files of programs, and functions of jax."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lingvo_gshard.planning import planner
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.planned_program import PlannedProgram
+from lingvo_gshard.planning.programs import files
+from lingvo_gshard.planning.programs.planned import ProgramFacts, export_function, jax_program
+from lingvo_gshard.planning.progress import Progress, ignore_progress
+
+
+def plan_file(
+    path: str | os.PathLike,
+    topology: Topology,
+    facts: ProgramFacts,
+    tokens: float | None = None,
+    progress: Progress = ignore_progress,
+) -> Plan:
+    """Returns the plan of a program in a file on a topology.
+
+    Args:
+      path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
+      topology: the machine.
+      facts: what the program does not say about itself.
+      tokens: total tokens to train on; the plan then has a budget.
+      progress: called with each stage as it begins.
+
+    Raises:
+      ValueError: the file cannot be planned, or was made for another number of devices; names it.
+    """
+    progress("reading the program")
+    # A compiler that is missing is reported first, and jax's devices are made before jax starts.
+    topology.compile_devices()
+    planned = files.read(path, topology, facts)
+    return _plan(planned, str(path), topology, tokens, progress)
+
+
+def plan_function(
+    function: Callable[..., Any],
+    specs: Sequence[Any],
+    topology: Topology,
+    facts: ProgramFacts,
+    tokens: float | None = None,
+) -> Plan:
+    """Returns the plan of a jax function on a topology.
+
+    Args:
+      function: a jax function, jitted or not.
+      specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
+      topology: the machine.
+      facts: what the program does not say about itself.
+      tokens: total tokens to train on; the plan then has a budget.
+
+    Raises:
+      ValueError: the function cannot be planned, or has another number of devices.
+    """
+    topology.compile_devices()
+    exported = export_function(function, specs, topology)
+    planned = jax_program(exported, exported.fun_name, topology, facts)
+    return _plan(planned, exported.fun_name, topology, tokens, ignore_progress)
+
+
+def _plan(
+    planned: PlannedProgram,
+    where: str,
+    topology: Topology,
+    tokens: float | None,
+    progress: Progress,
+) -> Plan:
+    mesh = planned.program.mesh
+    if mesh.size != topology.devices:
+        raise ValueError(
+            f"{where} was made for {mesh.size:,} device{'s'[: mesh.size != 1]}, {mesh}, but "
+            f"--topology={topology.name} has {topology.devices:,}"
+        )
+    if tokens and not planned.tokens:
+        raise ValueError(
+            f"--tokens={tokens:g} needs the tokens of a step, which {where} does not say; give "
+            "--step_tokens, too"
+        )
+    return planner.plan_program(planned, None, topology, tokens, progress)

@@ -1,0 +1,79 @@
+"""The file of a program that gshard-plan plans, and the flags that only apply to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from absl import flags
+
+from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
+from lingvo_gshard.planning.programs.planned import ProgramFacts
+
+_ONLY_HERE = ("weights", "moments", "step_tokens")
+# Flags that apply to a program in a file besides these.
+_ALSO_HERE = ("topology", "mesh", "tokens", "json", "html", "goodput")
+_WITH_GOODPUT = (
+    *("checkpoint_rate", "checkpoint_stall", "checkpoint_interval", "restart", "compile_seconds"),
+    *("failures", "simulated_runs", "simulation_seed"),
+)
+
+
+def define_program_flags(values: flags.FlagValues) -> None:
+    """Defines the flags that only apply to a program in a file."""
+    for flag, what in (("weights", "weights"), ("moments", "optimizer state")):
+        flags.DEFINE_string(
+            flag,
+            None,
+            f"Of a file of jax.export: regular expression that finds the arguments that are {what} "
+            "by their names, such as 'state.params'; by default they have their usual names.",
+            flag_values=values,
+        )
+    flags.DEFINE_integer(
+        "step_tokens", None, "Of a program in a file: tokens of a batch.", 1, flag_values=values
+    )
+
+
+def program_path(argv: list[str], subcommands: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the path of a program that the command is given, or "", and the other arguments.
+
+    The path is the first argument or the last. A first argument is a path and no subcommand if it
+    has a dot or a slash, or exists.
+    """
+    *others, last = argv
+    is_value = others and others[-1].startswith("--") and "=" not in others[-1]
+    if len(others) > 1 and not last.startswith("-") and (not is_value or others[-1] == "--json"):
+        if others[1].startswith("-"):
+            return last, others
+    first = next(iter(argv[1:]), "-")
+    is_path = "." in first or os.sep in first or os.path.exists(first)
+    if first.startswith("-") or first in subcommands or not is_path:
+        return "", argv
+    return first, [argv[0], *argv[2:]]
+
+
+def check_program_flags(values: flags.FlagValues, path: str) -> None:
+    """Raises ValueError for flags that do not apply to a program, or only to one."""
+    if not path:
+        for name in _ONLY_HERE:
+            if values[name].present:
+                raise ValueError(
+                    f"--{name}={values[name].value} applies to the file of a program, which is not "
+                    "given"
+                )
+        return
+    for name in values:
+        if values[name].present and name not in (*_ONLY_HERE, *_ALSO_HERE, *_WITH_GOODPUT):
+            valid = ", ".join(f"--{flag}" for flag in (*_ALSO_HERE, *_ONLY_HERE))
+            raise ValueError(
+                f"--{name}={values[name].value} does not apply to the program {path}, only {valid}"
+            )
+
+
+def program_facts(values: flags.FlagValues) -> ProgramFacts:
+    """Returns what the flags say about a program."""
+    return ProgramFacts(
+        mesh=values.mesh,
+        patterns=MemoryPatterns(values.weights, values.moments),
+        step_tokens=values.step_tokens,
+    )

@@ -1,0 +1,57 @@
+"""Compares splits that are read from the text of shardings with numbered devices."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from lingvo_gshard.runtime.lowering import sharding_text
+from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
+from lingvo_gshard.sharding.mesh import Mesh
+
+MESH = Mesh.parse("data=2,model=4")
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("{replicated}", ((), ())),
+        ("{devices=[8,1]0,1,2,3,4,5,6,7}", (("data", "model"), ())),
+        ("{devices=[8,1]<=[8]}", (("data", "model"), ())),
+        ("{devices=[2,4]<=[8]}", (("data",), ("model",))),
+        ("{devices=[4,2]<=[2,4]T(1,0)}", (("model",), ("data",))),
+        ("{devices=[4,2]0,4,1,5,2,6,3,7}", (("model",), ("data",))),
+        ("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", (("data",), ())),
+        ("{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}", ((), ("model",))),
+        ("{devices=[1,8]0,4,1,5,2,6,3,7}", ((), ("model", "data"))),
+    ],
+)
+def test_sharding_text_is_parsed(text, split):
+    assert split_of_text(text, 2, MESH) == split
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{devices=[8,1]1,0,2,3,4,5,6,7}",
+        "{devices=[2,2]<=[4]}",
+        "{devices=[2,2,2]<=[8]}",
+        "{maximal device=0}",
+        "{manual}",
+    ],
+)
+def test_what_is_no_split_over_the_mesh_is_not_read(text):
+    assert split_of_text(text, 2, MESH) is None
+
+
+@hypothesis.given(st.permutations(["data", "model", ""]), st.integers(0, 2))
+def test_every_split_has_a_distinct_sharding(order, rank):
+    split = tuple((axis,) if axis else () for axis in order[: rank + 1])
+    devices = sharding_text._sets(split, MESH)
+    sizes = devices.shape[:-1]
+    same = [
+        found
+        for found in sharding_text._candidates(sizes, MESH)
+        if np.array_equal(sharding_text._sets(found, MESH), devices)
+    ]
+    assert same == [split]
