@@ -142,6 +142,7 @@ def plan_program(
     timed, step = _timed(found.operations, planned, topology, calibration)
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
+    notes = [*planned.notes, *([calibration.note] if calibration else [])]
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -162,22 +163,13 @@ def plan_program(
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
         is_calibrated=calibration is not None,
-        seconds_per_step=step.seconds,
-        seconds_per_step_bound=step.seconds_bound,
-        steps_per_second=_rate(1, step.seconds),
-        steps_per_second_bound=_rate(1, step.seconds_bound),
-        tokens_per_step=planned.tokens,
-        tokens_per_second=_rate(planned.tokens, step.seconds),
+        **_speeds(step, planned.tokens),
         mfu=roofline.utilization(flops.useful, step.seconds, topology) if step.seconds else None,
         budget=_budget(tokens, planned.tokens, step.seconds, topology),
         remedies=[],
         compile_seconds=compiled.seconds,
         versions=_versions(topology.compiler),
-        notes=[
-            *planned.notes,
-            *([calibration.note] if calibration else []),
-            *_notes(compiled, found, partitioning, topology),
-        ],
+        notes=[*notes, *_notes(compiled, found, partitioning, topology)],
     )
 
 
@@ -202,6 +194,18 @@ def _fits(compiled: CompiledProgram, peak: int, topology: Topology) -> bool:
     if topology.compiler == "tpu":
         return not compiled.refused
     return peak <= topology.chip.usable_bytes
+
+
+def _speeds(step: StepTime, tokens: int | None) -> dict[str, Any]:
+    """Returns the fields of a plan that say how fast steps are."""
+    return {
+        "seconds_per_step": step.seconds,
+        "seconds_per_step_bound": step.seconds_bound,
+        "steps_per_second": _rate(1, step.seconds),
+        "steps_per_second_bound": _rate(1, step.seconds_bound),
+        "tokens_per_step": tokens,
+        "tokens_per_second": _rate(tokens, step.seconds),
+    }
 
 
 def _rate(amount: int | None, seconds: float) -> float | None:
