@@ -19,6 +19,8 @@ _DIGITS = 5
 FEWEST_OF_LAYER, MOST_OF_LAYER = 12, 120
 # More steps of one kind than these are counted only.
 _MOST_MARKS = 1000
+# More points of a metric of the dev split than these are thinned.
+_MOST_POINTS = 500
 # Number of steps that means at the end of a run cover.
 TAIL = 50
 # A step that no run reaches.
@@ -81,7 +83,7 @@ class History(msgspec.Struct, frozen=True):
       rows: number of rows.
       curves: metrics of the whole model.
       layers: metrics of single layers, thinned more.
-      dev: metrics of the dev split.
+      dev: metrics of the whole model on the dev split.
       tail: mean of each metric of the whole model over the last steps, at most `TAIL`.
       spikes: steps that were spikes.
       not_finite: steps with a value that is not finite.
@@ -140,8 +142,9 @@ class _Reader:
         whole, layers = {}, {}
         for name, value in row.items():
             if name.startswith(DEV):
-                if value is not None:
-                    points = self._dev.setdefault(name.removeprefix(DEV), Points([], []))
+                metric = name.removeprefix(DEV)
+                if value is not None and LAYER not in metric:
+                    points = self._dev.setdefault(metric, Points([], []))
                     points.steps.append(step)
                     points.values.append(_rounded(value))
             else:
@@ -156,7 +159,7 @@ class _Reader:
             self._rows,
             self._curves.curves(),
             self._layers.curves(),
-            self._dev,
+            {name: _fewer(points) for name, points in self._dev.items()},
             tail,
             self._spikes,
             self._not_finite,
@@ -204,6 +207,15 @@ class _Thinning:
             if self._width > 1:
                 curve.low.append(_rounded(min(values)) if values else None)
                 curve.high.append(_rounded(max(values)) if values else None)
+
+
+def _fewer(points: Points) -> Points:
+    """Returns at most about `_MOST_POINTS` of the points: best, worst and last ones remain."""
+    count, values = len(points.steps), points.values
+    kept = {*range(0, count, math.ceil(count / _MOST_POINTS)), count - 1}
+    kept |= {values.index(min(values)), values.index(max(values))}
+    places = sorted(kept)
+    return Points([points.steps[i] for i in places], [values[i] for i in places])
 
 
 def _marked(marked: Marked, step: int) -> Marked:

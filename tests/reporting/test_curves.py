@@ -83,3 +83,20 @@ def test_no_rows_are_no_history(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     assert curves.read_history(path, 10, 10) is None
+
+
+def test_many_evaluations_keep_the_best_and_the_last(tmp_path):
+    rows = [{"step": step, "loss": 1.0, "dev/loss": 2.0 + step % 7} for step in range(1, 5001)]
+    rows[1233]["dev/loss"], rows[4321]["dev/loss"] = 0.5, 99.0
+    rows[9]["dev/a.b/load"] = 1.0
+    found = history_of(tmp_path, rows).dev
+    assert found.keys() == {"loss"}
+    assert len(found["loss"].steps) <= 503
+    best = found["loss"].values.index(0.5)
+    assert found["loss"].steps[best] == 1234
+    assert max(found["loss"].values) == 99.0 and found["loss"].steps[-1] == 5000
+
+
+def test_few_evaluations_are_all_kept(tmp_path):
+    rows = [{"step": step, "dev/loss": float(step)} for step in range(1, 501)]
+    assert history_of(tmp_path, rows).dev["loss"].steps == list(range(1, 501))
