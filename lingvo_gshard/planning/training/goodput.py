@@ -14,6 +14,8 @@ from lingvo_gshard.planning.training.simulation import SimulatedRuns, simulate
 
 # Below this goodput a training is refused: it repeats its work more often than it keeps it.
 _LOWEST_GOODPUT = 0.01
+# More failures than these are not simulated: it would take minutes and change nothing.
+_MOST_FAILURES = 1e9
 
 
 def plan_training(plan: Plan, options: JobOptions) -> Goodput:
@@ -35,6 +37,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     expected = formulas.expected_goodput(costs, interval)
     if expected < _LOWEST_GOODPUT:
         raise ValueError(_no_progress(job, interval, expected))
+    _check_size(job, expected, options)
     runs = simulate(costs, job.work, interval, options.runs, options.seed, job.failure_rate.count)
     total = float(runs.seconds.sum())
     price = job.topology.chip.price
@@ -122,6 +125,16 @@ def _alternative(change: str, job: Job, flag: str) -> Alternative:
         return Alternative(change, interval, 0.0, None, None, flag)
     seconds = job.work / goodput
     return Alternative(change, interval, goodput, job.days(seconds), job.price(seconds), flag)
+
+
+def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
+    failures_of_a_run = job.work / goodput / job.costs.between_failures
+    if failures_of_a_run * options.runs > _MOST_FAILURES:
+        raise ValueError(
+            f"--simulated_runs={options.runs} of --tokens={options.tokens:g} have "
+            f"{failures_of_a_run:.3g} failures each; expected at most {_MOST_FAILURES:g} in all "
+            "runs: simulate fewer runs, or train on fewer tokens"
+        )
 
 
 def _no_progress(job: Job, interval: float, goodput: float) -> str:

@@ -27,6 +27,7 @@ _RESTART_SOURCE = (
 COPY_RATE = 10e9
 _COPY_SOURCE = "assumed: copying a device's state to its host at 10 GB/s; writing goes on behind"
 _COMPILE_SOURCE = "compiling, as long as for this plan; a compilation cache shortens it"
+_MOST_RUNS = 1_000_000
 _HOUR = 3600
 _DAY = 24 * _HOUR
 
@@ -185,5 +186,5 @@ def check(options: JobOptions) -> None:
         value = getattr(options, name)
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"--{name}={value}: expected seconds, 0 or more")
-    if options.runs < 1:
-        raise ValueError(f"--simulated_runs={options.runs}: expected at least 1")
+    if not 1 <= options.runs <= _MOST_RUNS:
+        raise ValueError(f"--simulated_runs={options.runs}: expected 1 to {_MOST_RUNS:,}")

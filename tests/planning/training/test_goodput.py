@@ -103,7 +103,9 @@ def test_rates_are_those_of_similar_chips():
         ({"checkpoint_rate": -1.0}, "--checkpoint_rate=-1.0: expected more than 0"),
         ({"checkpoint_interval": 0.0}, "--checkpoint_interval=0.0: expected more than 0"),
         ({"restart": -1.0}, "--restart=-1.0: expected seconds, 0 or more"),
-        ({"runs": 0}, "--simulated_runs=0: expected at least 1"),
+        ({"runs": 0}, "--simulated_runs=0: expected 1 to 1,000,000"),
+        ({"runs": 10**9}, "--simulated_runs=1000000000: expected 1 to 1,000,000"),
+        ({"tokens": 1e30}, "of --tokens=1e\\+30 have .* failures each; expected at most 1e\\+09"),
         ({"failures": "0.1"}, "256 chips fail every 1.41 s on average.*Expected at least 1%"),
     ],
 )

@@ -159,12 +159,16 @@ def _notes(options: BudgetOptions, law: laws.Law, best: Rated) -> list[str]:
         )
     if choice.expansion == max(each.expansion for each in law.experts):
         notes.append(f"the law {law.name} was fitted to no more experts; more might be better yet")
-    if not np.isfinite(best.loss[best.best + 1 :]).any():
+    larger = best.loss[best.best + 1 :]
+    if not len(larger) or not best.best:
+        which = "smallest" if len(larger) else "largest"
+        notes.append(f"the {which} model that is searched, of {choice.layers} layers")
+    elif not np.isfinite(larger).any():
         notes.append(f"the memory of {choice.topology} limits the size of the model")
     if options.tokens is not None and choice.tokens >= options.tokens * _NEAR_LIMIT:
         notes.append(f"--tokens={options.tokens:g} limits the training")
     if choice.days >= options.days * _NEAR_LIMIT:
         notes.append(f"--days={options.days:g} limits the training")
     if choice.price < options.budget * _NEAR_LIMIT:
-        notes.append(f"only {choice.price / options.budget:.0%} of the budget is spent")
+        notes.append(f"only {choice.price / options.budget:.1%} of the budget is spent")
     return notes

@@ -70,6 +70,10 @@ def test_limits_that_are_met_are_noted():
     assert any(note.startswith("only ") for note in short.notes)
     small = plan_budget(OPTIONS, machines.named("v5e:2x4"))
     assert "the memory of v5e:2x4 limits the size of the model" in small.notes
+    for budget, which in ((1.0, "smallest"), (1e13, "largest")):
+        options = BudgetOptions(budget, days=1e6, state_bytes=0.01)
+        end = plan_budget(options, machines.named("gpu:h100:4096x8"))
+        assert any(f"the {which} model that is searched" in note for note in end.notes)
 
 
 def test_goodput_of_arrays_equals_the_scalar_formulas():
