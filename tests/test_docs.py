@@ -63,6 +63,12 @@ TINY = {
         *_SMALL_MODEL,
         *_LITTLE_TEXT,
     ],
+    # A single layer has experts in the encoder and, unless every layer has, none in the decoder.
+    "gshard-train --experiment=collapsed.experiment": [
+        *_SMALL_MODEL,
+        *_LITTLE_TEXT,
+        "--gin_param=task.decoder.moe_every = 1",
+    ],
     # A step is replayed with the Params of its run.
     r"gshard-train(?! .*--replay_step)": ["--steps=2"],
     "gshard-bench moe": [
@@ -80,12 +86,6 @@ TINY = {
     "gshard-plan --experiment=translation.quickstart": [
         *_SMALL_MODEL,
         "--gin_param=input.vocabulary.size = 64",
-    ],
-    # A single layer has experts in the encoder and, unless every layer has, none in the decoder.
-    "gshard-train --experiment=collapsed.experiment": [
-        *_SMALL_MODEL,
-        *_LITTLE_TEXT,
-        "--gin_param=task.decoder.moe_every = 1",
     ],
     r"gshard-\w+ --experiment=(?:time_major|gathering|gated|partial)\.experiment": [
         *_LITTLE_TEXT,
