@@ -12,6 +12,7 @@ from lingvo_gshard.hlo.operations import (
     count_per_step,
 )
 from lingvo_gshard.hlo.reader import OperationList, read_operations
+from lingvo_gshard.hlo.slices.slices import Slices
 
 __all__ = [
     "PHASES",
@@ -21,6 +22,7 @@ __all__ = [
     "Module",
     "Operation",
     "OperationList",
+    "Slices",
     "collective_calls",
     "count_by_kind",
     "count_per_step",

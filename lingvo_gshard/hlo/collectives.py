@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from lingvo_gshard.hlo import demand
 from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.hlo.operations import Collective
 from lingvo_gshard.hlo.replica_groups import (
+    Groups,
     axes_of_groups,
     axes_of_pairs,
     replica_groups,
     source_target_pairs,
 )
-from lingvo_gshard.hlo.shapes import numpy_name
+from lingvo_gshard.hlo.shapes import Shape, numpy_name
+from lingvo_gshard.hlo.slices import megascale
+from lingvo_gshard.hlo.slices.slices import Slices
 from lingvo_gshard.sharding.mesh import Mesh
 
 KINDS = (
@@ -29,20 +33,29 @@ KINDS = (
 
 def is_collective(instruction: Instruction) -> bool:
     """Returns whether the instruction itself is a collective, or starts one."""
-    return instruction.base_opcode in KINDS
+    return instruction.base_opcode in KINDS or megascale.is_send(instruction)
 
 
-def collectives(instruction: Instruction, mesh: Mesh) -> list[tuple[Instruction, Collective]]:
+def collectives(
+    instruction: Instruction, mesh: Mesh, slices: Slices = Slices()
+) -> list[tuple[Instruction, Collective]]:
     """Returns the collectives that an instruction executes, each with its own instruction.
 
     These are the instruction itself, or those within its fusion. An asynchronous collective is
-    reported where it starts.
+    reported where it starts. A transfer between slices is reported where it sends.
+
+    Args:
+      instruction: the instruction.
+      mesh: the mesh that the program was partitioned for.
+      slices: the TPU slices that the mesh extends over.
     """
+    if megascale.is_send(instruction):
+        return [(instruction, _across_slices(instruction, mesh, slices))]
     if is_collective(instruction):
-        return [(instruction, _collective(instruction, instruction.base_opcode, mesh))]
+        return [(instruction, _collective(instruction, instruction.base_opcode, mesh, slices))]
     if instruction.opcode in ("fusion", "async-start"):
         return [
-            (inner, _collective(inner, kind, mesh))
+            (inner, _collective(inner, kind, mesh, slices))
             for called in instruction.called
             for inner, kind in _embedded(called)
         ]
@@ -72,18 +85,50 @@ def _is_scattered(summed: Instruction) -> bool:
     return bool(users) and all(i.opcode == "dynamic-slice" for i in users)
 
 
-def _collective(instruction: Instruction, kind: str, mesh: Mesh) -> Collective:
+def _collective(instruction: Instruction, kind: str, mesh: Mesh, slices: Slices) -> Collective:
     proto = instruction.executed.proto
-    if kind == "collective-permute":
-        axes, size = axes_of_pairs(source_target_pairs(proto), mesh)
-    else:
-        axes, size = axes_of_groups(replica_groups(proto), mesh)
+    is_permute = kind == "collective-permute"
+    ids = source_target_pairs(proto) if is_permute else replica_groups(proto)
     arrays = [array for operand in instruction.operands for array in operand.shape.arrays]
-    largest = max(arrays, key=lambda array: array.bytes)
+    size = max(sum(array.bytes for array in arrays), instruction.result.bytes)
+    return _make(kind, slices.positions(ids, mesh), arrays, size, mesh, slices)
+
+
+def _across_slices(send: Instruction, mesh: Mesh, slices: Slices) -> Collective:
+    """The collective between slices that a send is part of."""
+    sent, received = megascale.sent(send), megascale.received(send)
+    size = max(sum(array.bytes for array in arrays) for arrays in (sent, received))
+    groups = megascale.groups(send, mesh.size // slices.count)
+    return _make(megascale.kind(send), groups, sent, size, mesh, slices)
+
+
+def _make(
+    kind: str, groups: Groups, arrays: list[Shape], size: int, mesh: Mesh, slices: Slices
+) -> Collective:
+    """Returns a collective.
+
+    Args:
+      kind: HLO's opcode.
+      groups: groups or pairs of positions in the mesh; () for a single group of all devices.
+      arrays: the operands.
+      size: bytes of the operands or of the results, whichever is larger.
+      mesh: the mesh.
+      slices: the TPU slices that the mesh extends over.
+    """
+    spanned = slices.spanned(groups, mesh)
+    if kind == "collective-permute":
+        axes, group_size = axes_of_pairs(groups, mesh)
+        across = dict(zip(mesh.names, mesh.across_slices(slices.count), strict=True))
+        joined = math.prod(across[axis] for axis in axes)
+        # Pairs within a slice join its part of an axis only.
+        group_size, spanned = (group_size, joined) if spanned > 1 else (group_size // joined, 1)
+    else:
+        axes, group_size = axes_of_groups(groups, mesh, slices.count)
     return Collective(
         kind=kind,
         axes=axes,
-        group_size=size,
-        dtype=numpy_name(largest.dtype),
-        bytes=max(sum(array.bytes for array in arrays), instruction.result.bytes),
+        group_size=group_size,
+        dtype=numpy_name(max(arrays, key=lambda array: array.bytes).dtype),
+        bytes=size,
+        slices=spanned,
     )

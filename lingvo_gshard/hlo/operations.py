@@ -20,6 +20,8 @@ class Collective:
       group_size: number of devices in one group.
       dtype: NumPy's name of the type of the largest array.
       bytes: size of one device's operands or of its results, whichever is larger.
+      slices: number of TPU slices that a group spans. A group of several slices communicates over
+        the data-center network.
     """
 
     kind: str
@@ -27,6 +29,7 @@ class Collective:
     group_size: int
     dtype: str
     bytes: int
+    slices: int = dataclasses.field(default=1, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lingvo_gshard.hlo.module import Computation, Instruction, Module
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.hlo.origins import Origins
 from lingvo_gshard.hlo.shapes import numpy_name
+from lingvo_gshard.hlo.slices.slices import Slices
 from lingvo_gshard.hlo.values import Values
 from lingvo_gshard.layers.expected_trips import trips_of
 from lingvo_gshard.sharding.mesh import Mesh
@@ -34,7 +35,10 @@ class OperationList:
 
 
 def read_operations(
-    module: Module, mesh: Mesh, layers: Iterable[str] | None = None
+    module: Module,
+    mesh: Mesh,
+    layers: Iterable[str] | None = None,
+    slices: Slices = Slices(),
 ) -> OperationList:
     """Returns the operations of one device's program.
 
@@ -47,8 +51,9 @@ def read_operations(
       mesh: the mesh that the program was partitioned for, which names the axes of collectives.
       layers: name scopes of all layers, as core.layer.scope_name returns them. By default, the
         layer of an operation is guessed from its name.
+      slices: the TPU slices that the program runs on.
     """
-    reader = _Reader(mesh, None if layers is None else frozenset(filter(None, layers)))
+    reader = _Reader(mesh, None if layers is None else frozenset(filter(None, layers)), slices)
     operations = list(reader.operations(module.entry, values_of_entry(module.entry), 1))
     return OperationList(operations, reader.notes)
 
@@ -60,8 +65,9 @@ class _Reader:
       notes: what the program does not tell.
     """
 
-    def __init__(self, mesh: Mesh, layers: frozenset[str] | None):
+    def __init__(self, mesh: Mesh, layers: frozenset[str] | None, slices: Slices):
         self._mesh = mesh
+        self._slices = slices
         self._layers = layers
         self._origins = Origins(layers)
         self.notes: list[str] = []
@@ -109,7 +115,7 @@ class _Reader:
             key=hlo_flops.matmul_flops,
             reverse=True,
         )
-        collectives = hlo_collectives.collectives(instruction, self._mesh)
+        collectives = hlo_collectives.collectives(instruction, self._mesh, self._slices)
         name = self._origins.name(instruction, parts, matmuls)
         layer, phase = hlo_names.layer_and_phase(name, self._layers)
         yield Operation(

@@ -57,14 +57,22 @@ def source_target_pairs(instruction: hlo_pb2.HloInstructionProto) -> Groups:
 
 
 @functools.lru_cache(maxsize=2**12)
-def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[tuple[str, ...], int]:
+def axes_of_groups(groups: Groups, mesh: Mesh, slices: int = 1) -> tuple[tuple[str, ...], int]:
     """Returns the mesh axes along which groups lie, in the mesh's order, and a group's size.
 
-    There are no axes if each group is a single device, or if the groups do not follow axes.
+    There are no axes if each group is a single device, or if the groups do not follow axes. A group
+    may join only those devices of an axis that are in the same slice, or one of every slice.
+
+    Args:
+      groups: positions in the mesh; () for a single group of all devices.
+      mesh: the mesh.
+      slices: number of TPU slices that the mesh extends over.
     """
     groups = groups or (tuple(range(mesh.size)),)
     size = max(len(group) for group in groups)
-    return _groups_of_axes(mesh).get(_canonical(groups), ()), size
+    parts = _parts_of_axes(mesh, slices)
+    found = _groups_of_axes(parts).get(_canonical(groups), ())
+    return tuple(dict.fromkeys(part.partition("_")[2] for part in found)), size
 
 
 @functools.lru_cache(maxsize=2**12)
@@ -80,6 +88,18 @@ def axes_of_pairs(pairs: Groups, mesh: Mesh) -> tuple[tuple[str, ...], int]:
     differs = (sources != targets).any(axis=1)
     axes = tuple(name for name, moves in zip(mesh.names, differs, strict=True) if moves)
     return axes, math.prod(mesh.axis_size(name) for name in axes)
+
+
+@functools.lru_cache(maxsize=64)
+def _parts_of_axes(mesh: Mesh, slices: int) -> Mesh:
+    """The mesh with each axis split into its parts across and within slices."""
+    parts = zip(mesh.axes, mesh.across_slices(slices), strict=True)
+    axes = [
+        part
+        for (name, size), across in parts
+        for part in ((f"across_{name}", across), (f"within_{name}", size // across))
+    ]
+    return Mesh(tuple(axes))
 
 
 @functools.lru_cache(maxsize=2**12)

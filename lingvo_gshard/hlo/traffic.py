@@ -11,6 +11,7 @@ from lingvo_gshard.hlo import demand
 from lingvo_gshard.hlo.collectives import KINDS
 from lingvo_gshard.hlo.module import Instruction
 from lingvo_gshard.hlo.shapes import Shape, element_bits
+from lingvo_gshard.hlo.slices import megascale
 
 FREE = frozenset(
     """parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id
@@ -22,10 +23,11 @@ _FREE_TARGETS = ("AllocateBuffer", "Sharding", "SPMDFullToShardShape", "SPMDShar
 def is_free(instruction: Instruction) -> bool:
     """Returns whether an instruction executes nothing itself.
 
-    What a loop, conditional or call executes is counted by the instructions that it calls.
+    What a loop, conditional or call executes is counted by the instructions that it calls. What
+    is received from other slices is counted by the instruction that sends.
     """
     opcode = instruction.opcode
-    if opcode.endswith(("-done", "-update")):
+    if opcode.endswith(("-done", "-update")) or megascale.is_receive(instruction):
         return True
     return opcode in FREE or instruction.proto.custom_call_target in _FREE_TARGETS
 
@@ -34,6 +36,9 @@ def memory_bytes(instruction: Instruction) -> int:
     """Returns the bytes that one execution reads and writes."""
     if is_free(instruction):
         return 0
+    if megascale.is_send(instruction):
+        arrays = megascale.sent(instruction) + megascale.received(instruction)
+        return round(sum(_array_bytes(array) for array in arrays))
     if instruction.opcode == "fusion":
         (called,) = instruction.called
         if called.root.proto.custom_call_target == demand.ASYNC_DONE:
@@ -73,9 +78,9 @@ def _written(instruction: Instruction) -> int:
 def _bytes(shape: Shape, elements: int) -> int:
     """The bytes in main memory of a share of a shape, given by its number of elements."""
     share = elements / max(shape.size, 1)
-    total = sum(
-        array.size * element_bits(array.dtype) / 8 * array.padding
-        for array in shape.arrays
-        if array.space == 0
-    )
-    return round(total * share)
+    return round(sum(_array_bytes(array) for array in shape.arrays) * share)
+
+
+def _array_bytes(array: Shape) -> float:
+    """The bytes of an array in main memory."""
+    return array.size * element_bits(array.dtype) / 8 * array.padding if array.space == 0 else 0.0

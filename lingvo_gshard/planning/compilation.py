@@ -96,10 +96,11 @@ def _compile(program: Program, topology: Topology, started: float) -> CompiledPr
 
 
 def check_mesh(mesh: Mesh, topology: Topology) -> None:
-    """Checks that a mesh and a topology have the same number of devices.
+    """Checks that a mesh fits a topology: its number of devices, and its axes over slices.
 
     Raises:
-      ValueError: if they differ; names --mesh and --topology.
+      ValueError: if the numbers of devices differ, slices do not divide the leading axes, or the
+        mesh has its own device order over several slices; names --mesh and --topology.
     """
     if mesh.size != topology.devices:
         raise ValueError(
@@ -107,6 +108,12 @@ def check_mesh(mesh: Mesh, topology: Topology) -> None:
             f"{topology.devices:,}; expected axes whose sizes multiply to that, such as "
             f"data={topology.devices}"
         )
+    if topology.slices > 1 and mesh.device_order != "contiguous":
+        raise ValueError(
+            f"--device_order={mesh.device_order}: --topology={topology.name} has "
+            f"{topology.slices} slices, whose devices keep their order; expected contiguous"
+        )
+    mesh.across_slices(topology.slices)
 
 
 def _compile_for_larger(
@@ -157,15 +164,15 @@ def _first_line(message: str) -> str:
 
 
 def _larger_topology(topology: Topology) -> Topology | None:
-    """A slice with as many devices and more memory, as close to a cube as possible."""
+    """Slices with as many devices and more memory, as close to a cube as possible."""
     for key in _LARGEST_CHIPS:
         chip = chips.get(key)
         if chip.usable_bytes <= topology.chip.usable_bytes:
             continue
-        count, remainder = divmod(topology.devices, chip.partitions)
+        count, remainder = divmod(topology.devices // topology.slices, chip.partitions)
         for shape in [] if remainder else _shapes(count):
             try:
-                return topologies.get(f"{key}:{shape}")
+                return topologies.get(f"{key}:{shape}*{topology.slices}")
             except ValueError:
                 continue
     return None

@@ -6,7 +6,13 @@ import collections
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.planning.kinds import KINDS, kind_of
-from lingvo_gshard.planning.plan.plan import CollectiveRow, FlopCounts, KindRow, LayerRow
+from lingvo_gshard.planning.plan.plan import (
+    ACROSS_SLICES,
+    CollectiveRow,
+    FlopCounts,
+    KindRow,
+    LayerRow,
+)
 from lingvo_gshard.planning.roofline import TimedOperation
 
 
@@ -53,7 +59,8 @@ def collective_rows(
         operation, call = each.operation, each.operation.collective
         if call is not None:
             axis = ",".join(call.axes) or "all"
-            key = call.kind, axis, operation.layer, operation.phase, call.dtype, call.bytes
+            kind = call.kind + (ACROSS_SLICES if call.slices > 1 else "")
+            key = kind, axis, operation.layer, operation.phase, call.dtype, call.bytes
             groups[key].append(each)
     rows = [_collective_row(*key, group, communication_seconds) for key, group in groups.items()]
     return sorted(rows, key=lambda row: -row.seconds)

@@ -19,7 +19,7 @@ from lingvo_gshard.planning import (
 )
 from lingvo_gshard.planning.calibration import Calibration, calibrated
 from lingvo_gshard.planning.compilation import CompiledProgram
-from lingvo_gshard.planning.machines import compilers
+from lingvo_gshard.planning.machines import compilers, data_center
 from lingvo_gshard.planning.machines import topologies as topologies_lib
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import MemoryBytes, Plan
@@ -138,7 +138,8 @@ def plan_program(
     compiled = compilation.compile_for(program, topology, progress)
     progress("reading the compiled program")
     module = compiled.module
-    found = hlo.read_operations(module, program.mesh, planned.layers)
+    slices = hlo.Slices(topology.slices, is_split=topology.compiler == "tpu")
+    found = hlo.read_operations(module, program.mesh, planned.layers, slices)
     timed, step = _timed(found.operations, planned, topology, calibration)
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
@@ -169,7 +170,11 @@ def plan_program(
         remedies=[],
         compile_seconds=compiled.seconds,
         versions=_versions(topology.compiler),
-        notes=[*notes, *_notes(compiled, found, partitioning, topology)],
+        notes=[
+            *notes,
+            *_notes(compiled, found, partitioning, topology),
+            *data_center.notes(timed, topology),
+        ],
     )
 
 

@@ -153,9 +153,11 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
     collective = operation.collective
     if collective is not None:
         communication = interconnect.seconds_bound(collective, topology, mesh)
-        share = efficiencies.collective_efficiency(
-            collective.kind, collective.bytes, collective.group_size, chip
-        )
+        share = efficiencies.ACROSS_SLICES
+        if collective.slices == 1:
+            share = efficiencies.collective_efficiency(
+                collective.kind, collective.bytes, collective.group_size, chip
+            )
         latency = interconnect.seconds_latency(collective, topology, mesh)
         formula = interconnect.seconds_by_formula(collective, topology, mesh)
         estimates.append(formula / share.value + latency)

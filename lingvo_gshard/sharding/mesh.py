@@ -103,6 +103,31 @@ class Mesh:
             )
         return dict(self.axes)[name]
 
+    def across_slices(self, slices: int) -> tuple[int, ...]:
+        """Returns the part of each axis's size that crosses slices.
+
+        Devices are listed slice by slice, so the leading axes cross slices. Over 4 slices, the axes
+        of data=16,model=4 give (4, 1): `data` joins 4 slices, and 4 devices within each of them.
+
+        Args:
+          slices: number of TPU slices of equal size.
+
+        Raises:
+          ValueError: The slices do not divide the leading axes. The message names --mesh.
+        """
+        left, parts = slices, []
+        for size in self.shape:
+            part = math.gcd(left, size)
+            if part < min(left, size):
+                raise ValueError(
+                    f"--mesh={self}: the leading axes cannot be divided over {slices} slices; "
+                    f"expected a first axis whose size is a multiple of {slices}, such as "
+                    f"{self.names[0]}={slices}"
+                )
+            parts.append(part)
+            left //= part
+        return tuple(parts)
+
     def check_devices(self, count: int) -> None:
         """Checks the number of devices.
 

@@ -54,7 +54,7 @@ _EC2 = (
 _EPYC = "AMD EPYC 9654, https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html"
 _JAX = "jax.Device.device_kind, as the plugins for TPUs and NVIDIA GPUs set it"
 _NO_SOURCE = "not published"
-
+_OF_POD = ": data-center network bandwidth per pod, divided by 256 chips"
 GIB = 2**30
 
 
@@ -139,7 +139,7 @@ FIGURES = {
         "torus_dimensions": (2, _V5E),
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V5E),
-        "network_bandwidth": (None, _NO_SOURCE),
+        "network_bandwidth": (6.4e12 / 256 / 8, _V5E + _OF_POD),
         "watts": (None, _NO_SOURCE),
         "price": (_price(1.2, "us", "2023-12"), _V5P_BLOG),
     },
@@ -183,7 +183,7 @@ FIGURES = {
         "torus_dimensions": (2, _V6E),
         "host_chips": (4, _SCALING),
         "pod_shape": ((16, 16), _V6E),
-        "network_bandwidth": (None, _NO_SOURCE),
+        "network_bandwidth": (25.6e12 / 256 / 8, _V6E + _OF_POD),
         "watts": (None, _NO_SOURCE),
         "price": (_price(2.7, "us-east1", "2024-12"), _PRICING),
     },
@@ -205,7 +205,7 @@ FIGURES = {
         "torus_dimensions": (3, _V7X),
         "host_chips": (4, _V7X),
         "pod_shape": ((16, 24, 24), _V7X + ": 9,216 chips"),
-        "network_bandwidth": (None, _NO_SOURCE),
+        "network_bandwidth": (100e9 / 8 / 2, _V7X),
         "watts": (None, _NO_SOURCE),
         "price": (None, _NO_SOURCE),
     },

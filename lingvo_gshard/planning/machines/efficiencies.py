@@ -127,6 +127,9 @@ H100 = tuple(
     for size, rate in _H100_BUS.items()
 )
 
+# Collectives between TPU slices.
+ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
+
 _OLD_TPUS = ("v2", "v3")
 # Collectives -> the collectives whose measurements stand for theirs, the most similar first.
 _SIMILAR_KINDS = {

@@ -9,6 +9,9 @@ largest of three:
 - all links together carry each byte as often as it must move: 2 (n - 1) times in an all-reduce of n
   devices, n - 1 times in a gather or scatter (NCCL tests, Performance,
   https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+
+The data-center network joins TPU slices. The same bounds hold for it, with slices as nodes: each
+chip has the published rate to other slices. Its latency is not published and is left out.
 """
 
 from __future__ import annotations
@@ -42,13 +45,13 @@ _COPIES = 2
 class Network:
     """The nodes that a mesh's devices lie on, and the links between nodes.
 
-    A node is a TPU chip or a host of GPUs.
+    A node is a TPU chip, a host of GPUs, or a slice of TPUs.
 
     Attributes:
       node_of: [devices], the node of each device, in the mesh's order.
       coordinates: [nodes, dimensions], the position of each node.
-      shape: the torus, in nodes; () for GPUs.
-      wraps: for each dimension of the torus, whether it is a ring; () for GPUs.
+      shape: the torus of each slice, in nodes; () for GPUs and slices.
+      wraps: for each dimension of the torus, whether it is a ring; () for GPUs and slices.
       links: [nodes, dimensions], the number of links of each node along each dimension, which is
         the same for both directions.
       rate: bytes per second of one link in one direction.
@@ -64,8 +67,8 @@ class Network:
 
 def seconds_bound(collective: Collective, topology: Topology, mesh: Mesh) -> float:
     """Returns a lower bound, in seconds, on the time of one collective."""
-    args = (collective.kind, collective.axes, collective.group_size, topology, mesh, False)
-    return collective.bytes * _seconds_per_byte(*args)
+    call = dataclasses.replace(collective, bytes=1)
+    return collective.bytes * _seconds_per_byte(call, topology, mesh, along_groups=False)
 
 
 def seconds_by_formula(collective: Collective, topology: Topology, mesh: Mesh) -> float:
@@ -74,8 +77,8 @@ def seconds_by_formula(collective: Collective, topology: Topology, mesh: Mesh) -
     Ring algorithms follow the dimensions of the torus that their groups extend along. They leave
     the other links idle, which `seconds_bound` includes.
     """
-    args = (collective.kind, collective.axes, collective.group_size, topology, mesh, True)
-    return collective.bytes * _seconds_per_byte(*args)
+    call = dataclasses.replace(collective, bytes=1)
+    return collective.bytes * _seconds_per_byte(call, topology, mesh, along_groups=True)
 
 
 def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> float:
@@ -87,25 +90,46 @@ def seconds_latency(collective: Collective, topology: Topology, mesh: Mesh) -> f
     """
     if topology.kind != "tpu":
         return 0.0
-    return 1e-6 * _hops(collective.axes, collective.group_size, topology, mesh)
+    call = dataclasses.replace(collective, bytes=1)
+    return 1e-6 * _hops(call, topology, mesh)
 
 
-def groups(mesh: Mesh, axes: tuple[str, ...], size: int) -> np.ndarray:
+def spanned_slices(axes: tuple[str, ...], topology: Topology, mesh: Mesh) -> int:
+    """Returns the number of slices that groups along whole mesh axes span."""
+    across = dict(zip(mesh.names, mesh.across_slices(topology.slices), strict=True))
+    return math.prod(across[axis] for axis in axes)
+
+
+def groups(
+    mesh: Mesh, axes: tuple[str, ...], size: int, slices: int = 1, spanned: int = 1
+) -> np.ndarray:
     """Returns the groups of devices along mesh axes, as positions in the mesh: [groups, size].
+
+    The members of a group are listed slice by slice.
 
     Args:
       mesh: the mesh.
       axes: names of the axes; () for groups that follow no axes. Those are assumed to consist of
-        neighbors.
-      size: number of devices of a group that follows no axes.
+        neighbors, or of counterparts in several slices.
+      size: number of devices of a group.
+      slices: number of TPU slices that the mesh extends over.
+      spanned: number of slices of a group. With 1, groups extend along the part of each axis
+        within a slice. With as many as `size`, they extend along its part across slices.
     """
     if not axes:
-        size = math.gcd(max(size, 1), mesh.size)
-        return np.arange(mesh.size).reshape(-1, size)
-    dimensions = [mesh.names.index(name) for name in axes]
-    others = [i for i in range(len(mesh.shape)) if i not in dimensions]
-    reached = math.prod(mesh.shape[i] for i in dimensions)
-    return mesh.ids.transpose(others + dimensions).reshape(-1, reached)
+        ids = np.arange(mesh.size).reshape(slices, -1)
+        if spanned > 1:
+            return ids.T
+        return ids.reshape(-1, math.gcd(max(size, 1), ids.shape[1]))
+    across = mesh.across_slices(slices)
+    parts = [part for each in zip(across, mesh.shape, strict=True) for part in each]
+    parts[1::2] = [whole // part for part, whole in zip(across, mesh.shape, strict=True)]
+    named = [mesh.names.index(name) for name in axes]
+    chosen = [2 * i for i in named if spanned > 1]
+    chosen += [2 * i + 1 for i in named if spanned == 1 or size > spanned]
+    others = [i for i in range(len(parts)) if i not in chosen]
+    reached = math.prod(parts[i] for i in chosen)
+    return mesh.ids.reshape(parts).transpose(others + chosen).reshape(-1, reached)
 
 
 @functools.lru_cache(maxsize=32)
@@ -121,10 +145,12 @@ def make_network(topology: Topology, mesh: Mesh) -> Network:
         node = np.arange(topology.devices) // gpus
         nodes = np.arange(hosts)[:, None]
         return Network(node, nodes, (), (), np.ones((hosts, 1)), rate)
+    shape, wraps, slices = topology.shape, topology.wraps, topology.slices
     coordinates = _tpu_coordinates(topology, mesh)
-    shape, wraps = topology.shape, topology.wraps
+    chips = math.prod(shape)
     node = np.ravel_multi_index(tuple(coordinates.T), shape)
-    nodes = np.stack(np.unravel_index(np.arange(topology.chips), shape), axis=1)
+    node = node + chips * (np.arange(len(node)) // (len(node) // slices))
+    nodes = np.stack(np.unravel_index(np.arange(slices * chips) % chips, shape), axis=1)
     inner = (nodes > 0) * 1 + (nodes < np.array(shape) - 1) * 1
     links = np.where(wraps, 2, inner)
     return Network(node, nodes, shape, wraps, links, topology.chip.link_bandwidth)
@@ -143,21 +169,52 @@ def _tpu_coordinates(topology: Topology, mesh: Mesh) -> np.ndarray:
     order = [*reversed(outer), *reversed(inner), topology.chip.partitions]
     index = np.indices(order).reshape(len(order), -1)
     axes = [index[2 - i] * inner[i] + index[5 - i] for i in range(3)]
-    return np.stack(axes, axis=1)[:, :dimensions]
+    return np.tile(np.stack(axes, axis=1)[:, :dimensions], (topology.slices, 1))
+
+
+def _members(call: Collective, topology: Topology, mesh: Mesh) -> np.ndarray:
+    """The groups of a collective, as positions in the mesh: [groups, size]."""
+    return groups(mesh, call.axes, call.group_size, topology.slices, call.slices)
 
 
 @functools.lru_cache(maxsize=1024)
 def _seconds_per_byte(
-    kind: str,
-    axes: tuple[str, ...],
-    size: int,
-    topology: Topology,
-    mesh: Mesh,
-    along_groups: bool,
+    call: Collective, topology: Topology, mesh: Mesh, *, along_groups: bool
 ) -> float:
     """The seconds per byte; `along_groups` restricts it to links along the groups."""
-    members = groups(mesh, axes, size)
-    pattern = _PATTERNS.get(kind, "all-reduce")
+    members = _members(call, topology, mesh)
+    pattern = _PATTERNS.get(call.kind, "all-reduce")
+    if call.slices == 1:
+        return _within_slices(pattern, members, topology, mesh, along_groups)
+    # A sum moves whole through the slices, of all else the part that stays in a slice.
+    share = 1 if pattern in ("all-reduce", "collective-permute") else 1 / call.slices
+    members_within = members.reshape(-1, members.shape[1] // call.slices if call.axes else 1)
+    return max(
+        _across_slices(pattern, members, topology),
+        share * _within_slices(pattern, members_within, topology, mesh, along_groups),
+    )
+
+
+def _across_slices(pattern: str, members: np.ndarray, topology: Topology) -> float:
+    """Seconds per byte through the data-center network."""
+    size = topology.devices // topology.slices
+    rate = topology.chip.network_bandwidth * size
+    nodes = np.arange(topology.slices)[:, None]
+    links = np.ones((topology.slices, 1))
+    network = Network(np.arange(topology.devices) // size, nodes, (), (), links, rate)
+    if pattern == "collective-permute":
+        return _next(network, members)
+    parts = _parts(network, members)
+    return max(
+        _through_nodes(pattern, network, links.sum(1), parts),
+        _through_all(pattern, network, links.sum(1), parts),
+    )
+
+
+def _within_slices(
+    pattern: str, members: np.ndarray, topology: Topology, mesh: Mesh, along_groups: bool
+) -> float:
+    """Seconds per byte through the links of each slice, of a host, or between hosts of GPUs."""
     if members.shape[1] == 1:
         return 0.0
     if topology.kind == "cpu":
@@ -280,9 +337,9 @@ def _next(network: Network, members: np.ndarray) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def _hops(axes: tuple[str, ...], size: int, topology: Topology, mesh: Mesh) -> int:
+def _hops(call: Collective, topology: Topology, mesh: Mesh) -> int:
     network = make_network(topology, mesh)
-    members = network.coordinates[network.node_of[groups(mesh, axes, size)]]
+    members = network.coordinates[network.node_of[_members(call, topology, mesh)]]
     hops = 0
     for dimension, (length, wrap) in enumerate(zip(network.shape, network.wraps, strict=True)):
         span = int(np.ptp(members[..., dimension], axis=1).max())

@@ -71,13 +71,14 @@ def check_version() -> None:
             )
 
 
-def devices(key: str, shape: Sequence[int], wraps: Sequence[bool]) -> list[Any]:
-    """Returns the devices of a TPU slice, to compile programs for.
+def devices(key: str, shape: Sequence[int], wraps: Sequence[bool], slices: int = 1) -> list[Any]:
+    """Returns the devices of TPU slices, slice by slice, to compile programs for.
 
     Args:
       key: the chip's key, such as "v3".
       shape: the slice's shape, in chips.
       wraps: for each dimension, whether it is a ring.
+      slices: number of slices of this shape.
 
     Raises:
       ValueError: if libtpu does not know such a slice; names --topology and libtpu's reason.
@@ -94,6 +95,8 @@ def devices(key: str, shape: Sequence[int], wraps: Sequence[bool]) -> list[Any]:
         options["chip_config_name"] = _CHIP_CONFIGURATIONS[key]
     if all(size == 1 for size in shape):
         options["chips_per_host_bounds"] = [1, 1, 1]
+    if slices > 1:
+        options["num_slices"] = slices
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except JaxRuntimeError as error:

@@ -11,7 +11,10 @@ from typing import Any
 from lingvo_gshard.core.config import names as nearest_names
 from lingvo_gshard.planning.machines import chips, compilers, cuda, libtpu
 
-_FORMS = "expected such as v3:32x32, v4:4x4x8, cpu:8 or gpu:h100:8x4 (hosts x GPUs of one host)"
+_FORMS = (
+    "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts x "
+    "GPUs of one host)"
+)
 _SIZES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 _MOST_CPU_DEVICES = 4096
 
@@ -36,12 +39,14 @@ class Topology:
       chip: the kind of chip.
       shape: chips along each dimension of a TPU slice, (hosts, GPUs per host), or (CPU cores,).
       wraps: for each dimension of the shape, whether it is a ring.
+      slices: number of TPU slices of this shape, which the data-center network joins.
     """
 
     name: str
     chip: chips.Chip
     shape: tuple[int, ...]
     wraps: tuple[bool, ...]
+    slices: int = 1
 
     @property
     def kind(self) -> str:
@@ -50,8 +55,8 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """The number of chips, or of CPU cores."""
-        return math.prod(self.shape)
+        """The number of chips of all slices, or of CPU cores."""
+        return self.slices * math.prod(self.shape)
 
     @property
     def devices(self) -> int:
@@ -63,7 +68,9 @@ class Topology:
         """The number of hosts."""
         if self.kind == "gpu":
             return self.shape[0]
-        return 1 if self.kind == "cpu" else math.ceil(self.chips / self.chip.host_chips)
+        if self.kind == "cpu":
+            return 1
+        return self.slices * math.ceil(math.prod(self.shape) / self.chip.host_chips)
 
     @property
     def compiler(self) -> str:
@@ -96,19 +103,27 @@ class Topology:
             process has already started jax with fewer CPU devices; names --topology.
         """
         if self.compiler == "tpu":
-            return libtpu.devices(self.chip.key, self.shape, self.wraps)
+            return libtpu.devices(self.chip.key, self.shape, self.wraps, self.slices)
         if self.compiler == "gpu":
             return cuda.devices(self.chip, *self.shape)
         return _cpu_devices(self)
 
 
 def get(name: str) -> Topology:
-    """Returns the topology of a name: `v3:32x32`, `cpu:8`, `gpu:h100:8x4` (hosts x GPUs per host).
+    """Returns the topology of a name.
+
+    Names are such as `v3:32x32`, `v5p:8x8x8*4` (four slices), `cpu:8` and `gpu:h100:8x4` (hosts x
+    GPUs per host).
 
     Raises:
       ValueError: if there is no such topology; names --topology.
     """
     kind, _, rest = name.strip().lower().partition(":")
+    if kind in ("gpu", "cpu") and "*" in rest:
+        raise ValueError(
+            f"--topology={name}: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x GPUs "
+            "of one host) or cpu:8, without '*'"
+        )
     if kind == "gpu":
         return _gpu(name, rest)
     if kind == "cpu":
@@ -172,6 +187,7 @@ def listing() -> str:
             "",
             "Memory (what a program may use) and peak are per device; links are per direction.",
             "Other sizes are named the same way: v3:4x4, v4:4x4x8, v5e:2x4, gpu:h100:1x8.",
+            "Several TPU slices, joined by the data-center network: v5p:8x8x8*4.",
             *compilers.listing(),
         ]
     )
@@ -188,8 +204,10 @@ def _sizes(name: str, text: str, dimensions: int, example: str) -> tuple[int, ..
 
 
 def _tpu(name: str, key: str, text: str) -> Topology:
-    """The slice of TPUs with the shape that a text such as "32x32" describes."""
+    """The slices of TPUs that a text such as "32x32" or "8x8x8*4" describes."""
     chip = chips.get(key)
+    text, star, count = text.partition("*")
+    slices = _slices(name, chip, count) if star else 1
     shape = _sizes(name, text, chip.torus_dimensions, _EXAMPLES[key])
     most = math.prod(chip.pod_shape)
     pod = "x".join(map(str, chip.pod_shape))
@@ -206,7 +224,24 @@ def _tpu(name: str, key: str, text: str) -> Topology:
             f"--topology={name}: a host has 2x2 chips, so the first two sizes must be even; "
             f"expected such as {_EXAMPLES[key]}"
         )
-    return Topology(f"{key}:{text}", chip, shape, _wraps(chip, shape))
+    suffix = f"*{slices}" if slices > 1 else ""
+    return Topology(f"{key}:{text}{suffix}", chip, shape, _wraps(chip, shape), slices)
+
+
+def _slices(name: str, chip: chips.Chip, text: str) -> int:
+    """The number of slices that the text after `*` states."""
+    if not _SIZES.fullmatch(text) or "x" in text:
+        raise ValueError(
+            f"--topology={name}: {text!r} is not a number of slices; expected a positive number, "
+            f"such as {_EXAMPLES[chip.key]}*4"
+        )
+    if int(text) > 1 and chip.network_bandwidth is None:
+        known = [c.key for c in chips.CHIPS.values() if c.kind == "tpu" and c.network_bandwidth]
+        raise ValueError(
+            f"--topology={name}: the rate of the network between slices of {chip.name} is not "
+            f"published; several slices can be planned of {', '.join(known)}"
+        )
+    return int(text)
 
 
 def _wraps(chip: chips.Chip, shape: tuple[int, ...]) -> tuple[bool, ...]:

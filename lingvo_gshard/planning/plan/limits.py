@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.hlo.collectives import KINDS
-from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.planning.plan.plan import ACROSS_SLICES, Plan
 
 EXAMPLE = "peak>+2%,step>+3%,all-gather>0"
 
@@ -27,6 +27,7 @@ _QUANTITIES: Mapping[str, tuple[Callable[[Plan], float | None], str]] = {
     "flops": (lambda plan: plan.flops.executed, "flops"),
     "parameters": (lambda plan: plan.parameters.total if plan.parameters else None, "count"),
     "collectives": (lambda plan: sum(row.count for row in plan.collectives), "count"),
+    "across-slices": (lambda plan: _calls_across_slices(plan), "count"),
     **{kind: (lambda plan, kind=kind: _calls(plan)[kind], "count") for kind in KINDS},
 }
 _COMPARISONS = {">": operator.gt, "<": operator.lt}
@@ -120,5 +121,10 @@ def _calls(plan: Plan) -> collections.Counter[str]:
     """Returns the calls of each collective in a step."""
     calls: collections.Counter[str] = collections.Counter()
     for row in plan.collectives:
-        calls[row.kind] += row.count
+        calls[row.kind.removesuffix(ACROSS_SLICES)] += row.count
     return calls
+
+
+def _calls_across_slices(plan: Plan) -> int:
+    """Returns the calls of collectives across TPU slices in a step."""
+    return sum(row.count for row in plan.collectives if row.kind.endswith(ACROSS_SLICES))

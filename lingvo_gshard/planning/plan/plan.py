@@ -8,6 +8,8 @@ from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.training.record import Goodput
 
 FORMAT = 2
+# Follows the kind of a collective whose groups span TPU slices.
+ACROSS_SLICES = " across slices"
 MEMORY_CLASSES = ("weights", "moments", "activations", "inputs", "program")
 
 
@@ -113,7 +115,8 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     """All calls of one collective in a step that agree in everything but their time.
 
     Attributes:
-      kind: as in HLO, such as "all-to-all".
+      kind: as in HLO, such as "all-to-all"; "all-to-all across slices" if its groups span TPU
+        slices, so that it communicates over the data-center network.
       axis: mesh axes of its device groups, separated by commas; "all" if they follow no axes.
       layer: name scope of the operation.
       phase: one of `hlo.operation.PHASES`.

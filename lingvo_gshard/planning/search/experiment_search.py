@@ -93,8 +93,11 @@ def search_experiment(
 
 
 def _torus(topology: Topology) -> tuple[int, ...]:
-    """Returns the interconnect's shape in devices; devices of one chip are a minor dimension."""
+    """Returns the interconnect's shape in devices.
+
+    Slices are its major dimension, the devices of one chip its minor one.
+    """
     if topology.kind != "tpu":
         return ()
-    devices_per_chip = topology.chip.partitions
-    return (*topology.shape, devices_per_chip) if devices_per_chip > 1 else topology.shape
+    sizes = (topology.slices, *topology.shape, topology.chip.partitions)
+    return sizes[topology.slices == 1 : None if topology.chip.partitions > 1 else -1]

@@ -7,7 +7,7 @@ import math
 
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning import roofline
-from lingvo_gshard.planning.machines import efficiencies
+from lingvo_gshard.planning.machines import efficiencies, interconnect
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.search.costs.rates import Rates
 from lingvo_gshard.sharding.mesh import Mesh
@@ -25,7 +25,8 @@ def rates_of(topology: Topology) -> Rates:
     @functools.cache
     def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
         size = math.prod(mesh.axis_size(axis) for axis in axes)
-        call = Collective(kind, axes, size, "float32", bytes)
+        slices = interconnect.spanned_slices(axes, topology, mesh)
+        call = Collective(kind, axes, size, "float32", bytes, slices=slices)
         operation = Operation("searched", kind, "", "other", collective=call)
         (timed,) = roofline.time_operations([operation], topology, mesh)
         return timed.seconds

@@ -1,0 +1,1 @@
+"""TPU slices that a program runs on, and the transfers between them."""
