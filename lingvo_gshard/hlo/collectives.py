@@ -17,7 +17,7 @@ from lingvo_gshard.hlo.replica_groups import (
 )
 from lingvo_gshard.hlo.shapes import Shape, numpy_name
 from lingvo_gshard.hlo.slices import megascale
-from lingvo_gshard.hlo.slices.slices import Slices
+from lingvo_gshard.hlo.slices.slices import ONE_SLICE, Slices
 from lingvo_gshard.sharding.mesh import Mesh
 
 KINDS = (
@@ -37,7 +37,7 @@ def is_collective(instruction: Instruction) -> bool:
 
 
 def collectives(
-    instruction: Instruction, mesh: Mesh, slices: Slices = Slices()
+    instruction: Instruction, mesh: Mesh, slices: Slices = ONE_SLICE
 ) -> list[tuple[Instruction, Collective]]:
     """Returns the collectives that an instruction executes, each with its own instruction.
 

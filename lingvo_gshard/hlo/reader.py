@@ -14,7 +14,7 @@ from lingvo_gshard.hlo.module import Computation, Instruction, Module
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.hlo.origins import Origins
 from lingvo_gshard.hlo.shapes import numpy_name
-from lingvo_gshard.hlo.slices.slices import Slices
+from lingvo_gshard.hlo.slices.slices import ONE_SLICE, Slices
 from lingvo_gshard.hlo.values import Values
 from lingvo_gshard.layers.expected_trips import trips_of
 from lingvo_gshard.sharding.mesh import Mesh
@@ -38,7 +38,7 @@ def read_operations(
     module: Module,
     mesh: Mesh,
     layers: Iterable[str] | None = None,
-    slices: Slices = Slices(),
+    slices: Slices = ONE_SLICE,
 ) -> OperationList:
     """Returns the operations of one device's program.
 

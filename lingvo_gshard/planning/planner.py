@@ -144,6 +144,7 @@ def plan_program(
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, module)
     flops = operation_rows.flop_counts(timed, planned.useful_flops, topology.devices)
     notes = [*planned.notes, *([calibration.note] if calibration else [])]
+    notes += data_center.notes(timed, topology)
     return Plan(
         name=planned.name,
         topology=topology.name,
@@ -170,11 +171,7 @@ def plan_program(
         remedies=[],
         compile_seconds=compiled.seconds,
         versions=_versions(topology.compiler),
-        notes=[
-            *notes,
-            *_notes(compiled, found, partitioning, topology),
-            *data_center.notes(timed, topology),
-        ],
+        notes=[*notes, *_notes(compiled, found, partitioning, topology)],
     )
 
 

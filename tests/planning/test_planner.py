@@ -15,7 +15,7 @@ from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
 from lingvo_gshard.layers.stacks.repeat import Repeat
 from lingvo_gshard.planning import picture, planner
-from lingvo_gshard.planning.machines import cuda, topologies
+from lingvo_gshard.planning.machines import cuda, libtpu, topologies
 from lingvo_gshard.planning.plan.plan import FlopCounts, ParameterCounts, Plan
 from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -211,6 +211,21 @@ def test_gpu_plan_is_labeled_as_an_estimate_without_the_compiler(monkeypatch):
     assert plan.compiler == "cpu" and plan.chip == topologies.get("gpu:h100:1x8").chip.name
     assert any("estimate" in note and "GPU" in note for note in plan.notes)
     assert plan.flops.executed == 2 * 16 * 32 * 64 // DEVICES
+
+
+def test_without_libtpu_sums_over_slices_are_whole(monkeypatch):
+    monkeypatch.setattr(libtpu, "installed", lambda: None)
+    plan = lingvo_gshard.plan(
+        lambda x, w: tf.matmul(x, w),
+        [tf.TensorSpec((16, 32)), tf.TensorSpec((32, 64))],
+        "v5e:2x2*2",
+        strategy="M->data",
+        layouts=["BM", "weights:MH"],
+    )
+    (row,) = plan.collectives
+    assert (row.kind, row.axis) == ("all-reduce across slices", "data")
+    # The four chips of a slice share the bytes: 25 Gbit/s each.
+    assert row.seconds_bound == pytest.approx(row.bytes / (4 * 25e9 / 8))
 
 
 @pytest.mark.parametrize(

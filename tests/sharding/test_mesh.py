@@ -35,6 +35,33 @@ def test_the_last_axis_varies_fastest(some):
         assert ids[place] == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "slices", "parts"),
+    [
+        ("data=16,model=4", 4, (4, 1)),
+        ("data=2,model=8", 4, (2, 2)),
+        ("a=2,b=3,c=5", 6, (2, 3, 1)),
+        ("data=1,model=8", 8, (1, 8)),
+        ("data=6,model=4", 1, (1, 1)),
+    ],
+)
+def test_leading_axes_cross_slices(text, slices, parts):
+    mesh = Mesh.parse(text)
+    assert mesh.across_slices(slices) == parts
+    # Devices that differ within slices only are in the same slice.
+    slice_of = mesh.ids // (mesh.size // slices)
+    for axis, (part, size) in enumerate(zip(parts, mesh.shape, strict=True)):
+        groups = np.moveaxis(slice_of, axis, -1).reshape(-1, part, size // part)
+        assert (groups == groups[..., :1]).all()
+        assert all(len(set(each[:, 0])) == part for each in groups)
+
+
+@pytest.mark.parametrize(("text", "slices"), [("data=3,model=4", 2), ("data=6,model=4", 4)])
+def test_slices_that_do_not_divide_the_leading_axes_are_refused(text, slices):
+    with pytest.raises(ValueError, match=f"--mesh={text}: .* over {slices} slices; expected"):
+        Mesh.parse(text).across_slices(slices)
+
+
 def test_devices_keep_the_listed_order():
     mesh = Mesh.parse("data=2,model=3")
     devices = [f"device {i}" for i in range(6)]

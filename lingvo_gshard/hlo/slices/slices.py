@@ -44,6 +44,9 @@ class Slices:
         return max((len({i // size for i in group}) for group in groups), default=self.count)
 
 
+ONE_SLICE = Slices()
+
+
 @functools.lru_cache(maxsize=2**12)
 def _in_every_slice(groups: Groups, count: int, size: int) -> Groups:
     groups = groups or (tuple(range(size)),)

@@ -12,8 +12,8 @@ from lingvo_gshard.core.config import names as nearest_names
 from lingvo_gshard.planning.machines import chips, compilers, cuda, libtpu
 
 _FORMS = (
-    "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts x "
-    "GPUs of one host)"
+    "expected such as v3:32x32, v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts "
+    "x GPUs of one host)"
 )
 _SIZES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 _MOST_CPU_DEVICES = 4096
@@ -121,8 +121,8 @@ def get(name: str) -> Topology:
     kind, _, rest = name.strip().lower().partition(":")
     if kind in ("gpu", "cpu") and "*" in rest:
         raise ValueError(
-            f"--topology={name}: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x GPUs "
-            "of one host) or cpu:8, without '*'"
+            f"--topology={name}: only TPUs form slices; expected such as gpu:h100:8x4 (hosts x "
+            "GPUs of one host) or cpu:8, without '*'"
         )
     if kind == "gpu":
         return _gpu(name, rest)

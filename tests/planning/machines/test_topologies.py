@@ -30,6 +30,9 @@ KEYS = [chip.key for chip in chips.CHIPS.values() if chip.kind == "tpu"]
         ("v5p:2x2x1", 4, 1, (False, False, False)),
         ("v6e:16x16", 256, 64, (True, True)),
         ("tpu7x:2x2x1", 8, 1, (False, False, False)),
+        ("v5p:2x2x1*4", 16, 4, (False, False, False)),
+        ("v5e:16x16*2", 512, 128, (True, True)),
+        ("tpu7x:2x2x1*2", 16, 2, (False, False, False)),
         ("gpu:h100:8x4", 32, 8, (False, False)),
         ("cpu:8", 8, 1, (False,)),
     ],
@@ -41,6 +44,12 @@ def test_topology_names_give_devices_hosts_and_wraparound(name, devices, hosts, 
     assert topology.hosts == hosts
     assert topology.wraps == wraps
     assert topology.kind == topology.chip.kind
+
+
+def test_slices_count_for_chips_and_one_slice_needs_no_number():
+    topology = topologies.get("tpu7x:2x2x1*2")
+    assert (topology.slices, topology.chips, topology.shape) == (2, 8, (2, 2, 1))
+    assert topologies.get("v4:4x4x4*1") == topologies.get("v4:4x4x4")
 
 
 def test_gpu_shapes_are_hosts_times_gpus():
@@ -66,6 +75,13 @@ def test_gpu_shapes_are_hosts_times_gpus():
         ("gpu:h10:8x4", "unknown GPU 'h10'. Did you mean 'h100'"),
         ("gpu:h100:8", "expected 2 sizes, such as gpu:h100:8x4"),
         ("gpu:h100", "'' is not a shape"),
+        ("v5p:8x8x8*0", "'0' is not a number of slices; expected a positive .* v5p:8x8x8.4"),
+        ("v5p:8x8x8*x", "'x' is not a number of slices"),
+        ("v5p:8x8x8*", "'' is not a number of slices"),
+        ("v5p:8x8*2", "'8x8' is not a shape; expected 3 sizes"),
+        ("v4:4x4x4*2", "slices of TPU v4 is not published; .* v5e, v5p, v6e, tpu7x"),
+        ("gpu:h100:8x4*2", "only TPUs form slices; expected such as gpu:h100:8x4"),
+        ("cpu:8*2", "only TPUs form slices"),
         ("cpu:many", "expected one size, such as cpu:8"),
         ("cpu:100000", "at most 4096 virtual devices"),
     ],
@@ -141,7 +157,17 @@ def test_two_thousand_virtual_cpu_devices_are_supported():
 
 
 @pytest.mark.parametrize(
-    "name", ["v2:4x4", "v3:4x8", "v4:4x4x4", "v5e:1x1", "v5e:16x16", "v5p:2x2x4", "tpu7x:4x4x4"]
+    "name",
+    [
+        "v2:4x4",
+        "v3:4x8",
+        "v4:4x4x4",
+        "v5e:1x1",
+        "v5e:16x16",
+        "v5p:2x2x4",
+        "tpu7x:4x4x4",
+        "v5e:4x4*3",
+    ],
 )
 def test_libtpu_device_coordinates_match_the_interconnect_model(name):
     pytest.importorskip("libtpu")

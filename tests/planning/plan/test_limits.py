@@ -46,6 +46,15 @@ def test_a_new_collective_exceeds_its_limit_and_that_of_all():
     assert found == [True, True, False, False]
 
 
+def test_collectives_across_slices_count_for_their_kind_too():
+    def add(plan):
+        row = {**plan["collectives"][0], "kind": "all-gather across slices", "count": 1}
+        plan["collectives"].append(row)
+
+    found = exceeded("all-gather>0,across-slices>0,across-slices>1,all-reduce>0", add)
+    assert found == [True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
