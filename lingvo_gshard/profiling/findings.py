@@ -21,8 +21,8 @@ _ADVICE = {
     ),
     HOST: (
         "The devices wait for the host, which starts steps, reads metrics and saves checkpoints. "
-        "Profile steps without a checkpoint between them. Short steps need larger batches, or fewer "
-        "log lines: trainer.log_every_steps."
+        "Profile steps without a checkpoint between them. Short steps need larger batches, or "
+        "fewer log lines: trainer.log_every_steps."
     ),
     PAUSES: (
         "The devices pause between operations. Larger batches make operations longer; on a CPU, "
