@@ -169,7 +169,7 @@ class ProfileObserver(StepObserver):
                 return
             run = self._run
             files = ProfileFiles(pathlib.Path(run.logdir.path), self._steps)
-            run.say("Reading the trace")
+            run.say("Reading the trace, and finding the lines of operations")
             result = write_profile(
                 ProfiledStep.of_run(run), recorder, serialized, self._batch, files, self._plan
             )

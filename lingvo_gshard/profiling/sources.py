@@ -21,6 +21,7 @@ from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.training.trainer import Trainer
 
+_NUMBER = re.compile(r"_\d+$")
 # Name scopes that the backward pass adds to those of the forward pass.
 _BACKWARD = re.compile(r"(?:gradient_tape|gradients(?:_\d+)?|rematerialized(?:_\d+)?)/")
 
@@ -47,8 +48,10 @@ class SourceLines:
         forward = _BACKWARD.sub("", op_name)
         scope = forward
         while "/" in scope:
-            if scope in self._lines:
-                return self._lines[scope]
+            # Of two gradients of one operation, the second has a number.
+            for name in (scope, _NUMBER.sub("", scope)):
+                if name in self._lines:
+                    return self._lines[name]
             scope = scope.rpartition("/")[0]
             if scope in self._layers:
                 break

@@ -88,5 +88,6 @@ class GraphLines:
 
 def line_of_operation(operation: tf.Operation) -> str:
     """Returns the line of a model that made an operation; "" if no line of a model did."""
-    frames = reversed(list(operation.traceback))
+    # Operations of functions that TensorFlow copies have no traceback.
+    frames = reversed(list(operation.traceback or ()))
     return line_of((frame.filename, frame.lineno) for frame in frames)
