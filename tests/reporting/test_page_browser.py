@@ -183,6 +183,9 @@ def test_load_of_experts_is_drawn_over_steps_and_by_language(page, runs):
     opened.hover("#routers canvas")
     (told,) = opened.texts("#routers .chart:first-child .told")[:1]
     assert "expert 1 has" in told and "dropped 10 %" in told
+    opened.type("#routers canvas", "\ue015")
+    below = told[: told.index("expert")] + "expert 2 has"
+    assert opened.texts("#routers .chart:first-child .told")[0].startswith(below)
     opened.click("#routers [data-value=by_language]")
     assert opened.texts("#routers .chart:first-child .rownames span")[:2] == ["es", "de"]
     assert opened.texts(".layer-metrics .title") == ["encoder[1]", "decoder[1]"]

@@ -29,7 +29,7 @@ function loadColor(load, colors) {
 class HeatMap {
   constructor(options) {
     this.options = options;
-    this.canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": options.label });
+    this.canvas = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heat map", "aria-label": `${options.label}. Arrow keys go from cell to cell.` });
     this.frame = el("div", { class: "frame" }, this.canvas);
     this.readout = el("p", { class: "told", "aria-live": "polite" }, options.note);
     this.node = el("figure", { class: "chart small" },
@@ -39,6 +39,7 @@ class HeatMap {
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerdown", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.readout.textContent = options.note; });
+    this.canvas.addEventListener("keydown", (event) => this.pressed(event));
     new ResizeObserver(() => this.draw()).observe(this.frame);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -70,10 +71,23 @@ class HeatMap {
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
-    const { values, tell } = this.options;
     const row = Math.floor((event.clientY - box.top) / this.cellHeight);
-    const column = Math.floor(((event.clientX - box.left) / box.width) * values[0].length);
-    if (isNumber(values[row]?.[column])) this.readout.textContent = tell(row, column);
+    this.tell(row, Math.floor(((event.clientX - box.left) / box.width) * this.options.values[0].length));
+  }
+
+  // Arrow keys go from cell to cell.
+  pressed(event) {
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!move) return;
+    const [row, column] = this.cell ?? [0, -1];
+    this.tell(row + move[0], Math.max(0, column + move[1]));
+    event.preventDefault();
+  }
+
+  tell(row, column) {
+    if (!isNumber(this.options.values[row]?.[column])) return;
+    this.cell = [row, column];
+    this.readout.textContent = this.options.tell(row, column);
   }
 }
 
