@@ -191,6 +191,27 @@ def test_sharded_records_equal_those_of_one_device(name, mesh, strategy):
 
 
 @pytest.mark.slow
+def test_rows_over_the_bound_of_a_dropless_dispatch_are_dropped():
+    dispatch = DroplessDispatch.params().set(bound=0.5)
+    trainer = tiny_translation.trainer(stack_values={"moe.dispatch": dispatch})
+    partitioning = Partitioning.make("data=8", "expert")
+    runtime = SpmdRuntime(trainer, partitioning, devices_for(8))
+    runtime.init_state()
+    found = _watched(runtime, trainer)
+    # The first step has the number 1 and its own random numbers.
+    batch = tiny_translation.batch(STEP)
+    (first, second) = records_of(
+        1, runtime.watch_routers(batch, None, 1)(), watched_layers(trainer.task), None
+    )
+    metrics = runtime.train_step(batch).read()
+    for record in (first, second):
+        expected = metrics[f"{record.layer}/over_bound_share"]
+        assert expected > 0 and abs(record.dropped_share - expected) < 1e-6
+        assert record.by_class == record.by_language == {}
+    assert all(record.dropped_share > 0 for record in found)
+
+
+@pytest.mark.slow
 def test_counts_are_integers_in_bfloat16():
     # Rounding may send a token to another expert, on every mesh, but no token is lost.
     trainer = tiny_translation.trainer(precision="bfloat16")
