@@ -1,7 +1,7 @@
-"""Faults while a run trains: signals, a second trainer, and limits of the system."""
+"""Faults while a run trains: signals, a second trainer, limits of the system; wrong checks."""
 
 from tests.hard_knocks.case import Case
-from tests.hard_knocks.prepare import corpus, trained
+from tests.hard_knocks.prepare import corpus, trained, write
 
 _TRAIN = "gshard-train --experiment=test.tiny --logdir=run "
 _FROM_FILES = "gshard-train --experiment=translation.from_files --gin_file=small.gin --logdir=run "
@@ -46,7 +46,7 @@ CASES = (
     Case(
         "a disk that fills up with metrics",
         _TRAIN,
-        limits={"RLIMIT_FSIZE": 3000},
+        limits={"RLIMIT_FSIZE": 3300},
         changes=_RUN,
         prints=(
             "Warning: metrics.jsonl cannot be written (File too large); new rows wait in memory",
@@ -108,5 +108,59 @@ CASES = (
         error="--logdir .../run cannot be written: File too large",
         prints=("Resuming from the checkpoint of step 12",),
         changes=("run/run.lock", "run/params.txt.new"),
+    ),
+    Case(
+        "a replay without a directory",
+        "gshard-train --replay_step=3",
+        error="--logdir is missing: the directory of the run to replay",
+    ),
+    Case(
+        "a replay of step 0",
+        "gshard-train --logdir=run --replay_step=0",
+        error="--replay_step=0: ...",
+    ),
+    Case(
+        "a replay of a step that no run took",
+        "gshard-train --logdir=run --replay_step=13",
+        given=(trained("run"),),
+        error="--replay_step=13: ...metrics.jsonl has no row of this step; its last row up to "
+        "there is of step 12",
+    ),
+    Case(
+        "a replay of a step before all checkpoints",
+        "gshard-train --logdir=run --replay_step=4",
+        given=(trained("run"),),
+        error="--replay_step=4: ...checkpoints holds no checkpoint before this step; the oldest "
+        "that was kept is of step 4. trainer.keep_checkpoints says how many are kept",
+    ),
+    Case(
+        "a replay with other steps",
+        "gshard-train --logdir=run --replay_step=9 --steps=20",
+        given=(trained("run"),),
+        error="--steps=20 cannot be combined with --replay_step=9: a run is replayed with its own "
+        "Params",
+    ),
+    Case(
+        "a negative number of steps between checks",
+        "gshard-train --experiment=test.tiny --logdir=run --check_determinism_every=-1",
+        error="--check_determinism_every=-1: ...",
+    ),
+    Case(
+        "a hang of no seconds",
+        "gshard-train --experiment=test.tiny --logdir=run --gin_param='trainer.hang_seconds = 0.0'",
+        error="...trainer.hang_seconds is 0.0; expected ...",
+    ),
+    Case(
+        "a policy that is unknown",
+        _TRAIN + "--gin_param='trainer.spikes.policy = \"rollback\"'",
+        changes=("run", "run/*"),
+        error="...trainer.spikes.policy is 'rollback'. Did you mean 'roll_back'?",
+    ),
+    Case(
+        "a damaged file of roll backs",
+        "gshard-train --experiment=test.tiny --logdir=run --steps=14",
+        given=(trained("run"), write("run/roll_backs.jsonl", '{"step": 9}\n')),
+        changes=("run", "run/*"),
+        error="...roll_backs.jsonl:1 is damaged: Object missing required field `first_spike`",
     ),
 )

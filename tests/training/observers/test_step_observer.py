@@ -73,6 +73,18 @@ def test_a_resumed_run_begins_with_the_next_step(tmp_path):
     assert recorder.calls[0] == ("input", 3)
 
 
+def test_results_and_other_work_are_announced(tmp_path):
+    recorder = Recorder()
+    told = recorder.calls.append
+    recorder.before_result = lambda step: told(("result", step))
+    recorder.before_other_work = told
+    _train(tmp_path, recorder, steps=2)
+    assert recorder.calls[4:] == [
+        *[("result", 1), ("end", 1), ("result", 2), ("end", 2)],
+        *["evaluates", "saves a checkpoint", "over"],
+    ]
+
+
 def test_the_end_is_told_after_an_error_too(tmp_path):
     recorder = Recorder(error=RuntimeError("observed"))
     with pytest.raises(RuntimeError, match="observed"):
