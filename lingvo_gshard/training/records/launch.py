@@ -86,8 +86,15 @@ def command_line() -> str:
     interpreter, *arguments = sys.orig_argv
     if arguments and pathlib.Path(arguments[0]).name.startswith("gshard-"):
         # The interpreter of a console script is not typed.
-        return shlex.join([pathlib.Path(arguments[0]).name, *arguments[1:]])
-    return shlex.join([pathlib.Path(interpreter).name, *arguments])
+        interpreter, *arguments = arguments
+    return " ".join(map(_quoted, [pathlib.Path(interpreter).name, *arguments]))
+
+
+def _quoted(argument: str) -> str:
+    """Returns an argument for a shell; settings such as a = 'b' stay readable in double quotes."""
+    if "'" in argument and not set(argument) & set('"$`\\!\n'):
+        return f'"{argument}"'
+    return shlex.quote(argument)
 
 
 def directory() -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import sys
 import types
 
@@ -57,11 +58,14 @@ def test_each_launch_is_a_row_and_damaged_rows_are_left_out(tmp_path):
         (["/a/python", "-m", "lingvo_gshard", "train"], "python -m lingvo_gshard train"),
         (["python", "mine.py", "$x"], "python mine.py '$x'"),
         (["python"], "python"),
+        (["gshard", "a = 'b'", "it's $1"], """gshard "a = 'b'" 'it'"'"'s $1'"""),
     ],
 )
 def test_the_command_is_what_was_typed(monkeypatch, typed, expected):
     monkeypatch.setattr(sys, "orig_argv", typed)
     assert launch.command_line() == expected
+    arguments = shlex.split(expected)[1:]
+    assert arguments == typed[len(typed) - len(arguments) :]
 
 
 def test_settings_have_no_variables_of_other_programs():
