@@ -173,4 +173,15 @@ CASES = (
         prints=("init_state for data=2 saved in init.zip", "memory per device: "),
         changes=("init.zip",),
     ),
+    Case(
+        "activations of a layer that does not exist",
+        "gshard-inspect --experiment=test.tiny --mesh=data=2 --activations=hiden",
+        error="--activations: no layer is named 'hiden'. Did you mean 'hidden'?",
+    ),
+    Case(
+        "activations on one device",
+        "gshard-inspect --experiment=test.tiny --mesh=data=1 --activations=hidden",
+        error="--activations: nothing is split on --mesh=data=1; expected a mesh of several "
+        "devices, such as data=4,model=2",
+    ),
 )
