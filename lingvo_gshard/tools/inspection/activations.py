@@ -55,8 +55,8 @@ def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
     """
     if rows is None:
         raise ValueError(
-            "--activations: the compiler for these devices does not say how it splits tensors; "
-            "expected CPUs or GPUs. JAX_PLATFORMS=cpu takes virtual devices"
+            "--activations: the compiler for these devices does not say how it splits tensors. "
+            "JAX_PLATFORMS=cpu in the environment takes virtual devices"
         )
     return [row for row in rows if _matches(pattern, row.layer)]
 
