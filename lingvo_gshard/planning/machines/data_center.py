@@ -9,6 +9,8 @@ from lingvo_gshard.planning.roofline import TimedOperation
 
 # Phases in which a sum over data-parallel axes has no place.
 _PHASES = ("forward", "rematerialized")
+# Layers also count tokens and sum losses, which takes a smaller share of a step than this.
+_LEAST_SHARE = 0.01
 
 
 def notes(timed: Sequence[TimedOperation], topology: Topology) -> tuple[str, ...]:
@@ -31,7 +33,7 @@ def notes(timed: Sequence[TimedOperation], topology: Topology) -> tuple[str, ...
 
 
 def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
-    """Returns a note for each mesh axis whose layers communicate across slices to go forward."""
+    """Returns a note for each mesh axis over which layers send activations across slices."""
     seconds: dict[str, float] = {}
     for each in timed:
         collective = each.operation.collective
@@ -43,4 +45,5 @@ def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
         f"{amount * 1e3:.3g} ms a step over the data-center network. The leading axes of --mesh "
         "cross slices: put one first that only sums gradients, such as a replicated data axis"
         for axes, amount in seconds.items()
+        if amount >= _LEAST_SHARE * sum(each.seconds for each in timed)
     ]

@@ -121,6 +121,10 @@ def test_an_axis_that_layers_need_across_slices_is_noted():
     _, note = data_center.notes(timed(("model",), 2, 2, "forward"), topology)
     assert note.startswith("axis model crosses slices, and layers communicate over it")
     assert "1.01 ms a step" in note
+    # Counting tokens takes a thousandth of the step.
+    counted = dataclasses.replace(timed(("model",), 2, 2, "forward")[0], seconds=1e-6)
+    summed = timed(("model",), 2, 2, "backward")
+    assert data_center.notes([counted, *summed], topology) == (rate,)
     alone = topologies.get("v5e:2x4")
     assert data_center.notes(timed(("model",), 2, 2, "forward"), alone) == ()
 
