@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import jax, jax_export
 from lingvo_gshard.planning import memory
 from lingvo_gshard.planning.machines.topologies import Topology
@@ -61,7 +62,7 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
                 "program of gshard-inspect says itself what its arguments are"
             )
     classes = tuple(memory_class(array.path) for array in program.inputs)
-    tensors = _tensor_rows(program, classes)
+    tensors = _tensor_rows(program, classes, _layer_in_state)
     layers = {row.layer for row in tensors if row.layer}
     layers |= {layer[:at] for layer in layers for at, sign in enumerate(layer) if sign == "/"}
     tokens = program.work.tokens if program.work else None
@@ -100,7 +101,7 @@ def jax_program(
             f"exported for {' and '.join(exported.platforms)}, not for {platform}: operations that "
             "jax writes differently for each platform are the former's"
         )
-    tensors = _tensor_rows(program, found.classes)
+    tensors = _tensor_rows(program, found.classes, layer_of)
     return PlannedProgram(
         program=program,
         name=program.name,
@@ -135,16 +136,24 @@ def export_function(
     return jax_export.export(jitted, platforms=[_PLATFORMS[topology.compiler]])(*specs)
 
 
-def _tensor_rows(program: Program, classes: Sequence[str]) -> tuple[TensorRow, ...]:
+def _layer_in_state(path: str) -> str:
+    """Returns the layer of a path such as `theta.encoder.w` or `moments.encoder.w.row_moment`."""
+    part, *names = path.split(".")
+    return scope_name(".".join(names[: -2 if part == "moments" else -1]))
+
+
+def _tensor_rows(
+    program: Program, classes: Sequence[str], layer_of: Callable[[str], str]
+) -> tuple[TensorRow, ...]:
     """Returns a row for each weight and moment. Its dimensions have no letters."""
     return tuple(
-        _tensor_row(array, kind, program.mesh)
+        _tensor_row(array, kind, layer_of(array.path), program.mesh)
         for array, kind in zip(program.inputs, classes, strict=True)
         if kind != memory.INPUTS
     )
 
 
-def _tensor_row(array: Array, kind: str, mesh: Mesh) -> TensorRow:
+def _tensor_row(array: Array, kind: str, layer: str, mesh: Mesh) -> TensorRow:
     split = [
         f"dimension {index} over {' and '.join(axes)} "
         f"({' x '.join(str(mesh.axis_size(axis)) for axis in axes)})"
@@ -160,7 +169,7 @@ def _tensor_row(array: Array, kind: str, mesh: Mesh) -> TensorRow:
         bytes=math.prod(array.shape) * array.struct.dtype.itemsize,
         bytes_per_device=bytes_of(array, mesh),
         kind=kind,
-        layer=layer_of(array.path),
+        layer=layer,
     )
 
 
