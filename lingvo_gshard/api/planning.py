@@ -128,5 +128,11 @@ def _facts(
     weights: str | None = None,
     moments: str | None = None,
     step_tokens: int | None = None,
+    **others: Any,
 ) -> ProgramFacts:
+    for name, value in others.items():
+        raise ValueError(
+            f"--{name}={value} does not apply to a jax program or a file, which has its own "
+            "shardings; expected mesh, weights, moments, step_tokens or tokens"
+        )
     return ProgramFacts(mesh, MemoryPatterns(weights, moments), step_tokens)

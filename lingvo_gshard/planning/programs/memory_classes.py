@@ -94,10 +94,11 @@ def memory_classes(
         for index in donated:
             if inputs[index].shape and classes[index] == memory.INPUTS:
                 classes[index] = memory.WEIGHTS
-        ways[0] = "because their memory is donated"
+                ways[0] = "because their memory is donated"
+    counts = [classes.count(kind) for kind in (memory.WEIGHTS, memory.MOMENTS, memory.INPUTS)]
     note = (
-        f"of {len(inputs)} arguments, {classes.count(memory.WEIGHTS)} are weights ({ways[0]}), "
-        f"{classes.count(memory.MOMENTS)} are moments ({ways[1]}) and the others are inputs; "
+        f"arguments: {counts[0]} of weights ({ways[0]}), {counts[1]} of moments ({ways[1]}), "
+        f"{counts[2]} of inputs; "
         "--weights and --moments say it by patterns of their names"
     )
     return MemoryClasses(tuple(classes), note)

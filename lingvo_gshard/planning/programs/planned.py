@@ -27,6 +27,8 @@ from lingvo_gshard.tasks.token_loss import LOSS_SCOPE
 
 _TOKENS_NOTE = "tokens are all positions of a batch, those of a source included"
 _ACTIVE_NOTE = "all parameters count as active: a saved program does not say what a token uses"
+# The beginning of the note on a program that was exported for other platforms.
+EXPORTED_FOR = "exported for"
 # jax's names of the platforms of the compilers.
 _PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 
@@ -97,9 +99,10 @@ def jax_program(
         raise ValueError(f"{where}: {error}") from None
     notes = [found.note]
     if platform not in exported.platforms:
+        platforms = " and ".join(exported.platforms)
         notes.append(
-            f"exported for {' and '.join(exported.platforms)}, not for {platform}: operations that "
-            "jax writes differently for each platform are the former's"
+            f"{EXPORTED_FOR} {platforms}, not for {platform}: operations that jax writes "
+            "differently for each platform are the former's"
         )
     tensors = _tensor_rows(program, found.classes, layer_of)
     return PlannedProgram(

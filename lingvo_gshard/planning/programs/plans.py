@@ -11,7 +11,12 @@ from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.planned_program import PlannedProgram
 from lingvo_gshard.planning.programs import files
-from lingvo_gshard.planning.programs.planned import ProgramFacts, export_function, jax_program
+from lingvo_gshard.planning.programs.planned import (
+    EXPORTED_FOR,
+    ProgramFacts,
+    export_function,
+    jax_program,
+)
 from lingvo_gshard.planning.progress import Progress, ignore_progress
 
 
@@ -84,4 +89,9 @@ def _plan(
             f"--tokens={tokens:g} needs the tokens of a step, which {where} does not say; give "
             "--step_tokens, too"
         )
-    return planner.plan_program(planned, None, topology, tokens, progress)
+    try:
+        return planner.plan_program(planned, None, topology, tokens, progress)
+    except ValueError as error:
+        others = [f"; it was {note}" for note in planned.notes if note.startswith(EXPORTED_FOR)]
+        first, *_ = str(error).splitlines()
+        raise ValueError(f"{where}: {first}{''.join(others)}") from None

@@ -39,11 +39,14 @@ def test_patterns_replace_names():
     inputs = arrays("params.w", "cache.w", "slots.w", "opt_state.w")
     found = memory_classes(inputs, (), MemoryPatterns(weights="cache", moments="slots"))
     assert found.classes == (INPUTS, WEIGHTS, MOMENTS, INPUTS)
-    assert "1 are weights (by --weights=cache), 1 are moments (by --moments=slots)" in found.note
+    assert (
+        "1 of weights (by --weights=cache), 1 of moments (by --moments=slots), 2 of inputs"
+        in found.note
+    )
 
 
 def test_donated_arguments_are_weights_if_no_name_tells():
     inputs = [*arrays("a", "b", "opt_state.c"), Array("count", (), "int32", ())]
     found = memory_classes(inputs, (0, 2, 3), MemoryPatterns())
     assert found.classes == (WEIGHTS, INPUTS, MOMENTS, INPUTS)
-    assert "1 are weights (because their memory is donated)" in found.note
+    assert "1 of weights (because their memory is donated)" in found.note

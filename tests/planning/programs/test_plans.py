@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import lingvo_gshard
 from lingvo_gshard.planning import compilation
@@ -83,7 +84,7 @@ def test_plan_of_a_file_matches_closed_forms(file):
     assert 0 <= moved["data"] - FLOAT * WEIGHTS // 2 <= 2 * FLOAT
     assert plan.tokens_per_step == jax_step.ROWS and plan.budget.tokens == 1e6
     assert {row.layer for row in plan.tensors} == {"0", "1"}
-    assert "of 9 arguments, 4 are weights (by name), 4 are moments (by name)" in plan.notes[0]
+    assert "arguments: 4 of weights (by name), 4 of moments (by name), 1 of inputs" in plan.notes[0]
     assert "exported for tpu, not for cpu" in plan.notes[1]
 
 
@@ -153,6 +154,9 @@ def symbolic():
         ("step", {"tokens": 1e9}, "tokens=1e+09 needs the tokens of a step, which"),
         ("step", {"weights": "theta"}, "step.bin: weights=theta matches none of its arguments: "
          "state.mu[0].w_in"),
+        ("step", {"strategy": "expert"}, "strategy=expert does not apply to a jax program"),
+        ("cholesky", {"topology": "cpu:1"}, "step.bin: topology=cpu:1: its compiler rejects"),
+        ("cholesky", {"topology": "cpu:1"}, "it was exported for cuda, not for cpu"),
         ("step", {"moments": "("}, "moments=( is no regular expression"),
         ("gspmd", {"mesh": "data=2,model=4"}, "are no splits over mesh=data=2,model=4"),
         ("gspmd", {"mesh": "data=4"}, "it was exported for 8 devices, not for mesh=data=4"),
@@ -160,7 +164,12 @@ def symbolic():
 )  # fmt: skip
 def test_what_cannot_be_planned_is_named(tmp_path, content, options, words):
     path = tmp_path / "step.bin"
-    if content in ("step", "gspmd"):
+    if content == "cholesky":
+        # Of platforms, CUDA alone has this library.
+        factorize = jax.jit(jax.numpy.linalg.cholesky)
+        spec = jax.ShapeDtypeStruct((4, 4), "float32")
+        path.write_bytes(jax.export.export(factorize, platforms=["cuda"])(spec).serialize())
+    elif content in ("step", "gspmd"):
         path.write_bytes(exported(is_shardy=content == "step").serialize())
     elif content is not None:
         path.write_bytes(content() if callable(content) else content)
@@ -177,3 +186,40 @@ def test_a_newer_jax_is_named():
     program = dataclasses.replace(exported(), mlir_module_serialized=b"ML\xefRx")
     with pytest.raises(ValueError, match=r"^step.bin: its StableHLO cannot be read by jax"):
         to_program(program, "step.bin", "cpu")
+
+
+def test_arguments_of_every_kind():
+    """Keys of random numbers, unused and named arguments, manual regions, explicit meshes."""
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def function(key, unused, x, *, params):
+        noise = jax.random.normal(key, x.shape, x.dtype, out_sharding=rows)
+        summed = jax.shard_map(
+            lambda part: jax.lax.psum(part, "data"),
+            mesh=mesh,
+            in_specs=PartitionSpec("data"),
+            out_specs=PartitionSpec(),
+        )(x + noise)
+        return summed @ params["w"], key
+
+    plan = lingvo_gshard.plan(
+        jax.jit(lambda key, unused, x, p: function(key, unused, x, params=p)),
+        [
+            jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole),
+            jax.ShapeDtypeStruct((4,), "int32", sharding=whole),
+            jax.ShapeDtypeStruct((8, 16), "bfloat16", sharding=rows),
+            {"w": jax.ShapeDtypeStruct((16, 4), "bfloat16", sharding=whole)},
+        ],
+        "cpu:8",
+        weights=r"^p\.w$",
+    )
+    assert plan.bytes_per_device.weights == 2 * 16 * 4
+    assert plan.bytes_per_device.inputs == 2 * 4 + 2 * 8 * 16 // 4
+    assert plan.flops.executed == 2 * 2 * 16 * 4
+    assert {(row.kind, row.axis) for row in plan.collectives} >= {("all-reduce", "data")}
+    assert (
+        "arguments: 1 of weights (by --weights=^p\\.w$), 0 of moments (by name), 2 of inputs"
+        in plan.notes[0]
+    )
