@@ -127,20 +127,28 @@ class ProfileObserver(StepObserver):
         """
         self._run, self._steps, self._on_profile, self._plan = run, steps, on_profile, plan
         self._recorder: Recorder | None = None
+        self._trace: bytes | None = None
         self._batch: Batch = {}
-        self._last = 0
+        self._last_begun = self._last_ended = 0
 
     def needs_idle(self, step: int) -> bool:
         """Returns whether the profiled steps begin here, or have ended."""
         return step in (self._steps.first, self._steps.last + 1)
 
+    def while_idle(self, step: int) -> None:
+        """Adds up the trace before the step after the profiled ones."""
+        if self._recorder and step > self._steps.last:
+            self._attempt(self._finish)
+
     def before_input(self, step: int) -> None:
         """Starts to record with the first of the steps."""
-        if self._steps.first <= step <= self._steps.last:
-            if self._recorder is None:
-                self._run.say(f"Profiling {self._steps.in_words}")
-                self._recorder = Recorder(tracer_of(self._run.runtime))
-            self._recorder.begin(step)
+        if self._recorder and self._last_begun != step - 1:
+            # The run was rolled back. The steps are profiled when they come again.
+            self._attempt(self._abandon)
+        if self._steps.first <= step <= self._steps.last and (
+            self._recorder or step == self._steps.first
+        ):
+            self._attempt(lambda: self._begin(step))
 
     def before_step(self, step: int, batch: Batch) -> None:
         """Notes that the input is there."""
@@ -149,34 +157,55 @@ class ProfileObserver(StepObserver):
             self._batch = batch
 
     def after_step(self, step: int, row: Row) -> None:
-        """Ends the profile after the last of the steps."""
-        self._last = step
+        """Stops recording after the last of the steps."""
+        self._last_ended = step
         if self._recorder and step == self._steps.last:
-            self._finish()
+            self._attempt(self._stop)
 
     def at_end(self) -> None:
-        """Ends the profile if the run ends within its steps."""
+        """Ends the profile if the run ends with its steps, or within them."""
         if self._recorder:
-            self._finish()
+            self._attempt(self._finish)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Does a part of the profile's work. A long run must not end because of its profile."""
+        try:
+            work()
+        except Exception as error:
+            self._recorder = self._trace = None
+            self._run.say(f"Warning: {steps_lib.FLAG}: no profile: {type(error).__name__}: {error}")
+
+    def _begin(self, step: int) -> None:
+        if self._recorder is None:
+            self._run.say(f"Profiling {self._steps.in_words}")
+            self._recorder = Recorder(tracer_of(self._run.runtime))
+        self._recorder.begin(step)
+        self._last_begun = step
+
+    def _stop(self) -> None:
+        if self._recorder:
+            self._trace = self._recorder.end()
+
+    def _abandon(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder and self._trace is None:
+            recorder.end()
+        self._trace = None
 
     def _finish(self) -> None:
-        recorder, self._recorder = self._recorder, None
-        assert recorder is not None
-        try:
-            serialized = recorder.end()
-            if recorder.recorded is None or recorder.recorded.last != self._last:
-                # An error ended the run within a step.
-                return
-            run = self._run
-            files = ProfileFiles(pathlib.Path(run.logdir.path), self._steps)
-            run.say("Reading the trace, and finding the lines of operations")
-            result = write_profile(
-                ProfiledStep.of_run(run), recorder, serialized, self._batch, files, self._plan
-            )
-            if processes.is_main():
-                self._on_profile(result)
-        except Exception as error:  # A long run must not end because of its profile.
-            self._run.say(f"Warning: {steps_lib.FLAG}: no profile: {type(error).__name__}: {error}")
+        recorder = self._recorder
+        if recorder is None or recorder.recorded is None or self._last_begun != self._last_ended:
+            # An error ended the run within a step.
+            self._abandon()
+            return
+        run, files = self._run, ProfileFiles(pathlib.Path(self._run.logdir.path), self._steps)
+        run.say("Reading the trace, and finding the lines of operations")
+        trace = self._trace or recorder.end()
+        step, batch = ProfiledStep.of_run(run), self._batch
+        self._recorder, self._trace, self._batch = None, None, {}
+        result = write_profile(step, recorder, trace, batch, files, self._plan)
+        if processes.is_main():
+            self._on_profile(result)
 
 
 def write_profile(

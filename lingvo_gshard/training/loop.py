@@ -246,6 +246,8 @@ class TrainingLoop:
             # What the observers do now is no part of the run's speed.
             self._log.pause()
             self._finish_step()
+            self._observers.before_other_work("waits for its observers")
+            self._observers.while_idle(step)
         self._observers.before_input(step)
         batch = next(self._batches)
         self._observers.before_step(step, batch)

@@ -4,6 +4,7 @@ A profiler, a watch for hangs or a check of determinism is a `StepObserver`. The
 its own thread, in every process of a cluster, for each step in this order:
 
     needs_idle(step)          shall all earlier steps be finished first?
+    while_idle(step)          they are finished, if an observer needs it
     before_input(step)        the loop is about to wait for the step's batch
     before_step(step, batch)  the batch is there, and the step is about to start
     before_result(step)       the loop is about to wait for the devices to finish the step
@@ -72,6 +73,12 @@ class StepObserver:
         """
         return False
 
+    def while_idle(self, step: int) -> None:
+        """Is called before a step that an observer needs idle, when all earlier ones have ended.
+
+        Work that takes long belongs here: it counts neither as a step nor as a hang.
+        """
+
     def before_input(self, step: int) -> None:
         """Is called before the loop waits for the step's batch."""
 
@@ -109,6 +116,11 @@ class StepObservers(StepObserver):
     def needs_idle(self, step: int) -> bool:
         """Returns whether one of the observers needs it."""
         return any([observer.needs_idle(step) for observer in self._observers])
+
+    def while_idle(self, step: int) -> None:
+        """Tells all observers."""
+        for observer in self._observers:
+            observer.while_idle(step)
 
     def before_input(self, step: int) -> None:
         """Tells all observers."""
