@@ -71,7 +71,7 @@ def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: 
       specs: nested structures of tf.TensorSpec or jax.ShapeDtypeStruct, one for each argument of
         the function. Those of jax have the shardings, over a jax.sharding.AbstractMesh; or
       file: a file that `gshard-inspect --program` or `jax.export` wrote.
-      topology: the machine, such as "v3:32x32", "gpu:h100:8x4" or "cpu:8".
+      topology: the machine, such as "v3:32x32", "v5p:8x8x8*4", "gpu:h100:8x4" or "cpu:8".
       mesh: axes and sizes, such as "data=4,model=2". None: the experiment's mesh, else data=N over
         all N devices. Of a jax program it must be the exported one.
       strategy: name or table of a strategy. By default the experiment's, else "expert"; for a

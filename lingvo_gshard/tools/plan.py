@@ -118,9 +118,9 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "topology",
         None,
-        "The machine: a slice of a TPU pod such as v3:32x32, cpu:N, or gpu:h100:8x4 for 8 hosts "
-        "with 4 GPUs each. --list_topologies lists all machines. With --budget, several that are "
-        "separated by commas.",
+        "The machine: a slice of a TPU pod such as v3:32x32, four slices such as v5p:8x8x8*4, "
+        "cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each. --list_topologies lists all "
+        "machines. With --budget, several that are separated by commas.",
         flag_values=values,
     )
     flags.DEFINE_boolean(

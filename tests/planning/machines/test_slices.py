@@ -7,6 +7,7 @@ import pytest
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning import compilation, operation_rows, roofline
 from lingvo_gshard.planning.machines import chips, data_center, interconnect, topologies
+from lingvo_gshard.planning.search import meshes
 from lingvo_gshard.planning.search.costs.topology_rates import rates_of
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -93,6 +94,16 @@ def test_the_search_rates_axes_across_slices_by_their_network():
     )
     assert across == pytest.approx(MIB / RATE)
     assert within < across / 4
+
+
+@pytest.mark.parametrize("name", ["v5e:2x2*2", "v5e:4x4*3", "tpu7x:2x2x1*2", "v5p:4x4x4*4"])
+def test_the_search_tries_meshes_that_fit_the_slices(name):
+    topology = topologies.get(name)
+    torus = (topology.slices, *topology.shape, topology.chip.partitions)
+    found = meshes.shapes(topology.devices, torus)
+    assert (topology.devices,) in found and len(found) > 2
+    for sizes in found:
+        meshes.unnamed(sizes).across_slices(topology.slices)
 
 
 def timed(axes, size, slices, phase):
