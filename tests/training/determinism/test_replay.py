@@ -16,6 +16,7 @@ from lingvo_gshard.tools import train as command
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.determinism.batch_digest import batch_digest
 from tests import tiny
+from tests.tools.train.train_processes import train_in_two
 from tests.training.determinism.flipped import FlippingRuntime
 from tests.training.spikes import spiked
 
@@ -150,3 +151,14 @@ def test_a_digest_differs_for_other_values_names_shapes_and_types():
     digests = {batch_digest(one) for one in (batch, *others)}
     assert len(digests) == 6
     assert batch_digest({"y": batch["y"], "x": np.asfortranarray(batch["x"])}) in digests
+
+
+@pytest.mark.slow
+def test_two_processes_compute_steps_twice_and_replay_them(tmp_path):
+    mesh = [f"--logdir={tmp_path}", "--mesh=data=8", "--strategy=fsdp"]
+    experiment = "--experiment=tests.training.spikes.spiked.without"
+    main, other = train_in_two([experiment, *mesh, "--steps=14", "--check_determinism_every=5"])
+    assert "step 5: computed twice in " in main and "equal in every bit on 8 devices" in main
+    main, other = train_in_two([*mesh, "--replay_step=14"])
+    assert "step 14 is equal to what the run recorded, in every bit: batch, loss " in main
+    assert "replay" not in other.lower()
