@@ -24,8 +24,6 @@ from docs.planned.models import MODELS
 from lingvo_gshard.core.config import names
 
 _ALL = "all"
-# As many as the largest machine of GPUs has; jax must know before it starts.
-_MOST_CPU_DEVICES = 256
 
 
 def main() -> None:
@@ -46,14 +44,13 @@ def main() -> None:
 
 
 def _make(given: argparse.Namespace) -> None:
-    jax.config.update("jax_num_cpu_devices", _MOST_CPU_DEVICES)
     # A quarter of the compile time; see the page for what that changes.
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
     machines = _chosen("machine", given.machine, {each.key: each for each in MACHINES})
     planned = {each.key: each for each in MODELS if each.is_planned}
     for machine in machines:
         for model in _chosen("model", given.model, planned):
-            for work in _chosen("work", given.work, {work: work for work in cells.works(machine)}):
+            for work in _chosen("work", given.work, {work: work for work in cells.WORKS}):
                 if given.again or (model.key, machine.key, work) not in cells.load():
                     cell = cells.make(model, machine, work)
                     cells.save((cells.load() | {cell.key: cell}).values())

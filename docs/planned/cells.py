@@ -49,7 +49,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
       mfu: model FLOPs utilization.
       tokens_per_second: of all devices.
       price: USD for a billion tokens; None if no price is published.
-      compiler: "tpu" or "cpu".
+      compiler: "tpu" or "gpu".
       bounded_by: what bounds generation; empty for training.
       too_small: slices that were compiled and did not fit.
       reason: why there is no slice.
@@ -81,11 +81,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str, str]:
         """What the cell is about."""
         return self.model, self.machine, self.work
-
-
-def works(machine: Machine) -> tuple[str, ...]:
-    """Returns the kinds of work that are planned for a machine."""
-    return WORKS if machine.has_compiler else TRAINED
 
 
 def load(path: pathlib.Path = RESULTS) -> dict[tuple[str, str, str], Cell]:

@@ -17,15 +17,11 @@ class Machine:
       key: the beginning of its topologies' names.
       name: what it is called.
       shapes: the slices that are tried, the smallest first.
-      has_compiler: whether its programs are compiled by its own compiler. XLA's compiler for CPUs,
-        which stands in for that of GPUs, multiplies in float32 and holds copies of all weights in
-        that type. That is most of the memory of generation, so generation is not planned.
     """
 
     key: str
     name: str
     shapes: tuple[str, ...]
-    has_compiler: bool = True
 
     @property
     def topologies(self) -> tuple[str, ...]:
@@ -36,7 +32,7 @@ class Machine:
 MACHINES = (
     Machine("v5p", "TPU v5p", _CUBE),
     Machine("v6e", "TPU v6e", _PLANE),
-    Machine("gpu:h100", "H100", _HOSTS, has_compiler=False),
+    Machine("gpu:h100", "H100", _HOSTS),
     Machine("v5e", "TPU v5e", _PLANE),
     Machine("tpu7x", "TPU7x", _CUBE),
 )

@@ -84,10 +84,7 @@ def _slices(models: Iterable[Model], found: Cells) -> str:
         row = [model.name]
         for machine in MACHINES:
             made = [found.get((model.key, machine.key, work)) for work in _SHORT]
-            shown = [
-                _chips(cell) if work in cells.works(machine) else "n/a"
-                for work, cell in zip(_SHORT, made, strict=True)
-            ]
+            shown = [_chips(cell) for work, cell in zip(_SHORT, made, strict=True)]
             row.append(" / ".join(shown))
         rows.append(row)
     return _table(("model", *(machine.name for machine in MACHINES)), rows)
@@ -142,14 +139,14 @@ def _generation_columns(cell: Cell) -> Sequence[str]:
 
 def _missing(models: Sequence[Model], found: Cells) -> str:
     """Returns a sentence on the cells that were not planned."""
-    wanted = [(m.key, x.key, work) for m in models for x in MACHINES for work in cells.works(x)]
+    wanted = [(m.key, x.key, work) for m in models for x in MACHINES for work in cells.WORKS]
     left = [key for key in wanted if key not in found]
     if not left:
         return f"All {len(wanted)} cells are planned."
     by_machine = {
         f"{machine.name}: {work}": count
         for machine in MACHINES
-        for work in cells.works(machine)
+        for work in cells.WORKS
         if (count := sum(key[1:] == (machine.key, work) for key in left))
     }
     shown = ", ".join(f"{name} ({count} models)" for name, count in by_machine.items())
