@@ -18,7 +18,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 
 # Phases of tensors that are activations. The task's own operations belong to no layer.
 _PHASES = ("forward", "other")
-# Opcodes that compute nothing, or whose results XLA never stores.
+# Opcodes that compute nothing, or whose results XLA hardly ever stores.
 _NO_RESULT = ("parameter", "constant", "iota", "broadcast", "tuple", "bitcast")
 
 

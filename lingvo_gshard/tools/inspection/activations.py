@@ -118,9 +118,10 @@ def whole_in_words(row: Activation) -> str:
     if row.asked:
         letters = f" {row.layout}" if row.layout else ""
         reason = f"its annotation{letters} splits no dimension"
+    computed = f" ({', '.join(row.operations)})" if row.operations else ""
     return (
         f"{row.layer or TASK}: {_array(row)}, {tables.format_bytes(row.bytes)}, is whole on every "
-        f"device: {reason}, at {row.source or _UNKNOWN} ({', '.join(row.operations)})"
+        f"device: {reason}, at {row.source or _UNKNOWN}{computed}"
     )
 
 

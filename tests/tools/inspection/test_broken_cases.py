@@ -56,11 +56,8 @@ def test_a_layout_that_causes_an_all_gather(cases, tmp_path, capsys):
         for row in found["reshardings"]
         if row["layout"] == "BL_" and row["layer"] == LAYER and row["phase"] == "forward"
     ]
-    assert (gather["kind"], gather["axes"], gather["operation"]) == (
-        "all-gather",
-        ["model"],
-        "Relu",
-    )
+    assert (gather["kind"], gather["axes"]) == ("all-gather", ["model"])
+    assert gather["operation"] == "Relu"
     assert gather["annotated_at"] == line_of(cases["gathering"], '"BL_"')
     assert gather["source"] == line_of(cases["gathering"], "tf.nn.relu")
     assert gather["bytes_per_step"] == 4 * 24 * 96 * 512 // 4
