@@ -92,11 +92,11 @@ class Summary:
         if not any(trace.devices.values()):
             raise ValueError("the trace has no operations of devices")
         self._facts = facts
-        key, self.program = _step_program(trace, facts)
+        keys, self.program = _step_program(trace, facts)
         self._waits = [(span.start, span.end) for span in trace.spans(INPUT)]
-        self._executions = _executions(trace, key)
+        self._executions = _executions(trace, keys)
         self._divisions = {
-            device: _divide(trace, device, key, self.program) for device in sorted(trace.devices)
+            device: _divide(trace, device, keys, self.program) for device in sorted(trace.devices)
         }
         self._shares: collections.Counter = collections.Counter()
         self._active: collections.Counter = collections.Counter()
@@ -246,10 +246,11 @@ class Summary:
         return {part: found[part] / unit for part in PARTS if found[part]}
 
 
-def _step_program(trace: Trace, facts: StepFacts) -> tuple[str, StepProgram]:
-    """Returns key and operations of the training step: the program that has an optimizer.
+def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], StepProgram]:
+    """Returns keys and operations of the training step: the program that has an optimizer.
 
-    Of several, and if there is none, it is the one that runs longest.
+    Of several, and if there is none, it is the one that runs longest. Workers that train alone have
+    a copy of it each, with a key of its own.
     """
     seconds: collections.Counter[str] = collections.Counter()
     for events in trace.devices.values():
@@ -264,18 +265,20 @@ def _step_program(trace: Trace, facts: StepFacts) -> tuple[str, StepProgram]:
         for key, program in programs.items()
         if any(operation.phase == OPTIMIZER for operation in program.operations)
     )
-    key = next(trains, next(iter(programs)))
-    return key, programs[key]
+    step = next(trains, next(iter(programs)))
+    names = trace.executed[step]
+    copies = (key for key, others in trace.executed.items() if names == others)
+    return frozenset(copies), programs[step]
 
 
-def _divide(trace: Trace, device: int, step_key: str, program: StepProgram) -> Division:
+def _divide(trace: Trace, device: int, step_keys: frozenset[str], program: StepProgram) -> Division:
     events = trace.devices[device]
-    enclosing = program.enclosing(e.operation for e in events if e.program == step_key)
+    enclosing = program.enclosing(e.operation for e in events if e.program in step_keys)
     intervals = [
         Interval(run.start, run.end, run.program, Role.ENCLOSING) for run in trace.runs[device]
     ]
     for event in events:
-        if event.program != step_key:
+        if event.program not in step_keys:
             role, key = Role.COMPUTE, None
         else:
             key = event.operation
@@ -286,11 +289,11 @@ def _divide(trace: Trace, device: int, step_key: str, program: StepProgram) -> D
     return divide(intervals, trace.window)
 
 
-def _executions(trace: Trace, step_key: str) -> collections.Counter[str]:
+def _executions(trace: Trace, step_keys: frozenset[str]) -> collections.Counter[str]:
     """Returns the number of executions of each operation of the step, over all devices."""
     return collections.Counter(
         event.operation
         for events in trace.devices.values()
         for event in events
-        if event.program == step_key
+        if event.program in step_keys
     )

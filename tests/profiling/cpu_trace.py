@@ -119,7 +119,9 @@ class CpuTrace:
         self._host.event("python", STEP, start, end, step_num=step)
         self._host.event("python", INPUT, start, there, step_num=step)
 
-    def operation(self, name, start, end, thread="pool", device=0, run=1, ready=None):
+    def operation(
+        self, name, start, end, thread="pool", device=0, run=1, ready=None, number=NUMBER
+    ):
         """Adds an executed operation.
 
         Args:
@@ -130,9 +132,10 @@ class CpuTrace:
           device: number of the device.
           run: number of the execution of the program.
           ready: when other threads had its result; None: at `end`.
+          number: number of the program.
         """
         self._number += 1
-        stats = {"hlo_op": name, "hlo_module": PROGRAM, "program_id": NUMBER, "run_id": run}
+        stats = {"hlo_op": name, "hlo_module": PROGRAM, "program_id": number, "run_id": run}
         stats |= {"device_ordinal": device, "_p": self._number}
         self._host.event(thread, name, start, end, **stats)
         if ready is not None:

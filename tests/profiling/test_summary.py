@@ -129,6 +129,16 @@ def test_two_devices_are_told_apart_and_averaged():
         assert sum(row.seconds.values()) == pytest.approx(100 * MICRO)
 
 
+def test_workers_with_a_copy_of_the_step_each_are_one_step():
+    trace = CpuTrace()
+    trace.step(3, 0, 0, 100)
+    for device, number in enumerate((5, 6)):
+        trace.operation("dot.1", 10, 30, thread=str(device), device=device, number=number)
+    found = seconds(profile_of(trace, 1, 100, devices=2))
+    assert found[PRODUCTS] == pytest.approx(20 * MICRO)
+    assert OTHER_PROGRAMS not in found
+
+
 def test_other_programs_in_between_count_apart():
     trace = CpuTrace()
     trace.step(3, 0, 0, 100)

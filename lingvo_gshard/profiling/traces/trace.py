@@ -95,7 +95,7 @@ class Trace:
         Executables that jax reads from its cache are executed under another number than their HLO
         has. The module is therefore the one that has most of the executed instructions.
         """
-        executed = self._executed.get(program, set())
+        executed = self.executed.get(program, set())
         found, most = None, _LEAST_COVERAGE * len(executed)
         for key, (module, names) in self._modules.items():
             covered = len(executed & names)
@@ -104,7 +104,7 @@ class Trace:
         return found
 
     @functools.cached_property
-    def _executed(self) -> dict[str, set[str]]:
+    def executed(self) -> dict[str, set[str]]:
         """The names of the executed instructions of each program."""
         names: dict[str, set[str]] = {}
         for events in self.devices.values():
