@@ -67,7 +67,7 @@ def check_report(report, rows):
         [row["loss"] for row in rows], rel=1e-4
     )
     assert [(launch.step, launch.steps) for launch in found.launches] == [(0, 3), (3, 5)]
-    assert found.launches[0].devices == "1 CPU" and "pytest" in found.launches[0].command
+    assert found.launches[0].devices == "1 CPU" and "python" in found.launches[0].command
     assert [row.scores["batches"] for row in found.evaluations] == [3]
     weights = {row.path for row in found.sharding.tensors if row.kind == "weights"}
     assert {"hidden.w", "output.w"} <= weights

@@ -44,8 +44,8 @@ CASES = (
         "an unknown chip",
         _PLAN + "--topology=v33:16x16",
         error="--topology=v33:16x16: unknown kind of chip 'v33'; expected such as v3:32x32,"
-        " v4:4x4x8, cpu:8 or gpu:h100:8x4 (hosts x GPUs of one host). Did you mean "
-        "'v3'?",
+        " v4:4x4x8, v5p:8x8x8*4 (four slices), cpu:8 or gpu:h100:8x4 (hosts x GPUs of one host). "
+        "Did you mean 'v3'?",
     ),
     Case(
         "a topology without a shape",
@@ -172,8 +172,8 @@ CASES = (
     Case(
         "an unknown subcommand of the planner",
         "gshard-plan dif a.json b.json",
-        error="the subcommand 'dif' is unknown. Did you mean 'diff'? Without one, flags say what "
-        "to plan, see --help",
+        error="the subcommand 'dif' is unknown. Did you mean 'diff'? Without one, flags or "
+        "the file of a program say what to plan, see --help",
     ),
     Case(
         "unknown rows of the paper",
