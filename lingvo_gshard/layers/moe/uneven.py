@@ -10,8 +10,8 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import current_partitioning
 
 _log = logging.getLogger(__name__)
-# The axis that rows and weights may be split over besides the experts' own.
-_OTHER_AXIS = "fsdp"
+# Axes that rows and weights may be split over: where one has the experts, the other has the rest.
+_OTHER_AXES = {"data": "fsdp", "fsdp": "data"}
 
 
 def warn_of_groups(groups: Groups, path: str) -> None:
@@ -67,13 +67,12 @@ def warn_of_experts(num_experts: int, path: str) -> None:
 
 def _even_mesh(mesh: Mesh, axis: str, num_experts: int) -> Mesh:
     """Returns a mesh on whose axis the experts divide evenly; a second axis has the rest."""
+    other = _OTHER_AXES.get(axis, "fsdp")
     size = math.gcd(num_experts, mesh.axis_size(axis))
     rest = mesh.axis_size(axis) // size
-    sizes = {}
+    axes = []
     for name, given in mesh.axes:
-        sizes[name] = size if name == axis else given
-        if name == axis:
-            sizes[_OTHER_AXIS] = rest * dict(mesh.axes).get(_OTHER_AXIS, 1)
-    if _OTHER_AXIS in mesh.names:
-        sizes[_OTHER_AXIS] = rest * mesh.axis_size(_OTHER_AXIS)
-    return Mesh(tuple(sizes.items()), mesh.device_order)
+        axes.append((name, size if name == axis else given * rest if name == other else given))
+        if name == axis and other not in mesh.names:
+            axes.append((other, rest))
+    return Mesh(tuple(axes), mesh.device_order)

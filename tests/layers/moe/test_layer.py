@@ -260,6 +260,7 @@ def test_warns_if_groups_do_not_divide_over_devices(group_size, warned, monkeypa
         ("data=8", "expert", "data=2,fsdp=4"),
         ("data=4,model=2", "expert_tensor", "data=2,fsdp=2,model=2"),
         ("data=4,fsdp=3", "expert_fsdp", "data=2,fsdp=6"),
+        ("fsdp=3,data=4", "expert_fsdp", "fsdp=6,data=2"),
         ("data=2", "expert", ""),
         ("model=8", "tensor", ""),
     ],
@@ -278,3 +279,11 @@ def test_warns_of_experts_that_do_not_divide_over_devices(mesh, strategy, said, 
     with use_partitioning(Partitioning.make(said or mesh, strategy)):
         uneven.warn_of_experts(2, "moe")
     assert len(warnings) == bool(said)
+
+
+def test_the_mesh_that_is_advised_has_as_many_devices_whatever_the_experts_axis(monkeypatch):
+    warnings = []
+    monkeypatch.setattr("lingvo_gshard.layers.moe.uneven._log.warning", warnings.append)
+    with use_partitioning(Partitioning.make("fsdp=8", "E->fsdp")):
+        uneven.warn_of_experts(2, "moe")
+    assert warnings[0].endswith("On --mesh=fsdp=2,data=4 they do.")
