@@ -6,7 +6,7 @@ from lingvo_gshard.planning.machines import cuda, libtpu
 from lingvo_gshard.planning.machines.chips import Chip
 
 # Compilers -> the packages that hold them.
-PACKAGES = {"tpu": "libtpu", "gpu": "jax-cuda12-pjrt"}
+PACKAGES = {"tpu": "libtpu", "gpu": cuda.PACKAGES[-1]}
 
 
 def available(kind: str) -> str:
