@@ -87,7 +87,7 @@ def axes_of_pairs(pairs: Groups, mesh: Mesh) -> tuple[tuple[str, ...], int]:
     sources, targets = (np.array(np.unravel_index(ids[:, i], mesh.shape)) for i in (0, 1))
     differs = (sources != targets).any(axis=1)
     axes = tuple(name for name, moves in zip(mesh.names, differs, strict=True) if moves)
-    return axes, math.prod(mesh.axis_size(name) for name in axes)
+    return axes, mesh.parts(axes)
 
 
 @functools.lru_cache(maxsize=64)

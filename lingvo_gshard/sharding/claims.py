@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 from lingvo_gshard.core.letters import LETTERS, POSITIONS, UNNAMED
 from lingvo_gshard.sharding.mesh import Mesh
-
-Split = tuple[tuple[str, ...], ...]
+from lingvo_gshard.sharding.strategies import Split
 
 
 def by_letter(
@@ -80,7 +78,7 @@ def even(size: int, axes: Sequence[str], mesh: Mesh) -> tuple[str, ...]:
     """Returns those of the axes, in order, that together divide a dimension evenly."""
     found: list[str] = []
     for axis in axes:
-        if size % (_parts(found, mesh) * mesh.axis_size(axis)) == 0:
+        if size % mesh.parts([*found, axis]) == 0:
             found.append(axis)
     return tuple(found)
 
@@ -102,11 +100,6 @@ def _largest(
     for letter, size in sizes.items():
         is_stack = letter in LETTERS and LETTERS[letter].is_stack
         if not (is_stack or letter in unsplit or letter == UNNAMED):
-            number = _parts(split[letter], mesh)
-            if size % (number * mesh.axis_size(axis)) == 0:
-                parts[letter] = size // number
+            if size % mesh.parts([*split[letter], axis]) == 0:
+                parts[letter] = size // mesh.parts(split[letter])
     return max(parts, key=parts.__getitem__, default=None)
-
-
-def _parts(axes: Sequence[str], mesh: Mesh) -> int:
-    return math.prod(mesh.axis_size(axis) for axis in axes)

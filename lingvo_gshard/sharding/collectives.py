@@ -12,8 +12,6 @@ partitioner compiles that into the collective.
 
 from __future__ import annotations
 
-import math
-
 from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.sharding import xla
@@ -153,11 +151,7 @@ def _mesh_with(axes: Axes) -> tuple[Mesh | None, tuple[str, ...]]:
     """Returns the axes as a tuple, and the mesh, or None if there is nothing to communicate."""
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     mesh = mesh_in_use()
-    return (mesh, axes) if mesh and _count(axes, mesh) > 1 else (None, axes)
-
-
-def _count(axes: tuple[str, ...], mesh: Mesh) -> int:
-    return math.prod(mesh.axis_size(axis) for axis in axes)
+    return (mesh, axes) if mesh and mesh.parts(axes) > 1 else (None, axes)
 
 
 def _over(axes: tuple[str, ...], dimension: int, part: tf.Tensor) -> Split:
@@ -177,8 +171,8 @@ def _to_full(part: tf.Tensor, axes: tuple[str, ...], split: Split, mesh: Mesh) -
     as `split` says.
     """
     others = _others(axes, mesh)
-    shape = [size * _count(over, mesh) for size, over in zip(part.shape, split, strict=True)]
-    full_shape = [_count(others, mesh), *shape]
+    shape = [size * mesh.parts(over) for size, over in zip(part.shape, split, strict=True)]
+    full_shape = [mesh.parts(others), *shape]
     return xla.shard_to_full(part[tf.newaxis], (others, *split), mesh, full_shape)
 
 
@@ -195,7 +189,7 @@ def _rotate(part: tf.Tensor, axes: tuple[str, ...], shift: int, mesh: Mesh) -> t
         full = _to_full(part[tf.newaxis], axes, split, mesh)
         return (
             _from_full(rotated(full, 1, shift), axes, split, mesh)[0],
-            lambda d: _rotate(d, axes, _count(axes, mesh) - shift, mesh),
+            lambda d: _rotate(d, axes, mesh.parts(axes) - shift, mesh),
         )
 
     return compute(part)
@@ -208,8 +202,8 @@ def _summed(part: tf.Tensor, axes: tuple[str, ...], mesh: Mesh) -> tf.Tensor:
 
 
 def _check_divides(part: tf.Tensor, dimension: int, axes: tuple[str, ...], mesh: Mesh) -> None:
-    if part.shape[dimension] % _count(axes, mesh):
+    if part.shape[dimension] % mesh.parts(axes):
         raise ValueError(
             f"Dimension {dimension} of a shard {part.shape} does not divide by the "
-            f"{_count(axes, mesh)} devices along {', '.join(axes)} of --mesh={mesh}"
+            f"{mesh.parts(axes)} devices along {', '.join(axes)} of --mesh={mesh}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,14 @@ class Mesh:
             parts.append(part)
             left //= part
         return tuple(parts)
+
+    def parts(self, axes: Iterable[str]) -> int:
+        """Returns the number of parts of a dimension that is split over axes.
+
+        Raises:
+          ValueError: There is no such axis. The message names the nearest one.
+        """
+        return math.prod(self.axis_size(axis) for axis in axes)
 
     def check_devices(self, count: int) -> None:
         """Checks the number of devices.

@@ -128,7 +128,7 @@ class Partitioning:
 
     def parts(self, axes: Iterable[str]) -> int:
         """Returns the number of parts of a dimension that is split over `axes`."""
-        return math.prod(self.mesh.axis_size(axis) for axis in axes)
+        return self.mesh.parts(axes)
 
     def storage_split(self, shape: Sequence[int], split: Split) -> Split:
         """Returns the split in which an array is stored between steps.

@@ -8,7 +8,6 @@ the only file that uses TensorFlow's private sharding module.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from lingvo_gshard.core.autodiff.custom_gradient import custom_gradient
 from lingvo_gshard.core.lazy import tf, xla_sharding
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.strategies import Split
+from lingvo_gshard.sharding.tilings import split_of_tiling, tiling
 
 
 def tile(tensor: tf.Tensor, split: Split, mesh: Mesh) -> tf.Tensor:
@@ -90,7 +90,7 @@ def shard_to_full(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int
       shape: Shape of the full tensor.
     """
     serialized = op_sharding(split, mesh)
-    copies = _tiling(split, mesh).shape[-1]
+    copies = tiling(split, mesh).shape[-1]
 
     @custom_gradient
     def full_of(part: tf.Tensor):
@@ -108,7 +108,7 @@ def _sum_of_copies(part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[in
     used = [axis for axes in split for axis in axes]
     others = tuple(axis for axis in mesh.names if axis not in used)
     stacked = shard_to_full(
-        part[tf.newaxis], (others, *split), mesh, [_tiling(split, mesh).shape[-1], *shape]
+        part[tf.newaxis], (others, *split), mesh, [tiling(split, mesh).shape[-1], *shape]
     )
     return tile(tf.reduce_sum(stacked, axis=0), split, mesh)
 
@@ -131,21 +131,11 @@ def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
       mesh: The mesh.
     """
     proto = _proto(serialized)
-    parts = tiles_of(serialized, rank)
-    if parts is None:
+    if tiles_of(serialized, rank) is None:
         return None
     if proto.type == proto.REPLICATED:
         return ((),) * rank
-    devices = _sorted_copies(_devices(proto), rank)
-    if devices.size != mesh.size:
-        return None
-    axes = [name for name, size in mesh.axes if size > 1]
-    for count in range(len(axes) + 1):
-        for order in itertools.permutations(axes, count):
-            split = _assign_axes(order, parts, mesh)
-            if split and np.array_equal(_sorted_copies(_tiling(split, mesh), rank), devices):
-                return split
-    return None
+    return split_of_tiling(_devices(proto), rank, mesh)
 
 
 def tiles_of(serialized: bytes, rank: int) -> tuple[int, ...] | None:
@@ -206,7 +196,7 @@ def _sharding(split: Split, mesh: Mesh) -> xla_sharding.Sharding:
     for axis in used:
         if used.count(axis) > 1:
             raise ValueError(f"Split {split} names the axis {axis!r} more than once")
-    return _from_tiling(_tiling(split, mesh))
+    return _from_tiling(tiling(split, mesh))
 
 
 def _from_tiling(devices: np.ndarray) -> xla_sharding.Sharding:
@@ -218,36 +208,7 @@ def _from_tiling(devices: np.ndarray) -> xla_sharding.Sharding:
     return xla_sharding.Sharding.partial_tile(devices)
 
 
-def _tiling(split: Split, mesh: Mesh) -> np.ndarray:
-    """Returns partition ids [*shards, copies], as `assign` takes them."""
-    used = [axis for axes in split for axis in axes]
-    parts = [math.prod(mesh.axis_size(axis) for axis in axes) for axes in split]
-    order = used + [axis for axis in mesh.names if axis not in used]
-    return mesh.ids.transpose([mesh.names.index(axis) for axis in order]).reshape([*parts, -1])
-
-
 def _annotate(tensor: tf.Tensor, sharding: xla_sharding.Sharding) -> tf.Tensor:
     if tf.executing_eagerly():
         return tensor
     return sharding.apply_to_tensor(tensor, use_sharding_op=True)
-
-
-def _sorted_copies(devices: np.ndarray, rank: int) -> np.ndarray:
-    """Returns the same tiling with all copies in one last dimension, sorted."""
-    return np.sort(devices.reshape([*devices.shape[:rank], -1]), axis=-1)
-
-
-def _assign_axes(axes: Sequence[str], parts: Sequence[int], mesh: Mesh) -> Split | None:
-    """Returns the split that assigns axes, in order, to dimensions of given numbers of shards.
-
-    Returns None if the sizes of the axes do not match.
-    """
-    left, split = list(axes), []
-    for count in parts:
-        taken: list[str] = []
-        while left and math.prod(mesh.axis_size(axis) for axis in taken) < count:
-            taken.append(left.pop(0))
-        if math.prod(mesh.axis_size(axis) for axis in taken) != count:
-            return None
-        split.append(tuple(taken))
-    return None if left else tuple(split)

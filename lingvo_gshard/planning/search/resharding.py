@@ -92,7 +92,7 @@ def resharding(tensor: Tensor, before: Sharding, after: Sharding, mesh: Mesh) ->
         for axes in exchanged.values()
     ]
     if gathered:
-        parts = math.prod(mesh.axis_size(axis) for axis in gathered)
+        parts = mesh.parts(gathered)
         gathered_bytes = local_bytes(tensor, before, mesh) * parts
         calls.append(Collective("all-gather", tuple(gathered), gathered_bytes))
     return calls

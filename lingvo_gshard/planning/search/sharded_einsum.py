@@ -153,7 +153,7 @@ def _sums(
     calls = []
     if scattered:
         calls.append(Collective("reduce-scatter", scattered, bytes))
-        bytes //= math.prod(mesh.axis_size(axis) for axis in scattered)
+        bytes //= mesh.parts(scattered)
     if reduced:
         calls.append(Collective("all-reduce", reduced, bytes))
     return calls

@@ -201,5 +201,5 @@ def memory_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 def bytes_of(array: Array, mesh: Mesh) -> int:
     """Returns the bytes of an array on one device of the mesh."""
-    pieces = int(np.prod([mesh.axis_size(x) for axes in array.split or () for x in axes] or [1]))
+    pieces = mesh.parts(axis for axes in array.split or () for axis in axes)
     return int(np.prod(array.shape, dtype=np.int64)) * array.struct.dtype.itemsize // pieces

@@ -132,7 +132,7 @@ def _axes_of_factor(factor: float, mesh: Mesh) -> str:
     names = [name for name, size in mesh.axes if size > 1]
     for count in range(1, len(names) + 1):
         for axes in itertools.combinations(names, count):
-            devices = math.prod(mesh.axis_size(axis) for axis in axes)
+            devices = mesh.parts(axes)
             for expected in (devices, 1 / devices):
                 if math.isclose(factor, expected, rel_tol=_SAME_FACTOR):
                     return f"{' and '.join(axes)} ({devices} devices)"

@@ -33,7 +33,7 @@ def parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
       split: the mesh axes that split each dimension, which must divide evenly.
       mesh: the mesh.
     """
-    counts = [int(np.prod([mesh.axis_size(axis) for axis in axes], dtype=int)) for axes in split]
+    counts = [mesh.parts(axes) for axes in split]
     found = []
     for numbers in itertools.product(*map(range, counts)):
         index: list[int | slice] = [slice(None)] * len(mesh.names)

@@ -1,11 +1,7 @@
 """Compares splits that are read from the text of shardings with numbered devices."""
 
-import hypothesis
-import numpy as np
 import pytest
-from hypothesis import strategies as st
 
-from lingvo_gshard.runtime.lowering import sharding_text
 from lingvo_gshard.runtime.lowering.sharding_text import split_of_text
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -42,16 +38,3 @@ def test_sharding_text_is_parsed(text, split):
 )
 def test_what_is_no_split_over_the_mesh_is_not_read(text):
     assert split_of_text(text, 2, MESH) is None
-
-
-@hypothesis.given(st.permutations(["data", "model", ""]), st.integers(0, 2))
-def test_every_split_has_a_distinct_sharding(order, rank):
-    split = tuple((axis,) if axis else () for axis in order[: rank + 1])
-    devices = sharding_text._sets(split, MESH)
-    sizes = devices.shape[:-1]
-    same = [
-        found
-        for found in sharding_text._candidates(sizes, MESH)
-        if np.array_equal(sharding_text._sets(found, MESH), devices)
-    ]
-    assert same == [split]

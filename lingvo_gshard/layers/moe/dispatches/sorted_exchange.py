@@ -206,7 +206,7 @@ def _experts_of_rows(load_dE: tf.Tensor, rows: int) -> tf.Tensor:
 
 def _count_devices(axes: Axes) -> int:
     mesh = mesh_in_use()
-    return math.prod(mesh.axis_size(axis) for axis in axes)
+    return mesh.parts(axes)
 
 
 def _round_up(size: int, multiple: int) -> int:

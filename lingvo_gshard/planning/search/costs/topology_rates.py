@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 from lingvo_gshard.hlo.operations import Collective, Operation
 from lingvo_gshard.planning import roofline
@@ -24,7 +23,7 @@ def rates_of(topology: Topology) -> Rates:
 
     @functools.cache
     def collective_seconds(kind: str, bytes: int, axes: tuple[str, ...], mesh: Mesh) -> float:
-        size = math.prod(mesh.axis_size(axis) for axis in axes)
+        size = mesh.parts(axes)
         slices = interconnect.spanned_slices(axes, topology, mesh)
         call = Collective(kind, axes, size, "float32", bytes, slices=slices)
         operation = Operation("searched", kind, "", "other", collective=call)
