@@ -22,6 +22,17 @@ def is_vector(spec: VariableSpec) -> bool:
     return len(spec.layout.lstrip(letters.WEIGHT_BATCH)) < 2
 
 
+def layer_of(path: str) -> str:
+    """Returns the layer of a weight or moment: up to the first index, else all but the last name.
+
+    Args:
+      path: path of the weight or moment, such as `decoder.layers[1].feed_forward.w_in`.
+    """
+    path = path.partition("/")[0]
+    first, bracket, _ = path.partition("]")
+    return first + bracket if bracket else path.rpartition(".")[0] or path
+
+
 def matches(pattern: str, spec: VariableSpec) -> bool:
     """Returns whether a pattern matches a weight.
 

@@ -26,7 +26,7 @@ def make(
       scripts: the scripts. Each uses only those before it; they share one scope.
       data: what the element with the id "data" holds as JSON.
     """
-    style = "\n".join(read(*file) for file in styles)
+    style = join_styles(styles)
     script = join_scripts(scripts)
     policy = (
         f"default-src 'none'; img-src data:; style-src {source_expression(style)}; "
@@ -45,6 +45,11 @@ def make(
 def read(package: str, name: str) -> str:
     """Returns the text of a file in a package."""
     return (importlib.resources.files(package) / name).read_text(encoding="utf-8")
+
+
+def join_styles(files: Sequence[File]) -> str:
+    """Returns style sheets as one. Where rules conflict, those of later files hold."""
+    return "\n".join(read(*file) for file in files)
 
 
 def join_scripts(files: Sequence[File]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from lingvo_gshard.planning.roofline import StepTime, TimedOperation
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.training.records.launch import installed_versions
 from lingvo_gshard.training.trainer import Trainer
 
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
@@ -223,13 +223,8 @@ def _budget(
 
 
 def _versions(compiler: str) -> dict[str, str]:
-    versions = {"lingvo_gshard": lingvo_gshard.__version__}
-    for package in (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(compiler)])):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(compiler)]))
+    return {"lingvo_gshard": lingvo_gshard.__version__} | installed_versions(packages)
 
 
 def _notes(

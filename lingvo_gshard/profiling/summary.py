@@ -77,7 +77,7 @@ class StepFacts:
 
 
 class Summary:
-    """Sums over the devices and steps of a trace, divided by their numbers.
+    """Where the time of a training step goes: means over the devices and steps of a trace.
 
     Attributes:
       program: the compiled training step.

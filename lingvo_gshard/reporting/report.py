@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 from collections.abc import Sequence
 
 import msgspec
 
+from lingvo_gshard.layers.weight_groups import layer_of
 from lingvo_gshard.reporting.run import RunReport, read_run
 from lingvo_gshard.training.records.sharding import Sharding
 
@@ -92,7 +92,7 @@ def read_report(logdirs: Sequence[str | os.PathLike]) -> Report:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """Returns for each path its last parts: as few as tell all of them apart."""
+    """Returns the paths shortened to their last parts, as few as still differ from each other."""
     parts = [pathlib.Path(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         found = ["/".join(part[-count:]) for part in parts]
@@ -116,11 +116,3 @@ def bytes_by_layer(sharding: Sharding) -> list[LayerBytes]:
         total[row.kind == "moments"] += row.bytes_per_device
         total[2] += row.bytes
     return [LayerBytes(layer, *total) for layer, total in sums.items()]
-
-
-def layer_of(path: str) -> str:
-    """Returns the layer of a weight: up to its number in a stack, or without the last name."""
-    numbered = re.match(r"[^\[/]*\[\d+\]", path)
-    if numbered:
-        return numbered[0]
-    return path.partition("/")[0].rpartition(".")[0] or path.partition("/")[0]

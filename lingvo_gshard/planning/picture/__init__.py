@@ -9,7 +9,7 @@ from lingvo_gshard.planning.plan.plan import Plan
 
 # In order: each script uses only those before it.
 _PAGES = "lingvo_gshard.pages"
-_STYLES = ((_PAGES, "base.css"), (__package__, "style.css"))
+_STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (__package__, "style.css"))
 _SCRIPTS = (
     *((_PAGES, f"{name}.js") for name in ("units", "dom", "table", "bars", "mesh")),
     *((__package__, f"{name}.js") for name in ("time_line", "sections", "main")),

@@ -42,7 +42,7 @@ def shardy_mesh(module: ir.Module) -> Mesh | None:
 
 
 def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -> Mesh:
-    """Returns the mesh with the fewest axes over which numbered shardings are splits.
+    """Returns the mesh with the fewest axes that can express shardings of numbered devices.
 
     Args:
       shardings: the shardings of the program's arrays.

@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A part of the host's time.
+    """A piece of work of the host's main thread.
 
     Attributes:
       name: `STEP` or `INPUT`; other names are those of libraries.

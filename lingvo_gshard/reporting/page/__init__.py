@@ -6,7 +6,7 @@ from lingvo_gshard.pages import html_page
 from lingvo_gshard.reporting.report import Report
 
 _PAGES = "lingvo_gshard.pages"
-_STYLES = ((_PAGES, "base.css"), (__package__, "style.css"))
+_STYLES = ((_PAGES, "reset.css"), (_PAGES, "base.css"), (__package__, "style.css"))
 # In order: each script uses only those before it.
 _SHARED = ("units", "dom", "table", "bars", "mesh")
 _OWN = (

@@ -75,7 +75,7 @@ class RollCall:
         self._was_asked = threading.Event()
 
     def answer_with(self, take_snapshot: Callable[[], Snapshot]) -> None:
-        """Has questions where this process is answered by a function."""
+        """Sets the function that answers other processes which ask where this one is."""
         self._take_snapshot = take_snapshot
 
     def report_hang(self, words: str) -> None:

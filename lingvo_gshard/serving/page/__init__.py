@@ -10,11 +10,12 @@ _SCRIPTS = (
     *((__package__, f"{name}.js") for name in ("words", "server", "tokens", "experts", "answers")),
     (__package__, "main.js"),
 )
+_STYLES = (("lingvo_gshard.pages", "reset.css"), (__package__, "style.css"))
 
 
 def to_html() -> tuple[str, str]:
     """Returns the page, and the content security policy that lets it run nothing else."""
-    style = html_page.read(__package__, "style.css")
+    style = html_page.join_styles(_STYLES)
     script = html_page.join_scripts(_SCRIPTS)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; "

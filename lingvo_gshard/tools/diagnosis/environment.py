@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from lingvo_gshard.tools.diagnosis.check import Check, State
-
-# Names of settings that only these libraries read.
-_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "NCCL_")
+from lingvo_gshard.training.records.launch import PREFIXES
 
 # Settings that change results or stop training -> (whether they break it, what they do).
 _HARMFUL: Mapping[str, tuple[bool, str]] = {
@@ -45,7 +43,7 @@ _FLAGS: Mapping[str, str] = {
 def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
     """Yields a check of each setting that jax, XLA, TensorFlow or their drivers read."""
     known = (*_HARMFUL, *_HARMLESS)
-    names = sorted(n for n in environment if n in known or n.startswith(_PREFIXES))
+    names = sorted(n for n in environment if n in known or n.startswith(PREFIXES))
     for name in names:
         found = f"{name}={environment[name]}"
         if name == "XLA_FLAGS":

@@ -36,7 +36,7 @@ class WrongResultError(TrainingFailedError):
 
 
 class ReadMetrics:
-    """Metrics that were read already."""
+    """The metrics of a step that were read before, in the form that the training loop expects."""
 
     def __init__(self, row: dict[str, float]):
         self._row = row
@@ -156,7 +156,7 @@ def checked(runtime: Runtime, every: int) -> Runtime:
 
 
 def _copy(value: Any) -> Any:
-    """Returns a copy of an array on its devices. A NumPy array is a copy already."""
+    """Returns a copy of a jax array on its devices, and a NumPy array as it is."""
     return jnp.copy(value) if isinstance(value, jax.Array) else value
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from lingvo_gshard.core.layer import VariableSpec
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.weight_groups import layer_of
 from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.optim.optimizer import SCOPE, Optimizer
 
@@ -85,12 +86,6 @@ def only_if_due(step: int, row: Row, every: int) -> Row:
     if not every or step % every == 0:
         return row
     return {name: value for name, value in row.items() if not name.endswith(f"/{NAME}")}
-
-
-def layer_of(path: str) -> str:
-    """Returns the layer of a weight: up to the first index, or else all but the last name."""
-    first, bracket, _ = path.partition("]")
-    return first + bracket if bracket else path.rpartition(".")[0] or path
 
 
 def _ratios(

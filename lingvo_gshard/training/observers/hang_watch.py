@@ -34,7 +34,7 @@ class Lifeline(Protocol):
     """Reaches the other processes of the run, or only this one if it is alone."""
 
     def answer_with(self, take_snapshot: Callable[[], Snapshot]) -> None:
-        """Has other processes' questions where this one is answered."""
+        """Sets the function that answers other processes which ask where this one is."""
         ...
 
     def report_hang(self, words: str) -> None:

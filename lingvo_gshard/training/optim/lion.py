@@ -42,8 +42,7 @@ class Lion(MomentOptimizer):
     ) -> tuple[tf.Tensor, Moments]:
         p = self.p
         old = self.load(spec, moments, FIRST)
-        direction = tf.sign(p.beta1 * old + (1.0 - p.beta1) * gradient)
-        change = self.with_decay(spec, learning_rate * direction, weight, learning_rate)
+        change = self._change(spec, old, weight, gradient, learning_rate)
         new = p.beta2 * old + (1.0 - p.beta2) * gradient
         _, moments = self.store(spec, moments, FIRST, new, step, commit)
         return commit(weight, weight - change), moments
@@ -60,5 +59,16 @@ class Lion(MomentOptimizer):
         p = self.p
         new = self.load(spec, moments, FIRST)
         old = (new - (1.0 - p.beta2) * gradient) / p.beta2
-        direction = tf.sign(p.beta1 * old + (1.0 - p.beta1) * gradient)
+        return self._change(spec, old, weight, gradient, learning_rate)
+
+    def _change(
+        self,
+        spec: VariableSpec,
+        old: tf.Tensor,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what to subtract from a weight, from its moment before the step."""
+        direction = tf.sign(self.p.beta1 * old + (1.0 - self.p.beta1) * gradient)
         return self.with_decay(spec, learning_rate * direction, weight, learning_rate)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from lingvo_gshard.core import initializers
@@ -179,10 +179,7 @@ class Optimizer(Configurable):
           learning_rate: as in `update`.
         """
         found = []
-        flat_moments = iter(moments.flatten())
-        rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
-        for spec, weight, gradient in rows:
-            own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
+        for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
             if self.moves(spec):
                 weight, gradient = tf.cast(weight, tf.float32), tf.cast(gradient, tf.float32)
                 rest = gradient, own, step, self.learning_rate_factor(spec) * learning_rate
@@ -232,10 +229,7 @@ class Optimizer(Configurable):
             return tf.where(is_frozen, old, new)
 
         new_weights, new_moments = [], []
-        flat_moments = iter(moments.flatten())
-        rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
-        for spec, weight, gradient in rows:
-            own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
+        for spec, weight, gradient, own in self._rows(specs, theta, gradients, moments):
             with tf.name_scope(f"{SCOPE}/{scope_name(spec.path)}/"):
                 new_weight, own = self._update_one(
                     spec, weight, gradient, own, step, learning_rate, commit
@@ -243,6 +237,16 @@ class Optimizer(Configurable):
                 new_weights.append(_stored(spec, new_weight, weight.dtype, step))
             new_moments.append(NestedMap(own))
         return specs.pack(new_weights), specs.pack(new_moments)
+
+    def _rows(
+        self, specs: NestedMap, theta: NestedMap, gradients: NestedMap, moments: NestedMap
+    ) -> Iterator[tuple[VariableSpec, tf.Tensor, tf.Tensor, Moments]]:
+        """Yields each weight's spec, value, gradient and moments by name."""
+        flat_moments = iter(moments.flatten())
+        rows = zip(specs.flatten(), theta.flatten(), gradients.flatten(), strict=True)
+        for spec, weight, gradient in rows:
+            own = {name: next(flat_moments) for name in sorted(self._layouts_of_moved(spec))}
+            yield spec, weight, gradient, own
 
     def _update_one(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -19,7 +20,8 @@ from lingvo_gshard.training.records import json_lines
 LAUNCHES_FILE = "launches.jsonl"
 
 _PACKAGES = ("tensorflow", "jax", "jaxlib", "libtpu", "numpy", "scipy", "orbax-checkpoint")
-_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "NCCL_")
+# Beginnings of the names of settings that only jax, XLA and their drivers read.
+PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "NCCL_")
 # TensorFlow has no prefix of its own: Terraform's TF_VAR_ may hold secrets.
 _SETTINGS = (
     "CUDA_VISIBLE_DEVICES",
@@ -107,12 +109,16 @@ def directory() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python, of this package and of those that it computes with."""
-    found = {"python": platform.python_version(), "lingvo_gshard": lingvo_gshard.__version__}
-    for name in _PACKAGES:
-        try:
+    own = {"python": platform.python_version(), "lingvo_gshard": lingvo_gshard.__version__}
+    return own | installed_versions(_PACKAGES)
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those of the packages that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -127,5 +133,5 @@ def environment_at_start() -> dict[str, str]:
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the part of an environment that jax, XLA, TensorFlow or their drivers read."""
-    names = (n for n in environment if n in _SETTINGS or n.startswith(_PREFIXES))
+    names = (n for n in environment if n in _SETTINGS or n.startswith(PREFIXES))
     return {name: environment[name] for name in sorted(names)}
