@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.training.records import json_lines
 
 # Name of an input -> (shape, dtype).
 Inputs: TypeAlias = Mapping[str, tuple[tuple[int, ...], str]]
@@ -162,8 +162,7 @@ class CompilationsFile:
           say: shows a line to the user if the file cannot be written.
         """
         try:
-            with open(self._path, "ab") as file:
-                file.write(msgspec.json.encode({"step": step, **compilation.record()}) + b"\n")
+            json_lines.append(self._path, {"step": step, **compilation.record()})
         except OSError as error:
             say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 
