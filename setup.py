@@ -77,7 +77,9 @@ setup(
     # The least version that is known to work; constraints.txt pins the row that was tested.
     install_requires=[
         "absl-py>=2.1",
+        "array-record>=0.8.3",
         "gin-config>=0.5",
+        "grain>=0.2.18",
         "jax>=0.10.2,<0.11",
         "ml-dtypes>=0.5",
         "msgspec>=0.19",

@@ -1,0 +1,1 @@
+"""Prepared data: tokenized shards with a manifest, as gshard-prepare writes and training reads."""

@@ -1,0 +1,261 @@
+"""Manifest: what a directory of prepared data holds, and how it came about.
+
+A directory has `manifest.json`, the vocabularies, and for each split, language and source the
+shards `SPLIT/LANGUAGE/SOURCE-00000-of-00004.array_record`, each with its lengths in a `.npy` file
+beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from lingvo_gshard.data.sources import files
+
+FILE = "manifest.json"
+# Changes with every change that makes older programs misread a directory.
+FORMAT = 1
+# The language of text whose language is not known (ISO 639-2).
+NO_LANGUAGE = "und"
+PAIRS, TEXT = "pairs", "text"
+
+
+class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was read.
+
+    Attributes:
+      path: where it was.
+      bytes: its size.
+      sha256: digest of its bytes, as stored.
+    """
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that belong together, such as one corpus.
+
+    Attributes:
+      name: what the source is called in shards and weights.
+      files: the files.
+    """
+
+    name: str
+    files: list[SourceFile]
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of records.
+
+    Attributes:
+      split: the split, such as "train".
+      language: language of the rows; NO_LANGUAGE if unknown.
+      source: name of the source.
+      file: path within the directory.
+      rows: number of records.
+      source_tokens: tokens of all sources.
+      target_tokens: tokens of all targets.
+      bytes: size of the file.
+      sha256: digest of the file.
+      lengths: path of the lengths within the directory.
+      lengths_bytes: size of that file.
+      lengths_sha256: digest of that file.
+    """
+
+    split: str
+    language: str
+    source: str
+    file: str
+    rows: int
+    source_tokens: int
+    target_tokens: int
+    bytes: int
+    sha256: str
+    lengths: str
+    lengths_bytes: int
+    lengths_sha256: str
+
+
+class Rejection(msgspec.Struct, kw_only=True):
+    """Rows that were left out for one reason.
+
+    Attributes:
+      reason: the reason.
+      rows: number of rows.
+      examples: some of them, as "file:line: text".
+    """
+
+    reason: str
+    rows: int
+    examples: list[str] = []
+
+
+class LanguageCounts(msgspec.Struct, kw_only=True):
+    """What became of the rows of a language.
+
+    Attributes:
+      read: rows read.
+      kept: split -> rows kept.
+      rejected: reason -> rows left out.
+    """
+
+    read: int = 0
+    kept: dict[str, int] = {}
+    rejected: dict[str, int] = {}
+
+
+class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A vocabulary of the directory.
+
+    Attributes:
+      side: "joint", "source" or "target".
+      kind: what reads it: "sentencepiece" or "published".
+      files: paths within the directory.
+      size: number of ids.
+      sha256: digest of the contents of the files, in their order.
+    """
+
+    side: str
+    kind: str
+    files: list[str]
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a directory of prepared data holds.
+
+    Attributes:
+      format: FORMAT of the program that wrote it.
+      content: PAIRS for sentence pairs, TEXT for text of language models.
+      id_bytes: bytes of an integer of a record.
+      sources: what was read.
+      settings: the settings that determine the rows, by path.
+      splits: split -> its shards, in the order of their files.
+      languages: language -> what became of its rows.
+      rejections: why rows were left out, the most frequent reason first.
+      rewritten: kind of change -> number of texts changed.
+      vocabularies: the vocabularies.
+    """
+
+    format: int = FORMAT
+    content: str = PAIRS
+    id_bytes: int = 2
+    sources: list[Source] = []
+    settings: dict[str, Any] = {}
+    splits: dict[str, list[Shard]] = {}
+    languages: dict[str, LanguageCounts] = {}
+    rejections: list[Rejection] = []
+    rewritten: dict[str, int] = {}
+    vocabularies: list[VocabularyFile] = []
+
+    def rows(self, split: str) -> int:
+        """Returns the number of rows of a split; 0 if there is no such split."""
+        return sum(shard.rows for shard in self.splits.get(split, []))
+
+
+class _Format(msgspec.Struct):
+    """The part of a manifest that every format has."""
+
+    format: int
+
+
+def read(directory: str | os.PathLike) -> Manifest:
+    """Returns the manifest of a directory.
+
+    Raises:
+      ValueError: it is missing, damaged, or of another format.
+    """
+    path = pathlib.Path(directory) / FILE
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"{path}: there is no such file. A directory that gshard-prepare has written, and "
+            "finished, was expected"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{path}: the manifest cannot be read: {error.strerror}") from None
+    try:
+        found = msgspec.json.decode(content, type=_Format).format
+        if found != FORMAT:
+            raise ValueError(
+                f"{path}: the manifest has format {found}, and this program reads format {FORMAT}. "
+                "Prepare the data again, or use the version that wrote it"
+            )
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: the manifest is damaged: {error}") from None
+
+
+def write(manifest: Manifest, directory: str | os.PathLike) -> None:
+    """Writes a manifest so that readers see all of it or none. Its bytes depend on it alone.
+
+    Raises:
+      OSError: the file cannot be written, or the directory does not exist.
+    """
+    content = msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
+    files.write_atomically(os.fspath(pathlib.Path(directory) / FILE), content + b"\n")
+
+
+def problems(
+    manifest: Manifest, directory: str | os.PathLike, read_all: bool = False
+) -> Iterator[str]:
+    """Yields a sentence for each file that is missing or differs from the manifest.
+
+    Args:
+      manifest: the manifest.
+      directory: the directory.
+      read_all: whether to read the files and to compare their digests, too; else only their sizes
+        are compared.
+    """
+    root = pathlib.Path(directory)
+    for shard in (shard for shards in manifest.splits.values() for shard in shards):
+        for name, size, digest in (
+            (shard.file, shard.bytes, shard.sha256),
+            (shard.lengths, shard.lengths_bytes, shard.lengths_sha256),
+        ):
+            if found := _problem(root / name, size, digest if read_all else None):
+                yield found
+    for vocabulary in manifest.vocabularies:
+        paths = [root / name for name in vocabulary.files]
+        missing = [path for path in paths if not path.is_file()]
+        yield from (f"{path}: there is no such file" for path in missing)
+        if read_all and not missing and sha256_of(*paths) != vocabulary.sha256:
+            names = " and ".join(map(str, paths))
+            yield f"{names}: the vocabulary is not the one that the manifest describes"
+
+
+def sha256_of(*paths: str | os.PathLike) -> str:
+    """Returns the hexadecimal SHA-256 of the contents of files, one after another.
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _problem(path: pathlib.Path, size: int, digest: str | None) -> str | None:
+    try:
+        found = path.stat().st_size
+        if found != size:
+            return f"{path}: has {found:,} bytes; the manifest says {size:,}"
+        if digest is not None and sha256_of(path) != digest:
+            return f"{path}: its content is not the one that the manifest describes (SHA-256)"
+    except FileNotFoundError:
+        return f"{path}: there is no such file"
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    return None
