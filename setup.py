@@ -22,6 +22,9 @@ TOOLS = (
     "import",
     "serve",
 )
+# Extras `gcs` and `s3`: runs in buckets, where etils and Orbax use fsspec.
+GCS = ["gcsfs>=2025.3"]
+S3 = ["s3fs>=2025.3"]
 # Extra `serve`, which the tests need, too.
 SERVE = [
     "httptools>=0.6",
@@ -78,6 +81,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "array-record>=0.8.3",
+        "etils>=1.13",
         "gin-config>=0.5",
         "grain>=0.2.18",
         "jax>=0.10.2,<0.11",
@@ -104,6 +108,8 @@ setup(
         "plan_gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],
         "serve": SERVE,
+        "gcs": GCS,
+        "s3": S3,
         # Services that gshard-train --writer sends metrics to.
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=3.1"],
@@ -111,9 +117,16 @@ setup(
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
             *SERVE,
+            *GCS,
+            *S3,
             "basedpyright>=1.30",
+            # What moto's server needs of its extra `server`, which brings far more.
+            "flask>=3",
+            "flask-cors>=5",
+            "gcp-storage-emulator>=2024.8",
             "httpx>=0.27",
             "hypothesis>=6.100",
+            "moto[s3]>=5.1",
             "pytest>=8.1,<9.2",
             "pytest-xdist>=3.6",
             "ruff>=0.9",

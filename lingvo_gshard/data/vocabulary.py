@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import sentencepiece
 
+from lingvo_gshard.core.files import atomic
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from lingvo_gshard.data.sources import files
 
 
 class Vocabulary:
@@ -76,7 +76,7 @@ class Vocabulary:
         """Writes `directory/name.model` atomically and returns its path; makes the directory."""
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, f"{name}.model")
-        files.write_atomically(path, self.model)
+        atomic.write_atomically(path, self.model)
         return path
 
     @classmethod

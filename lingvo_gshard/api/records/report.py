@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.api.errors import names_arguments
-from lingvo_gshard.data.sources.files import write_atomically
+from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.reporting import page
 from lingvo_gshard.reporting.report import Report, read_report
 

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
+from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax, jnp, serialize_executable
-from lingvo_gshard.data.sources.files import write_atomically
 from lingvo_gshard.decoding.model_facts import ModelFacts
 from lingvo_gshard.inference.programs.compiled_program import CompiledProgram
 from lingvo_gshard.inference.programs.program_key import ProgramKey

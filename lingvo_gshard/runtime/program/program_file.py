@@ -16,8 +16,8 @@ import zipfile
 
 import msgspec
 
+from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.data.sources.files import write_atomically
 from lingvo_gshard.runtime.program.array import Array
 
 FORMAT = 1

@@ -14,7 +14,7 @@ import msgspec
 import rich.console
 from absl import flags
 
-from lingvo_gshard.data.sources import files
+from lingvo_gshard.core.files import atomic
 
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
@@ -106,7 +106,7 @@ def write_text(path: str | None, text: str, flag: str) -> None:
         print(text, end="")
         return
     try:
-        files.write_atomically(path, text.encode())
+        atomic.write_atomically(path, text.encode())
     except OSError as error:
         raise ValueError(f"--{flag}={path} cannot be written: {error.strerror}") from None
 

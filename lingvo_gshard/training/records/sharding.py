@@ -6,7 +6,7 @@ import pathlib
 
 import msgspec
 
-from lingvo_gshard.data.sources.files import write_atomically
+from lingvo_gshard.core.files.atomic import write_atomically
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.reports.listing import weight_rows

@@ -1,4 +1,4 @@
-"""Writes files atomically."""
+"""Writes local files atomically."""
 
 import os
 import tempfile

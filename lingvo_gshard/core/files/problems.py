@@ -1,0 +1,119 @@
+"""What a bucket's error means, in words.
+
+gcsfs, s3fs and TensorStore raise many types. Here they become FileNotFoundError for a file that is
+not there, and BucketError for everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+
+# Answers that may be better next time: too many requests, timeouts and errors of the service.
+_TRANSIENT_CODES = {408, 429, 499, 500, 502, 503, 504}
+_TRANSIENT_ERRNOS = {errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED}
+# Types by name: their packages may not be installed.
+_TRANSIENT_TYPES = {
+    *("ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError", "ClientOSError"),
+    *("ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError", "HTTPClientError"),
+    *("FSTimeoutError", "ProxyError", "ConnectionClosedError", "IncompleteReadError"),
+    *("ClientConnectorError", "ResponseParserError", "ChecksumError"),
+}
+_REFUSED_TYPES = {
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
+    *("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError"),
+    *("RefreshError", "DefaultCredentialsError", "GoogleAuthError", "ProfileNotFound"),
+}
+_TRANSIENT_WORDS = re.compile(
+    r"UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|SlowDown|ServiceUnavailable|InternalError"
+    r"|http_response_code='(?:408|429|5\d\d)'|RESOURCE_EXHAUSTED"
+)
+_REFUSED_WORDS = re.compile(
+    r"UNAUTHENTICATED|PERMISSION_DENIED|Forbidden|AccessDenied|Access Denied|ExpiredToken"
+    r"|InvalidAccessKeyId|SignatureDoesNotMatch|Invalid Credentials|expired|Unauthorized"
+    r"|http_response_code='40[13]'"
+)
+# The addresses of gcsfs' requests that fail only if the bucket is missing.
+_NO_BUCKET_WORDS = re.compile(
+    r"specified bucket does not exist|NoSuchBucket|(?:^|/)b/[^/]+/o$|(?:^|/)b/[^/]+$"
+)
+_LOGIN = {
+    "gs": "`gcloud auth application-default login` or GOOGLE_APPLICATION_CREDENTIALS",
+    "s3": "`aws sts get-caller-identity`, AWS_PROFILE or AWS_ACCESS_KEY_ID",
+}
+
+
+class BucketError(OSError):
+    """A bucket is missing, refuses access, or does not answer.
+
+    `strerror` says what happened and what to check; `filename` is the path.
+
+    Attributes:
+      is_transient: whether the same request may succeed later.
+    """
+
+    def __init__(self, code: int, words: str, path: str, is_transient: bool = False):
+        super().__init__(code, words, path)
+        self.is_transient = is_transient
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def problem_of(error: Exception, path: str, writes: bool = False) -> OSError:
+    """Returns the error that callers see.
+
+    Args:
+      error: what a library raised.
+      path: the file or folder in a bucket that was asked for.
+      writes: whether it was to be written. A missing file then means a missing bucket.
+    """
+    if isinstance(error, BucketError):
+        return error
+    text, scheme = _line(error), path.partition("://")[0]
+    bucket = f"{scheme}://{path.partition('://')[2].partition('/')[0]}"
+    if isinstance(error, FileNotFoundError) or text.startswith("NOT_FOUND"):
+        if writes or _NO_BUCKET_WORDS.search(text):
+            words = f"there is no bucket {bucket}; check its name and project"
+            return BucketError(errno.ENXIO, words, path)
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if _is_refused(error, text):
+        words = f"{bucket} refuses access ({text}); check the credentials: {_LOGIN[scheme]}"
+        return BucketError(errno.EACCES, words, path)
+    if _is_transient(error, text):
+        words = (
+            f"{bucket} does not answer as it should ({text}); check the network and the state of "
+            "the service, then run the same command again"
+        )
+        return BucketError(errno.EAGAIN, words, path, is_transient=True)
+    return BucketError(errno.EIO, f"{bucket} failed ({text})", path)
+
+
+def _is_refused(error: Exception, text: str) -> bool:
+    if isinstance(error, PermissionError) or _types(error) & _REFUSED_TYPES:
+        return True
+    return getattr(error, "code", None) in (401, 403) or bool(_REFUSED_WORDS.search(text))
+
+
+def _is_transient(error: Exception, text: str) -> bool:
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
+        return True
+    if _types(error) & _TRANSIENT_TYPES or getattr(error, "code", None) in _TRANSIENT_CODES:
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
+        return True
+    return bool(_TRANSIENT_WORDS.search(text))
+
+
+def _types(error: Exception) -> set[str]:
+    return {one.__name__ for one in type(error).__mro__}
+
+
+def _line(error: Exception) -> str:
+    """Returns an error as one short line."""
+    lines = str(error).strip().splitlines() or [""]
+    text = lines[0][:200].strip() or type(error).__name__
+    # TensorStore appends the details of the answer in brackets.
+    return text.partition(" [http_response_body")[0]
