@@ -1,8 +1,8 @@
 """A server before an emulator: it adds what the emulator lacks, and faults on demand.
 
 gcp-storage-emulator ignores preconditions of writes and does not name the generation of what it
-returns. Both are part of Google Cloud Storage (cloud.google.com/storage/docs/request-preconditions),
-and the lock of a run depends on them.
+returns. Both are part of Google Cloud Storage, and the lock of a run depends on them
+(https://cloud.google.com/storage/docs/request-preconditions).
 """
 
 from __future__ import annotations
