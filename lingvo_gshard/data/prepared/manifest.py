@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.data.sources import files
+from lingvo_gshard.core.files import atomic
 
 FILE = "manifest.json"
 # Changes with every change that makes older programs misread a directory.
@@ -202,7 +202,7 @@ def write(manifest: Manifest, directory: str | os.PathLike) -> None:
       OSError: the file cannot be written, or the directory does not exist.
     """
     content = msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
-    files.write_atomically(os.fspath(pathlib.Path(directory) / FILE), content + b"\n")
+    atomic.write_atomically(os.fspath(pathlib.Path(directory) / FILE), content + b"\n")
 
 
 def problems(
