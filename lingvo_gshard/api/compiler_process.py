@@ -27,15 +27,16 @@ _MODULE = "lingvo_gshard.api.compiler_process"
 class CompilerProcess:
     """Has programs of one run compiled into the start-up cache. Threads may share it."""
 
-    def __init__(self, logdir: str, options: RuntimeOptions, precision: str):
+    def __init__(self, logdir: str, options: RuntimeOptions, precision: str, checkpoint: str | int):
         """Starts nothing before the first program is needed.
 
         Args:
           logdir: directory of the run.
           options: where and how the run decodes.
           precision: how its weights are stored and multiplied.
+          checkpoint: which of its checkpoints is read.
         """
-        self._run = (logdir, options, precision)
+        self._run = (logdir, options, precision, checkpoint)
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._timer: threading.Timer | None = None

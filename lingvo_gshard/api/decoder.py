@@ -26,8 +26,9 @@ from lingvo_gshard.inference.startup.fingerprint import code_stamp, environment
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.token_task import TokenTask
+from lingvo_gshard.training.checkpoint.choice import preferred
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
-from lingvo_gshard.training.checkpoint.store import steps_in
+from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.runtime_protocol import Runtime
 
 if TYPE_CHECKING:
@@ -68,8 +69,22 @@ class Decoder:
     input: Input
 
 
+def restored_model(run: Run) -> TrainedModel:
+    """Returns the model of a run's checkpoint. Damaged ones are reported on standard error."""
+    run.observer.begin("Restoring the weights")
+    with run.open_checkpoints() as (store, trainer):
+        runtime = run.backend.make_runtime(trainer)
+        checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
+    if checkpoint is None:
+        raise run.no_checkpoint()
+    part = restored_theta(trainer, checkpoint)
+    runtime.load_theta(part)
+    theta = trainer.evaluated_theta(part)
+    return TrainedModel(checkpoint.step, trainer.task, theta, runtime, run.input)
+
+
 def open_decoder(run: Run) -> Decoder:
-    """Returns the decoder of a run's newest readable checkpoint.
+    """Returns the decoder of a run's checkpoint.
 
     If the cache has it, TensorFlow is imported only when a program is needed that the cache lacks.
 
@@ -81,16 +96,16 @@ def open_decoder(run: Run) -> Decoder:
         raise ValueError(f"{task.__name__}, the task of this run, decodes nothing")
     run.observer.begin("Loading the model")
     devices, partitioning = run.backend.devices, run.backend.partitioning
-    newest = None if "model" in run.__dict__ else _newest(run)
-    entry = _entry(run, newest)
+    chosen = None if "model" in run.__dict__ else _chosen(run)
+    entry = _entry(run, chosen)
     found = entry.read_model(mesh_of(partitioning, devices)) if entry else None
     elsewhere = _compiler(run) if entry else None
     if entry and elsewhere and not found:
         elsewhere()
         found = entry.read_model(mesh_of(partitioning, devices))
     if found:
-        assert newest is not None
-        run.input.load_vocabularies(newest.extras)
+        assert chosen is not None
+        run.input.load_vocabularies(chosen.extras)
         facts, weights = found
         executables = Executables(
             _LateMaker(run, facts),
@@ -100,7 +115,7 @@ def open_decoder(run: Run) -> Decoder:
             run.observer,
             elsewhere,
         )
-        return Decoder(newest.step, Engine(facts, executables, weights), run.input)
+        return Decoder(chosen.step, Engine(facts, executables, weights), run.input)
     return _opened_now(run)
 
 
@@ -131,7 +146,7 @@ def _compiler(run: Run) -> CompilerProcess | None:
     """
     if not run.compiles_elsewhere or run.backend.devices[0].platform != "cpu":
         return None
-    return CompilerProcess(os.fspath(run.logdir.path), run.options, run.precision)
+    return CompilerProcess(os.fspath(run.logdir.path), run.options, run.precision, run.checkpoint)
 
 
 class _LateMaker:
@@ -152,10 +167,10 @@ class _LateMaker:
         return self._maker.make(key)
 
 
-def _newest(run: Run) -> Checkpoint | None:
-    """Returns the newest checkpoint, without its arrays; None if it cannot be read."""
-    steps = steps_in(run.logdir.checkpoints)
-    return _checkpoint(run, steps[-1]) if steps else None
+def _chosen(run: Run) -> Checkpoint | None:
+    """Returns the run's checkpoint, without its arrays; None if it cannot be read."""
+    steps = preferred(run.logdir.checkpoints, run.checkpoint)
+    return _checkpoint(run, steps[0]) if steps else None
 
 
 def _checkpoint(run: Run, step: int) -> Checkpoint | None:

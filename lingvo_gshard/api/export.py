@@ -56,7 +56,7 @@ def export(
     settings: DecoderSettings | None = None,
     show_progress: ShowProgress = no_progress,
 ) -> Export:
-    """Writes the newest readable checkpoint of a run; see `Run.export`."""
+    """Writes the checkpoint of a run; see `Run.export`."""
     started = time.monotonic()
     chosen = format_of(format)
     check_output(output)
@@ -95,7 +95,7 @@ def _stream(run: Run, output: str | os.PathLike, format: str) -> int:
 
 
 def _read(run: Run) -> TrainedModel:
-    """Returns the newest readable checkpoint of a run."""
+    """Returns the model of the run's checkpoint."""
     run.observer.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
         checkpoint = store.restore(parts=(trainer.evaluated_part,))

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.api.backend import Backend
-from lingvo_gshard.api.decoder import Decoder, TrainedModel, open_decoder
+from lingvo_gshard.api.decoder import Decoder, TrainedModel, open_decoder, restored_model
 from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.export import Export, export
 from lingvo_gshard.api.open_models.published_settings import published_settings
@@ -35,8 +35,8 @@ from lingvo_gshard.inference.writer import Writer
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.tasks.evaluation import Evaluation
 from lingvo_gshard.tasks.evaluation.evaluation import ShowProgress, no_progress
+from lingvo_gshard.training.checkpoint.choice import BEST, check_choice, preferred
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
-from lingvo_gshard.training.checkpoint.trainer_state import restored_theta
 from lingvo_gshard.training.experiments import with_vocabulary_sizes
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer
@@ -51,10 +51,11 @@ def load(
     strategy: str | None = None,
     options: RuntimeOptions | None = None,
     precision: str = TRAINED,
+    checkpoint: str | int = BEST,
 ) -> Run:
     """Returns the run that `train` or gshard-train left in a directory.
 
-    The weights of the newest readable checkpoint are restored when they are first needed.
+    The weights are restored when they are first needed.
 
     Args:
       logdir: directory of the run.
@@ -64,12 +65,13 @@ def load(
       options: where and how to run; the arguments above override its fields.
       precision: how the weights are stored and multiplied to translate and generate: "trained",
         "int8" or "int8_weights"; see docs/decoding_speed.md.
+      checkpoint: "best", which is the newest if the run keeps no best one; "newest"; or a step.
 
     Raises:
       ValueError: the directory holds no trained model, or an option is wrong.
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
-    run = Run(logdir, options, precision)
+    run = Run(logdir, options, precision, checkpoint)
     # Wrong options are reported here, not when the run is first used.
     _ = run.backend
     return run
@@ -86,6 +88,7 @@ class Run:
       options: where and how to run.
       observer: is told how far reading data, loading and compiling are; by default nobody is.
       precision: how the weights are stored and multiplied to translate and generate.
+      checkpoint: which checkpoint is read: "best", "newest" or a step.
       compiles_elsewhere: whether another process compiles decoding programs, which keeps the memory
         that it takes out of this one. It needs the cache of programs, and a CPU.
     """
@@ -98,6 +101,7 @@ class Run:
         logdir: str | os.PathLike,
         options: RuntimeOptions | None = None,
         precision: str = TRAINED,
+        checkpoint: str | int = BEST,
     ):
         """Reads the Params of a run.
 
@@ -105,13 +109,16 @@ class Run:
           logdir: directory of the run.
           options: where and how to run.
           precision: one of decoding/precision.py.
+          checkpoint: as in `load`.
 
         Raises:
           ValueError: the directory holds no trained model, or the precision is unknown; the message
             says what to do.
         """
         check_precision(precision)
+        check_choice(checkpoint)
         self._given, self.precision = os.fspath(logdir), precision
+        self.checkpoint = checkpoint
         self.options = options or RuntimeOptions()
         self.compiles_elsewhere = False
         self.logdir = Logdir(logdir)
@@ -144,12 +151,14 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step of the newest checkpoint, or of the restored one if there is one."""
+        """The step of the restored checkpoint, or else of the one that would be."""
         restored = self.__dict__.get("model") or self.__dict__.get("decoder")
-        step = restored.step if restored else self.logdir.last_step
-        if step is None:
+        if restored:
+            return restored.step
+        steps = preferred(self.logdir.checkpoints, self.checkpoint)
+        if not steps:
             raise self.no_checkpoint()
-        return step
+        return steps[0]
 
     @functools.cached_property
     def input(self) -> Input:
@@ -165,17 +174,8 @@ class Run:
 
     @functools.cached_property
     def model(self) -> TrainedModel:
-        """The newest readable checkpoint, restored. Damaged ones are reported on standard error."""
-        self.observer.begin("Restoring the weights")
-        with self.open_checkpoints() as (store, trainer):
-            runtime = self.backend.make_runtime(trainer)
-            checkpoint = store.restore(runtime.abstract_state(), parts=(trainer.evaluated_part,))
-        if checkpoint is None:
-            raise self.no_checkpoint()
-        part = restored_theta(trainer, checkpoint)
-        runtime.load_theta(part)
-        theta = trainer.evaluated_theta(part)
-        return TrainedModel(checkpoint.step, trainer.task, theta, runtime, self.input)
+        """The model of the checkpoint. Damaged ones are reported on standard error."""
+        return restored_model(self)
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the rows of metrics.jsonl: each has `step` and the metrics of that step."""
@@ -377,7 +377,7 @@ class Run:
 
     @contextlib.contextmanager
     def open_checkpoints(self) -> Iterator[tuple[CheckpointStore, Trainer]]:
-        """Loads the vocabularies of the newest readable checkpoint and makes the trainer.
+        """Loads the vocabularies of the checkpoint and makes the trainer.
 
         The store reports damaged checkpoints on standard error and changes nothing.
 
@@ -385,13 +385,16 @@ class Run:
           ValueError: there is no readable checkpoint.
         """
         store = CheckpointStore(
-            self.logdir.checkpoints, say=lambda text: print(text, file=sys.stderr), writable=False
+            self.logdir.checkpoints,
+            say=functools.partial(print, file=sys.stderr),
+            writable=False,
+            choice=self.checkpoint,
         )
         try:
-            newest = store.peek()
-            if newest is None:
+            found = store.peek()
+            if found is None:
                 raise self.no_checkpoint()
-            self.input.load_vocabularies(newest.extras)
+            self.input.load_vocabularies(found.extras)
             yield store, self.make_trainer()
         finally:
             store.close()

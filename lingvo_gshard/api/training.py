@@ -18,6 +18,7 @@ from lingvo_gshard.api.records.launch import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
+from lingvo_gshard.training.checkpoint.keep_best import ends_training
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.determinism.checked_runtime import checked
@@ -154,7 +155,7 @@ def _train(
         trainer = params.trainer.instantiate(task)
         runtime = checked(backend.make_runtime(trainer), params.trainer.check_determinism_every)
         checkpoint = store.restore(runtime.abstract_state())
-        if checkpoint and checkpoint.step >= params.trainer.steps:
+        if checkpoint and _is_done(params, checkpoint):
             return _finished(trainer, checkpoint.step, logdir, say)
         if checkpoint:
             say(f"Resuming from the checkpoint of step {checkpoint.step:,}")
@@ -176,6 +177,13 @@ def _train(
         return loop.run(checkpoint, progress)
     finally:
         store.close()
+
+
+def _is_done(params: Params, checkpoint: Checkpoint) -> bool:
+    """Returns whether a checkpoint is the last of its run."""
+    p, best = params.trainer, checkpoint.record.best
+    is_early = best is not None and best.metric == p.keep_best and ends_training(p.patience, best)
+    return checkpoint.step >= p.steps or is_early
 
 
 def _starting_point(

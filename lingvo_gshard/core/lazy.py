@@ -118,7 +118,6 @@ if TYPE_CHECKING:
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import func, sdy, stablehlo
-    from orbax.checkpoint import checkpoint_managers
     from sacrebleu.metrics import bleu, chrf
     from scipy import optimize, sparse
     from scipy.sparse import csgraph
@@ -155,7 +154,6 @@ else:
     stablehlo = LazyModule("jaxlib.mlir.dialects.stablehlo")
 
     ocp = LazyModule("orbax.checkpoint")
-    checkpoint_managers = LazyModule("orbax.checkpoint.checkpoint_managers")
 
     optimize = LazyModule("scipy.optimize")
     sparse = LazyModule("scipy.sparse")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from lingvo_gshard.training.checkpoint.choice import BEST, preferred
 from lingvo_gshard.training.logdir import Logdir
 
 _log = logging.getLogger(__name__)
@@ -14,14 +15,15 @@ UNCHANGED = "unchanged"
 class DirectoryWatch:
     """Compares a run's directory with what it was when its model was loaded."""
 
-    def __init__(self, logdir: Logdir, step: int):
+    def __init__(self, logdir: Logdir, step: int, choice: str | int = BEST):
         """Remembers the directory.
 
         Args:
           logdir: the directory.
           step: the step of the checkpoint that was loaded.
+          choice: which checkpoint that was, as in `preferred`.
         """
-        self._logdir, self._step = logdir, step
+        self._logdir, self._step, self._choice = logdir, step, choice
         self._identity = self._identify()
         self._last = UNCHANGED
 
@@ -42,10 +44,16 @@ class DirectoryWatch:
             return "removed"
         if identity != self._identity:
             return "replaced"
-        newest = self._logdir.last_step
-        if newest is not None and newest > self._step:
-            return f"has a newer checkpoint, of step {newest}"
-        return UNCHANGED
+        newer = self._newer()
+        return UNCHANGED if newer is None else f"has a newer checkpoint, of step {newer}"
+
+    def _newer(self) -> int | None:
+        """Returns the step of the checkpoint to load now, if it is of a later step."""
+        try:
+            first = preferred(self._logdir.checkpoints, self._choice)[:1]
+        except ValueError:  # The chosen one was deleted.
+            return None
+        return first[0] if first and first[0] > self._step else None
 
     def _identify(self) -> tuple[int, ...] | None:
         """Returns numbers that another directory would not have; None if there is none."""

@@ -20,7 +20,7 @@ predicting the ends of documents counts, but an end is no byte and no word.
 
 Any other task: the mean of each metric of its loss, weighted as in training.
 
-Everything is read from --logdir: Params, vocabularies and the newest complete checkpoint.
+Everything is read from --logdir: Params, vocabularies and the checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ from lingvo_gshard.tools.flags.decoding import (
     define_decoding_flags,
     define_precision_flag,
 )
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.run import (
+    define_checkpoint_flag,
+    define_logdir_flag,
+    required_logdir,
+)
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 
@@ -60,6 +64,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
+    define_checkpoint_flag(values)
     flags.DEFINE_string("split", "test", "Split to score: train, dev or test.", flag_values=values)
     flags.DEFINE_list(
         "languages",
@@ -103,7 +108,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         stages = stack.enter_context(DataProgress(console))
         stages.begin("Starting")
-        run = Run(logdir, runtime_options(values), values.precision)
+        run = Run(logdir, runtime_options(values), values.precision, values.checkpoint)
         run.observer = stages
         options = _options(values, run.params.task.cls, run.params.name)
         if values.split not in run.input.splits:

@@ -11,7 +11,7 @@ experts from a dense one; each expert is a copy of the feed-forward layer that i
 keeps only the experts that some languages use most.
 
 Each subcommand has its own help: gshard-experts report --help. All but watched read the Params, the
-vocabularies and the newest complete checkpoint of --logdir.
+vocabularies and the best or newest checkpoint of --logdir.
 """
 
 from __future__ import annotations

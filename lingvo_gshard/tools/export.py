@@ -48,7 +48,11 @@ from lingvo_gshard.runtime import allocator
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.progress import Progress
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.run import (
+    define_checkpoint_flag,
+    define_logdir_flag,
+    required_logdir,
+)
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 
 NAME = "gshard-export"
@@ -61,6 +65,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
+    define_checkpoint_flag(values)
     flags.DEFINE_string("output", None, "The new directory.", flag_values=values)
     flags.DEFINE_string("format", None, f"What to write: {', '.join(FORMATS)}.", flag_values=values)
     _define_search_flags(values)
@@ -131,7 +136,7 @@ def main(argv: list[str]) -> int:
     console = output.make_console(values.json)
     with DataProgress(console) as stages:
         stages.begin("Starting")
-        run = Run(logdir)
+        run = Run(logdir, checkpoint=values.checkpoint)
         run.observer = stages
         is_translation = run.params.task.cls.DECODER == Translator.__name__
         settings = _settings(values, is_translation)

@@ -41,7 +41,7 @@ from lingvo_gshard.tools.console.line_command import answer_with_run
 from lingvo_gshard.tools.console.line_input import define_line_flags, warn, write, write_lines
 from lingvo_gshard.tools.console.terminal_progress import LineProgress
 from lingvo_gshard.tools.flags.decoding import define_decoding_flags, define_precision_flag
-from lingvo_gshard.tools.flags.run import define_logdir_flag
+from lingvo_gshard.tools.flags.run import define_checkpoint_flag, define_logdir_flag
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags
 
 NAME = "gshard-generate"
@@ -51,6 +51,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
+    define_checkpoint_flag(values)
     flags.DEFINE_integer(
         "best",
         1,

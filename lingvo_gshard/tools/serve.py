@@ -29,7 +29,11 @@ from lingvo_gshard.api.run import load
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.terminal_progress import stages_on_terminal
 from lingvo_gshard.tools.flags.decoding import define_precision_flag
-from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
+from lingvo_gshard.tools.flags.run import (
+    define_checkpoint_flag,
+    define_logdir_flag,
+    required_logdir,
+)
 from lingvo_gshard.tools.flags.runtime import define_runtime_flags, runtime_options
 
 NAME = "gshard-serve"
@@ -39,6 +43,7 @@ def define_flags() -> flags.FlagValues:
     """Returns this command's flags."""
     values = flags.FlagValues()
     define_logdir_flag(values)
+    define_checkpoint_flag(values)
 
     def integer(name: str, default: int, help: str, least: int = 1, most: int | None = None):
         flags.DEFINE_integer(name, default, help, least, most, flag_values=values)
@@ -95,7 +100,12 @@ def main(argv: list[str]) -> int:
     bound = server.bind(values.host, values.port)
     with bound:
         with stages_on_terminal() as stages:
-            run = load(logdir, options=runtime_options(values), precision=values.precision)
+            run = load(
+                logdir,
+                options=runtime_options(values),
+                precision=values.precision,
+                checkpoint=values.checkpoint,
+            )
             run.observer, run.compiles_elsewhere = stages, True
             service = _service(values, run, token)
         port = bound.getsockname()[1]
@@ -127,7 +137,7 @@ def _service(values: flags.FlagValues, run, token: str):
         seconds=values.timeout,
         beam_size=values.most_beam_size,
     )
-    return Service(model, limits, token, DirectoryWatch(run.logdir, model.step))
+    return Service(model, limits, token, DirectoryWatch(run.logdir, model.step, run.checkpoint))
 
 
 def _token(path: str | None) -> str:

@@ -90,8 +90,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "init_from",
         None,
-        "Directory of a run whose newest weights this run starts with, or of a published model. "
-        "Without --experiment, its Params are the defaults.",
+        "Directory of a run whose best or newest weights this run starts with, or of a published "
+        "model. Without --experiment, its Params are the defaults.",
         flag_values=values,
     )
     flags.DEFINE_integer(

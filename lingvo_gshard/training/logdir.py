@@ -25,6 +25,8 @@ FREE_PATHS = frozenset(
         "trainer.log_every_steps",
         "trainer.checkpoint_every_steps",
         "trainer.keep_checkpoints",
+        "trainer.keep_best",
+        "trainer.patience",
         "trainer.evaluate_every_steps",
         "trainer.check_determinism_every",
         "trainer.update_ratios_every",

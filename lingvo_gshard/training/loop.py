@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import rich.console
 
@@ -12,6 +12,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training import processes
+from lingvo_gshard.training.checkpoint.keep_best import PREFIX, KeepBest
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
@@ -21,7 +22,6 @@ from lingvo_gshard.training.monitoring import update_ratios
 from lingvo_gshard.training.monitoring.compilations import CompilationWatch
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.diagnosis import NonFiniteError, diagnose
-from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.metrics import BATCH_DIGEST, Row
 from lingvo_gshard.training.monitoring.routers.watch import RouterWatch
 from lingvo_gshard.training.monitoring.run_log import RunLog
@@ -122,6 +122,7 @@ class TrainingLoop:
         self._pending: _Pending | None = None
         self._saved_step = 0
         self._is_first = True
+        self._keep_best = KeepBest(trainer.p)
         self._last_row: Row = {}
         self.step = 0
 
@@ -162,14 +163,15 @@ class TrainingLoop:
             self._log = stack.enter_context(log)
             self._store.say = self._log.say
             self._watch_routers()
+            self._check_keep_best()
             self._evaluate_if_missed()
             stack.callback(lambda: self._observers.at_end())
             self._train()
-            self._log.show_summary(self._roll_backs.summary())
+            self._log.show_summary([*self._keep_best.words(), *self._roll_backs.summary()])
             self._finish_saving()
         return Outcome(
             self.step,
-            self.step >= p.steps,
+            self.step >= p.steps or self._keep_best.ends_training,
             self._stop.agreed,
             self._last_row,
             self._log.diverged_since,
@@ -184,6 +186,7 @@ class TrainingLoop:
 
     def _check_dev(self) -> None:
         """Reads and tokenizes the dev split, if there is one."""
+        self._keep_best.check_splits(self._input.splits)
         # No row may be held out of the training files, which is known when these are read.
         self._input.check_split("train")
         if "dev" not in self._input.splits:
@@ -195,6 +198,7 @@ class TrainingLoop:
 
     def _load(self, checkpoint: Checkpoint | None) -> None:
         """Restores the state and the input's position, or initializes them."""
+        self._keep_best.load(checkpoint)
         if checkpoint is None:
             self._runtime.init_state()
             return
@@ -206,6 +210,12 @@ class TrainingLoop:
         # The runtime has its own copy. Two may not fit into memory.
         checkpoint.arrays.clear()
 
+    def _check_keep_best(self) -> None:
+        """Raises ValueError if no metric of the dev split is called `keep_best`."""
+        if self._trainer.p.keep_best:
+            batch = next(iter(self._input.evaluation_batches("dev")))
+            self._keep_best.check_metrics(self._dev_row([batch]))
+
     def _evaluate_if_missed(self) -> None:
         """Evaluates the step that the run resumes from if a signal cut its evaluation short."""
         if not self.step or not self._is_due(self._trainer.p.evaluate_every_steps):
@@ -213,7 +223,9 @@ class TrainingLoop:
         if "dev" in self._input.splits and processes.from_main(
             self._log.lacks_evaluation(self.step)
         ):
-            self._log.add_evaluation(self.step, self._evaluate(self.step))
+            row = self._evaluate(self.step)
+            self._log.add_evaluation(self.step, row)
+            self._keep_best.add(self.step, row)
 
     def _train(self) -> None:
         """Takes all steps, those after a roll back included."""
@@ -225,16 +237,25 @@ class TrainingLoop:
 
     def _take_steps(self) -> None:
         p = self._trainer.p
-        while self.step < p.steps and not self._stop.agreed:
+        while self._goes_on:
             self._take_step(self._next_batch())
+            is_best = False
             if self._is_due(p.evaluate_every_steps) or self.step == p.steps:
                 self._finish_step(evaluate=True)
-            if self._is_due(p.checkpoint_every_steps) and self.step < p.steps:
+                is_best = self._keep_best.add(self.step, self._last_row)
+            is_due = is_best or self._is_due(p.checkpoint_every_steps)
+            if is_due and self.step < p.steps:
                 self._finish_step()
                 self._save()
         self._finish_step()
         if self.step > self._saved_step:
             self._save()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there is another step to take."""
+        is_last = self.step >= self._trainer.p.steps or self._keep_best.ends_training
+        return not is_last and not self._stop.agreed
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -281,7 +302,10 @@ class TrainingLoop:
         row = update_ratios.only_if_due(pending.step, pending.metrics.read(), every)
         self._observers.after_step(pending.step, row)
         if self._trainer.should_stop(row):
-            raise self._non_finite_error(pending, row)
+            theta = self._runtime.theta_on_host()
+            where = diagnose(self._trainer, theta, pending.batch, pending.step)
+            self._store.finish()
+            raise NonFiniteError.at(pending.step, row, where, self._store.steps, self._trainer.p)
         self._check_spikes(pending.step, row)
         row.update(memory_metrics(self._runtime), **{BATCH_DIGEST: float(pending.digest)})
         self._log.add_step(pending.step, row)
@@ -326,19 +350,25 @@ class TrainingLoop:
         if "dev" not in self._input.splits:
             return {}
         self._observers.before_other_work("evaluates")
+        row = self._dev_row(self._input.evaluation_batches("dev"))
+        if not row:
+            return {}
+        self._log.pause()
+        self._log.add_compilations(step, self._runtime.compilations)
+        self._log.show_dev(step, row)
+        return row
+
+    def _dev_row(self, batches: Iterable[Batch]) -> Row:
+        """Returns the metrics of batches of the dev split; none on a stop."""
         means = WeightedMeans()
-        for batch in self._input.evaluation_batches("dev"):
+        for batch in batches:
             self._stop.announce()
             if self._stop.agreed:
                 return {}
             means.add(self._runtime.eval_step(batch))
-        self._log.pause()
-        self._log.add_compilations(step, self._runtime.compilations)
-        row = {f"dev/{name}": value for name, value in means.means().items()}
+        row = {f"{PREFIX}{name}": value for name, value in means.means().items()}
         if "dev/cross_entropy" in row:
             row["dev/perplexity"] = perplexity(row["dev/cross_entropy"])
-        if row:
-            self._log.show_dev(step, row)
         return row
 
     def _save(self) -> None:
@@ -352,6 +382,7 @@ class TrainingLoop:
             self._batches.get_state(),
             self._params.to_text(),
             self._input.save_vocabularies,
+            self._keep_best.best,
         )
         self._saved_step = self.step
 
@@ -363,17 +394,3 @@ class TrainingLoop:
                 f"step {self.step:,} could not be saved. Free some disk space; the same command "
                 f"then resumes from step {newest:,}"
             )
-
-    def _non_finite_error(self, pending: _Pending, row: Row) -> NonFiniteError:
-        where = diagnose(self._trainer, self._runtime.theta_on_host(), pending.batch, pending.step)
-        self._store.finish()
-        steps = self._store.steps
-        last = (
-            f"the last good checkpoint is step {steps[-1]:,}"
-            if steps
-            else "no checkpoint was saved yet"
-        )
-        return NonFiniteError(
-            f"step {pending.step:,}: loss {row['loss']}, gradient norm {row['gradient_norm']}: "
-            f"{where}; {last}. {advice(self._trainer.p, row)}"
-        )

@@ -15,6 +15,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lora import is_factor
 from lingvo_gshard.training.checkpoint.arrays import Arrays
+from lingvo_gshard.training.checkpoint.choice import BEST
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
@@ -25,7 +26,10 @@ PART = "theta"
 
 
 class StartingPoint:
-    """The newest checkpoint of a run, whose weights and vocabularies another run starts with."""
+    """The best checkpoint of a run, whose weights and vocabularies another run starts with.
+
+    It is the newest if the run keeps no best one.
+    """
 
     def __init__(self, directory: str | os.PathLike, say: Callable[[str], None]):
         """Finds the checkpoint.
@@ -44,16 +48,16 @@ class StartingPoint:
                 f"{_FLAG}={self._directory} holds neither a checkpoint of a run nor a published "
                 "model with its config.json"
             )
-        self._store = CheckpointStore(logdir.checkpoints, say=say, writable=False)
-        newest = self._store.peek()
-        assert newest is not None
-        self._newest: Checkpoint = newest
+        self._store = CheckpointStore(logdir.checkpoints, say=say, writable=False, choice=BEST)
+        first = self._store.peek()
+        assert first is not None
+        self._first: Checkpoint = first
         self._say = say
 
     @property
     def extras(self) -> pathlib.Path:
         """The directory with the run's vocabularies."""
-        return self._newest.extras
+        return self._first.extras
 
     def checkpoint(self, trainer: Trainer, abstract_state: NestedMap | None) -> Checkpoint:
         """Returns a checkpoint of step 0 with the run's weights.
@@ -67,7 +71,7 @@ class StartingPoint:
         Raises:
           ValueError: the weights do not fit the model of the new run.
         """
-        stored = self._newest.record.digests[PART]
+        stored = self._first.record.digests[PART]
         specs = dict(trainer.theta_specs.flatten_items())
         new = {path for path in specs if is_factor(path) and path not in stored}
         wanted = None

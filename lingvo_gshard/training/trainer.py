@@ -17,6 +17,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training import averages, loss_scale, micro_batches, precision
+from lingvo_gshard.training.checkpoint import keep_best
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch
@@ -93,6 +94,7 @@ class Trainer(Configurable):
         )
         p.define("writers", (), "Services that get the metrics as well: 'wandb', 'mlflow'.")
         watching.define(p)
+        keep_best.define(p)
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
         p.define(
             "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
@@ -111,6 +113,7 @@ class Trainer(Configurable):
           ValueError: a hyperparameter is out of range, or the task has other dtypes.
         """
         super().__init__(params)
+        keep_best.check(params)
         dtypes = precision.get(params.precision)
         if isinstance(task, Params):
             task = dtypes.typed(task).instantiate()

@@ -23,12 +23,12 @@ from tests import tiny
 class Run:
     """Runs the tiny experiment; `screen` holds its output."""
 
-    def __init__(self, path, steps=12, on_batch=None, **trainer):
+    def __init__(self, path, steps=12, on_batch=None, wrap=None, **trainer):
         self.params = tiny.experiment_params(steps)
         self.params.trainer.set(**trainer)
         self.logdir = Logdir(path)
         self.screen = io.StringIO()
-        self.on_batch = on_batch
+        self.on_batch, self.wrap = on_batch, wrap
 
     def go(self):
         with self.logdir.claim(self.params):
@@ -44,6 +44,8 @@ class Run:
         input_ = self.params.input.instantiate()
         if self.on_batch:
             input_ = Watched(input_, self.on_batch)
+        if self.wrap:
+            input_ = self.wrap(input_)
         try:
             with StopRequest() as stop:
                 checkpoint = store.restore()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def evaluate(
     run: Run, split: str, show_progress: ShowProgress, options: dict[str, Any]
 ) -> Evaluation:
-    """Scores the newest checkpoint of a run; see `Run.evaluate`.
+    """Scores the checkpoint of a run; see `Run.evaluate`.
 
     Warns if the scores cannot be recorded.
     """

@@ -56,7 +56,12 @@ def answer_with_run(
     stream = open_input(values)
     logdir = required_logdir(values)
     with LineProgress(doing) as progress, output.open_json_lines(values.json) as records:
-        run = load(logdir, options=runtime_options(values), precision=values.precision)
+        run = load(
+            logdir,
+            options=runtime_options(values),
+            precision=values.precision,
+            checkpoint=values.checkpoint,
+        )
         run.observer = progress.stages
         run.check_decoder(decoder)
         options = decoding_options(values, values.best, run.published_settings)

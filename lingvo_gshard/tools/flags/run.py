@@ -1,13 +1,26 @@
-"""The flag that names a trained run."""
+"""The flags that name a trained run and its checkpoint."""
 
 from __future__ import annotations
 
 from absl import flags
 
+from lingvo_gshard.training.checkpoint.choice import BEST
+
 
 def define_logdir_flag(values: flags.FlagValues) -> None:
     """Defines --logdir, the directory of a trained run."""
     flags.DEFINE_string("logdir", None, "Directory that gshard-train wrote.", flag_values=values)
+
+
+def define_checkpoint_flag(values: flags.FlagValues) -> None:
+    """Defines --checkpoint, which checkpoint of the run is read."""
+    flags.DEFINE_string(
+        "checkpoint",
+        BEST,
+        "Which checkpoint is read: best, as trainer.keep_best measures it, which is the newest "
+        "without that; newest; or its step.",
+        flag_values=values,
+    )
 
 
 def required_logdir(values: flags.FlagValues) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 import lingvo_gshard
 from lingvo_gshard.training.checkpoint.arrays import Arrays
+from lingvo_gshard.training.checkpoint.best import Best
 
 # Writes further files into the directory it is given.
 WriteExtras = Callable[[pathlib.Path], None]
@@ -32,6 +33,7 @@ class RunRecord(msgspec.Struct, frozen=True):
       digests: item -> path of an array -> its digest.
       files: path of each other file of the item -> its SHA-256. Checkpoints of earlier versions
         have none.
+      best: the best evaluation so far; None if the run keeps none.
     """
 
     step: int
@@ -39,6 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     digests: dict[str, dict[str, int]]
     files: dict[str, str] = {}
+    best: Best | None = None
 
 
 @dataclasses.dataclass

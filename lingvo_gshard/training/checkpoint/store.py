@@ -17,14 +17,17 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gshard.core.lazy import checkpoint_managers, ocp
+from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.arrays import Arrays, check_fit
+from lingvo_gshard.training.checkpoint.best import Best
+from lingvo_gshard.training.checkpoint.choice import NEWEST, best_of, preferred, steps_in
 from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax, reason_of
 from lingvo_gshard.training.checkpoint.parts import IN_RUN_RECORD, PART_NAMES
+from lingvo_gshard.training.checkpoint.preservation import NewestAndBest
 from lingvo_gshard.training.checkpoint.run_item import (
     Checkpoint,
     RunRecord,
@@ -58,20 +61,24 @@ class CheckpointStore:
         keep: int = 3,
         say: Say = print,
         writable: bool = True,
+        choice: str | int = NEWEST,
     ):
         """Opens a directory of checkpoints.
 
         Args:
           directory: created if the store is writable.
-          keep: number of checkpoints to keep; older ones are deleted.
+          keep: number of newest checkpoints to keep; older ones but the best are deleted.
           say: shows a line to the user.
           writable: False leaves every file as it is.
+          choice: which checkpoint is read first, as in `preferred`. A store that is writable
+            reads the newest.
         """
         self._directory = pathlib.Path(directory).absolute()
-        self._keep = keep
+        self._policy = NewestAndBest(keep)
         self.say = say
         self._writable = writable
-        self._saving: int | None = None
+        self._choice = choice
+        self._saving: tuple[int, Best | None] | None = None
         quiet_orbax()
         self._manager = self._open()
 
@@ -87,6 +94,7 @@ class CheckpointStore:
         position: Any,
         params_text: str,
         write_extras: WriteExtras | None = None,
+        best: Best | None = None,
     ) -> None:
         """Starts a save. Returns as soon as the arrays may be changed or donated.
 
@@ -96,6 +104,7 @@ class CheckpointStore:
           position: the input's `get_state()` after the last batch of `step`.
           params_text: the run's Params as text.
           write_extras: writes files into an empty directory of the checkpoint.
+          best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
         # Imports Orbax, which reading and writing need but the command line's help does not.
         from lingvo_gshard.training.checkpoint import run_handler
@@ -106,11 +115,11 @@ class CheckpointStore:
             for part, tree in state.items()
             if part not in IN_RUN_RECORD
         }
-        self._saving = step
+        self._saving = step, best
         try:
             self._check_free_space(arrays)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
-            record = RunRecord(step, position, run_item.versions(), digests)
+            record = RunRecord(step, position, run_item.versions(), digests, best=best)
             items = {part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays}
             items[run_item.ITEM] = run_handler.RunSave(record, params_text, write_extras)
             arguments = ocp.args.Composite(**items)
@@ -127,8 +136,10 @@ class CheckpointStore:
         except Exception as error:
             self._abandon_save(error)
             return False
-        self._steps = [*self._steps, self._saving][-self._keep :]
-        self._saving = None
+        (step, best), self._saving = self._saving, None
+        self._steps = self._policy.kept([*self._steps, step])
+        # Only now, since the save of a new best could have failed.
+        self._policy.best_step = best.step if best else None
         return True
 
     def poll(self) -> None:
@@ -139,7 +150,9 @@ class CheckpointStore:
             self.finish()
 
     def peek(self) -> Checkpoint | None:
-        """Returns the newest checkpoint whose `run` item is readable, without its arrays.
+        """Returns the first checkpoint whose `run` item is readable, without its arrays.
+
+        The newest is the first, unless another was chosen.
 
         Returns:
           None if there is no checkpoint.
@@ -147,7 +160,7 @@ class CheckpointStore:
         Raises:
           ValueError: there are checkpoints, but none is readable.
         """
-        for step in reversed(self._steps):
+        for step in self._order():
             path = self._path(step)
             try:
                 return processes.together(lambda path=path: read_run(path))
@@ -161,10 +174,10 @@ class CheckpointStore:
         parts: Sequence[str] = (),
         before: int | None = None,
     ) -> Checkpoint | None:
-        """Returns the newest readable checkpoint.
+        """Returns the first readable checkpoint: the newest, unless another was chosen.
 
         A damaged checkpoint is reported, renamed to `damaged-<step>` if the store is writable, and
-        the one before it is read.
+        the next one is read.
 
         Args:
           abstract_state: a tree of jax.ShapeDtypeStructs. Arrays become jax.Arrays with these
@@ -180,8 +193,8 @@ class CheckpointStore:
           ValueError: all checkpoints are damaged, or the newest does not fit `abstract_state`.
         """
         self.finish()
-        steps = [step for step in self._steps if before is None or step < before]
-        for step in reversed(steps):
+        steps = [step for step in self._order() if before is None or step < before]
+        for step in steps:
             path = self._path(step)
             try:
                 checkpoint, stored = processes.together(
@@ -224,11 +237,14 @@ class CheckpointStore:
             for doomed in self._directory.glob(f"*{_DELETED}"):
                 shutil.rmtree(doomed)
         self._steps = processes.from_main(steps_in(self._directory))
+        self._preferred = processes.from_main(preferred(self._directory, self._choice))
         if not self._writable:
             return None
+        best = best_of(self._directory, self._steps)
+        self._policy.best_step = processes.from_main(best.step if best else None)
         several = processes.count() > 1
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.LatestN(self._keep),
+            preservation_policy=self._policy,
             cleanup_tmp_directories=True,
             create=False,
             async_options=ocp.AsyncOptions(timeout_secs=_SAVE_SECONDS),
@@ -239,6 +255,12 @@ class CheckpointStore:
         )
         item_names = (*PART_NAMES, run_item.ITEM)
         return ocp.CheckpointManager(self._directory, options=options, item_names=item_names)
+
+    def _order(self) -> list[int]:
+        """Returns the steps whose checkpoints are tried, the first to read first."""
+        if self._writable:
+            return self._steps[::-1]
+        return [step for step in self._preferred if step in self._steps]
 
     def _close_manager(self) -> None:
         # After a failed save, Orbax may raise an error of another of its threads here, such as the
@@ -262,7 +284,8 @@ class CheckpointStore:
 
     def _abandon_save(self, error: Exception) -> None:
         """Reports a failed save and starts Orbax again, which does not recover by itself."""
-        step, self._saving = self._saving, None
+        assert self._saving
+        (step, _), self._saving = self._saving, None
         self._close_manager()
         self._manager = self._open()
         last = f"the last good one is step {self._steps[-1]}" if self._steps else "there is none"
@@ -303,14 +326,6 @@ class CheckpointStore:
     def _warn(self, text: str) -> None:
         if processes.is_main():
             self.say(f"Warning: {text}")
-
-
-def steps_in(directory: pathlib.Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in a directory, ascending."""
-    if not directory.is_dir():
-        return []
-    # A checkpoint that is being written has a longer name.
-    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdigit())
 
 
 def _describe(

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
 from lingvo_gshard.training.micro_batches import TensorBatch
+from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.failure import TrainingFailedError
+from lingvo_gshard.training.monitoring.metrics import Row
 from lingvo_gshard.training.trainer import Trainer
 
 
 class NonFiniteError(TrainingFailedError):
     """The loss or the gradient of a training step is not finite."""
+
+    @classmethod
+    def at(
+        cls, step: int, row: Row, where: str, checkpoints: Sequence[int], params: Params
+    ) -> NonFiniteError:
+        """Returns the error of a step.
+
+        Args:
+          step: number of the step, from 1.
+          row: its metrics.
+          where: what `diagnose` says.
+          checkpoints: the steps that have a checkpoint, ascending.
+          params: the trainer's Params.
+        """
+        last = (
+            f"the last good checkpoint is step {checkpoints[-1]:,}"
+            if checkpoints
+            else "no checkpoint was saved yet"
+        )
+        return cls(
+            f"step {step:,}: loss {row['loss']}, gradient norm {row['gradient_norm']}: {where}; "
+            f"{last}. {advice(params, row)}"
+        )
 
 
 def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) -> str:

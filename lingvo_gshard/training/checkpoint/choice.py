@@ -1,0 +1,68 @@
+"""Which checkpoint of a run is read: the best, the newest, or that of a step."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from lingvo_gshard.training.checkpoint.best import Best
+from lingvo_gshard.training.checkpoint.run_item import read_run
+
+BEST, NEWEST = "best", "newest"
+
+
+def check_choice(choice: str | int) -> None:
+    """Raises ValueError if a choice is neither BEST nor NEWEST nor a step."""
+    if choice not in (BEST, NEWEST) and not str(choice).isdigit():
+        raise ValueError(
+            f"--checkpoint={choice}: expected {BEST}, {NEWEST} or the step of a checkpoint"
+        )
+
+
+def steps_in(directory: pathlib.Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in a directory, ascending."""
+    if not directory.is_dir():
+        return []
+    # A checkpoint that is being written has a longer name.
+    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdigit())
+
+
+def best_of(directory: pathlib.Path, steps: Sequence[int]) -> Best | None:
+    """Returns what the newest readable checkpoint says is the best; None if it says nothing.
+
+    Args:
+      directory: the directory of the checkpoints.
+      steps: their steps, ascending.
+    """
+    for step in reversed(steps):
+        try:
+            return read_run(directory / str(step)).record.best
+        except Exception:  # Restoring it reports the damage.
+            continue
+    return None
+
+
+def preferred(directory: pathlib.Path, choice: str | int) -> list[int]:
+    """Returns the steps of the checkpoints to try, in this order.
+
+    The best, if the run keeps it, comes before the newest, and each before older ones.
+
+    Args:
+      directory: the directory of the checkpoints.
+      choice: BEST, NEWEST or a step, for which there is no other.
+
+    Raises:
+      ValueError: there is no checkpoint of the step.
+    """
+    check_choice(choice)
+    steps = steps_in(directory)
+    newest_first = steps[::-1]
+    if choice == NEWEST:
+        return newest_first
+    if choice == BEST:
+        best = best_of(directory, steps)
+        return sorted(newest_first, key=lambda step: not best or step != best.step)
+    if int(choice) not in steps:
+        there = ", ".join(str(step) for step in steps) or "none"
+        raise ValueError(f"--checkpoint={choice}: {directory} has the checkpoints {there}")
+    return [int(choice)]
