@@ -18,8 +18,8 @@ from lingvo_gshard.api.records.launch import record_launch
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.open_models.starting import PublishedStart, is_published
-from lingvo_gshard.training.checkpoint.keep_best import ends_training
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.selection.keep_best import ends_training
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.determinism.checked_runtime import checked
 from lingvo_gshard.training.experiments import with_vocabulary_sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from lingvo_gshard.training.checkpoint.choice import BEST, preferred
+from lingvo_gshard.training.checkpoint.selection.choice import BEST, preferred
 from lingvo_gshard.training.logdir import Logdir
 
 _log = logging.getLogger(__name__)

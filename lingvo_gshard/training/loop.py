@@ -12,8 +12,8 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.data.input import Batch, Input
 from lingvo_gshard.tasks.evaluation import WeightedMeans, perplexity
 from lingvo_gshard.training import processes
-from lingvo_gshard.training.checkpoint.keep_best import PREFIX, KeepBest
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.selection.keep_best import PREFIX, KeepBest
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.determinism.batch_digest import batch_digest

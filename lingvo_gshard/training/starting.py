@@ -15,8 +15,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.lora import is_factor
 from lingvo_gshard.training.checkpoint.arrays import Arrays
-from lingvo_gshard.training.checkpoint.choice import BEST
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.selection.choice import BEST
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.logdir import Logdir
 from lingvo_gshard.training.trainer import Trainer

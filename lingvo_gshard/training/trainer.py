@@ -17,7 +17,7 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training import averages, loss_scale, micro_batches, precision
-from lingvo_gshard.training.checkpoint import keep_best
+from lingvo_gshard.training.checkpoint.selection import keep_best
 from lingvo_gshard.training.local_updates import LocalUpdates
 from lingvo_gshard.training.loss_scale import LossScale
 from lingvo_gshard.training.micro_batches import TensorBatch

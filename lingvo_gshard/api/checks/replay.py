@@ -12,8 +12,8 @@ from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.config.params_text import experiment_from_text
-from lingvo_gshard.training.checkpoint.choice import steps_in
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint, read_run
+from lingvo_gshard.training.checkpoint.selection.choice import steps_in
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.checkpoint.trainer_state import restored_state
 from lingvo_gshard.training.determinism import replay as replaying

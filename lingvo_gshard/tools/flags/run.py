@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from lingvo_gshard.training.checkpoint.choice import BEST
+from lingvo_gshard.training.checkpoint.selection.choice import BEST
 
 
 def define_logdir_flag(values: flags.FlagValues) -> None:

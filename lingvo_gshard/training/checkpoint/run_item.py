@@ -13,7 +13,7 @@ import msgspec
 
 import lingvo_gshard
 from lingvo_gshard.training.checkpoint.arrays import Arrays
-from lingvo_gshard.training.checkpoint.best import Best
+from lingvo_gshard.training.checkpoint.selection.best import Best
 
 # Writes further files into the directory it is given.
 WriteExtras = Callable[[pathlib.Path], None]
@@ -34,6 +34,8 @@ class RunRecord(msgspec.Struct, frozen=True):
       files: path of each other file of the item -> its SHA-256. Checkpoints of earlier versions
         have none.
       best: the best evaluation so far; None if the run keeps none.
+      digest: SHA-256 of this record with an empty digest. Checkpoints of earlier versions have an
+        empty one.
     """
 
     step: int
@@ -42,6 +44,12 @@ class RunRecord(msgspec.Struct, frozen=True):
     digests: dict[str, dict[str, int]]
     files: dict[str, str] = {}
     best: Best | None = None
+    digest: str = ""
+
+    def with_digest(self) -> RunRecord:
+        """Returns the record with its digest."""
+        plain = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=hashlib.sha256(plain).hexdigest())
 
 
 @dataclasses.dataclass
@@ -99,7 +107,7 @@ def write_run(
     (directory / _EXTRAS).mkdir()
     if write_extras is not None:
         write_extras(directory / _EXTRAS)
-    record = msgspec.structs.replace(record, files=_file_digests(directory))
+    record = msgspec.structs.replace(record, files=_file_digests(directory)).with_digest()
     text = msgspec.json.format(msgspec.json.encode(record), indent=1)
     (directory / _RECORD).write_bytes(text)
 
@@ -113,6 +121,8 @@ def read_run(checkpoint: pathlib.Path) -> Checkpoint:
     """
     directory = checkpoint / ITEM
     record = msgspec.json.decode((directory / _RECORD).read_bytes(), type=RunRecord)
+    if record.digest and record != record.with_digest():
+        raise ValueError(f"{ITEM}/{_RECORD} is damaged")
     found = _file_digests(directory)
     for name, digest in record.files.items():
         if found.get(name) != digest:

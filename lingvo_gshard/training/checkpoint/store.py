@@ -23,17 +23,17 @@ from lingvo_gshard.training import processes
 from lingvo_gshard.training.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.checkpoint import run_item
 from lingvo_gshard.training.checkpoint.arrays import Arrays, check_fit
-from lingvo_gshard.training.checkpoint.best import Best
-from lingvo_gshard.training.checkpoint.choice import NEWEST, best_of, preferred, steps_in
 from lingvo_gshard.training.checkpoint.orbax_errors import quiet_orbax, reason_of
 from lingvo_gshard.training.checkpoint.parts import IN_RUN_RECORD, PART_NAMES
-from lingvo_gshard.training.checkpoint.preservation import NewestAndBest
 from lingvo_gshard.training.checkpoint.run_item import (
     Checkpoint,
     RunRecord,
     WriteExtras,
     read_run,
 )
+from lingvo_gshard.training.checkpoint.selection.best import Best
+from lingvo_gshard.training.checkpoint.selection.choice import NEWEST, best_of, preferred, steps_in
+from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
 from lingvo_gshard.training.stopping import State
 
 Say = Callable[[str], None]

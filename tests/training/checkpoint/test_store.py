@@ -140,9 +140,20 @@ def test_changed_value_is_detected(store, said, tmp_path):
     record = tmp_path / "checkpoints" / "8" / "run" / "run.json"
     content = json.loads(record.read_text())
     content["digests"]["theta"]["scale"] ^= 1
+    content["digest"] = ""
     record.write_text(json.dumps(content))
     assert_holds(store.restore(), 4)
     assert "theta has other contents than were saved: scale" in said[0]
+
+
+def test_changed_position_is_detected(store, said, tmp_path):
+    """The record is readable, but the input would go on elsewhere."""
+    save(store, 4, 8)
+    record = tmp_path / "checkpoints" / "8" / "run" / "run.json"
+    record.write_text(record.read_text().replace('"index": 8', '"index": 9'))
+    assert store.peek().step == 4
+    assert_holds(store.restore(), 4)
+    assert "run/run.json is damaged" in said[0]
 
 
 def test_reader_does_not_move_damaged_checkpoints(store, said, tmp_path):
@@ -227,7 +238,7 @@ def test_background_failure_is_detected_without_waiting(store, said, monkeypatch
             raise outcomes.pop()
 
     monkeypatch.setattr(manager, "wait_until_finished", wait_until_finished)
-    store._saving = 8
+    store._saving = 8, None
     store.poll()
     assert len(said) == 1 and "step 8 could not be saved (no space left on device)" in said[0]
 

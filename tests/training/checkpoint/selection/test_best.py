@@ -6,9 +6,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.training.checkpoint.best import Best
-from lingvo_gshard.training.checkpoint.choice import preferred
-from lingvo_gshard.training.checkpoint.preservation import NewestAndBest
+from lingvo_gshard.training.checkpoint.selection.best import Best
+from lingvo_gshard.training.checkpoint.selection.choice import preferred
+from lingvo_gshard.training.checkpoint.selection.preservation import NewestAndBest
 from lingvo_gshard.training.checkpoint.store import CheckpointStore
 from tests.training.checkpoint.test_store import assert_holds, make_state
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from lingvo_gshard.training.checkpoint.best import Best
 from lingvo_gshard.training.checkpoint.run_item import read_run
+from lingvo_gshard.training.checkpoint.selection.best import Best
 
 BEST, NEWEST = "best", "newest"
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from lingvo_gshard.core.config.names import nearest
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.training.checkpoint.best import Best
 from lingvo_gshard.training.checkpoint.run_item import Checkpoint
+from lingvo_gshard.training.checkpoint.selection.best import Best
 from lingvo_gshard.training.monitoring.metrics import Row
 
 PREFIX = "dev/"

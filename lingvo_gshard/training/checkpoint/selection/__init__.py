@@ -1,0 +1,1 @@
+"""Which checkpoints of a run are kept, and which is read."""
