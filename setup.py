@@ -32,6 +32,8 @@ SERVE = [
     "starlette>=0.47",
     "uvicorn>=0.30",
 ]
+# Extra `language_id`, which the tests need, too.
+LANGUAGE_ID = ["py3langid>=0.4"]
 
 
 def version() -> str:
@@ -91,6 +93,7 @@ setup(
         "orbax-checkpoint>=0.12.8",
         "packaging>=23",
         "polib>=1.2",
+        "regex>=2024.4",
         "rich>=13",
         "sacrebleu>=2.5",
         "safetensors>=0.5",
@@ -110,6 +113,8 @@ setup(
         "serve": SERVE,
         "gcs": GCS,
         "s3": S3,
+        # Identifies the languages of texts; see input.cleaning.max_other_language.
+        "language_id": LANGUAGE_ID,
         # Services that gshard-train --writer sends metrics to.
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=3.1"],
@@ -124,6 +129,9 @@ setup(
             "flask>=3",
             "flask-cors>=5",
             "gcp-storage-emulator>=2024.8",
+            *LANGUAGE_ID,
+            "basedpyright>=1.30",
+            "datasketch>=1.6",
             "httpx>=0.27",
             "hypothesis>=6.100",
             "moto[s3]>=5.1",

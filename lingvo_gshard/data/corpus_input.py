@@ -265,7 +265,7 @@ def _check_any_left(report: CleaningReport, split: str) -> None:
         return
     if not report.read:
         raise ValueError(f"input.corpus.{split} has no rows: its files are empty")
-    advice = " ".join(limit.advice() for limit in report.limits)
+    advice = " ".join(report.advice())
     kind = "training" if split == "train" else split
     raise ValueError(
         f"No {kind} row is left of {report.read:,}: {report.reasons()}. {advice}".rstrip()

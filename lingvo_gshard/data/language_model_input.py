@@ -10,8 +10,9 @@ import numpy as np
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.batching.windows import Windows
+from lingvo_gshard.data.cleaning.documents import DocumentCleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
-from lingvo_gshard.data.sources import document_cleaning, text
+from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
@@ -48,7 +49,7 @@ class LanguageModelInput(CorpusInput):
         p = super().params()
         p.set(
             corpus=text.EmbeddedEnglish.params(),
-            cleaning=document_cleaning.DocumentCleaner.params(),
+            cleaning=DocumentCleaner.params(),
         )
         p.define("length", 256, "L: positions of a row.", minimum=2)
         return p

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data import vocabulary
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
+from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
 from lingvo_gshard.data.observer import Observer, SilentObserver
-from lingvo_gshard.data.sources import cleaning, tsv
+from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabulary import Vocabulary
@@ -35,7 +37,7 @@ class TranslationInput(CorpusInput):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaning.Cleaner.params())
+        p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=Cleaner.params())
         p.define("languages", (), "Source languages to use; empty: all.")
         p.define(
             "temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).", minimum=1
@@ -191,7 +193,12 @@ class TranslationInput(CorpusInput):
             ("target", targets, self.p.target_length),
         )
         return [
-            Limit(f"input.{side}_length", f"{side} tokens", length, tokens.lengths)
+            Limit(
+                f"input.{side}_length",
+                f"{side} tokens",
+                length,
+                collections.Counter(tokens.lengths.tolist()),
+            )
             for side, tokens, length in sides
         ]
 

@@ -6,12 +6,12 @@ import sys
 import unicodedata
 
 from lingvo_gshard.core.lazy import tf, tf_text
-from lingvo_gshard.data.sources.cleaning import Normalizer
+from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 
 class NormalizerInGraph:
-    """Converts texts to the normal form of `data.sources.cleaning.Normalizer`.
+    """Converts texts to the normal form of `data.cleaning.normalization.Normalizer`.
 
     The classes of characters are those of Python's tables, since those of a regular expression may
     be of another version of Unicode.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.data.sources.cleaning import Normalizer
+from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.inference.engine.engine import Engine
 from lingvo_gshard.inference.options import DecodingOptions

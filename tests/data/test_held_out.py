@@ -4,6 +4,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from lingvo_gshard.data import held_out
+from lingvo_gshard.data.cleaning.words import fold
 from lingvo_gshard.data.sources.row import Row
 
 _WORDS = st.lists(st.sampled_from("the a red green cat 3 sees STRASSE straße".split()), max_size=8)
@@ -20,7 +21,7 @@ _ROWS = st.lists(
 
 
 def four_grams(text):
-    words = held_out.fold(text).split()
+    words = fold(text).split()
     return {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
 
 
@@ -34,20 +35,20 @@ def test_rows_are_divided_into_splits(rows):
     train = split.rows["train"]
     seen = set().union(*(four_grams(row.target) for row in train))
     for row in split.rows["dev"] + split.rows["test"]:
-        assert all(held_out.fold(row.target) != held_out.fold(other.target) for other in train)
+        assert all(fold(row.target) != fold(other.target) for other in train)
         for other in train:
-            same = held_out.fold(row.source) == held_out.fold(other.source)
+            same = fold(row.source) == fold(other.source)
             # Rows of plain text have no source, which two of them may share.
             assert not (row.source and same and row.language == other.language)
         grams = four_grams(row.target)
         assert not grams or len(grams & seen) / len(grams) < 0.5
     # Nothing is dropped without a reason.
-    sources = {(row.language, held_out.fold(row.source)) for row in train if row.source}
+    sources = {(row.language, fold(row.source)) for row in train if row.source}
     for row in set(rows) - set(kept):
         assert held_out.split_of(row.target, 200) in ("dev", "test")
         grams = four_grams(row.target)
         is_near = bool(grams) and len(grams & seen) / len(grams) >= 0.5
-        assert is_near or (row.language, held_out.fold(row.source)) in sources
+        assert is_near or (row.language, fold(row.source)) in sources
 
 
 def test_near_copies_are_in_the_same_split():
@@ -65,4 +66,4 @@ def test_share_held_out():
 
 
 def test_text_without_words_has_a_key():
-    assert held_out.fold(" 12! ") == "12!"
+    assert fold(" 12! ") == "12!"

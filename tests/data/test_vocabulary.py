@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.data import vocabulary
-from lingvo_gshard.data.sources import cleaning
+from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.vocabulary import Vocabulary
 from tests.data import corpora
 
@@ -25,7 +25,7 @@ def test_special_ids(made):
 
 @hypothesis.given(st.text())
 def test_round_trip_of_any_text(made, text):
-    text = cleaning.Normalizer()(text)
+    text = Normalizer()(text)
     # The character that represents a space cannot be encoded itself.
     hypothesis.assume("\u2581" not in text)
     ids = made.encode(text)

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from lingvo_gshard.data.sources.cleaning import Normalizer
+from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.export.text_graph import NormalizerInGraph, VocabularyInGraph
 from tests.data import corpora
 

@@ -6,6 +6,7 @@ without those before it, and resuming replays no random generator.
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,15 +44,16 @@ def permutation(size: int, *key: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         state = np.uint64(0)
         for part in key:
-            state = _splitmix64(state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF))
-        hashes = _splitmix64(np.arange(size, dtype=np.uint64) * _GOLDEN + state)
+            state = splitmix64(state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF))
+        hashes = splitmix64(np.arange(size, dtype=np.uint64) * _GOLDEN + state)
     return np.argsort(hashes, kind="stable")
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _splitmix64(x):
+def splitmix64(x: Any) -> Any:
+    """Returns numbers or arrays of uint64 with their bits mixed. The caller ignores overflows."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

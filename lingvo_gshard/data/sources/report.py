@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lingvo_gshard.data.sources.row import Row
 
@@ -14,6 +14,7 @@ _EXCERPT = 60
 _SHARES = (0.99, 0.999, 1.0)
 # Batches and buffers of these lengths suit all kinds of devices.
 _MULTIPLE = 8
+_COUNTERS = ("dropped", "rewritten", "kept_by_language", "dropped_by_language")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,37 +25,43 @@ class Limit:
       setting: path of the hyperparameter, such as "input.source_length".
       unit: what is counted, such as "source tokens".
       value: the limit.
-      lengths: the length of each row.
+      lengths: length -> number of rows.
     """
 
     setting: str
     unit: str
     value: int
-    lengths: np.ndarray
+    lengths: collections.Counter[int]
 
     @property
     def exceeded(self) -> int:
         """Number of rows that are longer than the limit."""
-        return int(np.count_nonzero(self.lengths > self.value))
+        return sum(rows for length, rows in self.lengths.items() if length > self.value)
 
     def advice(self) -> str:
         """Returns how long rows are, and the value of the setting that keeps more of them."""
         half, most, nearly_all = (self._within(share) for share in (0.5, 0.9, 0.99))
         return (
             f"{_rows(self.exceeded)} more {self.unit} than {self.setting} = {self.value:,}. Of "
-            f"{len(self.lengths):,} rows, half have at most {half:,}, 90% at most {most:,}, 99% at "
-            f"most {nearly_all:,}; the longest has {self.lengths.max():,}. {self._remedy()}"
+            f"{self.lengths.total():,} rows, half have at most {half:,}, 90% at most {most:,}, "
+            f"99% at most {nearly_all:,}; the longest has {max(self.lengths):,}. {self._remedy()}"
         )
 
     def _remedy(self) -> str:
-        kept = 1 - self.exceeded / len(self.lengths)
+        kept = 1 - self.exceeded / self.lengths.total()
         share = next(share for share in _SHARES if share > kept)
         value = -(-self._within(share) // _MULTIPLE) * _MULTIPLE
-        kept_then = "all" if value >= self.lengths.max() else f"{100 * share:g}% of them"
+        kept_then = "all" if value >= max(self.lengths) else f"{100 * share:g}% of them"
         return f"{self.setting} = {value} keeps {kept_then}."
 
     def _within(self, share: float) -> int:
-        return int(np.quantile(self.lengths, share, method="higher"))
+        """Returns the least length that at least this share of rows does not exceed."""
+        rank, seen = math.ceil(share * (self.lengths.total() - 1)), 0
+        for length in sorted(self.lengths):
+            seen += self.lengths[length]
+            if seen > rank:
+                break
+        return length
 
 
 @dataclasses.dataclass
@@ -71,7 +78,7 @@ class CleaningReport:
       kept_by_language: language -> number of rows kept.
       dropped_by_language: (language, reason) -> number of rows dropped. Rows that could not be read
         have no language and are not counted here.
-      limits: the limits of length that rows exceeded.
+      limits: limits of length, with the lengths of the rows that they were applied to.
     """
 
     split: str = ""
@@ -97,9 +104,59 @@ class CleaningReport:
             self.examples[reason] = f"{place(row)}: {text}" if text else place(row)
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Counts the rows that are kept, once all are known."""
-        self.kept = len(rows)
-        self.kept_by_language = collections.Counter(row.language for row in rows)
+        """Counts rows that are kept."""
+        self.kept += len(rows)
+        self.kept_by_language.update(row.language for row in rows)
+
+    def merge(self, other: CleaningReport) -> None:
+        """Adds the counts of another part of the same split.
+
+        Of each reason, the example stays that was there first. So the examples, but no counts,
+        depend on the order in which parts are merged.
+        """
+        self.read += other.read
+        self.kept += other.kept
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(other, name))
+        self.examples = other.examples | self.examples
+        merged = {limit.setting: limit for limit in self.limits}
+        for limit in other.limits:
+            before = merged.get(limit.setting)
+            lengths = limit.lengths + before.lengths if before else limit.lengths
+            merged[limit.setting] = dataclasses.replace(limit, lengths=lengths)
+        self.limits = list(merged.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as data for JSON, which `from_json` reads."""
+        by_language = sorted((*key, n) for key, n in self.dropped_by_language.items())
+        return {
+            "split": self.split,
+            "read": self.read,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "rewritten": dict(sorted(self.rewritten.items())),
+            "examples": dict(sorted(self.examples.items())),
+            "kept_by_language": dict(sorted(self.kept_by_language.items())),
+            "dropped_by_language": [list(entry) for entry in by_language],
+            "limits": [
+                dataclasses.asdict(limit) | {"lengths": sorted(limit.lengths.items())}
+                for limit in sorted(self.limits, key=lambda limit: limit.setting)
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> CleaningReport:
+        """Returns the report that `to_json` described."""
+        report = cls(found["split"], found["read"], found["kept"], examples=dict(found["examples"]))
+        for name in ("dropped", "rewritten", "kept_by_language"):
+            getattr(report, name).update(found[name])
+        for language, reason, count in found["dropped_by_language"]:
+            report.dropped_by_language[language, reason] = count
+        report.limits = [
+            Limit(**limit | {"lengths": collections.Counter(dict(limit["lengths"]))})
+            for limit in found["limits"]
+        ]
+        return report
 
     def without(self, rows: Iterable[Row], reason: str, limits: Iterable[Limit]) -> CleaningReport:
         """Returns a copy of the report with kept rows counted as dropped.
@@ -107,7 +164,7 @@ class CleaningReport:
         Args:
           rows: the rows, counted as kept before.
           reason: why they are dropped.
-          limits: limits that some of them exceed.
+          limits: limits that some of them may exceed.
         """
         copy = dataclasses.replace(
             self,
@@ -115,7 +172,7 @@ class CleaningReport:
             examples=dict(self.examples),
             kept_by_language=self.kept_by_language.copy(),
             dropped_by_language=self.dropped_by_language.copy(),
-            limits=[*self.limits, *(limit for limit in limits if limit.exceeded)],
+            limits=[*self.limits, *limits],
         )
         for row in rows:
             copy.kept -= 1
@@ -147,7 +204,11 @@ class CleaningReport:
         lines += [note for language, _ in named if (note := self._loss(language))]
         gone = {language for language, _ in self.dropped_by_language} - self.kept_by_language.keys()
         lines += [self._loss(language) for language in sorted(gone)]
-        return lines + [limit.advice() for limit in self.limits]
+        return lines + self.advice()
+
+    def advice(self) -> list[str]:
+        """Returns a line about each limit that rows exceed."""
+        return [limit.advice() for limit in self.limits if limit.exceeded]
 
     def _loss(self, language: str) -> str:
         """Returns the main reason if more than half of a language's rows were dropped, else ""."""

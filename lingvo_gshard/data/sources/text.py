@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data import held_out
+from lingvo_gshard.data.cleaning.words import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.report import excerpt, place
 from lingvo_gshard.data.sources.row import Row
@@ -67,13 +67,13 @@ class EmbeddedEnglish(EmbeddedCorpus):
         forbidden = set()
         if split == "train":
             for other in (name for name in readers.SPLITS if name != split):
-                forbidden |= {held_out.fold(row.target) for row in super()._read(other)}
+                forbidden |= {fold(row.target) for row in super()._read(other)}
         seen = set()
         for row in super()._read(split):
             if row.target in seen:
                 continue
             seen.add(row.target)
-            if held_out.fold(row.target) in forbidden:
+            if fold(row.target) in forbidden:
                 self._leave_out(IN_HELD_OUT, f"{place(row)}: {excerpt(row.target)}")
             else:
                 yield Row("en", "", row.target, row.file, row.line)

@@ -5,7 +5,8 @@ import lzma
 
 import pytest
 
-from lingvo_gshard.data import held_out
+from lingvo_gshard.data.cleaning import leaks
+from lingvo_gshard.data.cleaning.words import fold
 from lingvo_gshard.data.sources import readers
 from lingvo_gshard.data.sources.text import IN_HELD_OUT, EmbeddedEnglish, TextReader
 
@@ -66,7 +67,7 @@ def test_documents_are_held_out_if_no_evaluation_files_are_given(tmp_path):
     found = {split: {row.target for row in reader.rows(split)} for split in readers.SPLITS}
     assert sum(map(len, found.values())) == 1000
     assert 20 < len(found["dev"]) < 90 and 20 < len(found["test"]) < 90
-    assert held_out.TARGET_OVERLAPS not in reader.left_out
+    assert leaks.TARGET_OVERLAPS not in reader.left_out
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def english():
 
 def test_no_english_of_dev_and_test_is_in_train(english):
     rows, reader = english
-    folded = {s: {held_out.fold(row.target) for row in rows[s]} for s in rows}
+    folded = {s: {fold(row.target) for row in rows[s]} for s in rows}
     assert not folded["train"] & (folded["dev"] | folded["test"])
     texts = {split: {row.target for row in found} for split, found in rows.items()}
     assert not texts["dev"] & texts["test"]

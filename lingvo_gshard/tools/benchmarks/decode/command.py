@@ -15,7 +15,7 @@ from lingvo_gshard import params as experiments  # noqa: F401
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data.sources.cleaning import Normalizer
+from lingvo_gshard.data.cleaning.normalization import Normalizer
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tools.benchmarks.decode import cases, measure, ours, sizes
 from lingvo_gshard.tools.benchmarks.decode.peers import LIBRARIES, Peers

@@ -6,23 +6,25 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data.sources import cleaning
+from lingvo_gshard.data.cleaning import duplicates, normalization
+from lingvo_gshard.data.cleaning.cleaner import Cleaner
+from lingvo_gshard.data.cleaning.rules import all_rules
 from lingvo_gshard.data.sources.row import Row
 
 
 def cleaner(**values):
-    return cleaning.Cleaner.params().set(**values).instantiate()
+    return Cleaner.params().set(**values).instantiate()
 
 
 @pytest.mark.parametrize(
     ("source", "target", "reason"),
     [
-        ("", "Yes", cleaning.EMPTY),
-        ("Ja", " \x00\u200b ", cleaning.EMPTY),
-        ("a", "Yes", cleaning.SHORT),
-        ("Ja" * 30, "Yes" * 20, cleaning.LONG),
-        ("Ja", "Yes, of course", cleaning.RATIO),
-        ("Berlin", "BERLIN", cleaning.IDENTICAL),
+        ("", "Yes", all_rules.EMPTY),
+        ("Ja", " \x00\u200b ", all_rules.EMPTY),
+        ("a", "Yes", all_rules.SHORT),
+        ("Ja" * 30, "Yes" * 20, all_rules.LONG),
+        ("Ja", "Yes, of course", all_rules.RATIO),
+        ("Berlin", "BERLIN", all_rules.IDENTICAL),
     ],
 )
 def test_reasons(source, target, reason):
@@ -39,8 +41,8 @@ def test_duplicates_are_detected_after_normalization_within_a_language():
     ]
     kept, report = cleaner().clean(rows, "train")
     assert [row.line for row in kept] == [1, 3]
-    assert report.dropped == {cleaning.DUPLICATE: 1}
-    assert report.rewritten == {cleaning.REWRITTEN_NFC: 1, cleaning.REWRITTEN_SPACE: 1}
+    assert report.dropped == {duplicates.REASON: 1}
+    assert report.rewritten == {normalization.REWRITTEN_NFC: 1, normalization.REWRITTEN_SPACE: 1}
 
 
 def test_switches():
@@ -53,14 +55,14 @@ def test_held_out_rows_are_normalized_but_never_dropped():
     rows = [Row("de", "Berlin\u00a0", "Berlin")] * 2 + [Row("de", "", "x")]
     kept, report = cleaner(max_characters=3).clean(rows, "test")
     assert [row[:3] for row in kept] == [("de", "Berlin", "Berlin")] * 2
-    assert report.dropped == {cleaning.EMPTY: 1}
+    assert report.dropped == {all_rules.EMPTY: 1}
 
 
 def test_zero_width_joiners_are_preserved():
     persian, hindi = "می\u200cخواهم", "क्\u200dष"
-    assert cleaning.Normalizer()(persian) == persian
-    assert cleaning.Normalizer()(hindi) == unicodedata.normalize("NFC", hindi)
-    assert cleaning.Normalizer()("a\u00adb\tc\ufeff") == "ab c"
+    assert normalization.Normalizer()(persian) == persian
+    assert normalization.Normalizer()(hindi) == unicodedata.normalize("NFC", hindi)
+    assert normalization.Normalizer()("a\u00adb\tc\ufeff") == "ab c"
 
 
 def _normal_by_definition(text):
@@ -77,10 +79,10 @@ def _normal_by_definition(text):
 
 @hypothesis.given(st.text() | st.text("a \u00ad\u200b\u200d\t\u0301\u3000\u0085", max_size=8))
 def test_unicode_is_normalized(text):
-    normal = cleaning.Normalizer()(text)
+    normal = normalization.Normalizer()(text)
     assert normal == _normal_by_definition(text)
     assert unicodedata.normalize("NFC", normal) == normal
-    assert cleaning.Normalizer()(normal) == normal
+    assert normalization.Normalizer()(normal) == normal
     assert normal == " ".join(normal.split())
     assert not any(unicodedata.category(c) == "Cc" for c in normal)
 
@@ -121,5 +123,5 @@ _COMPOSED = "ae é\u1ed7\u0301\u0323\u0327\u0344\u0f73\u1100\u1161\u11a8\ud55c\u
 
 @hypothesis.given(st.text(_COMPOSED, max_size=40))
 def test_marks_of_long_texts_are_composed_as_unicode_says(text):
-    repeated = text * (cleaning._MANY_CHARACTERS // max(len(text), 1) + 2)
-    assert cleaning._composed(repeated) == unicodedata.normalize("NFC", repeated)
+    repeated = text * (normalization._MANY_CHARACTERS // max(len(text), 1) + 2)
+    assert normalization._composed(repeated) == unicodedata.normalize("NFC", repeated)

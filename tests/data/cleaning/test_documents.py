@@ -2,8 +2,8 @@
 
 import pytest
 
-from lingvo_gshard.data.sources import cleaning, document_cleaning
-from lingvo_gshard.data.sources.document_cleaning import DocumentCleaner
+from lingvo_gshard.data.cleaning import documents, duplicates, normalization
+from lingvo_gshard.data.cleaning.documents import DocumentCleaner
 from lingvo_gshard.data.sources.row import Row
 
 
@@ -16,9 +16,9 @@ def clean(texts, split="train", **values):
 def test_lines_are_normalized_and_not_joined():
     texts, report = clean(["\n a  b \n\n\nc\x07\n", "e\u0301"])
     assert texts == ["a b\n\nc", "\u00e9"]
-    assert report.rewritten[cleaning.REWRITTEN_NFC] == 1
-    assert report.rewritten[cleaning.REWRITTEN_CONTROL] == 1
-    assert report.rewritten[cleaning.REWRITTEN_SPACE] > 0
+    assert report.rewritten[normalization.REWRITTEN_NFC] == 1
+    assert report.rewritten[normalization.REWRITTEN_CONTROL] == 1
+    assert report.rewritten[normalization.REWRITTEN_SPACE] > 0
 
 
 def test_dropped_documents_are_counted():
@@ -26,10 +26,10 @@ def test_dropped_documents_are_counted():
     kept, report = clean(texts, min_characters=2, max_characters=5)
     assert kept == ["abc"]
     assert report.dropped == {
-        document_cleaning.EMPTY: 1,
-        document_cleaning.SHORT: 1,
-        cleaning.DUPLICATE: 1,
-        document_cleaning.LONG: 1,
+        documents.EMPTY: 1,
+        documents.SHORT: 1,
+        duplicates.REASON: 1,
+        documents.LONG: 1,
     }
     assert report.read == 5 and report.kept == 1
 

@@ -1,0 +1,1 @@
+"""Cleaning: rules that normalize rows and drop useless ones, for inputs in memory and by parts."""

@@ -1,0 +1,31 @@
+"""Exact duplicates: rows with the same language and texts."""
+
+import hashlib
+
+from lingvo_gshard.data.sources.row import Row
+
+REASON = "a duplicate"
+_KEY_BYTES = 16
+
+
+def key(row: Row) -> bytes:
+    """Returns 16 bytes that exact duplicates share, and different rows in practice do not.
+
+    It is a hash, so that rows can be compared in parts: those of a part have keys of one range.
+    """
+    text = f"{row.language}\0{row.source}\0{row.target}"
+    # Lone surrogates cannot be written as UTF-8 otherwise.
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+
+
+class Seen:
+    """Remembers rows, by their keys."""
+
+    def __init__(self):
+        self._keys: set[bytes] = set()
+
+    def has(self, row: Row) -> bool:
+        """Returns whether an equal row was asked about before, and remembers this one."""
+        before = len(self._keys)
+        self._keys.add(key(row))
+        return len(self._keys) == before

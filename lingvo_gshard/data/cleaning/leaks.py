@@ -1,0 +1,136 @@
+"""Leaks: rows of dev and test whose texts stand in training, found in two passes over parts.
+
+Pass one collects hashes of what dev and test have: folded sources, and word 4-grams of folded
+targets. Pass two looks through training for them. Both passes can work on parts of the rows in any
+order, since their results are merged as sets. Memory grows with dev and test, but not with
+training: 8 bytes for each hash, and 1 byte in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lingvo_gshard.data.cleaning.hashing import TextHashes
+from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.sources.row import Row
+
+SOURCE_IN_TRAIN = "held out, but its source is in train"
+TARGET_OVERLAPS = "held out, but half of its target's 4-grams are in train"
+
+_GRAM = 4
+_ROWS_AT_A_TIME = 4096
+
+
+class Wanted:
+    """The hashes of sources and of 4-grams of dev and test, to be looked for in training.
+
+    Attributes:
+      hashes: uint64 [W], sorted, without repetitions.
+    """
+
+    def __init__(self, hashes: np.ndarray):
+        self.hashes = hashes
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Wanted:
+        """Returns the hashes of rows of dev and test."""
+        found = [np.zeros(0, np.uint64)]
+        for part in _parts(rows):
+            found += [np.unique(_source_hashes(part)), np.unique(_Grams(part).hashes)]
+        return cls(np.unique(np.concatenate(found)))
+
+    @classmethod
+    def merged(cls, parts: Iterable[Wanted]) -> Wanted:
+        """Returns the hashes of several parts of the rows."""
+        return cls(np.unique(np.concatenate([np.zeros(0, np.uint64), *(p.hashes for p in parts)])))
+
+
+class SeenInTrain:
+    """Which of the wanted hashes training has.
+
+    Attributes:
+      wanted: the hashes.
+      is_seen: bool [W], whether training has each.
+    """
+
+    def __init__(self, wanted: Wanted, is_seen: np.ndarray | None = None):
+        self.wanted = wanted
+        self.is_seen = np.zeros(len(wanted.hashes), bool) if is_seen is None else is_seen
+
+    def look_through(self, rows: Sequence[Row]) -> None:
+        """Notes which of the hashes rows of training have. Some thousand at a time are fastest."""
+        for part in _parts(rows):
+            for hashes in (_source_hashes(part), _Grams(part).hashes):
+                self.is_seen[self._places(hashes)] = True
+
+    def merge(self, other: SeenInTrain) -> None:
+        """Adds what was found in another part of training."""
+        self.is_seen |= other.is_seen
+
+    def reasons(self, rows: Sequence[Row]) -> list[str]:
+        """Returns why each row of dev or test is dropped; "" if it does not leak."""
+        reasons = []
+        for part in _parts(rows):
+            grams = _Grams(part)
+            overlaps = grams.overlap(self._has(grams.hashes))
+            sources = self._has(_source_hashes(part))
+            reasons += [
+                SOURCE_IN_TRAIN if row.source and has_source else TARGET_OVERLAPS if overlap else ""
+                for row, has_source, overlap in zip(part, sources, overlaps, strict=True)
+            ]
+        return reasons
+
+    def _has(self, hashes: np.ndarray) -> np.ndarray:
+        """Returns whether training has each of some wanted hashes."""
+        return self.is_seen[np.searchsorted(self.wanted.hashes, hashes)]
+
+    def _places(self, hashes: np.ndarray) -> np.ndarray:
+        """Returns where the wanted ones among hashes are."""
+        if not len(self.wanted.hashes):
+            return np.zeros(0, np.int64)
+        places = np.searchsorted(self.wanted.hashes, hashes)
+        places[places == len(self.wanted.hashes)] = 0
+        return places[self.wanted.hashes[places] == hashes]
+
+
+class _Grams:
+    """The different word 4-grams of the folded targets of rows.
+
+    Attributes:
+      hashes: uint64 [H], their hashes; those of a row without repetitions.
+    """
+
+    def __init__(self, rows: Sequence[Row]):
+        texts = TextHashes([f"{fold(row.target)} " for row in rows])
+        # Words end before a space. A folded text has no other spaces, unless it has no word.
+        ends = np.flatnonzero(texts.codes == ord(" "))
+        begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+        self._rows = len(rows)
+        row = np.searchsorted(texts.starts, ends, "right") - 1
+        is_whole = row[_GRAM - 1 :] == row[: max(len(row) - _GRAM + 1, 0)]
+        first = np.flatnonzero(is_whole)
+        hashes = texts.of(begins[first], ends[first + _GRAM - 1])
+        pairs = np.unique(np.stack([row[first].astype(np.uint64), hashes]), axis=1)
+        self._row, self.hashes = pairs[0].astype(np.int64), pairs[1]
+
+    def overlap(self, is_common: np.ndarray) -> np.ndarray:
+        """Returns whether half or more of each row's 4-grams are common, bool [rows].
+
+        Args:
+          is_common: bool [H].
+        """
+        total = np.bincount(self._row, minlength=self._rows)
+        common = np.bincount(self._row[is_common], minlength=self._rows)
+        return (total > 0) & (2 * common >= total)
+
+
+def _source_hashes(rows: Sequence[Row]) -> np.ndarray:
+    # Line ends are in no folded text, so hashes of sources and of 4-grams are of different texts.
+    return TextHashes([f"{row.language}\n{fold(row.source)}\n" for row in rows]).whole()
+
+
+def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
+    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+        yield rows[begin : begin + _ROWS_AT_A_TIME]

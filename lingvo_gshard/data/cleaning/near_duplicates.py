@@ -1,0 +1,176 @@
+"""NearDuplicates: finds rows whose texts differ in few places, by MinHash and banding.
+
+The similarity of two rows is the Jaccard index of their sets of character n-grams, without case,
+digits and punctuation. MinHash (Broder 1997, https://doi.org/10.1109/SEQUEN.1997.666900) makes
+similar sets share values, and banding (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets,
+section 3.4) puts rows with many common values into a common bucket. In each bucket the sets
+themselves are compared. What becomes of a bucket depends on its rows alone, so buckets may be
+worked on in any order and anywhere.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.data.batching.mixing import splitmix64
+from lingvo_gshard.data.cleaning.hashing import TextHashes
+from lingvo_gshard.data.cleaning.words import fold
+from lingvo_gshard.data.sources.row import Row
+
+REASON = "a near duplicate"
+
+# Share of near duplicates at the smallest similarity that share no bucket.
+_MISSED = 0.01
+_ROWS_AT_A_TIME = 4096
+# Rows of a bucket that later ones are compared with. Boilerplate makes buckets of millions.
+_COMPARED = 128
+_SEED = 0x6E656172
+
+
+class NearDuplicates(Configurable):
+    """Finds the rows that are similar to an earlier one of the same language.
+
+    Attributes:
+      is_on: whether near duplicates are looked for at all.
+    """
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define(
+            "similarity",
+            0.0,
+            "Smallest Jaccard index of near duplicates, such as 0.8; 0: they are not looked for.",
+            minimum=0,
+            maximum=1,
+        )
+        p.define("characters", 5, "Length of the n-grams that are compared.", minimum=1)
+        p.define(
+            "hashes",
+            64,
+            "Number of MinHash values of a row. More find candidates more exactly and take longer.",
+            minimum=8,
+            maximum=1024,
+        )
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        self.is_on = self.p.similarity > 0
+        self._characters = self.p.characters
+        self._similarity = self.p.similarity
+        self._band_rows = _band_rows(self.p.similarity, self.p.hashes) if self.is_on else 1
+        self.bands_of_row = self.p.hashes // self._band_rows
+        with np.errstate(over="ignore"):
+            numbers = np.arange(2 * self.bands_of_row * self._band_rows, dtype=np.uint64)
+            mixed = splitmix64(numbers + np.uint64(_SEED))
+        self._factors, self._terms = mixed[::2] | np.uint64(1), mixed[1::2]
+
+    def bands(self, rows: Sequence[Row]) -> np.ndarray:
+        """Returns the keys of the buckets of each row, uint64 [n, bands].
+
+        Rows with the same key in the same column are candidates, which `copies` compares. Some
+        thousand rows at a time are fastest.
+        """
+        texts = [self._text(row) for row in rows]
+        values = self._min_hashes(texts)
+        keys = TextHashes([row.language for row in rows]).whole()[:, None]
+        keys = np.repeat(keys, self.bands_of_row, axis=1)
+        with np.errstate(over="ignore"):
+            for column in range(self._band_rows):
+                keys = splitmix64(keys ^ values[:, column :: self._band_rows])
+        return keys
+
+    def copies(self, rows: Sequence[Row]) -> list[int]:
+        """Returns which rows of one bucket are near duplicates of an earlier one in it.
+
+        Of any two near duplicates in a bucket, at most one is not named. Rows after the first 128
+        that are not named are compared with those 128 only.
+
+        Args:
+          rows: the rows of a bucket in the order of their source.
+
+        Returns:
+          Their indices, in order.
+        """
+        return self._copies(rows, range(len(rows)), {})
+
+    def copies_among(self, rows: Sequence[Row]) -> list[int]:
+        """Returns which rows are near duplicates of an earlier one, among rows of all buckets."""
+        parts = [
+            self.bands(rows[begin : begin + _ROWS_AT_A_TIME])
+            for begin in range(0, len(rows), _ROWS_AT_A_TIME)
+        ]
+        found, grams = set(), {}
+        for keys in np.concatenate(parts).T if parts else ():
+            for bucket in _buckets(keys):
+                found.update(self._copies(rows, bucket, grams))
+        return sorted(found)
+
+    def similarity(self, one: Row, other: Row) -> float:
+        """Returns the Jaccard index of the rows' n-grams; 0 for rows of different languages."""
+        if one.language != other.language:
+            return 0.0
+        return _jaccard(self._grams(one), self._grams(other))
+
+    def _copies(
+        self, rows: Sequence[Row], bucket: Sequence[int], grams: dict[int, frozenset[str]]
+    ) -> list[int]:
+        named, kept = [], collections.defaultdict(list)
+        for index in bucket:
+            if index not in grams:
+                grams[index] = self._grams(rows[index])
+            before = kept[rows[index].language]
+            if any(_jaccard(grams[index], grams[i]) >= self._similarity for i in before):
+                named.append(index)
+            elif len(before) < _COMPARED:
+                before.append(index)
+        return named
+
+    def _text(self, row: Row) -> str:
+        text = f"{fold(row.source)}\n{fold(row.target)}"
+        return text.ljust(self._characters)
+
+    def _grams(self, row: Row) -> frozenset[str]:
+        text, length = self._text(row), self._characters
+        return frozenset(text[i : i + length] for i in range(len(text) - length + 1))
+
+    def _min_hashes(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns the smallest values of hash functions over the n-grams, uint64 [n, hashes]."""
+        hashes = TextHashes(texts)
+        counts = np.diff(hashes.starts) - self._characters + 1
+        firsts = np.cumsum(counts) - counts
+        begin = np.arange(counts.sum()) + np.repeat(hashes.starts[:-1] - firsts, counts)
+        grams = hashes.of(begin, begin + self._characters)
+        found = np.empty((len(texts), len(self._factors)), np.uint64)
+        with np.errstate(over="ignore"):
+            for column, (factor, term) in enumerate(zip(self._factors, self._terms, strict=True)):
+                found[:, column] = np.minimum.reduceat(grams * factor + term, firsts)
+        return found
+
+
+def _band_rows(similarity: float, hashes: int) -> int:
+    """Returns how many values make a bucket's key: as many as let few near duplicates be missed."""
+    sizes = range(1, hashes + 1)
+    fine = [r for r in sizes if (1 - similarity**r) ** (hashes // r) <= _MISSED]
+    return max(fine, default=1)
+
+
+def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    common = len(one & other)
+    return common / (len(one) + len(other) - common)
+
+
+def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
+    """Yields the indices of each key that occurs more than once, in order."""
+    order = np.argsort(keys, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(keys[order]) != 0, True)) + 1
+    begin = 0
+    for end in ends:
+        if end - begin > 1:
+            yield order[begin:end].tolist()
+        begin = end

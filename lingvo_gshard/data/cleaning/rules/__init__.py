@@ -1,0 +1,1 @@
+"""Rules: each decides from one row alone whether it is dropped."""

@@ -1,0 +1,139 @@
+"""The rules on single rows that are switched on, and why each drops a row of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.cleaning.rules import markup
+from lingvo_gshard.data.cleaning.rules.identification import (
+    SOURCE_LANGUAGE,
+    TARGET_LANGUAGE,
+    OtherLanguage,
+)
+from lingvo_gshard.data.cleaning.rules.scripts import SOURCE_SCRIPT, TARGET_SCRIPT, WrongScript
+from lingvo_gshard.data.sources.row import Row
+
+EMPTY = "a side is empty"
+IDENTICAL = "both sides are identical"
+SHORT = "a side is too short"
+LONG = "a side is too long"
+RATIO = "the sides' lengths are too unlike"
+DAMAGED = "a side has U+FFFD, which stands for characters that were lost"
+
+_POLICIES = "'keep', 'drop', or for pairs 'equal', which drops those whose sides differ in them"
+
+# Returns why a normalized row is dropped; "" if the rule keeps it.
+Rule = Callable[[Row], str]
+
+
+def define(p: Params) -> None:
+    """Defines the hyperparameters of rules that pairs and documents share."""
+    p.define("drop_damaged", True, "Whether to drop rows with U+FFFD, a sign of lost characters.")
+    p.define(
+        "max_foreign_letters",
+        0.9,
+        "Largest share of a text's letters outside of the scripts of its language, by Unicode "
+        "CLDR's table; 1: no limit.",
+        minimum=0,
+        maximum=1,
+    )
+    p.define(
+        "scripts",
+        (),
+        "Scripts of languages in place of the table's, such as ('mni=Mtei', 'kk=Cyrl+Latn').",
+    )
+    p.define("markup", markup.KEEP, f"Rows with tags or character references: {_POLICIES}.")
+    p.define("placeholders", markup.KEEP, f"Rows with placeholders such as {{name}}: {_POLICIES}.")
+    p.define(
+        "max_other_language",
+        1.0,
+        "Largest probability that a text is in another language than its row says; 1: languages "
+        "are not identified. Needs the extra 'language_id'.",
+        above=0,
+        maximum=1,
+    )
+    p.define(
+        "language_model", "", "Path of another model of py3langid; '': the one of the package."
+    )
+
+
+def of_pairs(p: Params) -> list[Rule]:
+    """Returns the rules on sentence pairs that are switched on, cheap ones first.
+
+    Raises:
+      ValueError: a setting is wrong, or needs a package that is not installed.
+    """
+    # Attributes of Params are looked up in a tree, which is slow for every row.
+    rules: list[Rule] = [_lengths(p.min_characters, p.max_characters, p.max_length_ratio)]
+    if p.drop_identical:
+        rules.append(_identical)
+    return rules + _of_texts(p, p.target_language, markup.POLICIES)
+
+
+def of_documents(p: Params) -> list[Rule]:
+    """Returns the rules on documents that are switched on, cheap ones first.
+
+    Raises:
+      ValueError: a setting is wrong, or needs a package that is not installed.
+    """
+    return _of_texts(p, p.language, (markup.KEEP, markup.DROP))
+
+
+def _of_texts(p: Params, target_language: str, policies: Sequence[str]) -> list[Rule]:
+    rules: list[Rule] = [_damaged] if p.drop_damaged else []
+    for kind in (markup.MARKUP, markup.PLACEHOLDERS):
+        policy = markup.Policy(kind, p.get(kind.name), policies)
+        if policy.is_on:
+            rules.append(lambda row, policy=policy: policy(row.source, row.target))
+    wrong_script = WrongScript(p.max_foreign_letters, p.scripts)
+    if p.max_foreign_letters < 1:
+        reasons = SOURCE_SCRIPT, TARGET_SCRIPT
+        rules.append(_on_languages(wrong_script, target_language, reasons))
+    if p.max_other_language < 1:
+        other = OtherLanguage(p.max_other_language, p.language_model)
+        reasons = SOURCE_LANGUAGE, TARGET_LANGUAGE
+        rules.append(_on_languages(other, target_language, reasons))
+    return rules
+
+
+def empty_side(row: Row) -> str:
+    """Returns EMPTY if a side of a pair is empty, else ""."""
+    return "" if row.source and row.target else EMPTY
+
+
+def _lengths(least: int, most: int, ratio: float) -> Rule:
+    def reason(row: Row) -> str:
+        short, long = len(row.source), len(row.target)
+        if short > long:
+            short, long = long, short
+        if not short:
+            return EMPTY
+        if short < least:
+            return SHORT
+        if long > most:
+            return LONG
+        return RATIO if long > ratio * short else ""
+
+    return reason
+
+
+def _identical(row: Row) -> str:
+    return IDENTICAL if row.source.casefold() == row.target.casefold() else ""
+
+
+def _damaged(row: Row) -> str:
+    return DAMAGED if "\ufffd" in row.source or "\ufffd" in row.target else ""
+
+
+def _on_languages(
+    is_wrong: Callable[[str, str], bool], target_language: str, reasons: tuple[str, str]
+) -> Rule:
+    """Returns a rule that asks for each side whether it is wrong for its language."""
+
+    def reason(row: Row) -> str:
+        if is_wrong(row.language, row.source):
+            return reasons[0]
+        return reasons[1] if is_wrong(target_language, row.target) else ""
+
+    return reason
