@@ -16,6 +16,7 @@ TOOLS = (
     "inspect",
     "verify",
     "plan",
+    "prepare",
     "report",
     "experts",
     "export",
@@ -34,6 +35,9 @@ SERVE = [
 ]
 # Extra `language_id`, which the tests need, too.
 LANGUAGE_ID = ["py3langid>=0.4"]
+
+# Extra `parquet`, which the tests need, too.
+PARQUET = ["pyarrow>=17"]
 
 
 def version() -> str:
@@ -103,10 +107,13 @@ setup(
         "tensorflow~=2.21.0",
         "tensorstore>=0.1.71",
         "tokenizers>=0.21",
+        "zstandard>=0.23",
     ],
     extras_require={
         # Other engines that `gshard-bench decode` compares with.
         "peers": ["ctranslate2>=4.5", "torch>=2.4", "transformers>=4.46,<6"],
+        # Parquet files as sources of gshard-prepare.
+        "parquet": PARQUET,
         "plan": ["libtpu==0.0.42.1"],
         "plan_gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],
@@ -121,6 +128,7 @@ setup(
         # pytest-xdist 3.8 ignores xdist_group marks under pytest 9.2:
         # https://github.com/pytest-dev/pytest-xdist/issues/1386
         "test": [
+            *PARQUET,
             *SERVE,
             *GCS,
             *S3,

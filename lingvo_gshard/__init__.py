@@ -6,6 +6,8 @@ The public API, in the order of a session:
     experiment     the Params of one, with settings
     describe       its hyperparameters with their meaning, as gin
     plan           memory, communication and time of a training step on any machine
+    preparation    the settings of prepare
+    prepare        raw text to tokenized shards for training, by many processes
     train          trains an experiment
     load           a trained run: translate, generate, evaluate
     report         curves, scores and environment of one or several runs, as data and as a page
@@ -27,8 +29,10 @@ _API = {
     "ClusterOptions": "options",
     "DecoderSettings": "export",
     "DecodingOptions": "run",
+    "PrepareOptions": "preparation",
     "Run": "run",
     "RuntimeOptions": "options",
+    "Source": "preparation",
     "describe": "experiments",
     "experiment": "experiments",
     "experiments": "experiments",
@@ -37,6 +41,8 @@ _API = {
     "open_model": "open_models.importing",
     "partition": "partitioning",
     "plan": "planning",
+    "preparation": "preparation",
+    "prepare": "preparation",
     "report": "records.report",
     "train": "training",
     "verify": "partitioning",
@@ -45,8 +51,10 @@ __all__ = [
     "ClusterOptions",
     "DecoderSettings",
     "DecodingOptions",
+    "PrepareOptions",
     "Run",
     "RuntimeOptions",
+    "Source",
     "describe",
     "experiment",
     "experiments",
@@ -55,6 +63,8 @@ __all__ = [
     "open_model",
     "partition",
     "plan",
+    "preparation",
+    "prepare",
     "report",
     "train",
     "verify",
@@ -67,6 +77,7 @@ if typing.TYPE_CHECKING:
     from lingvo_gshard.api.options import ClusterOptions, RuntimeOptions
     from lingvo_gshard.api.partitioning import partition, verify
     from lingvo_gshard.api.planning import plan
+    from lingvo_gshard.api.preparation import PrepareOptions, Source, preparation, prepare
     from lingvo_gshard.api.records.report import report
     from lingvo_gshard.api.run import DecodingOptions, Run, load
     from lingvo_gshard.api.training import train

@@ -101,8 +101,21 @@ class ShardWriter:
           ValueError: an id does not fit.
           RuntimeError: the file cannot be written.
         """
-        self._writer.write(record.encode(source, target, self._width))
-        self._lengths.extend((len(source), len(target)))
+        self.write_record(record.encode(source, target, self._width), len(source), len(target))
+
+    def write_record(self, encoded: bytes, source_tokens: int, target_tokens: int) -> None:
+        """Appends a row that is encoded already.
+
+        Args:
+          encoded: what `record.encode` returns for the row.
+          source_tokens: number of source ids.
+          target_tokens: number of target ids.
+
+        Raises:
+          RuntimeError: the file cannot be written.
+        """
+        self._writer.write(encoded)
+        self._lengths.extend((source_tokens, target_tokens))
 
     @property
     def rows(self) -> int:

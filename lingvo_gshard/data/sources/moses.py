@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.data.sources import readers
+from lingvo_gshard.data.sources import compression, readers
 from lingvo_gshard.data.sources.row import Row
 
 UNEQUAL = "sides of unequal length"
-_COMPRESSED = ("", ".gz", ".xz")
+_COMPRESSED = ("", *compression.SUFFIXES)
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*(?:@[A-Za-z]+)?")
 
 
 class MosesReader(readers.FileReader):
-    """Reads pairs of files such as `PREFIX.de` and `PREFIX.en`, plain, .gz or .xz.
+    """Reads pairs of files such as `PREFIX.de` and `PREFIX.en`, plain or .gz, .xz or .zst.
 
     The extension of the source file is its language. The prefix `data/train` finds `data/train.en`
     and every `data/train.<language>`; `europarl/*/train` finds those of all directories. If two
@@ -35,7 +35,7 @@ class MosesReader(readers.FileReader):
         end = f".{self.p.target_language}"
         found = [path for c in _COMPRESSED for path in glob.glob(f"{pattern}{end}{c}")]
         for path in found:
-            if not self._sources(path):
+            if not self.sources_of(path):
                 prefix = self._prefix(path)
                 raise ValueError(
                     f"{path}: there is no source file for this target file: {prefix}.de was "
@@ -44,17 +44,18 @@ class MosesReader(readers.FileReader):
         return sorted(found) or ([] if glob.has_magic(pattern) else [pattern + end])
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        for language, source in self._sources(path):
+        for language, source in self.sources_of(path):
             yield from self._read_pair(language, source, path)
 
     def _prefix(self, path: str) -> str:
-        return _without_compression(path).removesuffix(f".{self.p.target_language}")
+        return compression.without_suffix(path).removesuffix(f".{self.p.target_language}")
 
-    def _sources(self, path: str) -> list[tuple[str, str]]:
+    def sources_of(self, path: str) -> list[tuple[str, str]]:
+        """Returns (language, path) of the source files of a target file."""
         prefix = self._prefix(path)
         found = {}
         for source in filter(os.path.isfile, sorted(glob.glob(f"{glob.escape(prefix)}.*"))):
-            language = _without_compression(source)[len(prefix) + 1 :]
+            language = compression.without_suffix(source)[len(prefix) + 1 :]
             if _LANGUAGE.fullmatch(language) and language != self.p.target_language:
                 found.setdefault(language, source)
         return list(found.items())
@@ -75,7 +76,3 @@ class MosesReader(readers.FileReader):
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             if source is not None and target is not None:
                 yield Row(language, source, target, source_path, number)
-
-
-def _without_compression(path: str) -> str:
-    return path.removesuffix(".gz").removesuffix(".xz")

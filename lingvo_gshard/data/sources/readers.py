@@ -2,13 +2,9 @@
 
 import abc
 import collections
-import contextlib
 import difflib
 import glob
-import gzip
-import lzma
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NoReturn
 
@@ -16,6 +12,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.row import Row
 
 SPLITS = ("train", "dev", "test")
@@ -24,6 +21,7 @@ _ROWS_BETWEEN_UPDATES = 4096
 _FORMATS = {
     b"\x1f\x8b": "the file is compressed by gzip: its name must end in .gz",
     b"\xfd7zXZ": "the file is compressed by xz: its name must end in .xz",
+    b"\x28\xb5\x2f\xfd": "the file is compressed by zstd: its name must end in .zst",
     b"BZh": "the file is compressed by bzip2: decompress it, or compress it as .gz or .xz",
     b"PK\x03\x04": "the file is a zip archive: unpack it",
     b"\xff\xfe": "the file is in UTF-16: convert it by `iconv -f UTF-16 -t UTF-8`",
@@ -40,7 +38,11 @@ class Reader(Configurable, abc.ABC):
         between splits.
       examples: reason -> a message about the first row left out for it, with its file and line.
       observer: is told how far reading is.
+      first_line: number of the first line of what is read of a file; 1 for whole files.
+      skip_setting: how a user asks for bad rows to be skipped, for messages.
     """
+
+    skip_setting = "input.corpus.on_bad_row='skip'"
 
     @classmethod
     def params(cls) -> Params:
@@ -64,6 +66,7 @@ class Reader(Configurable, abc.ABC):
         self.left_out: collections.Counter[str] = collections.Counter()
         self.examples: dict[str, str] = {}
         self.observer: Observer = SilentObserver()
+        self.first_line = 1
         self._opened: BinaryIO | None = None
 
     @property
@@ -100,9 +103,7 @@ class Reader(Configurable, abc.ABC):
     def _bad(self, place: str, reason: str, detail: str = "", count: int = 1) -> None:
         message = f"{place}: {reason}{': ' if detail else ''}{detail}"
         if self.p.on_bad_row == "refuse":
-            raise ValueError(
-                f"{message}. Set input.corpus.on_bad_row='skip' to leave such rows out, counted."
-            )
+            raise ValueError(f"{message}. Set {self.skip_setting} to leave such rows out, counted.")
         self._leave_out(reason, f"{place}: {detail}" if detail else place, count)
 
     def _leave_out(self, reason: str, message: str, count: int = 1) -> None:
@@ -143,28 +144,38 @@ class Reader(Configurable, abc.ABC):
 
         A line that is not UTF-8 or has NUL bytes is counted and yielded as None.
         """
-        number = 0
+        number = self.first_line - 1
         try:
-            with open(path, "rb") as self._opened, _decompressed(path, self._opened) as file:
-                for number, line in enumerate(file, start=1):
-                    try:
-                        text = line.decode("utf-8")
-                    except UnicodeDecodeError as error:
-                        self._bad(f"{path}:{number}", "not UTF-8", _encoding(number, line, error))
-                        yield None
-                        continue
-                    if "\0" in text:
-                        self._bad(f"{path}:{number}", "NUL bytes", "no text has any")
-                        yield None
-                        continue
-                    text = text.removesuffix("\n").removesuffix("\r")
-                    yield text.removeprefix("\ufeff") if number == 1 else text
+            for number, line in enumerate(self._raw_lines(path), start=self.first_line):
+                yield self._text(f"{path}:{number}", number, line)
         except PermissionError:
             _refuse_unreadable(path)
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        except compression.READ_ERRORS as error:
             self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
+
+    def _raw_lines(self, path: str) -> Iterator[bytes]:
+        """Yields the lines of a file, plain or compressed, with their line ends."""
+        try:
+            with (
+                open(path, "rb") as self._opened,
+                compression.decompressed(path, self._opened) as file,
+            ):
+                yield from file
         finally:
             self._opened = None
+
+    def _text(self, place: str, number: int, line: bytes) -> str | None:
+        """Returns the text of a line without its end; None for one that is bad, and counted."""
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self._bad(place, "not UTF-8", _encoding(number, line, error))
+            return None
+        if "\0" in text:
+            self._bad(place, "NUL bytes", "no text has any")
+            return None
+        text = text.removesuffix("\n").removesuffix("\r")
+        return text.removeprefix("\ufeff") if number == 1 else text
 
 
 class FileReader(Reader):
@@ -220,14 +231,14 @@ class FileReader(Reader):
     def check_files(self) -> None:
         """Raises ValueError if a file of any split is missing, before long reading starts."""
         for split in SPLITS:
-            self._paths(split)
+            self.files(split)
 
     def _read(self, split: str) -> Iterator[Row]:
         if _patterns(self.p.dev) or _patterns(self.p.test):
-            yield from self._read_all(self._paths(split))
+            yield from self._read_all(self.files(split))
             return
         if self._whole is None:
-            rows = list(self._read_all(self._paths("train")))
+            rows = list(self._read_all(self.files("train")))
             self._whole = held_out.divide(rows, self.p.held_out_per_mille)
             self._whole_left_out = dict(self.left_out), dict(self.examples)
             self.left_out.clear()
@@ -239,9 +250,17 @@ class FileReader(Reader):
             self._leave_out(reason, f"{split}: {self._whole.examples[split][reason]}", count)
         yield from self._whole.rows[split]
 
-    def _paths(self, split: str) -> list[str]:
-        """Returns the files of a split; ValueError if one is missing."""
-        setting = f"input.corpus.{split}"
+    def files(self, split: str, setting: str = "") -> list[str]:
+        """Returns the files of a split.
+
+        Args:
+          split: the split.
+          setting: where the user named them, for messages; "": the hyperparameter.
+
+        Raises:
+          ValueError: a file is missing, or a glob matches none.
+        """
+        setting = setting or f"input.corpus.{split}"
         found = []
         for pattern in _patterns(getattr(self.p, split)):
             paths = self._expand(os.path.expanduser(pattern))
@@ -294,11 +313,3 @@ def _encoding(number: int, line: bytes, error: UnicodeDecodeError) -> str:
             if line.startswith(magic):
                 return what
     return f"byte {error.start} of the line is 0x{line[error.start]:02x}"
-
-
-def _decompressed(path: str, file: BinaryIO):
-    if path.endswith(".gz"):
-        return gzip.open(file, "rb")
-    if path.endswith(".xz"):
-        return lzma.open(file, "rb")
-    return contextlib.nullcontext(file)

@@ -18,7 +18,7 @@ IN_HELD_OUT = "a text, but for case, digits and punctuation, of test or dev"
 
 
 class TextReader(readers.FileReader):
-    """Reads documents of UTF-8 text, plain or compressed (.gz, .xz), as rows without a source.
+    """Reads documents of UTF-8 text, plain or .gz, .xz or .zst, as rows without a source.
 
     A document is a file, a line or a paragraph, as `document` chooses. Blank lines separate
     paragraphs. A document without any text is ignored.
@@ -39,7 +39,7 @@ class TextReader(readers.FileReader):
             )
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        numbered = enumerate(self._lines(path), start=1)
+        numbered = enumerate(self._lines(path), self.first_line)
         lines = ((number, line) for number, line in numbered if line is not None)
         for _, group in itertools.groupby(lines, key=self._part):
             numbers, texts = zip(*group, strict=True)

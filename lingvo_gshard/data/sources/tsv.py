@@ -18,7 +18,7 @@ class _TsvLines(readers.Reader):
     def _read_file(self, path: str) -> Iterator[Row]:
         # Most rows have the code of a row before, so that each code is checked once.
         codes: set[str] = set()
-        for number, line in enumerate(self._lines(path), start=1):
+        for number, line in enumerate(self._lines(path), self.first_line):
             if line is None:
                 continue
             columns = line.split("\t")
@@ -50,7 +50,7 @@ def _columns(line: str) -> str:
 
 
 class TsvReader(_TsvLines, readers.FileReader):
-    """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or compressed (.gz, .xz).
+    """Rows `language<TAB>source<TAB>target` of UTF-8 text, plain or compressed (.gz, .xz, .zst).
 
     Text is never quoted or escaped: everything between two tabs is taken as it is.
     """

@@ -1,0 +1,30 @@
+"""Prepares raw text for training: the pipeline's function and its options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from lingvo_gshard.core.config import gin_binding
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.preparation.inputs.source import Source
+from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
+from lingvo_gshard.preparation.preparation import Preparation
+
+__all__ = ["PrepareOptions", "Source", "preparation", "prepare"]
+
+
+def preparation(
+    settings: Sequence[str] = (), gin_files: Sequence[str | os.PathLike] = ()
+) -> Params:
+    """Returns the Params of a preparation, with settings applied.
+
+    Args:
+      settings: gin statements, such as "cleaning.max_characters = 500"; applied after the files.
+      gin_files: paths of gin files.
+
+    Raises:
+      ValueError: a name or value is wrong. The message has the nearest valid name.
+    """
+    files = [os.fspath(path) for path in gin_files]
+    return gin_binding.apply_gin(Preparation.params(), files, settings)

@@ -1,0 +1,47 @@
+"""Reads lines in bounded memory: of a part of a file, and however long a line is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+_BLOCK = 1 << 20
+
+
+def bounded_lines(
+    file: io.BufferedIOBase, count: int | None, longest: int
+) -> Iterator[bytes | None]:
+    """Yields the lines of a file from its position, without line ends; None for a long one.
+
+    Args:
+      file: the file, open for reading.
+      count: number of bytes to read, which ends at the end of a line; None: to the file's end.
+      longest: largest number of bytes of a line. Of a longer one at most a block is in memory.
+    """
+    rest, is_long = b"", False
+    # `read` would lose what comes before the place where a compressed file is damaged.
+    while block := file.read1(_BLOCK if count is None else min(_BLOCK, count)):
+        if count is not None:
+            count -= len(block)
+        lines = block.split(b"\n")
+        if is_long and len(lines) == 1:
+            continue
+        if is_long:
+            # The end of a line whose beginning was too long.
+            lines[0], is_long = None, False
+        else:
+            lines[0] = rest + lines[0]
+        rest = lines.pop()
+        yield from _without_long(lines, longest)
+        if rest is None or len(rest) > longest:
+            rest, is_long = b"", True
+    if is_long:
+        yield None
+    elif rest:
+        yield rest
+
+
+def _without_long(lines: list[bytes | None], longest: int) -> list[bytes | None]:
+    if max((len(line) for line in lines if line is not None), default=0) <= longest:
+        return lines
+    return [line if line is not None and len(line) <= longest else None for line in lines]

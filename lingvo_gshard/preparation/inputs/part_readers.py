@@ -1,0 +1,190 @@
+"""Readers of parts of files: the readers of whole files, limited to spans and lengths of lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.sources import compression, gettext, moses, readers, text, tsv
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.preparation.inputs import lines, source
+from lingvo_gshard.preparation.inputs.part import Part, Span
+
+LONG_LINE = "a line is too long"
+NO_OBJECT = "no JSON object"
+NO_LANGUAGE = "no language code that can be part of a file's name"
+NO_FIELD = "a field is missing or no text"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOptions:
+    """How parts are read.
+
+    Attributes:
+      on_bad_row: "refuse" or "skip".
+      longest_line: largest number of bytes of a line.
+    """
+
+    on_bad_row: str = "refuse"
+    longest_line: int = 1 << 20
+
+
+class PartReader(readers.FileReader):
+    """Base of readers of parts. Subclasses also derive from the reader of a format.
+
+    Attributes:
+      position: number of stored bytes read so far.
+    """
+
+    skip_setting = "--on_bad_row=skip"
+
+    def __init__(self, params: Params, part: Part, of: source.Source, options: PartOptions):
+        """Prepares to read.
+
+        Args:
+          params: Params of the format's reader.
+          part: what to read.
+          of: the part's source.
+          options: how to read.
+        """
+        super().__init__(
+            params.copy().set(train=(part.spans[0].path,), on_bad_row=options.on_bad_row)
+        )
+        self._part, self._of, self._longest = part, of, options.longest_line
+        self._spans: Mapping[str, Span] = {span.path: span for span in part.spans}
+        self.first_line = part.first_line
+        self.position = 0
+
+    def part_rows(self) -> Iterator[Row]:
+        """Yields the rows of the part; raises ValueError for a bad one if it is to be refused."""
+        # Most rows have the language of a row before, so that each is checked once.
+        known: set[str] = set()
+        for row in self._read_file(self._part.spans[0].path):
+            if row.language not in known:
+                if not source.NAME.fullmatch(row.language):
+                    self._bad(f"{row.file}:{row.line}", NO_LANGUAGE, f"{row.language[:40]!r}")
+                    continue
+                known.add(row.language)
+            yield row
+
+    def _raw_lines(self, path: str) -> Iterator[bytes]:
+        span = self._spans[path]
+        with open(path, "rb") as stored:
+            stored.seek(span.begin)
+            count = None if span.end is None else span.end - span.begin
+            with compression.decompressed(path, stored) as file:
+                for line in lines.bounded_lines(file, count, self._longest):
+                    yield line
+                    self.position = stored.tell() - span.begin
+
+    def _text(self, place: str, number: int, line: bytes | None) -> str | None:
+        if line is None:
+            detail = f"more than max_line_bytes = {self._longest:,} bytes"
+            self._bad(place, LONG_LINE, detail)
+            return None
+        return super()._text(place, number, line)
+
+
+class _TsvPart(PartReader, tsv.TsvReader):
+    """Reads tab-separated rows."""
+
+
+class _GettextPart(PartReader, gettext.GettextReader):
+    """Reads a catalog."""
+
+
+class _TextPart(PartReader, text.TextReader):
+    """Reads documents."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        for row in super()._read_file(path):
+            yield row._replace(language=self._of.language)
+
+
+class _MosesPart(PartReader, moses.MosesReader):
+    """Reads pairs of lines, whose files have equally many."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        sources, targets = (self._lines(span.path) for span in self._part.spans)
+        # A file that is damaged ends early, which has been counted.
+        for number, (left, right) in enumerate(
+            zip(sources, targets, strict=False), self._part.first_line
+        ):
+            if left is not None and right is not None:
+                yield Row(self._part.language, left, right, path, number)
+
+
+class _JsonLinesPart(PartReader):
+    """Reads a JSON object from each line: a sentence pair, or a text."""
+
+    def _read_file(self, path: str) -> Iterator[Row]:
+        decode = msgspec.json.Decoder(dict).decode
+        make = fields_to_row(self._of)
+        for number, line in enumerate(self._lines(path), self.first_line):
+            if not line:
+                continue
+            place = f"{path}:{number}"
+            try:
+                fields = decode(line)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                self._bad(place, NO_OBJECT, str(error))
+                continue
+            row = make(fields, path, number)
+            if isinstance(row, str):
+                self._bad(place, NO_FIELD, row)
+            else:
+                yield row
+
+
+def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]:
+    """Returns a function that makes a row of the fields of an object, its path and its line.
+
+    The function returns a sentence with what is wrong if a field is missing or no text.
+    """
+    pair, alone = (of.source_field, of.target_field), of.text_field
+
+    def make(fields: Mapping, path: str, number: int) -> Row | str:
+        language = fields.get(of.language_field)
+        language = of.language if language is None else language
+        if alone in fields and pair[0] not in fields:
+            texts = ("", fields[alone])
+        else:
+            texts = tuple(map(fields.get, pair))
+        if isinstance(language, str) and all(isinstance(value, str) for value in texts):
+            if "\0" in texts[0] or "\0" in texts[1]:
+                return "it has NUL bytes; no text has any"
+            return Row(language, *texts, path, number)
+        found = ", ".join(f"{name} ({type(value).__name__})" for name, value in fields.items())
+        return (
+            f"expected texts in {pair[0]!r} and {pair[1]!r}, or in {alone!r}; found "
+            f"{found[:200] or 'none'}"
+        )
+
+    return make
+
+
+def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartReader:
+    """Returns the reader of a part.
+
+    Args:
+      part: what to read.
+      of: the part's source.
+      options: how to read.
+    """
+    if of.format == source.TEXT:
+        params = _TextPart.params().set(document=of.document)
+        return _TextPart(params, part, of, options)
+    if of.format in (source.MOSES, source.GETTEXT):
+        cls = _MosesPart if of.format == source.MOSES else _GettextPart
+        params = cls.params().set(target_language=of.target_language)
+        return cls(params, part, of, options)
+    if of.format == source.PARQUET:
+        # pyarrow is an extra.
+        from lingvo_gshard.preparation.inputs.parquet import ParquetPart
+
+        return ParquetPart(ParquetPart.params(), part, of, options)
+    cls = _TsvPart if of.format == source.TSV else _JsonLinesPart
+    return cls(cls.params(), part, of, options)

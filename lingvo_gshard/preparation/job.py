@@ -1,0 +1,70 @@
+"""Job: what every worker of a preparation knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Protocol
+
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.preparation.inputs.part_readers import PartOptions
+from lingvo_gshard.preparation.inputs.source import Source
+from lingvo_gshard.preparation.work_directory import WorkDirectory
+
+
+class Progress(Protocol):
+    """Is told by a task how far it is."""
+
+    def __call__(self, rows: int, share: float) -> None:
+        """Tells how many rows are done since the last call.
+
+        Args:
+          rows: number of rows.
+          share: share of the task's work that is done by now, 0 to 1.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every worker of a preparation knows.
+
+    Attributes:
+      params: Params of the `Preparation`.
+      sources: the sources.
+      output: directory of prepared data.
+      work: directory of unfinished work.
+      reading: how parts are read.
+    """
+
+    params: Params
+    sources: tuple[Source, ...]
+    output: str
+    work: WorkDirectory
+    reading: PartOptions
+
+    @functools.cached_property
+    def cleaner(self) -> Any:
+        """Cleans the rows of all sources. Duplicates are removed later, from all rows at once."""
+        return self.params.cleaning.copy().set(drop_duplicates=False).instantiate()
+
+    @functools.cached_property
+    def digest_key(self) -> bytes:
+        """Key of the digests of rows, which the seed chooses."""
+        return f"lingvo_gshard rows {self.params.seed}".encode()
+
+
+class Task(Protocol):
+    """A piece of work that any worker can do.
+
+    Attributes:
+      name: the task's name in the work directory.
+      rows: expected number of rows, or of other units; the share of the stage's work.
+    """
+
+    name: str
+    rows: int
+
+    def run(self, job: Job, progress: Progress) -> Any:
+        """Does the work and returns its record."""
+        ...

@@ -1,0 +1,317 @@
+"""Prepares data: the stages one after another, each resumed where a run before was killed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.observer import Observer, SilentObserver
+from lingvo_gshard.data.prepared import manifest as manifests
+from lingvo_gshard.data.prepared.manifest import Manifest
+from lingvo_gshard.preparation import preparation
+from lingvo_gshard.preparation.inputs import parts
+from lingvo_gshard.preparation.inputs.part import Part
+from lingvo_gshard.preparation.inputs.part_readers import PartOptions
+from lingvo_gshard.preparation.inputs.source import Source
+from lingvo_gshard.preparation.inputs.survey import Survey
+from lingvo_gshard.preparation.inspector import Inspector
+from lingvo_gshard.preparation.job import Job, Task
+from lingvo_gshard.preparation.pool import Pool
+from lingvo_gshard.preparation.stages import (
+    read_rows,
+    row_files,
+    tokenize_rows,
+    train_vocabulary,
+    unique_rows,
+    write_shards,
+)
+from lingvo_gshard.preparation.stages.tally import Tally
+from lingvo_gshard.preparation.work_directory import WorkDirectory, check_same
+
+WORK = ".work"
+ON_BAD_ROW = ("refuse", "skip")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions:
+    """How data is prepared. No option but `params` changes the result.
+
+    Attributes:
+      params: Params of the `Preparation`; None: the defaults.
+      workers: number of processes; 0: one for each core.
+      on_bad_row: what to do with damaged files and bad rows: "refuse" raises an error with file and
+        line, "skip" leaves them out and counts them.
+      work: directory of unfinished work; "": `.work` in the output.
+    """
+
+    params: Params | None = None
+    workers: int = 0
+    on_bad_row: str = "refuse"
+    work: str = ""
+
+
+def prepare(
+    output: str | os.PathLike,
+    sources: Sequence[Source | str],
+    options: PrepareOptions | None = None,
+    observer: Observer | None = None,
+) -> Manifest:
+    """Prepares the rows of raw files for training: cleans, divides, tokenizes and shards them.
+
+    A run that was killed goes on where it was. The files depend on the sources and `options.params`
+    alone. A directory that has been prepared from the same sources and settings is left as it is.
+
+    Args:
+      output: directory to write, local.
+      sources: what to read; text is parsed as in `Source.parse`.
+      options: how to prepare.
+      observer: is told how far preparation is.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      ValueError: a file is missing or, with on_bad_row="refuse", damaged or bad; a setting is
+        wrong; the directory holds data or work of other settings.
+    """
+    options = options or PrepareOptions()
+    parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
+    if not parsed:
+        raise ValueError("--source is missing: name at least one file to prepare")
+    if options.on_bad_row not in ON_BAD_ROW:
+        hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
+        raise ValueError(f"--on_bad_row={options.on_bad_row} is unknown. {hint}")
+    params = preparation.Preparation(options.params or preparation.Preparation.params()).p
+    job = Job(
+        params=params,
+        sources=parsed,
+        output=os.fspath(output),
+        work=WorkDirectory(options.work or pathlib.Path(output) / WORK),
+        reading=PartOptions(options.on_bad_row, params.max_line_bytes),
+    )
+    with job.work.claimed(), Pool(job, options.workers or os.cpu_count() or 1) as pool:
+        return _Run(job, pool, observer or SilentObserver()).run()
+
+
+class _Run:
+    """One run of a preparation."""
+
+    def __init__(self, job: Job, pool: Pool, observer: Observer):
+        self._job, self._pool, self._observer = job, pool, observer
+        self._tally = Tally()
+        self._inspector = Inspector(job, self._tally)
+
+    def run(self) -> Manifest:
+        settings = preparation.to_settings(self._job.params, self._job.sources)
+        files = parts.find_files(self._job.sources)
+        surveys = self._survey(files)
+        if (pathlib.Path(self._job.output) / manifests.FILE).exists():
+            return self._finished(settings, surveys)
+        self._job.work.check_settings(settings | _digests(surveys))
+        equal = self._inspector.without_unequal(files, surveys)
+        part_list = list(parts.parts_of(equal, surveys, self._job.sources))
+        buckets = self._unique(part_list, self._read(part_list, surveys))
+        self._inspector.check_languages(buckets)
+        vocabulary = self._vocabulary(buckets)
+        tokens = self._tokens(buckets, vocabulary.id_bytes)
+        shards = self._shards(tokens, vocabulary.id_bytes)
+        manifest = self._manifest(settings, files, surveys, shards, vocabulary)
+        manifests.write(manifest, self._job.output)
+        self._job.work.remove()
+        return manifest
+
+    def _finished(self, settings: dict[str, Any], surveys: dict[str, Survey]) -> Manifest:
+        """Returns the manifest that is there; ValueError if it is of other settings or sources."""
+        found = manifests.read(self._job.output)
+        digests = {
+            f"file {file.path}": file.sha256 for source in found.sources for file in source.files
+        }
+        self._job.work.remove()
+        check_same(settings | _digests(surveys), found.settings | digests, self._job.output)
+        return found
+
+    def _do(self, stage: str, unit: str, tasks: Sequence[Task], kind: type) -> list[Any]:
+        """Returns the records of tasks, in their order. Those that are done are not done again."""
+        records = {task.name: self._job.work.record(task.name, kind) for task in tasks}
+        left = [task for task in tasks if records[task.name] is None]
+        if not left:
+            return [records[task.name] for task in tasks]
+        self._observer.begin(stage, unit)
+        total = max(1, sum(task.rows for task in left))
+        done = [0, 0.0]
+
+        def report(rows: int, work: float) -> None:
+            done[0] += rows
+            done[1] += work
+            self._observer.update(done[0], min(1.0, done[1] / total))
+
+        for task, record in self._pool.run(left, report):
+            records[task.name] = record
+        return [records[task.name] for task in tasks]
+
+    def _survey(self, files: Sequence[parts.Files]) -> dict[str, Survey]:
+        paths = dict.fromkeys((path, entry.source) for entry in files for path in entry.paths)
+        tasks = [
+            parts.SurveyFile(path, self._job.sources[source], os.path.getsize(path))
+            for path, source in paths
+        ]
+        found = self._do("Surveying the files", "bytes", tasks, Survey)
+        return {survey.path: survey for survey in found}
+
+    def _read(
+        self, part_list: Sequence[Part], surveys: dict[str, Survey]
+    ) -> list[read_rows.PartRecord]:
+        self._inspector.check_before_reading(surveys)
+        tasks = [read_rows.ReadPart(part) for part in part_list]
+        records = self._do("Reading and cleaning", "rows", tasks, read_rows.PartRecord)
+        records = self._inspector.without_changed(part_list, records, surveys)
+        for record in records:
+            self._tally.add(record.tally)
+        self._inspector.check_sources(part_list, records)
+        return records
+
+    def _unique(
+        self, part_list: Sequence[Part], records: Sequence[read_rows.PartRecord]
+    ) -> list[unique_rows.BucketRecord]:
+        files = tuple(
+            unique_rows.PartFiles(
+                part.number,
+                self._job.sources[part.source].name,
+                part.spans[0].path,
+                record.chunks,
+            )
+            for part, record in zip(part_list, records, strict=True)
+        )
+        sizes = np.zeros(row_files.RANGES, np.int64)
+        for record in records:
+            sizes += record.range_bytes
+        total_rows = sum(record.rows for record in records)
+        tasks = [
+            unique_rows.UniqueRows(
+                number,
+                begin,
+                end,
+                files,
+                int(total_rows * sizes[begin:end].sum() / max(1, sizes.sum())),
+            )
+            for number, (begin, end) in enumerate(_ranges(sizes, self._job.params.bucket_bytes))
+        ]
+        found = self._do("Removing duplicates", "rows", tasks, unique_rows.BucketRecord)
+        self._job.work.remove_files(read_rows.STAGE)
+        for record in found:
+            self._tally.add(record.tally)
+        return found
+
+    def _vocabulary(
+        self, buckets: Sequence[unique_rows.BucketRecord]
+    ) -> train_vocabulary.VocabularyRecord:
+        groups = tuple(
+            tuple(group for group in bucket.groups if group.split == "train") for bucket in buckets
+        )
+        task = train_vocabulary.TrainVocabulary(groups)
+        (record,) = self._do(
+            "Training the vocabulary", "", [task], train_vocabulary.VocabularyRecord
+        )
+        return record
+
+    def _tokens(
+        self, buckets: Sequence[unique_rows.BucketRecord], id_bytes: int
+    ) -> list[tokenize_rows.TokensRecord]:
+        tasks = [
+            tokenize_rows.TokenizeBucket(number, tuple(bucket.groups), id_bytes)
+            for number, bucket in enumerate(buckets)
+        ]
+        found = self._do("Tokenizing", "rows", tasks, tokenize_rows.TokensRecord)
+        self._job.work.remove_files(unique_rows.STAGE)
+        return found
+
+    def _shards(
+        self, tokens: Sequence[tokenize_rows.TokensRecord], id_bytes: int
+    ) -> list[manifests.Shard]:
+        together = collections.defaultdict(list)
+        for bucket, record in enumerate(tokens):
+            for group in record.groups:
+                together[group.split, group.language, group.source].append((bucket, group))
+        tasks = [
+            task
+            for _, groups in sorted(together.items())
+            for task in write_shards.shards_of(groups, self._job.params.shard_rows, id_bytes)
+        ]
+        return self._do("Writing shards", "rows", tasks, manifests.Shard)
+
+    def _manifest(
+        self,
+        settings: dict[str, Any],
+        files: Sequence[parts.Files],
+        surveys: dict[str, Survey],
+        shards: Sequence[manifests.Shard],
+        vocabulary: train_vocabulary.VocabularyRecord,
+    ) -> Manifest:
+        sources = collections.defaultdict(dict)
+        for entry in files:
+            for path in entry.paths:
+                found = surveys[path]
+                sources[self._job.sources[entry.source].name][path] = manifests.SourceFile(
+                    path=path, bytes=found.bytes, sha256=found.sha256
+                )
+        splits = collections.defaultdict(list)
+        languages = collections.defaultdict(manifests.LanguageCounts)
+        for language, count in self._tally.read.items():
+            languages[language].read = count
+        for reason, counts in self._tally.rejected.items():
+            for language, count in counts.items():
+                languages[language].rejected[reason] = count
+        for shard in shards:
+            splits[shard.split].append(shard)
+            kept = languages[shard.language].kept
+            kept[shard.split] = kept.get(shard.split, 0) + shard.rows
+        rejected = sorted(self._tally.rejected_rows.items(), key=lambda item: (-item[1], item[0]))
+        return Manifest(
+            content=manifests.TEXT if self._job.sources[0].is_text else manifests.PAIRS,
+            id_bytes=vocabulary.id_bytes,
+            sources=[
+                manifests.Source(name=name, files=list(files.values()))
+                for name, files in sources.items()
+            ],
+            settings=settings,
+            splits=dict(splits),
+            languages=dict(languages),
+            rejections=[
+                manifests.Rejection(
+                    reason=reason,
+                    rows=rows,
+                    examples=[example.text for example in self._tally.examples.get(reason, [])],
+                )
+                for reason, rows in rejected
+            ],
+            rewritten=self._tally.rewritten,
+            vocabularies=vocabulary.files,
+        )
+
+
+def _digests(surveys: dict[str, Survey]) -> dict[str, str]:
+    return {f"file {path}": found.sha256 for path, found in surveys.items()}
+
+
+def _ranges(sizes: np.ndarray, most: int) -> list[tuple[int, int]]:
+    """Returns (begin, end) of the ranges of digests of each bucket.
+
+    Args:
+      sizes: bytes of each range.
+      most: bytes of a bucket, unless a single range has more.
+    """
+    buckets, begin, held = [], 0, 0
+    for index, size in enumerate(np.asarray(sizes).tolist()):
+        if held and held + size > most:
+            buckets.append((begin, index))
+            begin, held = index, 0
+        held += size
+    return [*buckets, (begin, len(sizes))]

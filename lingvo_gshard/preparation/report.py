@@ -1,0 +1,51 @@
+"""Says what a preparation did to the rows: counts, reasons with examples, languages."""
+
+from __future__ import annotations
+
+import collections
+
+from lingvo_gshard.data.prepared.manifest import LanguageCounts, Manifest
+
+
+def counts(manifest: Manifest) -> list[tuple[str, int]]:
+    """Returns (description, number) of each line of a table of the counts."""
+    read = sum(counts.read for counts in manifest.languages.values())
+    lines = [("read", read)]
+    lines += [(f"dropped: {one.reason}", one.rows) for one in manifest.rejections]
+    lines += [(f"kept: {split}", manifest.rows(split)) for split in sorted(manifest.splits)]
+    return lines + sorted(manifest.rewritten.items())
+
+
+def notes(manifest: Manifest) -> list[str]:
+    """Returns lines about reasons, languages and files, to be printed below the table."""
+    lines = [
+        f"{one.reason}, for example {example}"
+        for one in manifest.rejections
+        for example in one.examples[:1]
+    ]
+    kept = collections.Counter(
+        {language: sum(counts.kept.values()) for language, counts in manifest.languages.items()}
+    )
+    named = [(language, rows) for language, rows in kept.most_common() if language and rows]
+    if len(named) > 1:
+        text = ", ".join(f"{language} {rows:,}" for language, rows in named)
+        lines.append(f"{len(named)} languages: {text}")
+    lines += filter(None, (_loss(*item) for item in sorted(manifest.languages.items())))
+    for vocabulary in manifest.vocabularies:
+        lines.append(f"The {vocabulary.side} vocabulary has {vocabulary.size:,} ids.")
+    shards = [shard for shards in manifest.splits.values() for shard in shards]
+    tokens = sum(shard.source_tokens + shard.target_tokens for shard in shards)
+    lines.append(f"{tokens:,} tokens in {len(shards):,} shards")
+    return lines
+
+
+def _loss(language: str, counts: LanguageCounts) -> str:
+    """Returns the main reason if more than half of a language's rows were dropped, else ""."""
+    dropped = sum(counts.rejected.values())
+    if not language or 2 * dropped <= counts.read:
+        return ""
+    reason, most = max(counts.rejected.items(), key=lambda item: item[1])
+    return (
+        f"Warning: {language} lost {dropped:,} of {counts.read:,} rows, {most:,} because of: "
+        f"{reason}"
+    )

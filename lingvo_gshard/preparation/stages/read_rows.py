@@ -1,0 +1,163 @@
+"""Reads, cleans and keys the rows of a part, and writes them in the order of their digests."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.data import held_out
+from lingvo_gshard.data.sources.cleaning import DUPLICATE
+from lingvo_gshard.data.sources.report import excerpt, place
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.preparation.inputs import part_readers
+from lingvo_gshard.preparation.inputs.part import Part
+from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages import row_files
+from lingvo_gshard.preparation.stages.row_files import KeyedRow
+from lingvo_gshard.preparation.stages.tally import Example, Tally
+
+STAGE = "1-rows"
+_ROWS_AT_A_TIME = 4096
+# Characters of the rows of a chunk. A chunk is kept in memory until it is written.
+_CHUNK_CHARACTERS = 16 << 20
+_DIGEST_BYTES = 16
+
+
+class PartRecord(msgspec.Struct):
+    """What became of a part.
+
+    Attributes:
+      tally: its rows.
+      chunks: number of files of rows.
+      rows: number of rows in them.
+      range_bytes: bytes of each range of digests, over all files.
+    """
+
+    tally: Tally
+    chunks: int
+    rows: int
+    range_bytes: list[int]
+
+
+def chunk_file(part: int, chunk: int) -> str:
+    """Returns the name of a file of rows in the work directory."""
+    return f"{STAGE}/{part:06d}-{chunk:06d}.rows"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadPart:
+    """Reads one part.
+
+    Attributes:
+      part: the part.
+    """
+
+    part: Part
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/{self.part.number:06d}"
+
+    @property
+    def rows(self) -> int:
+        """Share of the stage's work: stored bytes."""
+        return self.part.bytes
+
+    def run(self, job: Job, progress: Progress) -> PartRecord:
+        """Reads the part, writes its rows and returns the record.
+
+        Raises:
+          ValueError: a row or a file is bad, and to be refused.
+        """
+        source = job.sources[self.part.source]
+        reader = part_readers.make_reader(self.part, source, job.reading)
+        writer = _ChunkWriter(job, self.part.number)
+        tally = writer.record.tally
+        for batch in _batches(reader.part_rows()):
+            before = len(batch)
+            for row in batch:
+                tally.count_read(row.language)
+            writer.add(_clean(job, batch, source.split, self.part.number, tally), source.split)
+            progress(before, min(1.0, reader.position / max(1, self.part.bytes)))
+        for order, (reason, count) in enumerate(sorted(reader.left_out.items())):
+            tally.count_read("", count)
+            tally.reject(reason, "", count)
+            tally.show(reason, Example(self.part.number, order, reader.examples[reason]))
+        return writer.close()
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while batch := list(itertools.islice(rows, _ROWS_AT_A_TIME)):
+        yield batch
+
+
+def _clean(job: Job, rows: list[Row], split: str, part: int, tally: Tally) -> Sequence[Row]:
+    """Returns the rows that cleaning keeps, and counts the others."""
+    kept, report = job.cleaner.clean(rows, split or "train")
+    for (language, reason), count in report.dropped_by_language.items():
+        tally.reject(reason, language, count)
+    for reason, example in report.examples.items():
+        tally.show(reason, Example(part, rows[0].line, example))
+    for kind, count in report.rewritten.items():
+        tally.rewrite(kind, count)
+    return kept
+
+
+class _ChunkWriter:
+    """Keys rows, drops those that are equal to one of the same chunk, and writes chunks."""
+
+    def __init__(self, job: Job, part: int):
+        self._job, self._part = job, part
+        self._drops = job.params.cleaning.drop_duplicates
+        self._per_mille = job.params.held_out_per_mille
+        self._rows: dict[bytes, KeyedRow] = {}
+        self._characters = 0
+        self._range_bytes = np.zeros(row_files.RANGES, np.int64)
+        self.record = PartRecord(Tally(), 0, 0, [])
+
+    def add(self, rows: Sequence[Row], split: str) -> None:
+        """Adds rows that were cleaned.
+
+        Args:
+          rows: the rows.
+          split: their split; "": by a hash of their targets.
+        """
+        key = self._job.digest_key
+        for row in rows:
+            language, source, target, _, line = row
+            text = f"{language}\0{source}\0{target}"
+            if split or not self._drops:
+                # Rows of a test set that was given are kept as they are.
+                text = f"{text}\0{split}\0{self._part}\0{line}"
+            digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES, key=key).digest()
+            if digest in self._rows:
+                tally = self.record.tally
+                tally.reject(DUPLICATE, language)
+                example = f"{place(row)}: {excerpt(source or target)}"
+                tally.show(DUPLICATE, Example(self._part, line, example))
+                continue
+            chosen = split or held_out.split_of(target, self._per_mille)
+            self._rows[digest] = KeyedRow(digest, language, source, target, chosen, line)
+            self._characters += len(text)
+        if self._characters >= _CHUNK_CHARACTERS:
+            self._write()
+
+    def close(self) -> PartRecord:
+        """Writes what is left and returns the record."""
+        if self._rows:
+            self._write()
+        self.record.range_bytes = self._range_bytes.tolist()
+        return self.record
+
+    def _write(self) -> None:
+        with self._job.work.writing(chunk_file(self._part, self.record.chunks)) as file:
+            self._range_bytes += row_files.write_rows(file, list(self._rows.values()))
+        self.record.chunks += 1
+        self.record.rows += len(self._rows)
+        self._rows, self._characters = {}, 0

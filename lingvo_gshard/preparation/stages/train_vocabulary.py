@@ -1,0 +1,104 @@
+"""Trains the vocabularies on rows that are drawn by temperature."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+
+from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.prepared import record as record_format
+from lingvo_gshard.data.prepared.manifest import VocabularyFile, sha256_of
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabulary import Vocabulary, save_pair
+from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages.unique_rows import Group, read_group
+
+STAGE = "3-vocabulary"
+# Characters drawn for each that the trainer uses, since it leaves out repeated sentences.
+_SPARE = 4
+
+
+class VocabularyRecord(msgspec.Struct):
+    """The vocabularies that were trained.
+
+    Attributes:
+      files: the vocabularies, saved in the directory of prepared data.
+      id_bytes: bytes of an integer of a record.
+      notes: lines about vocabularies that are not as they were asked for.
+    """
+
+    files: list[VocabularyFile]
+    id_bytes: int
+    notes: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainVocabulary:
+    """Trains the vocabularies.
+
+    Attributes:
+      buckets: the groups of training rows of each bucket.
+      rows: 1, as there is one vocabulary.
+    """
+
+    buckets: tuple[tuple[Group, ...], ...]
+    rows: int = 1
+    name: str = f"{STAGE}/vocabulary"
+
+    def run(self, job: Job, progress: Progress) -> VocabularyRecord:
+        """Trains the vocabularies, writes them to the output and returns the record.
+
+        Raises:
+          ValueError: a size is too small, or there is no text.
+        """
+        p = job.params
+        trainer = p.vocabulary.instantiate()
+        rows = list(self._draw(job, _SPARE * p.vocabulary.max_characters, p.temperature))
+        try:
+            source, target = trainer.train(rows, p.temperature)
+        except ValueError as error:
+            raise ValueError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
+        save_pair(job.output, source, target)
+        sides = {"joint": source} if source is target else {"source": source, "target": target}
+        return VocabularyRecord(
+            [_described(job.output, side, vocabulary) for side, vocabulary in sides.items()],
+            record_format.id_bytes(max(source.size, target.size)),
+            [note.replace("input.vocabulary.", "vocabulary.") for note in trainer.notes],
+        )
+
+    def _draw(self, job: Job, most: int, temperature: float) -> Iterator[Row]:
+        """Yields the first rows, in the order of digests, until each language has its share."""
+        characters: dict[str, int] = defaultdict(int)
+        for group in (group for groups in self.buckets for group in groups):
+            characters[group.language] += group.characters
+        languages = sorted(characters)
+        counts = [characters[language] for language in languages]
+        shares = mixing.temperature_probabilities(counts, temperature)
+        is_all = sum(counts) <= most
+        left = {
+            language: characters[language] if is_all else float(share * most)
+            for language, share in zip(languages, shares, strict=True)
+        }
+        for bucket, groups in enumerate(self.buckets):
+            for group in groups:
+                if left[group.language] <= 0:
+                    continue
+                for row in read_group(job, bucket, group):
+                    left[group.language] -= len(row.source) + len(row.target)
+                    yield Row(group.language, row.source, row.target)
+                    if left[group.language] <= 0:
+                        break
+
+
+def _described(directory: str, side: str, vocabulary: Vocabulary) -> VocabularyFile:
+    file = f"{side}.model"
+    return VocabularyFile(
+        side=side,
+        kind="sentencepiece",
+        files=[file],
+        size=vocabulary.size,
+        sha256=sha256_of(f"{directory}/{file}"),
+    )

@@ -1,0 +1,121 @@
+"""Prepares raw text for training: cleans, divides, tokenizes and writes shards with a manifest.
+
+    gshard-prepare --output=prepared --source=pairs.tsv
+    gshard-prepare --output=prepared --source='corpus/*.tsv.zst' --workers=8
+    gshard-prepare --output=prepared --source=europarl/train,format=moses \\
+        --source=locale/,format=gettext,name=messages
+    gshard-prepare --output=prepared --source=train.jsonl,split=train --source=dev.jsonl,split=dev
+    gshard-prepare --output=prepared --source=books.txt.gz,language=en \\
+        --gin_param='vocabulary.size = 16000'
+    gshard-prepare --params
+
+A --source is a path, then field=value for what differs from the defaults:
+
+    format           tsv, moses, gettext, jsonl, parquet or text; by default, from the path's end
+    name             what the source is called in shards and weights; by default, from the path
+    split            train, dev or test; by default, each row is divided by a hash of its target
+    language         language of rows that name none
+    target_language  for Moses pairs and gettext catalogs, by default en
+    document         of text: paragraph, line or file
+    language_field, source_field, target_field, text_field
+                     fields of JSON lines and columns of Parquet
+
+Files are plain, .gz, .xz or .zst, and may be globs. A row of a TSV file is language, source and
+target. The prefix data/train of Moses pairs finds data/train.en and every data/train.<language>.
+
+The stages: files are read and cleaned, duplicates removed, the vocabulary trained, rows tokenized
+and shuffled, shards written. The output depends on files and settings alone, and not on --workers.
+Memory depends on --workers and the setting bucket_bytes, and not on the size of the files.
+
+A run that is stopped or killed goes on where it was if the same command is given again: unfinished
+work is in the output's directory `.work`. Other settings are refused.
+
+With --on_bad_row=refuse, the run stops at a damaged file, a bad row, or a language that cleaning
+leaves no row of, and names file and line. With skip, these are left out and counted in the report.
+"""
+
+from __future__ import annotations
+
+import rich.console
+import rich.table
+from absl import flags
+
+from lingvo_gshard.api import preparation, tables
+from lingvo_gshard.core.config import gin_text
+from lingvo_gshard.data.prepared.manifest import Manifest
+from lingvo_gshard.preparation import report
+from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags.experiment import define_settings_flags
+from lingvo_gshard.training.monitoring.data_progress import DataProgress
+
+NAME = "gshard-prepare"
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns this command's flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_multi_string(
+        "source", [], "Files to read; may be repeated. See above.", flag_values=values
+    )
+    flags.DEFINE_string("output", None, "Directory of the prepared data.", flag_values=values)
+    flags.DEFINE_integer(
+        "workers", 0, "Number of processes; 0: one for each core.", 0, flag_values=values
+    )
+    flags.DEFINE_string(
+        "on_bad_row",
+        "refuse",
+        "What to do with damaged files and bad rows: refuse or skip.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "work",
+        None,
+        "Directory of unfinished work; by default, .work in the output.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "params",
+        None,
+        "Shows the settings whose names contain this text, with their meaning, as gin for "
+        "--gin_file, and exits. Without a value, all.",
+        flag_values=values,
+    )
+    define_settings_flags(values)
+    output.define_json_flag(values, "the manifest")
+    return values
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
+    values = define_flags()
+    startup.parse_flags(values, argv, __doc__)
+    params = preparation.preparation(values.gin_param, values.gin_file)
+    if values.params is not None:
+        print(gin_text.to_gin(params, values.params), end="")
+        return 0
+    if not values.output:
+        raise ValueError("--output is missing: name the directory for the prepared data")
+    output.check_writable(values, "json")
+    options = preparation.PrepareOptions(
+        params=params,
+        workers=values.workers,
+        on_bad_row=values.on_bad_row,
+        work=values.work or "",
+    )
+    console = output.make_console(values.json)
+    with DataProgress(console) as progress:
+        manifest = preparation.prepare(values.output, values.source, options, progress)
+    print_manifest(console, manifest)
+    output.write_json(values.json, manifest)
+    return 0
+
+
+def print_manifest(console: rich.console.Console, manifest: Manifest) -> None:
+    """Prints what became of the rows."""
+    table = rich.table.Table("rows", "")
+    table.columns[1].justify = "right"
+    for description, count in report.counts(manifest):
+        table.add_row(description, f"{count:,}")
+    tables.print_table(console, table)
+    for line in report.notes(manifest):
+        output.say(console, line)
