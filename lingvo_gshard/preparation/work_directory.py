@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.data.sources import files
+from lingvo_gshard.core.files import atomic
 
 _SETTINGS = "settings.json"
 _PARTIAL = ".partial-"
@@ -52,7 +52,7 @@ class WorkDirectory:
         """Records that a task is done, once all of its files are written."""
         path = self._record_file(task)
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(os.fspath(path), msgspec.json.encode(record))
+        atomic.write_atomically(os.fspath(path), msgspec.json.encode(record))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:
@@ -99,7 +99,7 @@ class WorkDirectory:
         if path.exists():
             check_same(settings, msgspec.json.decode(path.read_bytes()), os.fspath(self.root))
         else:
-            files.write_atomically(os.fspath(path), msgspec.json.encode(settings))
+            atomic.write_atomically(os.fspath(path), msgspec.json.encode(settings))
 
     def remove_files(self, stage: str) -> None:
         """Removes the files of a stage, except for its records."""
