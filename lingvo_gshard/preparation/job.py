@@ -7,6 +7,8 @@ import functools
 from typing import Any, Protocol
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.cleaning.base import BaseCleaner
+from lingvo_gshard.data.prepared.manifest import TEXT
 from lingvo_gshard.preparation.inputs.part_readers import PartOptions
 from lingvo_gshard.preparation.inputs.source import Source
 from lingvo_gshard.preparation.work_directory import WorkDirectory
@@ -43,10 +45,16 @@ class Job:
     work: WorkDirectory
     reading: PartOptions
 
+    @property
+    def is_text(self) -> bool:
+        """Whether rows are text without translations."""
+        return self.sources[0].content == TEXT
+
     @functools.cached_property
-    def cleaner(self) -> Any:
-        """Cleans the rows of all sources. Duplicates are removed later, from all rows at once."""
-        return self.params.cleaning.copy().set(drop_duplicates=False).instantiate()
+    def cleaner(self) -> BaseCleaner:
+        """Cleans the rows of all sources."""
+        p = self.params
+        return (p.documents if self.is_text else p.cleaning).instantiate()
 
     @functools.cached_property
     def digest_key(self) -> bytes:

@@ -86,6 +86,12 @@ def prepare(
     parsed = tuple(Source.parse(one) if isinstance(one, str) else one for one in sources)
     if not parsed:
         raise ValueError("--source is missing: name at least one file to prepare")
+    contents = {source.content: source.path for source in parsed}
+    if len(contents) > 1:
+        text, pairs = contents[manifests.TEXT], contents[manifests.PAIRS]
+        raise ValueError(
+            f"--source={text} is text and --source={pairs} sentence pairs; prepare them one by one"
+        )
     if options.on_bad_row not in ON_BAD_ROW:
         hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
         raise ValueError(f"--on_bad_row={options.on_bad_row} is unknown. {hint}")
@@ -275,7 +281,7 @@ class _Run:
             kept[shard.split] = kept.get(shard.split, 0) + shard.rows
         rejected = sorted(self._tally.rejected_rows.items(), key=lambda item: (-item[1], item[0]))
         return Manifest(
-            content=manifests.TEXT if self._job.sources[0].is_text else manifests.PAIRS,
+            content=self._job.sources[0].content,
             id_bytes=vocabulary.id_bytes,
             sources=[
                 manifests.Source(name=name, files=list(files.values()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.data.sources import cleaning
+from lingvo_gshard.data.cleaning.cleaner import Cleaner
+from lingvo_gshard.data.cleaning.documents import DocumentCleaner
 from lingvo_gshard.data.vocabulary_trainer import VocabularyTrainer
 from lingvo_gshard.preparation.inputs.source import Source
 
@@ -19,7 +20,8 @@ class Preparation(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("cleaning", cleaning.Cleaner.params(), "Params of the cleaner.")
+        p.define("cleaning", Cleaner.params(), "Params of the cleaner of sentence pairs.")
+        p.define("documents", DocumentCleaner.params(), "Params of the cleaner of text.")
         p.define("vocabulary", VocabularyTrainer.params(), "Params of the vocabularies.")
         p.define(
             "temperature",

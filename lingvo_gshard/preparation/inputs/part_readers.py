@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import compression, gettext, moses, readers, text, tsv
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.inputs import lines, source
@@ -144,26 +145,27 @@ def fields_to_row(of: source.Source) -> Callable[[Mapping, str, int], Row | str]
 
     The function returns a sentence with what is wrong if a field is missing or no text.
     """
-    pair, alone = (of.source_field, of.target_field), of.text_field
+    is_text = of.content == manifest.TEXT
+    names = (of.text_field,) if is_text else (of.source_field, of.target_field)
 
     def make(fields: Mapping, path: str, number: int) -> Row | str:
         language = fields.get(of.language_field)
         language = of.language if language is None else language
-        if alone in fields and pair[0] not in fields:
-            texts = ("", fields[alone])
-        else:
-            texts = tuple(map(fields.get, pair))
-        if isinstance(language, str) and all(isinstance(value, str) for value in texts):
-            if "\0" in texts[0] or "\0" in texts[1]:
-                return "it has NUL bytes; no text has any"
-            return Row(language, *texts, path, number)
-        found = ", ".join(f"{name} ({type(value).__name__})" for name, value in fields.items())
-        return (
-            f"expected texts in {pair[0]!r} and {pair[1]!r}, or in {alone!r}; found "
-            f"{found[:200] or 'none'}"
-        )
+        texts = [fields.get(name) for name in names]
+        if not isinstance(language, str) or not all(isinstance(text, str) for text in texts):
+            return _missing(fields, names)
+        if any("\0" in text for text in texts):
+            return "it has NUL bytes; no text has any"
+        return Row(language, "" if is_text else texts[0], texts[-1], path, number)
 
     return make
+
+
+def _missing(fields: Mapping, names: Sequence[str]) -> str:
+    """Returns which fields are there in place of those expected."""
+    found = ", ".join(f"{name} ({type(value).__name__})" for name, value in fields.items())
+    expected = " and ".join(map(repr, names))
+    return f"expected text in {expected}; found {found[:200] or 'none'}"
 
 
 def make_reader(part: Part, of: source.Source, options: PartOptions) -> PartReader:

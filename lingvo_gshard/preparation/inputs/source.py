@@ -7,7 +7,7 @@ import os
 import re
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.data.prepared.manifest import NO_LANGUAGE
+from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import compression
 from lingvo_gshard.data.sources.readers import SPLITS
 from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
@@ -20,6 +20,7 @@ TSV, MOSES, GETTEXT, JSON_LINES, PARQUET, TEXT = FORMATS = (
     "parquet",
     "text",
 )
+CONTENTS = (manifest.PAIRS, manifest.TEXT)
 _FORMAT_OF_ENDING = {
     ".tsv": TSV,
     ".po": GETTEXT,
@@ -42,6 +43,7 @@ class Source:
       path: a file or a glob; a directory of gettext catalogs; the prefix of Moses pairs.
       format: "tsv", "moses", "gettext", "jsonl", "parquet" or "text"; "": by the path's end.
       name: what shards and weights call the source; "": from the path.
+      content: "pairs" or "text", which has no sources; "": "text" for that format, else "pairs".
       split: "train", "dev" or "test"; "": rows are divided by a hash of their target.
       language: language of rows that name none.
       target_language: language of the targets, for Moses pairs and gettext catalogs.
@@ -55,8 +57,9 @@ class Source:
     path: str
     format: str = ""
     name: str = ""
+    content: str = ""
     split: str = ""
-    language: str = NO_LANGUAGE
+    language: str = manifest.NO_LANGUAGE
     target_language: str = "en"
     document: str = PARAGRAPH
     language_field: str = "language"
@@ -68,8 +71,12 @@ class Source:
         """Completes format and name; ValueError if a value is wrong."""
         if not self.path:
             raise ValueError(f"{self._flag()}: names no file")
+        object.__setattr__(self, "format", self.format or self._format())
+        usual = manifest.TEXT if self.format == TEXT else manifest.PAIRS
+        object.__setattr__(self, "content", self.content or usual)
         fields = {
-            "format": (self.format or self._format(), FORMATS),
+            "format": (self.format, FORMATS),
+            "content": (self.content, CONTENTS),
             "split": (self.split, ("", *SPLITS)),
             "document": (self.document, DOCUMENTS),
         }
@@ -77,18 +84,14 @@ class Source:
             if value not in choices:
                 hint = names.nearest(value, [choice for choice in choices if choice])
                 raise ValueError(f"{self._flag()}: {field}={value} is unknown. {hint}")
-        object.__setattr__(self, "format", fields["format"][0])
+        if self.format == TEXT and self.content != manifest.TEXT:
+            raise ValueError(f"{self._flag()}: files of text have content=text, not pairs")
         object.__setattr__(self, "name", self.name or _name_from(self.path))
         if not NAME.fullmatch(self.name):
             raise ValueError(
                 f"{self._flag()}: name={self.name} becomes part of file names: letters, digits and "
                 "_ . @ + - were expected, and no dot at the beginning"
             )
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the rows are text without translations, as far as the format says."""
-        return self.format == TEXT
 
     @classmethod
     def parse(cls, text: str) -> Source:

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.data import held_out
-from lingvo_gshard.data.sources.cleaning import DUPLICATE
-from lingvo_gshard.data.sources.report import excerpt, place
+from lingvo_gshard.data.cleaning import duplicates
+from lingvo_gshard.data.sources.report import CleaningReport, excerpt, place
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.inputs import part_readers
 from lingvo_gshard.preparation.inputs.part import Part
@@ -78,13 +78,16 @@ class ReadPart:
         source = job.sources[self.part.source]
         reader = part_readers.make_reader(self.part, source, job.reading)
         writer = _ChunkWriter(job, self.part.number)
+        report = CleaningReport()
+        clean_row = job.cleaner.rules(source.split or "train", report)
         tally = writer.record.tally
         for batch in _batches(reader.part_rows()):
-            before = len(batch)
             for row in batch:
                 tally.count_read(row.language)
-            writer.add(_clean(job, batch, source.split, self.part.number, tally), source.split)
-            progress(before, min(1.0, reader.position / max(1, self.part.bytes)))
+            kept = [clean for row in batch if (clean := clean_row(row)) is not None]
+            writer.add(kept, source.split)
+            progress(len(batch), min(1.0, reader.position / max(1, self.part.bytes)))
+        _count(report, self.part.number, tally)
         for order, (reason, count) in enumerate(sorted(reader.left_out.items())):
             tally.count_read("", count)
             tally.reject(reason, "", count)
@@ -97,16 +100,14 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _clean(job: Job, rows: list[Row], split: str, part: int, tally: Tally) -> Sequence[Row]:
-    """Returns the rows that cleaning keeps, and counts the others."""
-    kept, report = job.cleaner.clean(rows, split or "train")
+def _count(report: CleaningReport, part: int, tally: Tally) -> None:
+    """Counts the rows that cleaning has left out, and the texts it has changed."""
     for (language, reason), count in report.dropped_by_language.items():
         tally.reject(reason, language, count)
     for reason, example in report.examples.items():
-        tally.show(reason, Example(part, rows[0].line, example))
+        tally.show(reason, Example(part, 0, example))
     for kind, count in report.rewritten.items():
         tally.rewrite(kind, count)
-    return kept
 
 
 class _ChunkWriter:
@@ -114,7 +115,7 @@ class _ChunkWriter:
 
     def __init__(self, job: Job, part: int):
         self._job, self._part = job, part
-        self._drops = job.params.cleaning.drop_duplicates
+        self._drops = job.cleaner.p.drop_duplicates
         self._per_mille = job.params.held_out_per_mille
         self._rows: dict[bytes, KeyedRow] = {}
         self._characters = 0
@@ -138,9 +139,9 @@ class _ChunkWriter:
             digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES, key=key).digest()
             if digest in self._rows:
                 tally = self.record.tally
-                tally.reject(DUPLICATE, language)
+                tally.reject(duplicates.REASON, language)
                 example = f"{place(row)}: {excerpt(source or target)}"
-                tally.show(DUPLICATE, Example(self._part, line, example))
+                tally.show(duplicates.REASON, Example(self._part, line, example))
                 continue
             chosen = split or held_out.split_of(target, self._per_mille)
             self._rows[digest] = KeyedRow(digest, language, source, target, chosen, line)

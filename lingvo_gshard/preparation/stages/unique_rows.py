@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lingvo_gshard.data.sources.cleaning import DUPLICATE
+from lingvo_gshard.data.cleaning import duplicates
 from lingvo_gshard.data.sources.report import excerpt
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages import read_rows, row_files
@@ -121,9 +121,9 @@ class UniqueRows:
         seen = set()
         for files, row in self._rows(job):
             if row.digest in seen:
-                tally.reject(DUPLICATE, row.language)
+                tally.reject(duplicates.REASON, row.language)
                 text = f"{files.path}:{row.line}: {excerpt(row.source or row.target)}"
-                tally.show(DUPLICATE, Example(files.part, row.line, text))
+                tally.show(duplicates.REASON, Example(files.part, row.line, text))
                 continue
             seen.add(row.digest)
             kept = KeptRow(row.source, row.target, files.part, row.line)
