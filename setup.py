@@ -97,6 +97,7 @@ setup(
         "orbax-checkpoint>=0.12.8",
         "packaging>=23",
         "polib>=1.2",
+        "protobuf>=6",
         "regex>=2024.4",
         "rich>=13",
         "sacrebleu>=2.5",

@@ -118,6 +118,10 @@ ELSEWHERE = {
     r".*gshard-\w+ .*--logdir=runs/m2m.*": "tests/open_models/translation/test_m2m_100.py",
     r"gshard-plan --config=.*": "tests/tools/test_import.py",
     r"gshard-bench step .*--profile=.*": "tests/tools/test_bench.py",
+    # These need a GPU.
+    r"gshard-bench fill .*--topology=gpu.*": "tests/tools/benchmarks/card/test_fill.py",
+    r"bench/bin/gshard-bench card .*": "tests/tools/benchmarks/card/test_measure.py",
+    r"export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95": "tests/tools/benchmarks/card/test_measure.py",
     r"gshard-bench parity .*": "tests/tools/benchmarks/parity/test_parity.py",
     r"gshard-plan --paper( --[\w=./,-]+)*": "tests/tools/plan_reports/test_paper_report.py",
     # These need a TPU. The files test the parts that do not.
@@ -137,6 +141,7 @@ SLOW_PAGES = (
     "export.md",
     "extending.md",
     "fine_tuning.md",
+    "gpu.md",
     "language_model.md",
     "local_updates.md",
     "long_inputs.md",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import typing
+
 import rich.console
 import rich.measure
 import rich.table
 
-from lingvo_gshard.tasks.evaluation import Table
+if typing.TYPE_CHECKING:
+    from lingvo_gshard.tasks.evaluation import Table
 
 # The width of a terminal that does not say it, and one that no table needs.
 _USUAL, _UNLIMITED = 80, 10_000

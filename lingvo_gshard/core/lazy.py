@@ -122,24 +122,18 @@ if TYPE_CHECKING:
     from scipy import optimize, sparse
     from scipy.sparse import csgraph
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-    from tensorflow.compiler.xla import xla_data_pb2
-    from tensorflow.compiler.xla.service import hlo_pb2
     from tensorflow.python.compiler.xla.experimental import xla_sharding
     from tensorflow.python.framework import op_callbacks, ops
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
 else:
     tf = LazyModule("tensorflow")
     tf_text = LazyModule("tensorflow_text")
     gen_xla_ops = PrivateModule("tensorflow.compiler.tf2xla.ops.gen_xla_ops")
-    xla_data_pb2 = PrivateModule("tensorflow.compiler.xla.xla_data_pb2")
-    hlo_pb2 = PrivateModule("tensorflow.compiler.xla.service.hlo_pb2")
     xla_sharding = PrivateModule("tensorflow.python.compiler.xla.experimental.xla_sharding")
     op_callbacks = PrivateModule("tensorflow.python.framework.op_callbacks")
     ops = PrivateModule("tensorflow.python.framework.ops")
     control_flow_ops = PrivateModule("tensorflow.python.ops.parallel_for.control_flow_ops")
     pfor = PrivateModule("tensorflow.python.ops.parallel_for.pfor")
-    xplane_pb2 = PrivateModule("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
     jax = LazyModule("jax")
     jnp = LazyModule("jax.numpy")

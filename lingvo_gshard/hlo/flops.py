@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from lingvo_gshard.hlo.module import Instruction
+from lingvo_gshard.hlo.protos.hlo_messages import ALGORITHMS, PRECISIONS
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
@@ -51,12 +52,12 @@ def passes(instruction: Instruction) -> int:
     https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision.
     """
     config = instruction.proto.precision_config
-    algorithm = _ALGORITHM_PASSES.search(config.Algorithm.Name(config.algorithm))
+    algorithm = _ALGORITHM_PASSES.search(ALGORITHMS.get(config.algorithm, ""))
     if algorithm:
         return int(algorithm[1])
     if instruction.operands[0].shape.dtype not in ("f32", "f64"):
         return 1
-    counts = {config.DEFAULT: 1, config.HIGH: 3, config.HIGHEST: 6}
+    counts = dict(zip(range(len(PRECISIONS)), (1, 3, 6), strict=True))
     return max((counts.get(each, 1) for each in config.operand_precision), default=1)
 
 

@@ -1,15 +1,17 @@
 """Compiled programs as data: a module's computations and their instructions, read from protos.
 
 The proto is XLA's, https://github.com/openxla/xla/blob/main/xla/service/hlo.proto, which all of its
-compilers (CPU, GPU and TPU) return. TensorFlow ships the Python classes that parse it.
+compilers (CPU, GPU and TPU) return. protos/ has the classes that parse it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
-from lingvo_gshard.core.lazy import hlo_pb2, jax
+from lingvo_gshard.core.lazy import jax
+from lingvo_gshard.hlo.protos.hlo_messages import HloModuleProto, HloProto
 from lingvo_gshard.hlo.shapes import Shape, shape_from_proto
 
 
@@ -27,7 +29,7 @@ class Module:
       entry: the computation that runs when the program starts.
     """
 
-    def __init__(self, proto: hlo_pb2.HloModuleProto):
+    def __init__(self, proto: Any):
         sequences = proto.schedule.sequences
         self.is_scheduled = bool(sequences)
         self.computations = [
@@ -42,7 +44,12 @@ class Module:
     @classmethod
     def from_bytes(cls, serialized: bytes) -> Module:
         """Returns the module of a serialized HloModuleProto."""
-        return cls(hlo_pb2.HloModuleProto.FromString(serialized))
+        return cls(HloModuleProto.FromString(serialized))
+
+    @classmethod
+    def from_hlo(cls, serialized: bytes) -> Module:
+        """Returns the module of a serialized HloProto."""
+        return cls(HloProto.FromString(serialized).hlo_module)
 
     def computation(self, identifier: int) -> Computation:
         """Returns the computation with this id."""
@@ -72,7 +79,7 @@ class Computation:
 
     def __init__(
         self,
-        proto: hlo_pb2.HloComputationProto,
+        proto: Any,
         module: Module,
         schedule: Sequence[int] = (),
     ):
@@ -127,7 +134,7 @@ class Instruction:
       opcode: HLO's name of the operation, such as "fusion" or "all-reduce-start".
     """
 
-    def __init__(self, proto: hlo_pb2.HloInstructionProto, computation: Computation):
+    def __init__(self, proto: Any, computation: Computation):
         self.proto = proto
         self.computation = computation
         self.name = proto.name

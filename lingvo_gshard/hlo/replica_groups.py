@@ -6,21 +6,21 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, unknown_fields
-from google.protobuf.message import Message
+from google.protobuf import unknown_fields
 
-from lingvo_gshard.core.lazy import hlo_pb2, xla_data_pb2
+from lingvo_gshard.hlo.protos.hlo_messages import (
+    NEWEST_INSTRUCTION_FIELD,
+    MeshAxesReplicaGroupListProto,
+)
 from lingvo_gshard.sharding.mesh import Mesh
 
 Groups = tuple[tuple[int, ...], ...]
 
-# MeshProto.iota of newer compilers, which TensorFlow's classes keep among the unknown fields.
-_MESH_IOTA_FIELD = 3
 
-
-def replica_groups(instruction: hlo_pb2.HloInstructionProto) -> Groups:
+def replica_groups(instruction: Any) -> Groups:
     """Returns the groups of devices of a collective; empty if all devices form one group.
 
     XLA writes them as lists, as a reshaped and transposed iota, or as axes of a mesh of its own.
@@ -29,7 +29,7 @@ def replica_groups(instruction: hlo_pb2.HloInstructionProto) -> Groups:
       instruction: a collective other than a collective-permute.
 
     Raises:
-      ValueError: if the groups are in a form that the installed TensorFlow does not know.
+      ValueError: if the groups are in a form of a newer XLA.
     """
     lists = instruction.collective_device_list
     if instruction.HasField("mesh_axes_replica_group_list"):
@@ -41,17 +41,17 @@ def replica_groups(instruction: hlo_pb2.HloInstructionProto) -> Groups:
     else:
         listed = lists.replica_groups or instruction.replica_groups
         is_given = listed or instruction.HasField("collective_device_list")
-        if not is_given and len(unknown_fields.UnknownFieldSet(instruction)):
+        if not is_given and _has_newer_fields(instruction):
             raise ValueError(
-                f"{instruction.name}: its replica groups are in a form that the installed "
-                "TensorFlow does not know; install a newer tensorflow"
+                f"{instruction.name}: its replica groups are in a form of a newer XLA than this "
+                "version knows; install the jax that constraints.txt names"
             )
         return tuple(tuple(group.replica_ids) for group in listed if group.replica_ids)
     # Programs for thousands of devices repeat the same groups in hundreds of collectives.
     return _computed_groups(type(form), form.SerializeToString())
 
 
-def source_target_pairs(instruction: hlo_pb2.HloInstructionProto) -> Groups:
+def source_target_pairs(instruction: Any) -> Groups:
     """Returns the pairs (source, target) of devices of a collective-permute."""
     return tuple((pair.source, pair.target) for pair in instruction.source_target_pairs)
 
@@ -103,16 +103,16 @@ def _parts_of_axes(mesh: Mesh, slices: int) -> Mesh:
 
 
 @functools.lru_cache(maxsize=2**12)
-def _computed_groups(form: type[Message], serialized: bytes) -> Groups:
+def _computed_groups(form: Any, serialized: bytes) -> Groups:
     message = form.FromString(serialized)
-    if isinstance(message, xla_data_pb2.MeshAxesReplicaGroupListProto):
+    if isinstance(message, MeshAxesReplicaGroupListProto):
         return _groups_of_xla_mesh(message)
     ids = _transposed_iota(message.iota_reshape_dims, message.iota_transpose_perm)
     groups = ids.reshape(message.num_replica_groups, message.num_devices_per_group)
     return tuple(map(tuple, groups.tolist()))
 
 
-def _groups_of_xla_mesh(message: xla_data_pb2.MeshAxesReplicaGroupListProto) -> Groups:
+def _groups_of_xla_mesh(message: Any) -> Groups:
     """Groups along axes, or along parts of axes, of a mesh that XLA names itself.
 
     A part (pre_size, size) of an axis is the middle one of its factors pre_size, size and the rest.
@@ -141,38 +141,24 @@ def _groups_of_xla_mesh(message: xla_data_pb2.MeshAxesReplicaGroupListProto) -> 
     return tuple(map(tuple, ids.transpose([*others, *chosen]).reshape(-1, group).tolist()))
 
 
-def _device_order(mesh: xla_data_pb2.MeshProto) -> np.ndarray:
+def _device_order(mesh: Any) -> np.ndarray:
     """The device ids in the order of a mesh's positions."""
-    for field in unknown_fields.UnknownFieldSet(mesh):
-        if field.field_number == _MESH_IOTA_FIELD:
-            iota = _iota_message().FromString(field.data)
-            return _transposed_iota(iota.dims, iota.permutation).reshape(-1)
+    if mesh.HasField("iota"):
+        return _transposed_iota(mesh.iota.dims, mesh.iota.permutation).reshape(-1)
     if mesh.device_ids:
         return np.array(mesh.device_ids)
     return np.arange(math.prod(axis.size for axis in mesh.axes))
 
 
+def _has_newer_fields(instruction: Any) -> bool:
+    """Returns whether an instruction has fields that no table of protos/ was written for."""
+    found = unknown_fields.UnknownFieldSet(instruction)
+    return any(field.field_number > NEWEST_INSTRUCTION_FIELD for field in found)
+
+
 def _transposed_iota(dims: Sequence[int], permutation: Sequence[int]) -> np.ndarray:
     ids = np.arange(math.prod(dims)).reshape(tuple(dims))
     return ids.transpose(tuple(permutation) or None)
-
-
-@functools.cache
-def _iota_message() -> type[Message]:
-    """The message of MeshProto.iota: dimensions and a permutation of them."""
-    field_type = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="lingvo_gshard/iota.proto", syntax="proto3")
-    message = file.message_type.add(name="LingvoGshardIota")
-    for number, name in enumerate(("dims", "permutation"), 1):
-        message.field.add(
-            name=name,
-            number=number,
-            type=field_type.TYPE_INT64,
-            label=field_type.LABEL_REPEATED,
-        )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(message.name))
 
 
 @functools.lru_cache(maxsize=64)

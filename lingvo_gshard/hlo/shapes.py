@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
-from lingvo_gshard.core.lazy import xla_data_pb2
+from lingvo_gshard.hlo.protos.hlo_messages import ELEMENT_TYPES, TUPLE, ShapeProto
 
 # HLO's short names of element types -> the beginning of NumPy's.
 _NUMPY_NAMES = {
@@ -21,6 +22,8 @@ _NUMPY_NAMES = {
 _FIRST_NUMBER = re.compile(r"\d+")
 # XLA writes the dimension `*` of a tile, which is combined with the next one, as this number.
 _COMBINED = -(2**63)
+# Stands for types of newer compilers. Their bits are unknown.
+_UNKNOWN = "opaque_type"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Shape:
         return factor
 
 
-def shape_from_proto(proto: xla_data_pb2.ShapeProto) -> Shape:
+def shape_from_proto(proto: Any) -> Shape:
     """Returns the shape that a proto describes."""
     return _shape_from_bytes(proto.SerializeToString())
 
@@ -83,13 +86,13 @@ def shape_from_proto(proto: xla_data_pb2.ShapeProto) -> Shape:
 @functools.lru_cache(maxsize=2**16)
 def _shape_from_bytes(serialized: bytes) -> Shape:
     # A program repeats its shapes, tuples of hundreds of arrays among them.
-    proto = xla_data_pb2.ShapeProto.FromString(serialized)
-    if proto.element_type == xla_data_pb2.TUPLE:
+    proto = ShapeProto.FromString(serialized)
+    if proto.element_type == TUPLE:
         return Shape("tuple", elements=tuple(map(shape_from_proto, proto.tuple_shapes)))
     layout = proto.layout
     tile = layout.tiles[0].dimensions if layout.tiles else ()
     return Shape(
-        dtype=xla_data_pb2.PrimitiveType.Name(proto.element_type).lower(),
+        dtype=ELEMENT_TYPES.get(proto.element_type, _UNKNOWN),
         dimensions=tuple(max(size, 0) for size in proto.dimensions),
         layout=tuple(layout.minor_to_major) if proto.HasField("layout") else None,
         tile=tuple(1 if size == _COMBINED else size for size in tile),

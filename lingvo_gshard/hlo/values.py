@@ -9,10 +9,10 @@ is unknown: None.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core.lazy import xla_data_pb2
 from lingvo_gshard.hlo.module import Computation, Instruction
 from lingvo_gshard.hlo.shapes import Shape
 
@@ -150,7 +150,7 @@ def _deferred(values: Values, instruction: Instruction) -> Callable[[], Value]:
     return lambda: values.of(instruction)
 
 
-def _constant(literal: xla_data_pb2.LiteralProto, shape: Shape) -> Value:
+def _constant(literal: Any, shape: Shape) -> Value:
     dtype = np.dtype(_TYPES[shape.dtype])
     stored = getattr(literal, f"{shape.dtype}s")
     array = np.frombuffer(stored, dtype) if isinstance(stored, bytes) else np.array(stored, dtype)

@@ -3,8 +3,15 @@
 from lingvo_gshard.params import (
     gshard_paper,
     language_model,
+    one_gpu_language_models,
     published_language_models,
     translation,
 )
 
-__all__ = ["gshard_paper", "language_model", "published_language_models", "translation"]
+__all__ = [
+    "gshard_paper",
+    "language_model",
+    "one_gpu_language_models",
+    "published_language_models",
+    "translation",
+]

@@ -13,6 +13,7 @@ from lingvo_gshard.planning.kinds import kinds_of_layers
 from lingvo_gshard.planning.plan.plan import ParameterCounts, TensorRow
 from lingvo_gshard.runtime.partition import Partitioned
 from lingvo_gshard.runtime.program.program import Program, bytes_of
+from lingvo_gshard.runtime.program.program_file import LayerNames
 from lingvo_gshard.runtime.program.step_programs import BatchSpecs, train_program
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.reports.listing import WeightRow, split_in_words, weight_rows
@@ -130,6 +131,13 @@ def layer_scopes(task: Task) -> frozenset[str]:
     """Returns the name scopes of all layers of a task, and that of its loss."""
     scopes = {scope_name(path) for path in task.layer_paths()}
     return frozenset(scopes - {""} | {LOSS_SCOPE})
+
+
+def layer_names(task: Task) -> LayerNames:
+    """Returns the layers of a task, to be saved with the programs of its steps."""
+    return LayerNames(
+        tuple(sorted(layer_scopes(task))), tuple(sorted(kinds_of_layers(task).items()))
+    )
 
 
 def memory_class(path: str) -> str:

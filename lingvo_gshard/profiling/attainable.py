@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from lingvo_gshard.planning.machines import chips
 from lingvo_gshard.profiling.profile import Rate
-from lingvo_gshard.profiling.traces.tracers import Tracer
+from lingvo_gshard.profiling.traces.tracer import Tracer
 
 _SIZE = 2048
 _REPEATS = 5

@@ -64,6 +64,13 @@ matrix products of the step's main dtype on all devices at once:
 
 flops and tokens are stored in the file; step_seconds and gemm_rate are medians of --repeats runs.
 
+`fill` makes an experiment as large as a card's memory allows by its plan, and saves its step in a
+folder; `card` measures the step on the card and compares it with its plan (docs/gpu.md):
+
+    gshard-bench fill --experiment=language_model.one_gpu_dense --topology=gpu:h100:1x1 \\
+        --folder=dense
+    gshard-bench card dense --json=card.json
+
 `serve` starts gshard-serve with a trained translation model, lets --clients send one sentence after
 another for --seconds, and compares every answer with the translation in this process. ratio is the
 server's generated tokens per second relative to those of the translator in this process, which
@@ -80,6 +87,7 @@ and the table to standard error.
 
 from __future__ import annotations
 
+import functools
 import typing
 
 import rich.box
@@ -89,6 +97,7 @@ from absl import flags
 
 from lingvo_gshard.api import tables
 from lingvo_gshard.core.config import names
+from lingvo_gshard.tools.benchmarks.card import command as card
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.flags.run import required_logdir
 
@@ -104,6 +113,8 @@ SUBCOMMANDS = (
     "choices",
     "decode",
     "exported",
+    "fill",
+    "card",
     "serve",
     "parity",
 )
@@ -166,6 +177,7 @@ def define_flags() -> flags.FlagValues:
         flag_values=values,
     )
     define_decode_flags(values)
+    card.define_card_flags(values)
     return values
 
 
@@ -203,7 +215,7 @@ def main(argv: list[str]) -> int:
     values = define_flags()
     words = [a for a in argv[1:] if not a.startswith("-")]
     subcommand, files = (words or [None])[0], []
-    if subcommand == EXPORTED:
+    if subcommand in (EXPORTED, card.CARD):
         files = words[1:]
     startup.parse_flags(values, [a for a in argv if a not in (subcommand, *files)], __doc__)
     if subcommand not in SUBCOMMANDS:
@@ -212,10 +224,15 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"the subcommand {given}. {hint}")
     if values.profile is not None and subcommand != "step":
         raise ValueError(f"--profile={values.profile} applies to `step`, not to `{subcommand}`")
+    card.check_flags(values, subcommand)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
     if subcommand == EXPORTED:
         device, rows = measure_exported(values, files, console)
+    elif subcommand in (card.FILL, card.CARD):
+        run = card.run_fill if subcommand == card.FILL else functools.partial(card.run_card, files)
+        device, row = run(values, console)
+        rows = [row]
     elif subcommand == SERVE:
         device, rows = "CPU", [measure_server(values, console)]
     else:

@@ -20,6 +20,7 @@ from tests.layers.stacks.executions import loop
 
 BILLION = 10**9
 TO_TRAIN = ("from_files", "quickstart")
+ONE_GPU = ("one_gpu_dense", "one_gpu_experts")
 # Devices, tokens per batch, and billions of total and active parameters.
 PUBLISHED = {
     "deepseek_v3_like": (2048, 15_360 * 4096, 671, 37),
@@ -50,10 +51,10 @@ def commands(name, program):
 
 def test_all_experiments_are_registered():
     found = [name for name in registry.names() if name.startswith("language_model.")]
-    assert found == sorted(f"language_model.{name}" for name in (*TO_TRAIN, *PUBLISHED))
+    assert found == sorted(f"language_model.{name}" for name in (*TO_TRAIN, *ONE_GPU, *PUBLISHED))
 
 
-@pytest.mark.parametrize("name", [*TO_TRAIN, *PUBLISHED])
+@pytest.mark.parametrize("name", [*TO_TRAIN, *ONE_GPU, *PUBLISHED])
 def test_params_round_trip_through_text(name):
     assert not params_of(name).diff(experiment_from_text(params_of(name).to_text()))
 
@@ -74,6 +75,23 @@ def test_docstrings_show_the_training_command(name):
     assert kinds == [False, True, False, True]
     moe = task.p.decoder.moe
     assert moe.router.evaluation_capacity_factor == moe.num_experts
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("one_gpu_dense", 202.4e6), ("one_gpu_experts", 1452.3e6 / 4)]
+)
+def test_layers_for_one_gpu_have_the_published_widths(name, published):
+    """A layer of Llama 2 7B has 202 million weights; Mixtral's, half as wide, a fourth of its."""
+    params = params_of(name)
+    params.task.vocabulary_size = params.input.vocabulary.size
+    sizes = []
+    for layers in (1, 2):
+        params.task.decoder.num_layers = layers
+        sizes.append(size(params.trainer.instantiate(params.task).theta_specs.flatten()))
+    assert sizes[1] - sizes[0] == pytest.approx(published, rel=0.003)
+    (command,) = commands(name, "gshard-bench fill")
+    assert f"--experiment=language_model.{name}" in command
+    assert params.trainer.precision == "bfloat16"
 
 
 def test_missing_files_raise_with_the_option():

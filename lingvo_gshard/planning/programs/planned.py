@@ -52,7 +52,8 @@ class ProgramFacts:
 def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
     """Returns a program that `Program.save` wrote, to be planned.
 
-    Layers are those that own its weights; their names are in the paths of its arrays.
+    Layers are those that the file names, else those that own its weights; their names are in the
+    paths of its arrays.
 
     Raises:
       ValueError: the facts have patterns, which these programs do not need; names the flag.
@@ -65,14 +66,13 @@ def saved_program(program: Program, facts: ProgramFacts) -> PlannedProgram:
             )
     classes = tuple(memory_class(array.path) for array in program.inputs)
     tensors = _tensor_rows(program, classes, _layer_in_state)
-    layers = {row.layer for row in tensors if row.layer}
-    layers |= {layer[:at] for layer in layers for at, sign in enumerate(layer) if sign == "/"}
     tokens = program.work.tokens if program.work else None
     return PlannedProgram(
         program=program,
         name=program.name,
         classes=classes,
-        layers=frozenset(layers | {LOSS_SCOPE}) if layers else None,
+        layers=_layers(program, tensors),
+        kinds=dict(program.layers.kinds) if program.layers else {},
         tensors=tensors,
         parameters=_parameters(tensors),
         useful_flops=program.work.flops if program.work else None,
@@ -137,6 +137,15 @@ def export_function(
     """
     jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
     return jax_export.export(jitted, platforms=[_PLATFORMS[topology.compiler]])(*specs)
+
+
+def _layers(program: Program, tensors: Sequence[TensorRow]) -> frozenset[str] | None:
+    """Returns the name scopes of all layers: those in the file, or those that own weights."""
+    if program.layers:
+        return frozenset(program.layers.scopes)
+    layers = {row.layer for row in tensors if row.layer}
+    layers |= {layer[:at] for layer in layers for at, sign in enumerate(layer) if sign == "/"}
+    return frozenset(layers | {LOSS_SCOPE}) if layers else None
 
 
 def _layer_in_state(path: str) -> str:

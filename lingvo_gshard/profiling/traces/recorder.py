@@ -8,7 +8,7 @@ import time
 
 from lingvo_gshard.profiling.steps import StepRange
 from lingvo_gshard.profiling.traces.trace import INPUT, STEP
-from lingvo_gshard.profiling.traces.tracers import Tracer
+from lingvo_gshard.profiling.traces.tracer import Tracer
 
 
 class Recorder:

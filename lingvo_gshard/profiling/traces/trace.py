@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
-from lingvo_gshard.core.lazy import hlo_pb2
 from lingvo_gshard.hlo.module import Module
 
 # Names of our own spans on the host's main thread. XProf divides a trace by spans named "train".
@@ -117,7 +116,7 @@ class Trace:
         """The programs as data, with the names of their instructions."""
         found = {}
         for key, serialized in self.programs.items():
-            module = Module(hlo_pb2.HloProto.FromString(serialized).hlo_module)
+            module = Module.from_hlo(serialized)
             names = frozenset().union(*(each.by_name for each in module.computations))
             found[key] = module, names
         return found

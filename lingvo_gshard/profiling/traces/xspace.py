@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_gshard.core.lazy import xplane_pb2
+from lingvo_gshard.hlo.protos.trace_messages import XSpace
 from lingvo_gshard.profiling.traces.trace import INPUT, STEP, Event, Run, Span, Trace
 
 _HOST_PLANE, _PROGRAMS_PLANE = "/host:CPU", "/host:metadata"
@@ -32,7 +32,7 @@ _LONG_NAME = re.compile(r"%?([^ ]+) = .*", re.DOTALL)
 
 def read(serialized: bytes) -> Trace:
     """Returns the trace of a serialized XSpace."""
-    planes = {p.name: _Plane(p) for p in xplane_pb2.XSpace.FromString(serialized).planes}
+    planes = {p.name: _Plane(p) for p in XSpace.FromString(serialized).planes}
     programs = dict(_programs(planes[_PROGRAMS_PLANE])) if _PROGRAMS_PLANE in planes else {}
     host = list(_host_spans(planes[_HOST_PLANE])) if _HOST_PLANE in planes else []
     accelerators = {
@@ -53,12 +53,12 @@ def read(serialized: bytes) -> Trace:
 class _Plane:
     """A plane of an XSpace, with its tables resolved."""
 
-    def __init__(self, plane: xplane_pb2.XPlane):
+    def __init__(self, plane: Any):
         self.lines = plane.lines
         self.metadata = plane.event_metadata
         self._names = {identifier: stat.name for identifier, stat in plane.stat_metadata.items()}
 
-    def stats(self, holder: xplane_pb2.XEvent | xplane_pb2.XEventMetadata) -> dict[str, Any]:
+    def stats(self, holder: Any) -> dict[str, Any]:
         """Returns the values of an event, or those that all events of one kind share, by name."""
         found = {}
         for stat in holder.stats:
@@ -69,7 +69,7 @@ class _Plane:
         return found
 
 
-def _times(line: xplane_pb2.XLine, event: xplane_pb2.XEvent) -> tuple[int, int]:
+def _times(line: Any, event: Any) -> tuple[int, int]:
     start = line.timestamp_ns * 1000 + event.offset_ps
     return start, start + event.duration_ps
 

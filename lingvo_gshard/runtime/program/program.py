@@ -20,7 +20,8 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.lazy import jax, jax_export, jnp
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
-from lingvo_gshard.runtime.program.program_file import ProgramRecord, Work
+from lingvo_gshard.runtime.program.platforms import platforms_of
+from lingvo_gshard.runtime.program.program_file import LayerNames, ProgramRecord, Work
 from lingvo_gshard.sharding.mesh import Mesh
 
 PARTITIONERS = ("gspmd", "shardy")
@@ -42,6 +43,7 @@ class Program:
       flags: XLA_FLAGS when the program was made. Recorded only.
       versions: (package, version) of the packages that made the program, sorted.
       work: the useful work of one call; None if it was not counted.
+      layers: the layers that the function consists of; None if they are unknown.
       tracing_seconds: seconds in which Python ran the function. Not saved.
       lowering_seconds: seconds from the trace to StableHLO. Not saved.
     """
@@ -57,6 +59,7 @@ class Program:
     flags: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     work: Work | None = None
+    layers: LayerNames | None = None
     tracing_seconds: float = dataclasses.field(default=0.0, compare=False)
     lowering_seconds: float = dataclasses.field(default=0.0, compare=False)
 
@@ -108,9 +111,15 @@ class Program:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the program as one file."""
-        exported = bytes(self.exported().serialize())
-        record = msgspec.structs.replace(self._record(), digest=self.digest, work=self.work)
-        program_file.write(path, record, exported)
+        exported = self.exported()
+        record = msgspec.structs.replace(
+            self._record(),
+            digest=self.digest,
+            work=self.work,
+            layers=self.layers or msgspec.UNSET,
+            platforms=platforms_of(exported.mlir_module()),
+        )
+        program_file.write(path, record, bytes(exported.serialize()))
 
     @classmethod
     def load(cls, path: str | os.PathLike, mesh: Mesh | None = None) -> Program:
@@ -136,6 +145,7 @@ class Program:
             flags=record.flags,
             versions=tuple(sorted(record.versions.items())),
             work=record.work,
+            layers=None if record.layers is msgspec.UNSET else record.layers,
         )
         if mesh is not None and mesh != program.mesh:
             raise ValueError(

@@ -39,6 +39,20 @@ class Work:
     vocabularies: tuple[tuple[str, int], ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class LayerNames:
+    """The layers of a step, by which its compiled operations are told apart.
+
+    Attributes:
+      scopes: name scopes of all layers.
+      kinds: (name scope, kind of work) of the layers that have a kind; None leaves the kind to each
+        operation of the layer.
+    """
+
+    scopes: tuple[str, ...]
+    kinds: tuple[tuple[str, str | None], ...] = ()
+
+
 class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
     """The description of a program in its file.
 
@@ -54,6 +68,9 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
       flags: XLA_FLAGS when the program was written.
       versions: package -> version, of the packages that wrote the program.
       work: None if it was not counted.
+      layers: UNSET if they are unknown.
+      platforms: jax's names of the platforms that run the program; UNSET in earlier files, which
+        run on all.
       digest: `Program.digest`.
       format: format of the file.
       stamp: hash of the file's content except for the stamp.
@@ -70,6 +87,8 @@ class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
     flags: str
     versions: dict[str, str]
     work: Work | None = None
+    layers: LayerNames | msgspec.UnsetType = msgspec.UNSET
+    platforms: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
     format: int = FORMAT
     stamp: str = ""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 from lingvo_gshard import hlo
-from lingvo_gshard.core.lazy import hlo_pb2, jax
+from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.runtime.program.compilation_cache import without_cache
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.program import Program
@@ -40,4 +40,4 @@ def compile_with_shardings(
         content = max(found).read_bytes() if found else None
     if content is None:
         return executable, None
-    return executable, hlo.Module(hlo_pb2.HloProto.FromString(content).hlo_module)
+    return executable, hlo.Module.from_hlo(content)

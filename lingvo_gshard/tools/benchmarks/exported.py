@@ -49,6 +49,8 @@ class Row:
       mfu: flops / step_seconds / gemm_rate.
       compile_seconds: time of the compilation.
       peak_bytes: peak bytes of one device, from the compiler.
+      memory_in_use: the most bytes in use on a device when the first steps were done, as jax counts
+        them; None if it does not count them here.
       first_loss: loss of the first step.
       last_loss: loss of the last step.
     """
@@ -68,8 +70,13 @@ class Row:
     mfu: float
     compile_seconds: float
     peak_bytes: int
+    memory_in_use: int | None
     first_loss: float
     last_loss: float
+
+
+class _NotFiniteError(ValueError):
+    """The loss of a step is not finite."""
 
 
 def measure(
@@ -91,8 +98,24 @@ def measure(
     Raises:
       ValueError: names the file that cannot be run, or whose loss is not finite.
     """
-    step = SavedStep(path, report, initial)
+    try:
+        return measure_step(SavedStep(path, report, initial), repeats, gemm_size, report)
+    except _NotFiniteError as error:
+        hint = "" if initial else "; pass real weights with --init_state=FILE"
+        raise ValueError(f"{error}{hint}") from None
+
+
+def measure_step(
+    step: SavedStep, repeats: int, gemm_size: int | None, report: Callable[[str], None]
+) -> Row:
+    """Measures a step as `measure` does.
+
+    Raises:
+      ValueError: names the step's file if its loss is not finite.
+    """
     losses = [step()() for _ in range(3)]
+    # Before the matrices of products take memory.
+    memory_in_use = step.memory_in_use
     report("sizing the product")
     gemm_size = gemm_size or _large_enough(step.devices, step.gemm_dtype)
     product = products(step.devices, step.gemm_dtype, gemm_size)
@@ -106,9 +129,8 @@ def measure(
         product_seconds.append(pipelined_seconds(product, count))
     losses.append(step()())
     if not all(map(math.isfinite, losses)):
-        hint = "" if initial else "; pass real weights with --init_state=FILE"
-        raise ValueError(f"{path}: the loss is {losses[0]} and then {losses[-1]}{hint}")
-    return _row(step, step_seconds, product_seconds, gemm_size, losses)
+        raise _NotFiniteError(f"{step.path}: the loss is {losses[0]} and then {losses[-1]}")
+    return _row(step, step_seconds, product_seconds, gemm_size, losses, memory_in_use)
 
 
 def products(devices: Sequence[jax.Device], dtype: str, size: int) -> Callable:
@@ -136,6 +158,7 @@ def _row(
     product_seconds: list[float],
     gemm_size: int,
     losses: list[float],
+    memory_in_use: int | None,
 ) -> Row:
     devices, taken = len(step.devices), float(np.median(step_seconds))
     rate = devices * 2 * gemm_size**3 / float(np.median(product_seconds))
@@ -155,6 +178,7 @@ def _row(
         mfu=step.work.flops / taken / rate,
         compile_seconds=step.compile_seconds,
         peak_bytes=step.peak_bytes,
+        memory_in_use=memory_in_use,
         first_loss=losses[0],
         last_loss=losses[-1],
     )

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.export
@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from lingvo_gshard.data.batching import synthetic
 from lingvo_gshard.runtime.program import program_file
 from lingvo_gshard.runtime.program.array import Array
+from lingvo_gshard.runtime.program.platforms import check_platform
 from lingvo_gshard.runtime.program.program_file import ProgramRecord
 
 STEP, INITIAL = "train_step", "init_state"
@@ -53,7 +54,8 @@ class SavedStep:
                 "version, or it is not a training step"
             )
         self.path, self.record, self.work = path, record, record.work
-        self.devices = _devices(path, record)
+        check_platform(path, record, jax.devices()[0])
+        self.devices, self._exported = _devices(path, record), exported
         self.gemm_dtype = product_dtype(exported.mlir_module())
         report("compiling the step")
         started = time.perf_counter()
@@ -80,6 +82,22 @@ class SavedStep:
         outputs = found.output_size_in_bytes - found.alias_size_in_bytes
         code = found.generated_code_size_in_bytes
         return found.argument_size_in_bytes + outputs + found.temp_size_in_bytes + code
+
+    @property
+    def module(self) -> bytes:
+        """Returns the compiled program of one device, a serialized HloModuleProto."""
+        (module,) = self._compiled.runtime_executable().hlo_modules()
+        return module.as_serialized_hlo_module_proto()
+
+    @property
+    def memory_in_use(self) -> int | None:
+        """Returns the most bytes that were in use on a device; None if jax does not count them."""
+        found = [device.memory_stats() or {} for device in self.devices]
+        return max((each.get("peak_bytes_in_use", 0) for each in found), default=0) or None
+
+    def recompile(self, options: Mapping[str, str]) -> None:
+        """Compiles the step again with options of XLA's compiler; the state stays."""
+        self._compiled = _compile(self.record, self._exported, self.devices, options)
 
     def __call__(self) -> Callable[[], float]:
         """Starts a step and returns a function that waits for its loss."""
@@ -159,7 +177,10 @@ def _partitioner(name: str) -> Iterator[None]:
 
 
 def _compile(
-    record: ProgramRecord, exported: jax.export.Exported, devices: Sequence[jax.Device]
+    record: ProgramRecord,
+    exported: jax.export.Exported,
+    devices: Sequence[jax.Device],
+    options: Mapping[str, str] | None = None,
 ) -> jax.stages.Compiled:
     inputs = _shardings(record, record.inputs, devices)
     outputs = _shardings(record, record.outputs, devices)
@@ -171,7 +192,7 @@ def _compile(
             jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding)
             for array, sharding in zip(record.inputs, inputs, strict=True)
         ]
-        return function.lower(*arguments).compile()
+        return function.lower(*arguments).compile(dict(options) if options else None)
 
 
 def _is_batch(array: Array) -> bool:

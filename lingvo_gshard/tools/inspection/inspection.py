@@ -15,6 +15,7 @@ from lingvo_gshard.core.layer import Layer, scope_name
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.layers import weight_groups
 from lingvo_gshard.layers.stacks import pipeline
+from lingvo_gshard.planning.planned_program import layer_names
 from lingvo_gshard.runtime.program.program import Program
 from lingvo_gshard.runtime.program.step_programs import eval_program, init_program, train_program
 from lingvo_gshard.runtime.propagation.activations import Activation, activations
@@ -174,7 +175,8 @@ def lower(
     if function == "init_state":
         return init_program(trainer, partitioning, partitioner)
     make = {"train_step": train_program, "eval_step": eval_program}[function]
-    return make(trainer, partitioning, partitioner, experiments.batch_specs(params))[0]
+    program, _ = make(trainer, partitioning, partitioner, experiments.batch_specs(params))
+    return dataclasses.replace(program, layers=layer_names(trainer.task))
 
 
 def compile_program(

@@ -1,0 +1,125 @@
+"""Chooses a training step that fills a card by its plan, and exports it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lingvo_gshard.api.experiments import experiment
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.planning import planned_program, planner
+from lingvo_gshard.planning.experiments import PlanOptions, planned_partitioning
+from lingvo_gshard.planning.machines.topologies import Topology
+from lingvo_gshard.planning.plan.plan import Plan
+from lingvo_gshard.runtime.program.program import Program
+from lingvo_gshard.tools.benchmarks.card import files
+from lingvo_gshard.tools.benchmarks.card.files import CardRecord
+from lingvo_gshard.tools.benchmarks.card.largest import largest
+from lingvo_gshard.tools.console import units
+from lingvo_gshard.training import experiments
+
+_COMPILATIONS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What fills which card.
+
+    Attributes:
+      experiment: name of the experiment.
+      settings: its settings, as --gin_param takes them.
+      grown: the setting to choose, such as "task.decoder.num_layers".
+      topology: the card.
+      memory: bytes of the card.
+      share: the most of them that the planned peak may take.
+    """
+
+    experiment: str
+    settings: Sequence[str]
+    grown: str
+    topology: Topology
+    memory: int
+    share: float
+
+    def params(self, value: int | None = None) -> Params:
+        """Returns the experiment's Params; `value` is that of the setting to choose."""
+        chosen = [] if value is None else [f"{self.grown} = {value}"]
+        return experiment(self.experiment, [*self.settings, *chosen], [])
+
+
+def fill(wanted: Wanted, folder: str, begin: Callable[[str], None]) -> tuple[CardRecord, Plan]:
+    """Writes the largest step that fits, with its plan, to a folder.
+
+    Args:
+      wanted: what fills which card.
+      folder: the folder; it is made.
+      begin: called with each stage as it begins.
+
+    Raises:
+      ValueError: the setting is no number of the experiment, or nothing fits the card.
+      OSError: the folder cannot be written.
+    """
+    first = _first_value(wanted)
+    path = pathlib.Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    made: dict[int, tuple[Program, Plan]] = {}
+
+    def peak(value: int) -> int:
+        begin(f"planning {wanted.grown} = {value:,}")
+        made[value] = _planned(wanted.params(value), wanted.topology)
+        return made[value][1].bytes_per_device.peak
+
+    capacity = int(wanted.memory * wanted.share)
+    value = largest(peak, capacity, first, _COMPILATIONS)
+    if not value:
+        least = made[min(made)][1].bytes_per_device.peak
+        raise ValueError(
+            f"--grow={wanted.grown}: a step with {wanted.grown} = {min(made)} needs "
+            f"{units.in_bytes(least)}, more than {units.in_bytes(capacity)}, {wanted.share:.0%} of "
+            f"the memory of {wanted.topology.chip.name}; choose a smaller model by --gin_param"
+        )
+    program, plan = made[value]
+    begin("writing the step")
+    record = CardRecord(
+        experiment=wanted.experiment,
+        settings=list(wanted.settings),
+        grown=wanted.grown,
+        value=value,
+        topology=wanted.topology.name,
+        memory=wanted.memory,
+        share=wanted.share,
+    )
+    program.save(path / files.STEP)
+    (path / files.PLAN).write_text(plan.to_json(), encoding="utf-8")
+    (path / files.CARD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    return record, plan
+
+
+def _planned(params: Params, topology: Topology) -> tuple[Program, Plan]:
+    """Returns the training step of an experiment and its plan."""
+    partitioning = planned_partitioning(params, topology, PlanOptions())
+    trainer = experiments.make_trainer(params)
+    batch = experiments.batch_specs(params)
+    topology.compile_devices()
+    planned = planned_program.lower_step(trainer, batch, partitioning, params.name, "gspmd")
+    layers = planned_program.layer_names(trainer.task)
+    plan = planner.plan_program(planned, partitioning, topology)
+    return dataclasses.replace(planned.program, layers=layers), plan
+
+
+def _first_value(wanted: Wanted) -> int:
+    """Returns the experiment's own value of the setting to choose."""
+    params = wanted.params()
+    try:
+        value = params.get(wanted.grown)
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"--grow={wanted.grown}: {error}") from None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"--grow={wanted.grown} is {value!r} in {wanted.experiment}; expected a positive "
+            "integer, such as task.decoder.num_layers or input.batch_rows"
+        )
+    return value

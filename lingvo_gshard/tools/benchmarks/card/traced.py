@@ -1,0 +1,83 @@
+"""Records a few steps of a saved program, and sums up the trace by kind of work and layer."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from lingvo_gshard.planning.machines import chips
+from lingvo_gshard.profiling.profile import Profile, Rate
+from lingvo_gshard.profiling.steps import StepRange
+from lingvo_gshard.profiling.summary import StepFacts, Summary
+from lingvo_gshard.profiling.traces import xspace
+from lingvo_gshard.profiling.traces.jax_tracer import JaxTracer
+from lingvo_gshard.profiling.traces.recorder import Recorder
+from lingvo_gshard.runtime.program.program_file import LayerNames
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.tools.benchmarks.exported_step import SavedStep
+
+_STEPS = StepRange(1, 3)
+# Kernels that a CUDA graph starts do not say which operation they belong to.
+_WITHOUT_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+# The key of the program in a trace, and the tag of HloProto.hlo_module.
+_PROGRAM, _MODULE_TAG = "the measured step", b"\x0a"
+
+
+def profile(step: SavedStep, name: str, attainable: Rate) -> tuple[Profile, bytes]:
+    """Returns where the time of some steps goes, and their trace as a serialized XSpace.
+
+    On a GPU the step is compiled again, without CUDA graphs.
+
+    Args:
+      step: the step; its state moves on.
+      name: the experiment.
+      attainable: the rate that products reach on the same devices.
+
+    Raises:
+      ValueError: the trace has no operations of devices.
+    """
+    if step.devices[0].platform == "gpu":
+        step.recompile(_WITHOUT_GRAPHS)
+    step()()
+    recorder = Recorder(JaxTracer())
+    for number in range(_STEPS.first, _STEPS.last + 1):
+        recorder.begin(number)
+        recorder.start_step()
+        step()()
+    serialized = recorder.end()
+    trace = xspace.read(serialized)
+    # Some traces of GPUs lack the program.
+    trace.programs.setdefault(_PROGRAM, _as_hlo_proto(step.module))
+    return Summary(trace, _facts(step, name, recorder, attainable)).profile(), serialized
+
+
+def _facts(step: SavedStep, name: str, recorder: Recorder, attainable: Rate) -> StepFacts:
+    record, device = step.record, step.devices[0]
+    layers = LayerNames(()) if record.layers is msgspec.UNSET else record.layers
+    chip = chips.of_device(device.platform, device.device_kind)
+    return StepFacts(
+        name=name,
+        steps=_STEPS,
+        device_summary=f"{len(step.devices)} x {device.device_kind}",
+        chip=chip.key if chip else "cpu" if device.platform == "cpu" else "",
+        mesh=Mesh.parse(record.mesh, record.device_order),
+        layers=frozenset(layers.scopes),
+        kinds=dict(layers.kinds),
+        seconds_per_step=recorder.seconds / _STEPS.count,
+        busy_cores=recorder.core_seconds / recorder.seconds,
+        cores=len(os.sched_getaffinity(0)),
+        useful_flops=step.work.flops,
+        tokens_per_step=step.work.tokens,
+        attainable=attainable,
+        source_of=lambda _: "",
+    )
+
+
+def _as_hlo_proto(module: bytes) -> bytes:
+    """Returns a serialized HloProto with a serialized HloModuleProto in it."""
+    length, size = len(module), bytearray()
+    while length > 0x7F:
+        size.append(length & 0x7F | 0x80)
+        length >>= 7
+    return _MODULE_TAG + bytes([*size, length]) + module
