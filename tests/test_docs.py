@@ -108,6 +108,7 @@ ELSEWHERE = {
     r"make (quickstart|install|lint|test|test-all|bazel-test|help)": "tests/test_makefile.py",
     r"make pictures": "tests/test_pictures.py",
     r"python -m docs\.pictures .*": "tests/test_pictures.py",
+    r"python -m docs\.planned\.published .*": "tests/test_published.py",
     r"gshard-serve .*": "tests/serving/test_process.py",
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",

@@ -7,6 +7,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -83,10 +84,18 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self.model, self.machine, self.work
 
 
-def load(path: pathlib.Path = RESULTS) -> dict[tuple[str, str, str], Cell]:
+_Cell = TypeVar("_Cell", bound=Cell)
+
+
+def load() -> dict[tuple[str, str, str], Cell]:
+    """Returns the cells by what they are about; none without a file."""
+    return read(RESULTS, Cell)
+
+
+def read(path: pathlib.Path, kind: type[_Cell]) -> dict[tuple[str, str, str], _Cell]:
     """Returns the cells of a file by what they are about; none without a file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    cells = [msgspec.json.decode(line, type=Cell) for line in lines]
+    cells = [msgspec.json.decode(line, type=kind) for line in lines]
     return {cell.key: cell for cell in cells}
 
 
@@ -140,7 +149,7 @@ def _planned(cell: Cell, setup: Setup, topology: Topology, work: str) -> Cell | 
     if work in TRAINED:
         plan = plan_experiment(setup.params, topology, options)
         assert plan.budget
-        facts = _facts(plan, plan.budget, topology)
+        facts = facts_of(plan, plan.budget, topology)
         fits = plan.fits
     else:
         asked = GenerationOptions(batch=int(work.split()[1]), has_prefill=False)
@@ -150,7 +159,7 @@ def _planned(cell: Cell, setup: Setup, topology: Topology, work: str) -> Cell | 
             found.generated,
             price=None if found.generated.price is None else 1000 * found.generated.price,
         )
-        facts = _facts(found.step, cost, topology) | {
+        facts = facts_of(found.step, cost, topology) | {
             "seconds": found.seconds_per_token,
             "tokens": found.batch,
             "bounded_by": found.bounded_by,
@@ -160,7 +169,8 @@ def _planned(cell: Cell, setup: Setup, topology: Topology, work: str) -> Cell | 
     return msgspec.structs.replace(cell, **facts) if fits else None
 
 
-def _facts(plan: Plan, cost: Budget, topology: Topology) -> dict[str, object]:
+def facts_of(plan: Plan, cost: Budget, topology: Topology) -> dict[str, object]:
+    """Returns what a cell says of a plan, by its attributes."""
     return {
         "topology": topology.name,
         "devices": plan.devices,

@@ -74,7 +74,7 @@ def _parameters(models: Iterable[Model]) -> str:
             )
         )
     heading = ("model", "config.json of", "published", "stated in", "planned", "used by a token")
-    return _table(heading, rows)
+    return table(heading, rows)
 
 
 def _slices(models: Iterable[Model], found: Cells) -> str:
@@ -87,7 +87,7 @@ def _slices(models: Iterable[Model], found: Cells) -> str:
             shown = [_chips(cell) for work, cell in zip(_SHORT, made, strict=True)]
             row.append(" / ".join(shown))
         rows.append(row)
-    return _table(("model", *(machine.name for machine in MACHINES)), rows)
+    return table(("model", *(machine.name for machine in MACHINES)), rows)
 
 
 # The order of the works in the table of slices.
@@ -124,7 +124,7 @@ def _details(
                 (model.name, machine.name, slice_, cell.mesh, memory, *columns(cell), price)
             )
     seconds = "step" if columns is _training_columns else "token"
-    return _table(
+    return table(
         ("model", "machine", "slice", "mesh", "GiB", seconds, "MFU", "tokens/s", "USD"), rows
     )
 
@@ -157,7 +157,8 @@ def _large(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown; short rows are filled up with empty cells."""
     lines = [heading, ["---"] * len(heading), *rows]
     padded = [[*line, *[""] * (len(heading) - len(line))] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)

@@ -1,0 +1,137 @@
+"""Writes docs/planned_and_published.md: its text, and tables of trainings and their plans."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Iterable
+
+from docs.planned.page import table
+from docs.planned.published.rows import Row, Rows
+from docs.planned.published.trainings import TRAININGS, Training
+from lingvo_gshard.planning import kinds
+from lingvo_gshard.planning.machines import topologies
+
+PAGE = pathlib.Path(__file__).parents[2] / "planned_and_published.md"
+TEXT = pathlib.Path(__file__).parent / "page.md"
+_GIB = 2**30
+# Kinds of work that have a column of their own.
+_SHOWN = (kinds.PRODUCTS, kinds.ATTENTION, kinds.COLLECTIVES)
+
+
+def write(found: Rows) -> None:
+    """Writes the page."""
+    PAGE.write_text(text(found), encoding="utf-8")
+
+
+def text(found: Rows) -> str:
+    """Returns the page: page.md with a table in place of each `{...}`."""
+    planned = [(each, found[each.key]) for each in TRAININGS if each.key in found]
+    tables = {
+        "results": table(
+            ("model", "program", "machine", "mesh", "published", "estimate", "bound", "ratio")
+            + ("published MFU", "planned MFU"),
+            [_result(each, row) for each, row in planned],
+        ),
+        "times": table(
+            ("model", "machine", "step", "products", "attention: products", "attention: rest")
+            + ("collectives", "other", "without rest", "collectives hidden, too"),
+            [_times(each, row) for each, row in planned],
+        ),
+        "configurations": table(
+            ("model", "machine", "strategy", "rows", "length", "recomputed", "GiB of a device")
+            + ("how the plan differs", "source"),
+            [_configuration(each, row) for each, row in planned],
+        ),
+        "ratios": _ratios(planned),
+        "compiler_versions": ", ".join(sorted({_versions(row) for _, row in planned})),
+    }
+    page = TEXT.read_text(encoding="utf-8")
+    for name, content in tables.items():
+        page = page.replace(f"{{{name}}}", content)
+    return page
+
+
+def _result(training: Training, row: Row) -> tuple[str, ...]:
+    estimate = row.tokens_per_second / row.chips
+    return (
+        training.name,
+        training.publisher,
+        _machine(training),
+        training.mesh.replace(",", " "),
+        _large(training.published),
+        _large(estimate),
+        _large(row.tokens / row.bound / row.chips),
+        f"{estimate / training.published:.2f}",
+        f"{utilization(training, training.published):.0%}",
+        f"{utilization(training, estimate):.0%}",
+    )
+
+
+def _times(training: Training, row: Row) -> tuple[str, ...]:
+    attention = min(row.attention_products, row.kinds[kinds.ATTENTION])
+    rest = row.kinds[kinds.ATTENTION] - attention
+    collectives = row.kinds.get(kinds.COLLECTIVES, 0.0)
+    other = sum(seconds for kind, seconds in row.kinds.items() if kind not in _SHOWN)
+    parts = (row.kinds[kinds.PRODUCTS], attention, rest, collectives, other)
+    measured = row.tokens / row.chips / training.published
+    hidden = max(row.seconds - rest - collectives, collectives)
+    return (
+        training.name,
+        _machine(training),
+        f"{row.seconds:.2f} s",
+        *(f"{seconds / row.seconds:.0%}" for seconds in parts),
+        f"{measured / (row.seconds - rest):.2f}",
+        f"{measured / hidden:.2f}",
+    )
+
+
+def _configuration(training: Training, row: Row) -> tuple[str, ...]:
+    memory = f"{row.peak / _GIB:.0f} of {row.capacity / _GIB:.0f}"
+    return (
+        training.name,
+        _machine(training),
+        f"`{training.strategy}`",
+        f"{training.rows:,}",
+        f"{training.length:,}",
+        training.rematerialize,
+        memory if row.fits else f"{memory}: does not fit",
+        training.planned or "-",
+        f"[{training.publisher}]({training.source})",
+    )
+
+
+def _machine(training: Training) -> str:
+    topology = topologies.get(training.topology)
+    return f"{topology.chips} {topology.chip.key}"
+
+
+def _large(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _versions(row: Row) -> str:
+    name = "libtpu" if row.compiler == "tpu" else "jaxlib"
+    return f"{name} {row.versions[name]}"
+
+
+def utilization(training: Training, tokens: float) -> float:
+    """Returns the model FLOPs utilization of a training.
+
+    Args:
+      training: the training.
+      tokens: tokens per second of a chip.
+    """
+    chip = topologies.get(training.topology).chip
+    return tokens * training.decoder.flops_per_token(training.length) / chip.peak("bf16")
+
+
+def _ratios(planned: Iterable[tuple[Training, Row]]) -> str:
+    """Returns a sentence on the ratios of estimates to measurements."""
+    ratios = {each.key: row.tokens_per_second / row.chips / each.published for each, row in planned}
+    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+    low, high = min(ratios.values()), max(ratios.values())
+    return (
+        f"Over {len(ratios)} trainings, the estimate is {low:.2f} to {high:.2f} times the "
+        f"measurement, {mean:.2f} times in the geometric mean."
+    )

@@ -1,0 +1,81 @@
+"""Rows: the plan of a training that somebody measured."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Mapping
+
+from docs.planned import cells
+from docs.planned.cells import Cell
+from docs.planned.published.trainings import Training
+from lingvo_gshard.planning import kinds
+from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.planning.machines import efficiencies, topologies
+
+RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
+# The work of a row, the third part of its key.
+_WORK = "published"
+_BILLION = 1e9
+
+
+class Row(Cell, frozen=True, kw_only=True):
+    """The plan of a published training. `model` is the key of the training.
+
+    Attributes:
+      fits: whether the step fits. If not, its time is that of a chip with more memory.
+      bound: seconds of a step at all peak rates, with communication hidden.
+      kinds: estimated seconds of a step by kind of work.
+      attention_products: those of the matrix products of attention alone.
+      versions: the compiler and what else decides the plan.
+    """
+
+    fits: bool
+    bound: float
+    kinds: Mapping[str, float]
+    attention_products: float
+    versions: Mapping[str, str]
+
+
+Rows = Mapping[str, Row]
+
+
+def load() -> dict[str, Row]:
+    """Returns the rows by the keys of their trainings."""
+    return {row.model: row for row in cells.read(RESULTS, Row).values()}
+
+
+def save(rows: Rows) -> None:
+    """Writes the rows."""
+    cells.save(rows.values(), RESULTS)
+
+
+def make(training: Training) -> Row:
+    """Plans a training as it was measured, with nothing fitted."""
+    started = time.monotonic()
+    topology = topologies.get(training.topology)
+    settings = [
+        f"input.batch_rows = {training.rows}",
+        f'task.decoder.execution.rematerialize = "{training.rematerialize}"',
+    ]
+    params = training.decoder.experiment(training.length, settings)
+    options = PlanOptions(mesh=training.mesh, strategy=training.strategy, tokens=_BILLION)
+    plan = plan_experiment(params, topology, options)
+    assert plan.budget
+    attention = next(row for row in plan.kinds if row.kind == kinds.ATTENTION)
+    rate = efficiencies.matmul_efficiency(topology.chip, attention.flops).value
+    rate *= topology.chip.peak("bf16")
+    return Row(
+        model=training.key,
+        machine=topology.chip.key,
+        work=_WORK,
+        **cells.facts_of(plan, plan.budget, topology),  # pyright: ignore[reportArgumentType]
+        mesh=training.mesh,
+        strategy=training.strategy,
+        fits=plan.fits,
+        bound=plan.seconds_per_step_bound,
+        kinds={row.kind: row.seconds for row in plan.kinds},
+        attention_products=attention.flops / rate,
+        versions=plan.versions,
+        made_in=round(time.monotonic() - started, 1),
+    )

@@ -1,0 +1,230 @@
+"""Published measurements of trainings, and how each is planned.
+
+Every figure is copied from its source. `planned` says what is set in its place where the source
+does not say, or where this library has no such thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from docs.planned.published import decoders
+from docs.planned.published.decoders import Decoder
+
+_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs/tpu"
+_TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks"
+_MEGATRON = "https://github.com/NVIDIA/Megatron-LM"
+_MIXTRAL = (
+    "https://github.com/AI-Hypercomputer/maxtext/blob/main/tests/end_to_end/tpu/mixtral/"
+    "Run_Mixtral.md"
+)
+# Rematerialization: all products again, or what lies between products with weights.
+_FULL, _PRODUCTS = "full", "products"
+_OFFLOADED = "projections of attention recomputed, where the original keeps them on the host"
+_BETWEEN = "activations between layers split by positions, where MaxText splits them by M"
+_MINIMAL = "all products with weights saved, as its policy `minimal` does"
+_SELECTIVE = "all products with weights saved; the original saves every second one"
+_ONE_PASS = "the batch in one pass, as micro-batches are not published"
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A published measurement.
+
+    Attributes:
+      key: name of the row.
+      name: the model, as the source calls it.
+      publisher: whose program was measured.
+      source: where the figure and its configuration are.
+      decoder: sizes of the model.
+      topology: the machine.
+      mesh: axes and sizes.
+      strategy: name of the strategy.
+      rows: rows of a batch, of all devices.
+      length: positions of a row.
+      rematerialize: policy.
+      teraflops: published TFLOP/s of a chip; 0 if `tokens` is published.
+      tokens: published tokens per second of a chip; 0 if `teraflops` is published.
+      recomputes: whether the published FLOPs count the second forward pass.
+      planned: how the plan differs from what was measured, and what was assumed.
+    """
+
+    key: str
+    name: str
+    publisher: str
+    source: str
+    decoder: Decoder
+    topology: str
+    mesh: str
+    strategy: str
+    rows: int
+    length: int
+    rematerialize: str
+    teraflops: float = 0.0
+    tokens: float = 0.0
+    recomputes: bool = False
+    planned: str = ""
+
+    @property
+    def published(self) -> float:
+        """The published tokens per second of a chip."""
+        counted = self.decoder.flops_per_token(self.length, self.recomputes)
+        return self.tokens or 1e12 * self.teraflops / counted
+
+
+def _maxtext(
+    scale: int, slice_: str, chips: int, tensor: int, rows: int, policy: str, teraflops: float
+) -> Training:
+    """Returns a row of MaxText's tables: `rows` for each chip, FSDP over all other chips."""
+    chip = slice_.split(":")[0]
+    fsdp = chips // tensor
+    notes = [_BETWEEN] * (tensor > 1) + [_MINIMAL] * (policy == _PRODUCTS)
+    notes += [_OFFLOADED] * ((scale, chip) == (128, "v5e"))
+    return Training(
+        key=f"maxtext {scale}b {chip}",
+        name=f"{scale}B",
+        publisher="MaxText",
+        source=f"{_MAXTEXT}/{chip}",
+        decoder=decoders.maxtext(scale),
+        topology=slice_,
+        mesh=f"data={fsdp},model={tensor}" if tensor > 1 else f"data={chips}",
+        strategy="fsdp_sequence_tensor" if tensor > 1 else "fsdp",
+        rows=rows * chips,
+        length=2048,
+        rematerialize=policy,
+        teraflops=teraflops,
+        planned="; ".join(notes),
+    )
+
+
+def _titan(name: str, file: str, tokens: float, **facts: object) -> Training:
+    return Training(
+        name=name,
+        publisher="torchtitan",
+        source=f"{_TITAN}/{file}",
+        length=8192,
+        tokens=tokens,
+        **facts,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _megatron_a100(
+    name: str, sizes: tuple[int, int, int], hosts: int, tensor: int, rows: int, teraflops: float
+) -> Training:
+    """Returns a row of the table of arXiv 2104.04473 without pipeline: layers, M, heads."""
+    data = hosts * 8 // tensor
+    return Training(
+        key=f"megatron {name} a100",
+        name=name,
+        publisher="Megatron-LM",
+        source="https://arxiv.org/abs/2104.04473",
+        decoder=decoders.megatron(*sizes, vocabulary=51_200, is_tied=True),
+        topology=f"gpu:a100:{hosts}x8",
+        mesh=f"data={data},model={tensor}" if tensor > 1 else f"data={data}",
+        strategy="data_tensor" if tensor > 1 else "data",
+        rows=rows,
+        length=2048,
+        rematerialize=_FULL,
+        teraflops=teraflops,
+        recomputes=True,
+        planned=_ONE_PASS,
+    )
+
+
+def _megatron_h100(
+    name: str, sizes: tuple[int, int, int], hosts: int, tensor: int, teraflops: float
+) -> Training:
+    """Returns a row of the table in Megatron-LM's README of 2024 without pipeline."""
+    data = hosts * 8 // tensor
+    return Training(
+        key=f"megatron {name} h100",
+        name=name,
+        publisher="Megatron-LM",
+        source=f"{_MEGATRON}#performance-benchmarking",
+        decoder=decoders.megatron(*sizes, vocabulary=131_072, is_tied=False),
+        topology=f"gpu:h100:{hosts}x8",
+        mesh=f"data={data},model={tensor}" if tensor > 1 else f"data={data}",
+        strategy="zero1_sequence_tensor" if tensor > 1 else "zero1",
+        rows=192,
+        length=4096,
+        rematerialize=_PRODUCTS,
+        teraflops=teraflops,
+        planned=f"all products with weights saved, as recomputation is not published; {_ONE_PASS}",
+    )
+
+
+TRAININGS = (
+    _maxtext(16, "v5e:16x16", 256, 1, 6, _FULL, 120),
+    _maxtext(32, "v5e:16x16", 256, 1, 4, _FULL, 132),
+    _maxtext(64, "v5e:16x16", 256, 1, 2, _FULL, 118),
+    _maxtext(128, "v5e:16x16", 256, 16, 1, _FULL, 110),
+    _maxtext(32, "v5p:4x4x4", 64, 4, 6, _PRODUCTS, 328),
+    _maxtext(64, "v5p:4x4x4", 64, 4, 3, _PRODUCTS, 323),
+    _maxtext(128, "v5p:4x4x8", 128, 8, 1, _PRODUCTS, 315),
+    _maxtext(256, "v5p:8x8x8", 512, 8, 1, _PRODUCTS, 308),
+    _maxtext(512, "v5p:8x8x8", 512, 8, 2, _FULL, 294),
+    _maxtext(1024, "v5p:8x16x16", 2048, 16, 2, _FULL, 297),
+    Training(
+        key="maxtext mixtral-8x7b v5p",
+        name="Mixtral 8x7B",
+        publisher="MaxText",
+        source=_MIXTRAL,
+        decoder=decoders.MIXTRAL_8X7B,
+        topology="v5p:4x4x4",
+        mesh="data=64",
+        strategy="fsdp",
+        rows=32 * 64,
+        length=1024,
+        rematerialize=_FULL,
+        teraflops=251.94,
+        planned=(
+            "batch, length, FSDP and recomputation are not published: those of its recipe for v6e,"
+            " `v6e/mixtral_8x7b.sh`; buffers that hold just the balanced load, where the original"
+            " computes without buffers"
+        ),
+    ),
+    _titan(
+        "Llama 3.1 8B",
+        "llama3_h100_202412_torchtitan.md",
+        6667,
+        key="torchtitan llama-3.1-8b 8",
+        decoder=decoders.LLAMA_3_8B,
+        topology="gpu:h100:1x8",
+        mesh="data=8",
+        strategy="fsdp",
+        rows=16,
+        rematerialize=_PRODUCTS,
+        planned=_SELECTIVE,
+    ),
+    _titan(
+        "Llama 3.1 8B",
+        "llama3_h100_202412_torchtitan.md",
+        6514,
+        key="torchtitan llama-3.1-8b 128",
+        decoder=decoders.LLAMA_3_8B,
+        topology="gpu:h100:16x8",
+        mesh="data=128",
+        strategy="fsdp",
+        rows=256,
+        rematerialize=_PRODUCTS,
+        planned=_SELECTIVE,
+    ),
+    _titan(
+        "Llama 3.1 70B",
+        "asyncTP_llama3_h100_2025-06_torchtitan.md",
+        597.3,
+        key="torchtitan llama-3.1-70b 256",
+        decoder=decoders.LLAMA_3_70B,
+        topology="gpu:h100:32x8",
+        mesh="data=32,model=8",
+        strategy="fsdp_sequence_tensor",
+        rows=512,
+        rematerialize=_FULL,
+        planned="length 8,192, as in its file for this model",
+    ),
+    _megatron_a100("1.7B", (24, 2304, 24), 4, 1, 512, 137),
+    _megatron_a100("7.5B", (36, 4096, 32), 16, 4, 512, 142),
+    _megatron_a100("18.4B", (40, 6144, 48), 32, 8, 1024, 135),
+    _megatron_h100("7.1B", (30, 4096, 32), 12, 2, 465.9),
+    _megatron_h100("32B", (48, 7168, 56), 48, 8, 459.6),
+)

@@ -1,0 +1,100 @@
+"""Tests docs/planned_and_published.md: its data, its text, and that a row is planned again."""
+
+import math
+
+import jax
+import pytest
+
+from docs.planned.published import decoders, page, rows
+from docs.planned.published.trainings import TRAININGS
+from lingvo_gshard.planning.machines import efficiencies, topologies
+from lingvo_gshard.planning.machines.chips import CHIPS
+from lingvo_gshard.training.experiments import make_trainer
+
+FOUND = rows.load()
+BY_KEY = {training.key: training for training in TRAININGS}
+# Billions of parameters, where the name of a model has them. Mixtral's is that of its publisher.
+NAMED = {
+    training.key: 46.7 if "Mixtral" in training.name else float(training.name.split()[-1][:-1])
+    for training in TRAININGS
+}
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.key)
+def test_models_have_the_parameters_of_their_names(training):
+    params = training.decoder.experiment(training.length, ["input.batch_rows = 8"])
+    specs = make_trainer(params).state_specs().theta.flatten()
+    total = sum(math.prod(spec.shape) for spec in specs)
+    assert total / 1e9 == pytest.approx(NAMED[training.key], rel=0.05)
+
+
+def test_flops_are_those_of_the_papers_formula():
+    """arXiv 2104.04473, equation 3: with recomputation; Megatron-LM counts MFU without it."""
+    layers, model_dim, length, vocabulary = 36, 4096, 2048, 51_200
+    decoder = decoders.megatron(layers, model_dim, 32, vocabulary, is_tied=True)
+    matrices = layers * model_dim**2
+    logits = vocabulary / (layers * model_dim)
+    attention = length / (6 * model_dim)
+    recomputed = 96 * matrices * (1 + attention + logits / 16)
+    assert decoder.flops_per_token(length, recomputes=True) == pytest.approx(recomputed)
+    once = 72 * matrices * (1 + attention + logits / 12)
+    assert decoder.flops_per_token(length) == pytest.approx(once)
+
+
+def test_published_shares_of_the_peak_follow():
+    """As their tables state them: of MaxText's 64B on v5p, and Megatron-LM's 32B on H100."""
+    for key, share in (("maxtext 64b v5p", 0.7031), ("megatron 32B h100", 0.46)):
+        training = BY_KEY[key]
+        assert page.utilization(training, training.published) == pytest.approx(share, rel=0.02)
+
+
+def test_no_published_training_enters_a_plan():
+    sources = [source for chip in CHIPS.values() for source in efficiencies.sources(chip)]
+    for training in TRAININGS:
+        assert not any(training.source in source for source in sources)
+    for word in ("maxtext", "torchtitan", "Megatron"):
+        assert not any(word.lower() in source.lower() for source in sources)
+
+
+def test_the_page_is_up_to_date():
+    committed = page.PAGE.read_text(encoding="utf-8")
+    assert page.text(FOUND) == committed, "out of date: python -m docs.planned.published"
+    assert "{" not in committed
+
+
+def test_every_row_is_planned():
+    assert set(FOUND) == set(BY_KEY)
+
+
+@pytest.mark.parametrize("row", FOUND.values(), ids=lambda row: row.model)
+def test_rows_are_consistent(row):
+    training, topology = BY_KEY[row.model], topologies.get(row.topology)
+    assert (row.topology, row.mesh, row.strategy) == (
+        training.topology,
+        training.mesh,
+        training.strategy,
+    )
+    assert (row.devices, row.compiler) == (topology.devices, topology.kind)
+    assert row.tokens == training.rows * training.length
+    assert row.tokens_per_second == pytest.approx(row.tokens / row.seconds)
+    assert 0 < row.bound < row.seconds
+    assert sum(row.kinds.values()) == pytest.approx(row.seconds, rel=1e-3)
+    # The planner counts useful FLOPs by formulas of its own.
+    chip = row.tokens_per_second / row.chips
+    assert page.utilization(training, chip) == pytest.approx(row.mfu, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_row_is_planned_again():
+    training = BY_KEY["torchtitan llama-3.1-8b 8"]
+    if topologies.get(training.topology).compiler == "cpu":
+        pytest.skip("its compiler is not installed")
+    before = jax.config.jax_exec_time_optimization_effort
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    try:
+        made = rows.make(training)
+    finally:
+        jax.config.update("jax_exec_time_optimization_effort", before)
+    found = FOUND[training.key]
+    assert made.peak == pytest.approx(found.peak, rel=0.02)
+    assert made.seconds == pytest.approx(found.seconds, rel=0.02)
