@@ -104,6 +104,7 @@ class CorpusInput(Input):
         self._reader = self.p.corpus.instantiate()
         self._cleaner = self.p.cleaning.instantiate()
         self._trainer = self.p.vocabulary.instantiate()
+        self._trainer.unicode_form = self.p.cleaning.unicode_form
         self._held_out: dict[str, Examples] = {}
         self._cleaned: dict[str, tuple[list[Row], CleaningReport]] = {}
 

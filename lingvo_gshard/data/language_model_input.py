@@ -9,12 +9,15 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching.windows import Windows
 from lingvo_gshard.data.cleaning.documents import DocumentCleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
+from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.sources import text
 from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _PARTS = ("inputs", "labels", "segments", "positions")
@@ -59,7 +62,7 @@ class LanguageModelInput(CorpusInput):
         vocabulary = self.p.vocabulary
         if not vocabulary.joint:
             raise ValueError("input.vocabulary.joint is False: a language model has one side only")
-        if not vocabulary.byte_fallback:
+        if not vocabulary.byte_fallback and not vocabulary.files:
             raise ValueError(
                 "input.vocabulary.byte_fallback is False, but bits per byte need a vocabulary that "
                 "spells every text: True was expected"
@@ -76,13 +79,21 @@ class LanguageModelInput(CorpusInput):
         }
         return self._trainer.train_on({"": sorted(parts)}, self.temperature)
 
+    @property
+    def text_ids(self) -> TextIds:
+        """The ids around a text."""
+        if not self.p.vocabulary.files:
+            return super().text_ids
+        vocabulary = self.vocabulary
+        return TextIds((vocabulary.bos_id,), vocabulary.eos_id, vocabulary.pad_id)
+
     def save_vocabularies(self, directory: str) -> None:
         """Writes the vocabulary into a directory, such as a checkpoint's."""
         self.vocabulary.save(directory)
 
     def load_vocabularies(self, directory: str) -> None:
         """Replaces the vocabulary by a saved one."""
-        self.vocabulary = Vocabulary.load(directory)
+        self.vocabulary = files.load(directory)
         self._forget_tokens()
 
     @classmethod
@@ -94,7 +105,7 @@ class LanguageModelInput(CorpusInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the vocabulary size that the Params ask for."""
-        return {"text": params.vocabulary.size}
+        return {"text": vocabulary_trainer.configured_sizes(params.vocabulary)[0]}
 
     def vocabulary_sizes(self) -> dict[str, int]:
         """Returns the size of the vocabulary."""

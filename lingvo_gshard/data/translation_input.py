@@ -12,15 +12,17 @@ import numpy as np
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import vocabulary
+from lingvo_gshard.data import vocabulary_trainer
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, Tokens
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
 from lingvo_gshard.data.corpus_input import CorpusInput, Examples, encode
+from lingvo_gshard.data.input import TextIds
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -77,13 +79,21 @@ class TranslationInput(CorpusInput):
         """The vocabulary of the target."""
         return self._vocabularies[1]
 
+    @property
+    def text_ids(self) -> TextIds:
+        """The ids around a translation."""
+        if not self.p.vocabulary.files:
+            return super().text_ids
+        target = self.target_vocabulary
+        return TextIds(target.target_start, target.eos_id, target.pad_id)
+
     def save_vocabularies(self, directory: str) -> None:
         """Writes the vocabularies into a directory, such as a checkpoint's."""
-        vocabulary.save_pair(directory, *self._vocabularies)
+        files.save_pair(directory, *self._vocabularies)
 
     def load_vocabularies(self, directory: str) -> None:
         """Replaces the vocabularies by saved ones."""
-        self._vocabularies = vocabulary.load_pair(directory)
+        self._vocabularies = files.load_pair(directory)
         self._forget_tokens()
 
     @classmethod
@@ -98,8 +108,8 @@ class TranslationInput(CorpusInput):
     @classmethod
     def configured_vocabulary_sizes(cls, params: Params) -> dict[str, int]:
         """Returns the vocabulary sizes that the Params ask for."""
-        size = params.vocabulary.size
-        return {"source": size, "target": params.vocabulary.target_size or size}
+        source, target = vocabulary_trainer.configured_sizes(params.vocabulary)
+        return {"source": source, "target": target}
 
     def vocabulary_sizes(self) -> dict[str, int]:
         """Returns the sizes of the vocabularies of source and target."""

@@ -10,9 +10,16 @@ from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 
 class Vocabulary:
-    """A trained SentencePiece model with ids pad 0, bos 1, eos 2, unk 3.
+    """A SentencePiece model. Those trained here have the ids pad 0, bos 1, eos 2, unk 3.
+
+    A model of others without BOS or padding uses EOS for both.
 
     Attributes:
+      suffix: ends the names of its files.
+      pad_id: id in padding.
+      bos_id: id before a text.
+      eos_id: id after a text.
+      unk_id: id of what has no other.
       before: ids that a model sees before each text.
       end_ids: ids that end a text.
       source_start: ids before a text that an encoder reads.
@@ -20,6 +27,7 @@ class Vocabulary:
       forbidden_ids: ids that are never predicted.
     """
 
+    suffix = ".model"
     pad_id, bos_id, eos_id, unk_id = PAD_ID, BOS_ID, EOS_ID, UNK_ID
     before: tuple[int, ...] = (BOS_ID,)
     end_ids: tuple[int, ...] = (EOS_ID,)
@@ -28,17 +36,20 @@ class Vocabulary:
     forbidden_ids: tuple[int, ...] = ()
 
     def __init__(self, model: bytes):
-        """Reads a serialized SentencePiece model; ValueError if it is damaged or has other ids."""
+        """Reads a serialized SentencePiece model; ValueError if it is damaged or has no EOS."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ValueError(f"This is no SentencePiece model: {error}") from None
         processor = self._processor
-        ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
-        if ids != (PAD_ID, BOS_ID, EOS_ID, UNK_ID):
-            raise ValueError(
-                f"A vocabulary needs pad, bos, eos, unk as ids 0, 1, 2, 3; this one has {ids}"
-            )
+        self.eos_id, self.unk_id = processor.eos_id(), processor.unk_id()
+        if self.eos_id < 0:
+            raise ValueError("The SentencePiece model has no id that ends a text (eos_id)")
+        # SentencePiece's id of a missing token is -1.
+        self.bos_id = processor.bos_id() if processor.bos_id() >= 0 else self.eos_id
+        self.pad_id = processor.pad_id() if processor.pad_id() >= 0 else self.eos_id
+        self.before = self.target_start = (self.bos_id,)
+        self.end_ids = (self.eos_id,)
         self.model = model
 
     @property
@@ -58,11 +69,16 @@ class Vocabulary:
         """Returns the text of ids up to the first EOS, without padding and BOS."""
         kept = []
         for piece in map(int, ids):
-            if piece == EOS_ID:
+            # A text may begin with the id that ends it, if there is no other.
+            if piece in self.end_ids and (kept or piece != self.bos_id):
                 break
-            if piece not in (PAD_ID, BOS_ID):
+            if piece not in (self.pad_id, self.bos_id):
                 kept.append(piece)
-        return self._processor.decode(kept)
+        return self._decode_kept(kept)
+
+    def _decode_kept(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids that are pieces."""
+        return self._processor.decode(ids)
 
     def begin(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Returns the ids that a model is given of a text, with those before it: one at least."""
@@ -73,16 +89,16 @@ class Vocabulary:
         return self._processor.id_to_piece(int(index))
 
     def save(self, directory: str, name: str = "vocabulary") -> str:
-        """Writes `directory/name.model` atomically and returns its path; makes the directory."""
+        """Writes a file of this name atomically and returns its path; makes the directory."""
         os.makedirs(directory, exist_ok=True)
-        path = os.path.join(directory, f"{name}.model")
+        path = os.path.join(directory, f"{name}{self.suffix}")
         atomic.write_atomically(path, self.model)
         return path
 
     @classmethod
     def load(cls, directory: str, name: str = "vocabulary") -> "Vocabulary":
         """Reads what `save` wrote; ValueError if it is missing or damaged."""
-        path = os.path.join(directory, f"{name}.model")
+        path = os.path.join(directory, f"{name}{cls.suffix}")
         try:
             with open(path, "rb") as file:
                 return cls(file.read())
@@ -96,20 +112,3 @@ class Vocabulary:
 
     def __hash__(self) -> int:
         return hash(self.model)
-
-
-def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
-    """Writes the vocabularies of source and target; one file if they are the same object."""
-    if source is target:
-        source.save(directory, "joint")
-    else:
-        source.save(directory, "source")
-        target.save(directory, "target")
-
-
-def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
-    """Reads what `save_pair` wrote; a joint vocabulary is returned twice as one object."""
-    if os.path.exists(os.path.join(directory, "joint.model")):
-        joint = Vocabulary.load(directory, "joint")
-        return joint, joint
-    return Vocabulary.load(directory, "source"), Vocabulary.load(directory, "target")

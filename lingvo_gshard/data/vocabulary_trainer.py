@@ -15,8 +15,10 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class VocabularyTrainer(Configurable):
     """Trains the vocabularies of source and target, or loads them from the cache.
 
     Attributes:
+      unicode_form: "NFC" or "NFKC". A vocabulary trained for NFKC converts all texts to it.
       observer: is told when training starts.
       notes: lines about vocabularies that are not as the Params ask for.
     """
@@ -52,6 +55,12 @@ class VocabularyTrainer(Configurable):
         )
         p.define(
             "target_size", 0, "Number of ids of the target's, unless joint; 0: `size`.", minimum=0
+        )
+        p.define(
+            "files",
+            (),
+            "Vocabularies of others, used as they are: a SentencePiece model or a tokenizer.json "
+            "for both sides, or one for the source and one for the target; (): trained here.",
         )
         p.define("model_type", "unigram", "'unigram' or 'bpe'.")
         p.define(
@@ -85,8 +94,14 @@ class VocabularyTrainer(Configurable):
                 f"input.vocabulary.model_type cannot be {p.model_type!r}. "
                 f"{names.nearest(p.model_type, _MODEL_TYPES)}"
             )
+        if len(_listed(p.files)) > (1 if p.joint else 2):
+            raise ValueError(
+                f"input.vocabulary.files names {len(_listed(p.files))} files; one was expected, or "
+                "two with vocabulary.joint = False"
+            )
         if p.joint and p.target_size:
             raise ValueError("input.vocabulary.target_size needs vocabulary.joint = False")
+        self.unicode_form = NFC
         self.observer: Observer = SilentObserver()
         self.notes: list[str] = []
 
@@ -100,9 +115,12 @@ class VocabularyTrainer(Configurable):
           temperature: of the sampling of languages.
 
         Raises:
-          ValueError: the size is too small, or there is no text.
+          ValueError: the size is too small, there is no text, or a file of others is no vocabulary.
         """
         p = self.p
+        if p.files:
+            found = files.of_others(p.files)
+            return found[0], found[-1]
         sources = _by_language(rows)
         targets = {"": sorted({row.target for row in rows})}
         if p.joint:
@@ -117,6 +135,8 @@ class VocabularyTrainer(Configurable):
 
     def train_on(self, sentences: Mapping[str, Sequence[str]], temperature: float) -> Vocabulary:
         """Returns a vocabulary trained on sentences by language. Raises the errors of `train`."""
+        if self.p.files:
+            return files.of_others(self.p.files)[0]
         return self._train_or_load("vocabulary.size", sentences, self.p.size, temperature)
 
     def _train_or_load(
@@ -227,14 +247,31 @@ class VocabularyTrainer(Configurable):
             "byte_fallback": self.p.byte_fallback,
             # Little text gives a smaller vocabulary.
             "hard_vocab_limit": False,
-            # Cleaning has normalized the text already.
-            "normalization_rule_name": "identity",
+            # Cleaning has normalized the text already. With NFKC, texts to translate later are
+            # normalized by the vocabulary.
+            "normalization_rule_name": "nfkc" if self.unicode_form == NFKC else "identity",
             "num_threads": _TRAINING_THREADS,
             "pad_id": PAD_ID,
             "bos_id": BOS_ID,
             "eos_id": EOS_ID,
             "unk_id": UNK_ID,
         }
+
+
+def configured_sizes(params: Params) -> tuple[int, int]:
+    """Returns the sizes of the vocabularies of source and target that Params ask for.
+
+    Raises:
+      ValueError: a file of others is no vocabulary.
+    """
+    if params.files:
+        found = files.of_others(params.files)
+        return found[0].size, found[-1].size
+    return params.size, params.target_size or params.size
+
+
+def _listed(paths: str | Sequence[str]) -> tuple[str, ...]:
+    return (paths,) if isinstance(paths, str) else tuple(paths)
 
 
 def _covering(counts: Sequence[int], share: float) -> int:

@@ -19,6 +19,7 @@ from lingvo_gshard.core.config import params_json
 from lingvo_gshard.core.layer import scope_name
 from lingvo_gshard.core.lazy import tf, tf_text
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
+from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.export.decoder import TRANSLATION, PortableDecoder
 from lingvo_gshard.export.text_graph import NormalizerInGraph, VocabularyInGraph
 from lingvo_gshard.runtime import standard_error
@@ -69,9 +70,9 @@ def write(
             f"{decoder.model.params.name} has no text tokenizer, which a SavedModel from strings "
             "to strings needs; --format=stablehlo writes programs from ids to ids"
         )
-    if isinstance(decoder.source, PublishedVocabulary):
+    if isinstance(decoder.source, (PublishedVocabulary, JsonVocabulary)):
         raise ValueError(
-            f"{decoder.model.params.name} has a published tokenizer, which is not computed in a "
+            f"{decoder.model.params.name} has a tokenizer of others, which is not computed in a "
             "graph of TensorFlow; --format=stablehlo writes programs from ids to ids"
         )
     module = tf.Module()

@@ -20,7 +20,8 @@ import msgspec
 from lingvo_gshard.core.config import params_json
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.published_vocabulary import PublishedVocabulary
-from lingvo_gshard.data.vocabulary import Vocabulary, save_pair
+from lingvo_gshard.data.vocabularies.files import save_pair
+from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.export.decoder import PortableDecoder
 from lingvo_gshard.export.safetensors_writer import save
 from lingvo_gshard.runtime.lowering.lowering import Outputs, lower
@@ -109,4 +110,5 @@ def _vocabulary_file(
         return None
     if isinstance(vocabulary, PublishedVocabulary):
         return "vocabulary"
-    return f"vocabulary/{'joint' if decoder.source is decoder.target else side}.model"
+    name = "joint" if decoder.source is decoder.target else side
+    return f"vocabulary/{name}{vocabulary.suffix}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 import unicodedata
 
@@ -47,6 +49,7 @@ class VocabularyInGraph:
 
     def __init__(self, vocabulary: Vocabulary):
         self.tokenizer = tf_text.SentencepieceTokenizer(vocabulary.model, out_type=tf.int32)
+        self._special = sorted({vocabulary.pad_id, vocabulary.bos_id})
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Returns the int32 ids of each text, without those of its beginning and end."""
@@ -54,8 +57,8 @@ class VocabularyInGraph:
 
     def decode(self, ids: tf.RaggedTensor) -> tf.Tensor:
         """Returns the texts of ids. Padding and the id before all texts do not count."""
-        last_special = max(Vocabulary.pad_id, Vocabulary.bos_id)
-        return self.tokenizer.detokenize(tf.ragged.boolean_mask(ids, ids > last_special))
+        is_kept = functools.reduce(operator.and_, [ids != special for special in self._special])
+        return self.tokenizer.detokenize(tf.ragged.boolean_mask(ids, is_kept))
 
 
 def _pattern(codes: list[int]) -> str:

@@ -6,8 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lingvo_gshard.data import vocabulary
 from lingvo_gshard.data.cleaning.normalization import Normalizer
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 from tests.data import corpora
 
@@ -55,11 +55,11 @@ def test_save_and_load(made, tmp_path):
 
 def test_pairs(made, tmp_path):
     other = corpora.trainer(tmp_path, joint=False, size=290).train(corpora.rows(200), 1.0)[1]
-    vocabulary.save_pair(str(tmp_path / "joint"), made, made)
-    source, target = vocabulary.load_pair(str(tmp_path / "joint"))
+    files.save_pair(str(tmp_path / "joint"), made, made)
+    source, target = files.load_pair(str(tmp_path / "joint"))
     assert source is target and source == made
-    vocabulary.save_pair(str(tmp_path / "apart"), made, other)
-    assert vocabulary.load_pair(str(tmp_path / "apart")) == (made, other)
+    files.save_pair(str(tmp_path / "apart"), made, other)
+    assert files.load_pair(str(tmp_path / "apart")) == (made, other)
     assert made != other
 
 

@@ -116,7 +116,7 @@ class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
       side: "joint", "source" or "target".
-      kind: what reads it: "sentencepiece" or "published".
+      kind: what reads it: "sentencepiece", "tokenizers" or "published".
       files: paths within the directory.
       size: number of ids.
       sha256: digest of the contents of the files, in their order.

@@ -9,7 +9,8 @@ from typing import IO
 import msgspec
 import numpy as np
 
-from lingvo_gshard.data.vocabulary import Vocabulary, load_pair
+from lingvo_gshard.data.vocabularies.files import load_pair
+from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
 

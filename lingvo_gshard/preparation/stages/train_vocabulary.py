@@ -12,7 +12,9 @@ from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.prepared import record as record_format
 from lingvo_gshard.data.prepared.manifest import VocabularyFile, sha256_of
 from lingvo_gshard.data.sources.row import Row
-from lingvo_gshard.data.vocabulary import Vocabulary, save_pair
+from lingvo_gshard.data.vocabularies.files import save_pair
+from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
+from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.unique_rows import Group, read_group
 
@@ -56,6 +58,7 @@ class TrainVocabulary:
         """
         p = job.params
         trainer = p.vocabulary.instantiate()
+        trainer.unicode_form = job.cleaner.p.unicode_form
         rows = list(self._draw(job, _SPARE * p.vocabulary.max_characters, p.temperature))
         try:
             source, target = trainer.train(rows, p.temperature)
@@ -94,10 +97,10 @@ class TrainVocabulary:
 
 
 def _described(directory: str, side: str, vocabulary: Vocabulary) -> VocabularyFile:
-    file = f"{side}.model"
+    file = f"{side}{vocabulary.suffix}"
     return VocabularyFile(
         side=side,
-        kind="sentencepiece",
+        kind="tokenizers" if isinstance(vocabulary, JsonVocabulary) else "sentencepiece",
         files=[file],
         size=vocabulary.size,
         sha256=sha256_of(f"{directory}/{file}"),

@@ -1,0 +1,101 @@
+"""Coverage: how well a vocabulary writes the text of each language."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+# Stands in the piece of a byte-level tokenizer that is a part of a character only.
+_PART = "\ufffd"
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How well a vocabulary writes some text.
+
+    Attributes:
+      characters: number of characters, without white space.
+      words: number of words, separated by white space.
+      tokens: number of tokens.
+      covered: share of the characters that are written with pieces, and not with bytes or as
+        unknown.
+    """
+
+    characters: int
+    words: int
+    tokens: int
+    covered: float
+
+    @property
+    def tokens_per_character(self) -> float:
+        """Tokens for each character that is no white space."""
+        return self.tokens / max(self.characters, 1)
+
+    @property
+    def tokens_per_word(self) -> float:
+        """Tokens for each word; of no use for languages that do not separate words."""
+        return self.tokens / max(self.words, 1)
+
+    def to_json(self) -> dict[str, float]:
+        """Returns all values, rounded to four digits after the point."""
+        values = dataclasses.asdict(self) | {
+            "tokens_per_character": self.tokens_per_character,
+            "tokens_per_word": self.tokens_per_word,
+        }
+        return {name: round(value, 4) for name, value in values.items()}
+
+
+def coverage(vocabulary: Vocabulary, texts: Mapping[str, Sequence[str]]) -> dict[str, Coverage]:
+    """Returns the coverage of each language.
+
+    Args:
+      vocabulary: any vocabulary.
+      texts: language -> its texts, such as the sample that the vocabulary was trained on.
+    """
+    known: dict[str, bool] = {}
+    return {
+        language: _of_language(vocabulary, lines, known)
+        for language, lines in sorted(texts.items())
+    }
+
+
+def _of_language(vocabulary: Vocabulary, lines: Sequence[str], known: dict[str, bool]) -> Coverage:
+    counts = collections.Counter(character for line in lines for character in "".join(line.split()))
+    new = [character for character in counts if character not in known]
+    for character, ids in zip(new, vocabulary.encode_batch(new), strict=True):
+        known[character] = not any(_is_no_piece(vocabulary, index) for index in ids)
+    covered = sum(n for character, n in counts.items() if known[character])
+    return Coverage(
+        characters=counts.total(),
+        words=sum(len(line.split()) for line in lines),
+        tokens=sum(map(len, vocabulary.encode_batch(lines))),
+        covered=covered / max(counts.total(), 1),
+    )
+
+
+def _is_no_piece(vocabulary: Vocabulary, index: int) -> bool:
+    if index == vocabulary.unk_id:
+        return True
+    piece = vocabulary.piece(index)
+    return _PART in piece or bool(_BYTE.fullmatch(piece))
+
+
+def to_note(found: Mapping[str, Coverage], listed: int = 8) -> str:
+    """Returns one line about the languages that the vocabulary writes worst.
+
+    Args:
+      found: language -> its coverage.
+      listed: number of languages to name.
+    """
+    worst = sorted(found, key=lambda language: -found[language].tokens_per_character)[:listed]
+    described = ", ".join(
+        f"{language or 'targets'} {found[language].tokens_per_character:.2f} "
+        f"({found[language].covered:.1%})"
+        for language in worst
+    )
+    return f"Most tokens per character (share of characters with pieces): {described}"
