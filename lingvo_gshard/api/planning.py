@@ -10,6 +10,7 @@ from lingvo_gshard.api.errors import names_arguments
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.experiments import PlanOptions, plan_experiment
+from lingvo_gshard.planning.loads.given import LoadsOptions
 from lingvo_gshard.planning.machines import topologies
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.programs.memory_classes import MemoryPatterns
@@ -28,6 +29,9 @@ def plan(
     partitioner: str = "gspmd",
     tokens: float | None = None,
     calibration: str | None = None,
+    loads: str | os.PathLike | None = None,
+    loads_from: int = 0,
+    replicas: int = 0,
 ) -> Plan: ...
 
 
@@ -82,6 +86,10 @@ def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: 
       moments: for a jax program, the same for optimizer state.
       step_tokens: for a file or a jax function, the tokens of a batch.
       calibration: for an experiment, the file of a calibration (docs/profiling.md).
+      loads: for an experiment, the file of the loads that routers had (docs/planning.md). The
+        plan's `loads` then say what the step takes with them.
+      loads_from: the first step of this file to take.
+      replicas: further copies of experts in each layer that the placement for these loads has.
       layouts: for a TensorFlow function, as in `partition`.
       donate: for a TensorFlow function, as in `partition`.
       overrides: for a TensorFlow function, as in `partition`.
@@ -103,8 +111,18 @@ def plan(subject: Params | str | os.PathLike | Callable, *args: Any, **options: 
     return planner.plan(subject, *args, **options)
 
 
-def _plan_experiment(experiment: Params, topology: str, **options: Any) -> Plan:
-    return plan_experiment(experiment, topologies.get(topology), PlanOptions(**options))
+def _plan_experiment(
+    experiment: Params,
+    topology: str,
+    loads: str | os.PathLike | None = None,
+    loads_from: int = 0,
+    replicas: int = 0,
+    **options: Any,
+) -> Plan:
+    given = LoadsOptions(None if loads is None else str(loads), loads_from, replicas)
+    return plan_experiment(
+        experiment, topologies.get(topology), PlanOptions(**options, loads=given)
+    )
 
 
 def _plan_file(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
+import msgspec
+
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.planning import calibration, compilation, planner
+from lingvo_gshard.planning.loads.given import GivenLoads, LoadsOptions
 from lingvo_gshard.planning.machines.topologies import Topology
 from lingvo_gshard.planning.plan.plan import Plan
 from lingvo_gshard.planning.progress import Progress, ignore_progress
@@ -27,6 +30,7 @@ class PlanOptions:
       partitioner: "gspmd" or "shardy".
       tokens: total tokens to train on; the plan then says what the training costs.
       calibration: file of a calibration that corrects the estimates; None: published efficiencies.
+      loads: the loads of routers to plan with, besides even ones.
     """
 
     mesh: str | None = None
@@ -35,6 +39,7 @@ class PlanOptions:
     partitioner: str = "gspmd"
     tokens: float | None = None
     calibration: str | None = None
+    loads: LoadsOptions = LoadsOptions()
 
 
 class PlanExperiment(Protocol):
@@ -55,19 +60,25 @@ def plan_experiment(
 
     Raises:
       ValueError: if the mesh does not have as many devices as the topology, an override matches no
-        layer, the calibration is for another chip, the compiler is missing, or the compiler
-        rejects the program.
+        layer, the calibration is for another chip, the loads are of another model, the compiler is
+        missing, or the compiler rejects the program.
     """
-    measured = None
+    loads, measured = options.loads.read(), None
     if options.calibration is not None:
         measured = calibration.load(options.calibration)
         calibration.check_chip(measured, options.calibration, topology)
     partitioning = planned_partitioning(experiment, topology, options)
     trainer = experiments.make_trainer(experiment)
     experiments.check_overrides(partitioning, trainer)
-    return planner.plan_step(
+    batch = experiments.batch_specs(experiment)
+    given = None
+    if loads:
+        progress("reading the loads")
+        replicas = options.loads.replicas
+        given = GivenLoads.of(loads, replicas, trainer, batch, partitioning, experiment.name)
+    plan = planner.plan_step(
         trainer,
-        experiments.batch_specs(experiment),
+        batch,
         partitioning,
         topology,
         experiment.name,
@@ -76,6 +87,7 @@ def plan_experiment(
         progress,
         measured,
     )
+    return msgspec.structs.replace(plan, loads=given.rate(plan)) if given else plan
 
 
 def planned_partitioning(

@@ -41,6 +41,10 @@ To search model size, experts, tokens and machine for a sum of money, by publish
 
     gshard-plan --budget=1e6
 
+To plan with the loads that the routers of a run had, in place of even ones:
+
+    gshard-plan --experiment=translation.quickstart --topology=cpu:4 --loads=load.json
+
 If the step does not fit, up to --remedies changes are tried, each in addition to those before it,
 until it fits. To compare two plans:
 
@@ -94,7 +98,7 @@ from lingvo_gshard.planning.training.budget.search import plan_budget
 from lingvo_gshard.planning.training.goodput import plan_training
 from lingvo_gshard.tools.console import output, startup
 from lingvo_gshard.tools.console.stages import Stages
-from lingvo_gshard.tools.flags import budget, generation, goodput, program, runtime
+from lingvo_gshard.tools.flags import budget, generation, goodput, loads, program, runtime
 from lingvo_gshard.tools.flags.experiment import define_experiment_flags, experiment_params
 from lingvo_gshard.tools.plan_reports import (
     budget_report,
@@ -130,6 +134,7 @@ def define_flags() -> flags.FlagValues:
     generation.define_generation_flags(values)
     goodput.define_goodput_flags(values)
     budget.define_budget_flags(values)
+    loads.define_loads_flags(values)
     runtime.define_splitting_flags(values)
     flags.DEFINE_float(
         "tokens",
@@ -208,6 +213,7 @@ def main(argv: list[str]) -> int:
     program.check_program_flags(values, path)
     goodput.check_goodput_flags(values)
     budget.check_budget_flags(values)
+    loads.check_loads_flags(values, path)
     if values.budget is not None:
         return _budget(values, console)
     if values.paper or values.paper_rows:
@@ -259,6 +265,7 @@ def plan_options(values: flags.FlagValues) -> PlanOptions:
         partitioner=values.partitioner,
         tokens=values.tokens,
         calibration=values.calibration,
+        loads=loads.loads_options(values),
     )
 
 

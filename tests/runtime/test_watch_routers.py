@@ -121,6 +121,10 @@ def test_records_have_the_metrics_of_the_training_step(name):
         choices = np.array(r.choices)
         for counts in (r.by_language, r.by_class):
             np.testing.assert_array_equal(np.sum(list(counts.values()), 0), choices)
+        np.testing.assert_array_equal(np.sum(r.by_part, 0), choices)
+        if r.positions:
+            assert sum(r.positions) == choices.sum()
+            assert sum(r.positions[r.capacity :]) == choices.sum() - sum(r.kept)
         assert np.all(np.array(r.kept) <= choices) and r.tokens == tiny_translation.ROWS * 10
         metric = functools.partial(lambda layer, what: metrics.get(f"{layer}/{what}"), r.layer)
         assert r.load_entropy <= np.log(8) + 1e-9
@@ -181,7 +185,8 @@ def test_sharded_records_equal_those_of_one_device(name, mesh, strategy):
     found = _watched(runtime, trainer)
     assert [c.function for c in runtime.compilations] == ["routers"]
     for mine, theirs in zip(found, expected, strict=True):
-        for field in ("layer", "choices", "kept", "tokens", "by_language", "by_class"):
+        counts = ("choices", "kept", "tokens", "positions", "by_part", "by_language", "by_class")
+        for field in ("layer", "groups", "group_size", "capacity", *counts):
             assert getattr(mine, field) == getattr(theirs, field), field
         for field in ("dropped_share", "token_entropy", "balance_loss"):
             if getattr(theirs, field) is not None:

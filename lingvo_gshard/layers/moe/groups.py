@@ -96,6 +96,12 @@ class Groups:
         """Makes `uniform` independent of the order of the groups, inside a `with` block."""
         return context.override(group_order=self._numbers() if self.pieces > 1 else None)
 
+    def in_order(self, by_group_G: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor [G,...] in the order of the groups with a single piece per row."""
+        if self.pieces == 1:
+            return by_group_G
+        return tf.gather(by_group_G, np.argsort(self._numbers()))
+
     def _numbers(self) -> np.ndarray:
         """Returns the number [G] that each group would have with a single piece per row."""
         by_row = np.arange(self.count).reshape(self.rows, self.pieces, -1)

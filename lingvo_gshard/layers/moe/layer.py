@@ -339,5 +339,5 @@ class MixtureOfExperts(Layer):
             return
         kinds_BL = now.token_kinds
         kinds_GS = None if kinds_BL is None else groups.split(kinds_BL)
-        for name, value in watched_sums(routing, mask_GS, kinds_GS, now.watched).items():
+        for name, value in watched_sums(routing, mask_GS, kinds_GS, now.watched, groups).items():
             now.add_sum(f"{self.path}/{name}", value)

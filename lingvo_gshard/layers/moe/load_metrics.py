@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 from lingvo_gshard.core.context import WatchedKinds
 from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.layers.moe.groups import Groups
 from lingvo_gshard.layers.moe.routing import Routing
 
 # Names of the metric and of the loss of a routing that watched routers report.
 ENTROPY = "router_entropy"
 BALANCE_LOSS = "auxiliary_loss"
+# At most so many choices by part of the groups and by expert are counted.
+_MOST_COUNTS = 4096
 
 
 def load_metrics(routing: Routing, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -65,6 +68,7 @@ def watched_sums(
     mask_GS: tf.Tensor,
     kinds_GS: tf.Tensor | None,
     kinds: WatchedKinds,
+    groups: Groups,
 ) -> dict[str, tf.Tensor]:
     """Returns float32 tensors that describe a routing and can be summed over micro-batches.
 
@@ -72,6 +76,9 @@ def watched_sums(
     kept           [E]: tokens that each expert computes
     tokens         [3]: real tokens, requests, and requests that are met (`Routing.requests`)
     batches        1
+    groups         [3]: groups, their tokens with padding, and their capacity slots
+    positions      [S]: requests by position in the experts' buffers, unless experts choose tokens
+    by_part        [parts, E]: choices by equal parts of the groups, in the order of the rows
     entropy        sum over tokens of the entropy of their gates, if the router has gates over all E
     balance        the load-balancing loss, if the router has one
     by_language    [languages, E]: choices by the language of the token, if it is known
@@ -82,6 +89,7 @@ def watched_sums(
       mask_GS: float32, 0 at padding.
       kinds_GS: int32, the kind of each token; None if it is unknown.
       kinds: the numbers of the kinds.
+      groups: the groups that were routed.
     """
     tokens = tf.reduce_sum(mask_GS)
     requests, met = routing.requests(mask_GS)
@@ -90,7 +98,15 @@ def watched_sums(
         "kept": routing.load(),
         "tokens": tf.stack([tokens, requests, met]),
         "batches": tf.ones([]),
+        "groups": tf.constant(
+            [1.0, groups.size, routing.num_experts * routing.capacity], tf.float32
+        )
+        * groups.count,
+        "by_part": _by_part(groups.in_order(routing.choices_by_group())),
     }
+    positions_S = routing.requests_by_position()
+    if positions_S is not None:
+        sums["positions"] = positions_S
     if ENTROPY in routing.metrics:
         sums["entropy"] = routing.metrics[ENTROPY] * tokens
     if BALANCE_LOSS in routing.losses:
@@ -101,6 +117,14 @@ def watched_sums(
     if kinds_GS is not None:
         sums["by_class"] = routing.choices_by(kinds_GS % kinds.classes, kinds.classes)
     return sums
+
+
+def _by_part(choices_GE: tf.Tensor) -> tf.Tensor:
+    """Returns the sums over equal parts of the groups, as many parts as may be counted."""
+    count, num_experts = choices_GE.shape.as_list()
+    most = max(_MOST_COUNTS // num_experts, 1)
+    parts = next(n for n in range(min(count, most), 0, -1) if count % n == 0)
+    return tf.reduce_sum(tf.reshape(choices_GE, [parts, count // parts, num_experts]), 1)
 
 
 def gate_entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:

@@ -86,6 +86,18 @@ class Routing:
         """
         raise NotImplementedError
 
+    def choices_by_group(self) -> tf.Tensor:
+        """Returns the choices of each expert in each group, float32 [G,E]."""
+        raise NotImplementedError
+
+    def requests_by_position(self) -> tf.Tensor | None:
+        """Returns how many tokens ask for each position of the experts' buffers, float32 [S].
+
+        Positions do not depend on the capacity: with capacity C, those from C on are dropped.
+        None if experts choose tokens, which fills every buffer.
+        """
+        return None
+
     def requests(self, mask_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns how many requests there are, and how many are met; float32 scalars.
 
@@ -164,6 +176,21 @@ class TokenChoiceRouting(Routing):
             ]
         )
 
+    def choices_by_group(self) -> tf.Tensor:
+        """Returns the tokens of each group that ask for each expert, float32 [G,E]."""
+        return tf.add_n(
+            [tf.einsum("GSE,GS->GE", self._one_hot(a), a.wanted_GS) for a in self.assignments]
+        )
+
+    def requests_by_position(self) -> tf.Tensor:
+        """Returns how many tokens ask for each position of the experts' buffers, float32 [S]."""
+        # An expert computes a token at most once, so that every position is below S.
+        size = self.assignments[0].position_GS.shape[1]
+        by_choice = [
+            tf.math.unsorted_segment_sum(a.wanted_GS, a.position_GS, size) for a in self.assignments
+        ]
+        return tf.add_n(by_choice)
+
     def _one_hot(self, assignment: Assignment) -> tf.Tensor:
         return tf.one_hot(assignment.expert_GS, self.num_experts)
 
@@ -195,8 +222,12 @@ class ExpertChoiceRouting(Routing):
 
     def load(self) -> tf.Tensor:
         """Returns the number of tokens that each expert keeps over all groups, float32 [E]."""
+        return tf.reduce_sum(self.choices_by_group(), 0)
+
+    def choices_by_group(self) -> tf.Tensor:
+        """Returns the number of tokens that each expert chose in each group, float32 [G,E]."""
         is_filled = tf.less(self.token_of_slot_GEC, self.is_taken_GS.shape[1])
-        return tf.reduce_sum(tf.cast(is_filled, tf.float32), (0, 2))
+        return tf.reduce_sum(tf.cast(is_filled, tf.float32), 2)
 
     def gate_sums(self) -> tf.Tensor:
         """Returns the sum of the gates of the tokens that each expert keeps, float32 [E]."""

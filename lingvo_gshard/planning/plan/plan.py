@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lingvo_gshard.planning.loads.record import RouterLoads
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.planning.training.record import Goodput
 
@@ -239,6 +240,7 @@ class Plan(Record, frozen=True, kw_only=True):
       versions: version of each package that affects the plan.
       notes: assumptions and warnings.
       goodput: the whole training with its failures and checkpoints; None if it was not asked for.
+      loads: the step under loads that routers had; None if none were given.
     """
 
     format: int = FORMAT
@@ -274,6 +276,7 @@ class Plan(Record, frozen=True, kw_only=True):
     versions: dict[str, str]
     notes: list[str]
     goodput: Goodput | None = None
+    loads: RouterLoads | None = None
 
     def to_json(self) -> str:
         """Returns the plan as JSON text. `planning.plan.file.load` reads it back."""

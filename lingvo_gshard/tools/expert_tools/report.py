@@ -17,12 +17,14 @@ The line below a table says how much languages differ: the mean share of a langu
 would have to change experts for the language to use the experts as all languages do.
 
 --html writes a page with a map of experts by language for each layer. --json writes all numbers,
-including the load of each expert; without a file name it prints them, and the tables go to standard
-error.
+including the load of each expert, and what training saw of the routers (gshard-experts watched) up
+to the checkpoint, but for languages and classes: gshard-plan --loads plans with these. Without a
+file name it prints them, and the tables go to standard error.
 """
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import rich.box
 import rich.console
@@ -43,6 +45,7 @@ from lingvo_gshard.tools.expert_tools.source_run import SourceRun
 from lingvo_gshard.tools.flags.run import define_logdir_flag, required_logdir
 from lingvo_gshard.training.monitoring.data_progress import DataProgress
 from lingvo_gshard.training.monitoring.expert_use import ExpertUse
+from lingvo_gshard.training.monitoring.routers.records import RouterRecord, routers_of_run
 
 _MOST_SHOWN = 3
 # The columns of the report after the language.
@@ -80,6 +83,7 @@ def run(values: flags.FlagValues, console: rich.console.Console) -> None:
         "split": values.split,
         "rows": len(rows),
         "layers": to_record(use),
+        "watched": _watched(values.logdir, source.checkpoint.step),
     }
     _print(console, record)
     output.write_json(values.json, record)
@@ -96,6 +100,15 @@ def to_record(use: dict[str, dict[str, ExpertUse]]) -> list[dict]:
     layers = next(iter(use.values()))
     return [
         _layer(path, {language: found[path] for language, found in use.items()}) for path in layers
+    ]
+
+
+def _watched(logdir: str, step: int) -> list[RouterRecord]:
+    """Returns the records of watched routers up to a step, without languages and classes."""
+    return [
+        msgspec.structs.replace(record, by_language={}, by_class={})
+        for record in routers_of_run(logdir)
+        if record.step <= step
     ]
 
 

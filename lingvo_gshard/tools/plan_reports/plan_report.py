@@ -10,7 +10,12 @@ from lingvo_gshard.planning.machines import compilers
 from lingvo_gshard.planning.plan.plan import Plan, Remedy
 from lingvo_gshard.planning.roofline import Budget
 from lingvo_gshard.tools.console import units
-from lingvo_gshard.tools.plan_reports import goodput_report, memory_tables, time_tables
+from lingvo_gshard.tools.plan_reports import (
+    goodput_report,
+    loads_report,
+    memory_tables,
+    time_tables,
+)
 from lingvo_gshard.tools.plan_reports.layout import escape, make_table, print_table, say
 
 
@@ -27,12 +32,14 @@ def print_plan(plan: Plan, console: rich.console.Console) -> None:
     time_tables.print_layer_times(console, plan.layers)
     _print_totals(console, plan)
     _print_budget(console, plan.budget)
+    if plan.loads:
+        loads_report.print_loads(plan.loads, plan.seconds_per_step, console)
     if plan.goodput:
         goodput_report.print_goodput(plan.goodput, console)
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     seconds = units.in_seconds(plan.compile_seconds)
     say(console, f"\nCompiled in {seconds}; partitioner {plan.partitioner}; {versions}")
-    for note in plan.notes:
+    for note in [*plan.notes, *(plan.loads.notes if plan.loads else [])]:
         say(console, f"Note: {note}")
 
 

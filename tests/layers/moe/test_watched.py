@@ -18,11 +18,13 @@ from lingvo_gshard.layers.moe import (
     Top2Router,
     TopKRouter,
 )
-from lingvo_gshard.layers.moe.load_metrics import watched_sums
+from lingvo_gshard.layers.moe.groups import Groups
+from lingvo_gshard.layers.moe.load_metrics import _by_part, watched_sums
 from tests.tolerances import assert_close
 
 GROUPS, TOKENS, MODEL, EXPERTS = 3, 16, 8, 4
 KINDS = WatchedKinds(languages=3, classes=2)
+IN_GROUPS = Groups(rows=GROUPS, length=TOKENS, size=TOKENS)
 ROUTERS = {
     "top2": Top2Router.params(),
     "top2 of lingvo": Top2Router.params().set(mode="lingvo", second_expert="all"),
@@ -68,16 +70,18 @@ def test_sums_are_those_of_a_loop_over_tokens(name):
     kinds = rng.integers(0, KINDS.languages * KINDS.classes, mask.shape)
     mask_GS = tf.cast(mask, tf.float32)
     _, routing = route(ROUTERS[name], x_GSM, mask_GS)
-    sums = watched_sums(routing, mask_GS, tf.constant(kinds, tf.int32), KINDS)
+    sums = watched_sums(routing, mask_GS, tf.constant(kinds, tf.int32), KINDS, IN_GROUPS)
     found = {key: value.numpy() for key, value in sums.items()}
 
     choices, kept = np.zeros(EXPERTS), np.zeros(EXPERTS)
     languages = np.zeros((KINDS.languages, EXPERTS))
     classes = np.zeros((KINDS.classes, EXPERTS))
+    by_group = np.zeros((GROUPS, EXPERTS))
     served = set()
     for g, s, expert, is_kept in requests(routing):
         assert mask[g, s]
         choices[expert] += 1
+        by_group[g, expert] += 1
         kept[expert] += is_kept
         languages[kinds[g, s] // KINDS.classes, expert] += 1
         classes[kinds[g, s] % KINDS.classes, expert] += 1
@@ -85,6 +89,7 @@ def test_sums_are_those_of_a_loop_over_tokens(name):
     assert choices.sum() > 0
     np.testing.assert_array_equal(found["choices"], choices)
     np.testing.assert_array_equal(found["kept"], kept)
+    np.testing.assert_array_equal(found["by_part"], by_group)
     np.testing.assert_array_equal(found["by_language"], languages)
     np.testing.assert_array_equal(found["by_class"], classes)
     by_expert = (mask.sum(), mask.sum(), len(served))
@@ -92,6 +97,34 @@ def test_sums_are_those_of_a_loop_over_tokens(name):
     expected = by_expert if name == "expert choice" else by_token
     np.testing.assert_array_equal(found["tokens"], expected)
     assert found["batches"] == 1
+
+
+@pytest.mark.parametrize("capacity_factor", [0.25, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("name", ["top2", "top2 of lingvo", "top 3", "hash", "forced"])
+def test_positions_tell_what_any_capacity_drops(name, capacity_factor):
+    """One routing's positions give the dropped tokens of routings with other capacities."""
+    rng = np.random.default_rng(3)
+    x_GSM = tf.constant(rng.normal(size=(GROUPS, TOKENS, MODEL)), tf.float32)
+    mask_GS = tf.cast(rng.random((GROUPS, TOKENS)) < 0.8, tf.float32)
+    _, first = route(ROUTERS[name].copy().set(capacity_factor=1.3), x_GSM, mask_GS)
+    given = ROUTERS[name].copy().set(capacity_factor=capacity_factor)
+    _, other = route(given, x_GSM, mask_GS)
+    sums = watched_sums(first, mask_GS, None, KINDS, IN_GROUPS)
+    dropped = sum(not is_kept for *_, is_kept in requests(other))
+    assert sums["positions"].numpy()[other.capacity :].sum() == dropped
+    assert sums["positions"].numpy().sum() == len(list(requests(other)))
+    slots = GROUPS * EXPERTS * first.capacity
+    np.testing.assert_array_equal(sums["groups"], [GROUPS, GROUPS * TOKENS, slots])
+
+
+def test_parts_of_many_groups_are_equal_and_in_the_order_of_rows():
+    choices_GE = np.random.default_rng(4).integers(0, 9, (6, 2048)).astype(np.float32)
+    parts = _by_part(tf.constant(choices_GE)).numpy()
+    np.testing.assert_array_equal(parts, [choices_GE[:3].sum(0), choices_GE[3:].sum(0)])
+    # Two rows of four groups, stored in two pieces: first the groups of all first halves.
+    stored = tf.constant([0, 1, 4, 5, 2, 3, 6, 7])
+    groups = Groups(rows=2, length=64, size=16, pieces=2)
+    np.testing.assert_array_equal(groups.in_order(stored), range(8))
 
 
 def test_entropy_and_balance_loss_are_those_of_a_loop_over_tokens():
@@ -111,7 +144,7 @@ def test_entropy_and_balance_loss_are_those_of_a_loop_over_tokens():
             gate_sum += gates
         # Algorithm 1 of arXiv 2006.16668: the mean over experts of c_e / S * m_e.
         loss += np.mean(first / mask[g].sum() * gate_sum / mask[g].sum()) / GROUPS
-    sums = watched_sums(routing, tf.cast(mask, tf.float32), None, KINDS)
+    sums = watched_sums(routing, tf.cast(mask, tf.float32), None, KINDS, IN_GROUPS)
     assert_close(sums["entropy"], entropy, "float32")
     assert_close(sums["balance"], loss, "float32")
     assert "by_class" not in sums and "by_language" not in sums

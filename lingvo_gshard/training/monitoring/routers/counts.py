@@ -74,6 +74,7 @@ def _record(
     met -= float(sums.get("over_bound", 0.0))
     choices = _integers(sums["choices"])
     router = layer.router
+    groups, group_tokens, slots = np.float64(sums["groups"])
     return RouterRecord(
         step=step,
         layer=path,
@@ -87,6 +88,11 @@ def _record(
         token_entropy=_quotient(sums.get("entropy"), tokens),
         balance_loss=_quotient(sums.get("balance"), float(sums["batches"])),
         balance_floor=router.balance_floor if "balance" in sums else None,
+        groups=round(groups),
+        group_size=round(group_tokens / groups),
+        capacity=round(slots / groups / len(choices)),
+        positions=np.trim_zeros(_integers(sums.get("positions", np.zeros(0))), "b").tolist(),
+        by_part=_integers(sums["by_part"]).tolist(),
         by_language=_by_name(kinds.languages if kinds else (), sums.get("by_language")),
         by_class=_by_name(kinds.classes if kinds else (), sums.get("by_class")),
     )

@@ -39,6 +39,15 @@ class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
       balance_floor: the value of this loss under an even load.
       dead_since: experts without a token in all watched steps of the window -> the first watched
         step since which they have had none.
+      groups: number of groups of tokens that were routed by themselves; 0 in records of earlier
+        versions, which lack the next four attributes, too.
+      group_size: tokens of a group, padding included.
+      capacity: slots that an expert has for each group.
+      positions: the requests for each position of the experts' buffers, of all groups and experts,
+        up to the last one that is asked for. Requests from position `capacity` on are dropped.
+        Empty if experts choose tokens.
+      by_part: [parts][E], choices by the tokens of each of several equal parts of the groups, in
+        the order of the batch's rows.
       by_language: language -> [E], choices by tokens of examples in this language. Empty if the
         input does not tell languages.
       by_class: class of a token -> [E], choices by tokens of this class. Empty if the input has no
@@ -58,6 +67,11 @@ class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
     balance_loss: float | None = None
     balance_floor: float | None = None
     dead_since: dict[int, int] = {}
+    groups: int = 0
+    group_size: int = 0
+    capacity: int = 0
+    positions: list[int] = []
+    by_part: list[list[int]] = []
     by_language: dict[str, list[int]] = {}
     by_class: dict[str, list[int]] = {}
 

@@ -50,6 +50,9 @@ class Runtime:
             "kept": np.minimum(choices, 6),
             "tokens": np.array([20, choices.sum(), np.minimum(choices, 6).sum()], np.float32),
             "batches": np.float32(2.0),
+            "groups": np.array([4, 4 * 12, 4 * 4 * 3], np.float32),
+            "positions": np.array([7, 5, 8, 0, 0], np.float32),
+            "by_part": np.stack([choices - 1, np.ones_like(choices)]),
             "entropy": np.float32(30.0),
             "balance": np.float32(0.75),
             "by_language": np.stack([choices, 0 * choices]),
@@ -98,6 +101,8 @@ def test_a_record_for_each_watched_step_and_layer(tmp_path):
     assert first.balance_distance == 0.375 * 16 - 1
     assert first.by_language == {"de": [8, 3, 5, 4]}
     assert first.by_class == {"word": [7, 2, 4, 3], "digits": [1, 1, 1, 1]}
+    assert (first.groups, first.group_size, first.capacity) == (4, 12, 3)
+    assert first.positions == [7, 5, 8] and first.by_part == [[7, 2, 4, 3], [1, 1, 1, 1]]
     assert first.router == "Top2Router" and first.experts_per_token == 2
     assert [r.dead_since for r in found if r.layer == LAYERS[0]] == [{}, {}, {}, {1: 20}]
     warnings = [line for line in log.lines if line.startswith("Warning")]
@@ -201,6 +206,7 @@ def test_a_record_has_few_counts_of_many_languages():
     table = np.arange(600, dtype=np.float32)[:, None] * np.ones(8, np.float32)
     one = np.ones(8, np.float32)
     sums = {"choices": one, "kept": one, "tokens": one[:3], "batches": one[0]}
+    sums |= {"groups": one[:3], "by_part": one[None]}
     sums = {f"{LAYERS[0]}/{n}": x for n, x in {**sums, "by_language": table}.items()}
     (found,) = records_of(1, sums, watched_layers(task), TokenKinds({}, names, ("word",)))
     assert len(found.by_language) == 4096 // 8

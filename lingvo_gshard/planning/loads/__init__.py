@@ -1,0 +1,1 @@
+"""Plans with the loads that routers had: the slowest device, dropped tokens, and a placement."""

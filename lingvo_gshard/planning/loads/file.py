@@ -1,0 +1,199 @@
+"""Reads the loads of routers from files and validates them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.training.monitoring.routers.records import RouterRecord
+
+FLAG = "--loads"
+_EXPECTED = (
+    "expected a file that gshard-experts report --json or gshard-experts watched --json wrote, or "
+    "the routers.jsonl of a run"
+)
+
+
+class _Use(msgspec.Struct):
+    """The use of a layer's experts for the rows of all languages, in a report."""
+
+    tokens: int
+    load: list[float]
+    dropped_share: float
+
+
+class _Layer(msgspec.Struct):
+    """A layer of a report."""
+
+    path: str
+    all: _Use
+
+
+class _Report(msgspec.Struct):
+    """What `gshard-experts report --json` writes, as far as plans read it."""
+
+    step: int
+    layers: list[_Layer]
+    watched: list[RouterRecord] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """The loads of a model's routers in several steps.
+
+    Attributes:
+      path: the file.
+      layers: path of a layer -> its records, one for each step, in the order of steps. All layers
+        have the same steps.
+      is_measured: whether the loads are those of test rows and not of training steps. There is then
+        one record, without positions and parts.
+    """
+
+    path: str
+    layers: dict[str, list[RouterRecord]]
+    is_measured: bool = False
+
+    @property
+    def steps(self) -> list[int]:
+        """The numbers of the steps."""
+        return [record.step for record in next(iter(self.layers.values()))]
+
+
+def load(path: str, first_step: int = 0) -> Loads:
+    """Returns the loads in a file.
+
+    Args:
+      path: a file of `gshard-experts report --json` or `gshard-experts watched --json`, or the
+        routers.jsonl of a run.
+      first_step: leaves out the steps before this one.
+
+    Raises:
+      ValueError: names the flag, the file and the reason if the file is missing, is of another
+        kind, has loads that cannot be, or has no steps from `first_step` on.
+    """
+    try:
+        content = pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{FLAG}={path}: cannot be read: {error.strerror}") from None
+    try:
+        records, is_measured = _decoded(content)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{FLAG}={path}: no loads of routers: {error}; {_EXPECTED}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{FLAG}={path}: not JSON ({error}); {_EXPECTED}") from None
+    if not records:
+        raise ValueError(f"{FLAG}={path}: no layer with experts is in it; {_EXPECTED}")
+    for record in records:
+        _check_record(path, record)
+    layers = _by_layer(path, records)
+    return Loads(path, _from_step(path, layers, first_step), is_measured)
+
+
+def _decoded(content: bytes) -> tuple[Sequence[RouterRecord], bool]:
+    """Returns the records, and whether they are of test rows."""
+    start = content.lstrip()[:1]
+    if start == b"[":
+        return msgspec.json.decode(content, type=list[RouterRecord]), False
+    lines = content.splitlines()
+    if len(lines) > 1 and _is_json(lines[0]):
+        # A run that goes on may be writing its last line.
+        complete = content[: content.rfind(b"\n") + 1]
+        return msgspec.json.Decoder(RouterRecord).decode_lines(complete), False
+    found = msgspec.json.decode(content)
+    if isinstance(found, dict) and "choices" in found:
+        return [msgspec.convert(found, RouterRecord)], False
+    report = msgspec.convert(found, _Report)
+    if report.watched:
+        return report.watched, False
+    return [_of_report(layer, report.step) for layer in report.layers], True
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _of_report(layer: _Layer, step: int) -> RouterRecord:
+    """Returns the load of a layer for test rows. The experts of a token are unknown: 0."""
+    kept = [round(count) for count in layer.all.load]
+    return RouterRecord(
+        step=step,
+        layer=layer.path,
+        router="",
+        experts_per_token=0.0,
+        tokens=layer.all.tokens,
+        choices=kept,
+        kept=kept,
+        dropped_share=layer.all.dropped_share,
+        load_entropy=0.0,
+    )
+
+
+def _check_record(path: str, record: RouterRecord) -> None:
+    """Raises ValueError if a record's counts cannot be."""
+    where = f"{FLAG}={path}: {record.layer}, step {record.step:,}"
+    width = len(record.choices)
+    if not width:
+        raise ValueError(f"{where}: choices is empty; expected a count for each expert")
+    counts = {"choices": record.choices, "kept": record.kept, "positions": record.positions}
+    counts |= {f"by_part[{i}]": part for i, part in enumerate(record.by_part)}
+    for name, values in counts.items():
+        negative = np.flatnonzero(np.asarray(values) < 0)
+        if negative.size:
+            raise ValueError(
+                f"{where}: {name}[{negative[0]}] is {values[negative[0]]:,}; expected a count, 0 "
+                "or more"
+            )
+        if name != "positions" and len(values) != width:
+            raise ValueError(
+                f"{where}: {name} has {len(values)} counts and choices has {width}; expected one "
+                "for each expert"
+            )
+    if not sum(record.choices):
+        raise ValueError(f"{where}: no token chose an expert; expected a count above 0")
+    if record.by_part and np.any(np.sum(record.by_part, 0) != record.choices):
+        raise ValueError(f"{where}: by_part does not add up to choices, as it does in such a file")
+
+
+def _by_layer(path: str, records: Iterable[RouterRecord]) -> dict[str, list[RouterRecord]]:
+    """Returns the records of each layer, in the order of steps; the last one of a step counts."""
+    found: dict[str, dict[int, RouterRecord]] = {}
+    for record in records:
+        found.setdefault(record.layer, {})[record.step] = record
+    first = next(iter(found))
+    for layer, by_step in found.items():
+        missing = sorted(set(found[first]) ^ set(by_step))
+        if missing:
+            raise ValueError(
+                f"{FLAG}={path}: only one of {first} and {layer} has a record of step "
+                f"{missing[0]:,}; expected the same steps of all layers"
+            )
+        widths = {len(record.choices) for record in by_step.values()}
+        if len(widths) > 1:
+            raise ValueError(
+                f"{FLAG}={path}: {layer} has {min(widths)} experts in one step and {max(widths)} "
+                "in another; expected the loads of one model"
+            )
+    return {layer: [by_step[s] for s in sorted(by_step)] for layer, by_step in found.items()}
+
+
+def _from_step(
+    path: str, layers: dict[str, list[RouterRecord]], first_step: int
+) -> dict[str, list[RouterRecord]]:
+    steps = [record.step for record in next(iter(layers.values()))]
+    if first_step > steps[-1]:
+        raise ValueError(
+            f"--loads_from={first_step}: the last step in {FLAG}={path} is {steps[-1]:,}; expected "
+            "a smaller number"
+        )
+    return {
+        layer: [record for record in records if record.step >= first_step]
+        for layer, records in layers.items()
+    }

@@ -1,0 +1,206 @@
+"""Rates a plan under the loads that routers had: time, dropped tokens, buffers and placement.
+
+Devices wait for one another in every layer with experts, at the all-to-all that brings the outputs
+back. So the time of a step has the slowest device of each layer.
+
+- With a dropless dispatch, a device computes the rows that it gets. The plan's estimate of the
+  experts, which is for even loads, is multiplied by the rows that the slowest device computes over
+  those that the plan counts.
+- With buffers, all capacity slots are computed, full or empty. The loads then change what is
+  dropped and not the time. The time of the experts and of their all-to-all grows with the slots, by
+  which the time of a step with sufficient buffers is estimated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_gshard.planning.loads import notes
+from lingvo_gshard.planning.loads.devices import EMPTY, rows_by_device
+from lingvo_gshard.planning.loads.file import Loads
+from lingvo_gshard.planning.loads.layers import ExpertLayer
+from lingvo_gshard.planning.loads.placement import least_largest, place
+from lingvo_gshard.planning.loads.record import LayerLoads, Quantiles, RouterLoads
+from lingvo_gshard.planning.loads.rows import LayerRows
+from lingvo_gshard.planning.loads.seconds import LayerSeconds
+from lingvo_gshard.planning.plan.plan import Plan
+
+
+def rate(plan: Plan, layers: Sequence[ExpertLayer], loads: Loads, replicas: int = 0) -> RouterLoads:
+    """Returns what a planned step takes under the loads of routers.
+
+    Args:
+      plan: the plan of the step, for even loads.
+      layers: its layers with experts.
+      loads: the loads of the same layers.
+      replicas: further copies of experts that the placement has in each layer.
+    """
+    rated = [
+        _RatedLayer(
+            LayerRows(layer, loads.layers[layer.path]), LayerSeconds.of(plan, layer), replicas
+        )
+        for layer in layers
+    ]
+    requests = np.sum([each.rows.choices.sum(1) for each in rated], 0)
+    dropped = _sum_if_known([each.dropped for each in rated])
+    base = plan.seconds_per_step
+    has_limits = any(layer.limits for layer in layers)
+    enough = _sum_if_known([each.extra_if_sufficient for each in rated]) if has_limits else None
+    steps = loads.steps
+    return RouterLoads(
+        path=loads.path,
+        steps=len(steps),
+        first_step=steps[0],
+        last_step=steps[-1],
+        step_seconds=_quantiles(base + np.sum([each.extra(each.given) for each in rated], 0)),
+        step_seconds_placed=_quantiles(
+            base + np.sum([each.extra(each.placed) for each in rated], 0)
+        ),
+        step_seconds_dropping_nothing=None if enough is None else _quantiles(base + enough),
+        dropped_share=None if dropped is None else _quantiles(dropped / requests),
+        layers=[each.record() for each in rated],
+        replica_bytes=sum(each.replica_bytes for each in rated),
+        notes=notes.notes(loads, [each.rows for each in rated], replicas),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _RatedLayer:
+    """One layer under its loads. T is the number of steps.
+
+    Attributes:
+      rows: the rows of its experts.
+      seconds: the plan's times of the layer.
+      replicas: further copies of experts that the placement has.
+    """
+
+    rows: LayerRows
+    seconds: LayerSeconds
+    replicas: int
+
+    @property
+    def given(self) -> np.ndarray:
+        """The experts of each device as a run has them."""
+        return self.rows.layer.devices.contiguous()
+
+    @functools.cached_property
+    def placed(self) -> np.ndarray:
+        """The experts of each device that are found for the loads of all steps."""
+        return self.place(self.rows.choices.sum(0))
+
+    def place(self, load: np.ndarray) -> np.ndarray:
+        """Returns the experts of each device for a load [E]; as a run has them if that is best."""
+        devices = self.rows.layer.devices
+        if devices.parts == 1:
+            return self.given
+        found = place(load, devices.parts, self.replicas)
+        if self.replicas or _largest(load, found) < _largest(load, self.given):
+            return found
+        return self.given
+
+    def extra(self, placement: np.ndarray) -> np.ndarray:
+        """Returns [T], the seconds that the loads add to the step's."""
+        if not self.rows.layer.is_dropless:
+            return np.zeros(len(self.rows.records))
+        return self.seconds.experts * (self.rows.computed(placement) - 1.0)
+
+    @property
+    def extra_if_sufficient(self) -> np.ndarray | None:
+        """[T], the same with a capacity that drops nothing; None if it is unknown."""
+        layer = self.rows.layer
+        if not layer.limits:
+            return self.extra(self.given)
+        slots = self.rows.sufficient_slots()
+        if slots is None:
+            return None
+        return (self.seconds.experts + self.seconds.exchange) * (slots / layer.capacity - 1.0)
+
+    @property
+    def dropped(self) -> np.ndarray | None:
+        """[T], the rows that are dropped; None if that is unknown."""
+        return self.rows.dropped(self.given)
+
+    @property
+    def replica_bytes(self) -> int:
+        """Weights that the device with the most experts has in addition to its own."""
+        if not self.replicas or self.rows.layer.devices.parts == 1:
+            return 0
+        most = int((self.placed != EMPTY).sum(1).max())
+        return (most - self.given.shape[1]) * self.seconds.bytes_per_expert
+
+    def record(self) -> LayerLoads:
+        """Returns the numbers of the layer."""
+        layer, rows = self.rows.layer, self.rows
+        load, parts = rows.choices.sum(0), layer.devices.parts
+        placed, requests = self.placed, rows.choices.sum(1)
+        later, later_placed = self._later()
+        has_copies = bool(self.replicas) and parts > 1
+        least = least_largest(load, parts, self.replicas)
+        experts = self.seconds.experts
+        factors = rows.sufficient_factor()
+        return LayerLoads(
+            layer=layer.path,
+            router=layer.router,
+            dispatch=layer.dispatch,
+            experts=layer.num_experts,
+            devices=parts,
+            busiest_expert=int(load.argmax()),
+            busiest_over_mean=float(load.max() / load.mean()),
+            slowest=_quantiles(rows.slowest(self.given)),
+            slowest_device=int(_of_devices(load, self.given).argmax()),
+            placement=[part[part != EMPTY].tolist() for part in placed],
+            replicas=self.replicas if has_copies else 0,
+            placed=_quantiles(rows.slowest(placed)),
+            gap=_largest(load, placed) / least - 1.0,
+            later=later,
+            later_placed=later_placed,
+            dropped_share=_quantiles_or_none(
+                None if self.dropped is None else self.dropped / requests
+            ),
+            capacity=layer.capacity if layer.limits else None,
+            capacity_factor=layer.capacity_factor(layer.capacity) if layer.limits else None,
+            sufficient_factor=_quantiles_or_none(factors),
+            bound=layer.bound if layer.is_dropless else None,
+            sufficient_bound=_quantiles_or_none(rows.sufficient_bound(self.given)),
+            placed_bound=None if has_copies else _quantiles_or_none(rows.sufficient_bound(placed)),
+            experts_seconds=experts,
+            seconds=_quantiles(experts + self.extra(self.given)),
+            seconds_placed=_quantiles(experts + self.extra(placed)),
+        )
+
+    def _later(self) -> tuple[float | None, float | None]:
+        """Returns the slowest device of the later steps, as given and placed by the earlier."""
+        half = len(self.rows.records) // 2
+        if not half:
+            return None, None
+        earlier = self.place(self.rows.choices[:half].sum(0))
+        found = (self.rows.slowest(placement)[half:].mean() for placement in (self.given, earlier))
+        given, placed = map(float, found)
+        return given, placed
+
+
+def _of_devices(load: np.ndarray, placement: np.ndarray) -> np.ndarray:
+    return rows_by_device(load, placement).sum(-1)
+
+
+def _largest(load: np.ndarray, placement: np.ndarray) -> float:
+    return float(_of_devices(load, placement).max())
+
+
+def _sum_if_known(terms: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Returns the sum of numbers by step; None if one of them is unknown."""
+    known = [term for term in terms if term is not None]
+    return np.sum(known, 0) if len(known) == len(terms) else None
+
+
+def _quantiles_or_none(values: np.ndarray | None) -> Quantiles | None:
+    return None if values is None else _quantiles(values)
+
+
+def _quantiles(values: np.ndarray) -> Quantiles:
+    at = np.quantile(values, (0.5, 0.9, 0.99, 1.0), method="inverted_cdf")
+    return Quantiles(float(values.mean()), *map(float, at))

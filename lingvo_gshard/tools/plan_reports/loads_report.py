@@ -1,0 +1,145 @@
+"""Prints a plan under the loads of routers: time, dropped tokens, devices and a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import rich.console
+
+from lingvo_gshard.planning.loads.record import LayerLoads, Quantiles, RouterLoads
+from lingvo_gshard.tools.console import units
+from lingvo_gshard.tools.plan_reports.layout import (
+    MAX_ROWS,
+    escape,
+    make_table,
+    print_table,
+    say,
+)
+
+_NAMES = ("p50", "p90", "p99", "worst")
+_HEADINGS = ("50% of steps", "90%", "99%", "worst")
+
+
+def print_loads(loads: RouterLoads, seconds: float, console: rich.console.Console) -> None:
+    """Prints what a step takes under loads.
+
+    Args:
+      loads: the loads.
+      seconds: the plan's estimate of a step with even loads.
+      console: where to.
+    """
+    steps = f"{loads.steps:,} steps, {loads.first_step:,} to {loads.last_step:,}"
+    if loads.steps == 1:
+        steps = f"step {loads.first_step:,}"
+    slowest = max(loads.layers, key=lambda layer: layer.slowest.p50)
+    say(
+        console,
+        f"\nLoads of {loads.path} ({steps}): the slowest device has "
+        f"{slowest.slowest.p50:.2f}x the mean's rows in half of the steps, "
+        f"{slowest.slowest.worst:.2f}x in the worst ({slowest.layer}).",
+        style="bold",
+    )
+    _print_steps(console, loads, seconds)
+    _print_layers(console, loads.layers)
+    _print_buffers(console, loads.layers)
+    _print_placement(console, loads)
+
+
+def _print_steps(console: rich.console.Console, loads: RouterLoads, seconds: float) -> None:
+    table = make_table(f"a step; {units.in_seconds(seconds)} with even loads", right=_HEADINGS)
+    _add(table, "time", loads.step_seconds, units.in_seconds)
+    if loads.step_seconds_placed != loads.step_seconds:
+        _add(table, "time with the placement below", loads.step_seconds_placed, units.in_seconds)
+    if loads.step_seconds_dropping_nothing:
+        enough = loads.step_seconds_dropping_nothing
+        _add(table, "time with buffers that drop nothing", enough, units.in_seconds)
+    _add(table, "dropped", loads.dropped_share, _share)
+    print_table(console, table)
+
+
+def _print_layers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
+    table = make_table(
+        "rows of the slowest device, over the mean",
+        right=("devices", "50%", "90%", "worst", "placed", "busiest expert", "dropped"),
+    )
+    for layer in layers[:MAX_ROWS]:
+        table.add_row(
+            escape(f"{layer.layer} ({layer.router}, {layer.dispatch})"),
+            f"{layer.devices:,}",
+            *(f"{value:.2f}" for value in (layer.slowest.p50, layer.slowest.p90)),
+            f"{layer.slowest.worst:.2f}",
+            f"{layer.placed.p50:.2f}",
+            f"{layer.busiest_expert} ({layer.busiest_over_mean:.2f}x)",
+            _share(layer.dropped_share.p50 if layer.dropped_share else None),
+        )
+    print_table(console, table)
+    _say_hidden(console, layers)
+
+
+def _print_buffers(console: rich.console.Console, layers: Sequence[LayerLoads]) -> None:
+    rows = [
+        (layer.layer, "capacity_factor", layer.capacity_factor, layer.sufficient_factor)
+        for layer in layers
+        if layer.sufficient_factor
+    ]
+    rows += [
+        (layer.layer, "bound", layer.bound or None, layer.sufficient_bound)
+        for layer in layers
+        if layer.sufficient_bound
+    ]
+    if not rows:
+        return
+    table = make_table("buffers that drop nothing", right=("option", "planned", *_HEADINGS))
+    for path, option, planned, found in rows[:MAX_ROWS]:
+        numbers = (_factor(getattr(found, name)) for name in _NAMES)
+        table.add_row(escape(path), option, _factor(planned), *numbers)
+    print_table(console, table)
+    _say_hidden(console, rows)
+
+
+def _print_placement(console: rich.console.Console, loads: RouterLoads) -> None:
+    placed = [layer for layer in loads.layers if layer.placed != layer.slowest]
+    if not placed:
+        return
+    table = make_table("placement: experts of each device")
+    for layer in placed[:MAX_ROWS]:
+        shown = [f"{d}: {_experts(e)}" for d, e in enumerate(layer.placement[:MAX_ROWS])]
+        more = len(layer.placement) - len(shown)
+        table.add_row(escape(layer.layer))
+        table.add_row("  " + "  ".join([*shown, *([f"and {more} more devices"] if more else [])]))
+        table.add_row(f"  {layer.gap:.1%} above the lower bound of all placements{_later(layer)}")
+    print_table(console, table)
+    _say_hidden(console, placed)
+    if loads.replica_bytes:
+        say(console, f"Copies take {units.in_bytes(loads.replica_bytes)} of weights on a device.")
+
+
+def _later(layer: LayerLoads) -> str:
+    if layer.later is None:
+        return ""
+    return (
+        f"; found from the earlier half of the steps, it has {layer.later_placed:.2f} in the later "
+        f"half, {layer.later:.2f} without"
+    )
+
+
+def _experts(experts: Sequence[int]) -> str:
+    shown = ", ".join(map(str, experts[:MAX_ROWS]))
+    return f"{shown}, ..." if len(experts) > MAX_ROWS else shown
+
+
+def _add(table, name: str, values: Quantiles | None, text) -> None:
+    table.add_row(name, *(text(getattr(values, each) if values else None) for each in _NAMES))
+
+
+def _factor(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return units.MISSING if value is None else f"{value:.1%}"
+
+
+def _say_hidden(console: rich.console.Console, rows: Sequence) -> None:
+    if len(rows) > MAX_ROWS:
+        say(console, f"and {len(rows) - MAX_ROWS} more; --json has them all")

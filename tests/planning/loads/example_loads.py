@@ -1,0 +1,85 @@
+"""Makes loads of routers from random choices of tokens, with what a loop counts of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lingvo_gshard.planning.loads.devices import ExpertDevices
+from lingvo_gshard.planning.loads.layers import ExpertLayer
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.training.monitoring.routers.records import RouterRecord
+
+LAYER = "decoder.layers[1].feed_forward"
+GROUPS, SIZE, EXPERTS, CHOICES = 8, 24, 8, 2
+
+
+def choose(seed: int, groups: int = GROUPS, size: int = SIZE) -> np.ndarray:
+    """Returns the experts [G,S,k] that tokens choose, skewed, and different in every token."""
+    rng = np.random.default_rng(seed)
+    shares = rng.permutation((1.0 + np.arange(EXPERTS)) ** -0.9)
+    scores = rng.gumbel(size=(groups, size, EXPERTS)) + np.log(shares)
+    return np.argsort(-scores, -1)[..., :CHOICES]
+
+
+def record_of(chosen: np.ndarray, step: int, capacity: int, layer: str = LAYER) -> RouterRecord:
+    """Returns the record of choices. All first choices get positions before the second ones."""
+    groups, size, _ = chosen.shape
+    by_group = np.zeros((groups, EXPERTS), int)
+    positions = np.zeros(size, int)
+    kept = np.zeros(EXPERTS, int)
+    for g, choice, token in np.ndindex(groups, CHOICES, size):
+        expert = chosen[g, token, choice]
+        positions[by_group[g, expert]] += 1
+        kept[expert] += by_group[g, expert] < capacity
+        by_group[g, expert] += 1
+    choices = by_group.sum(0)
+    return RouterRecord(
+        step=step,
+        layer=layer,
+        router="Top2Router",
+        experts_per_token=2.0,
+        tokens=groups * size,
+        choices=choices.tolist(),
+        kept=kept.tolist(),
+        dropped_share=1 - float(kept.sum() / choices.sum()),
+        load_entropy=0.0,
+        groups=groups,
+        group_size=size,
+        capacity=capacity,
+        positions=np.trim_zeros(positions, "b").tolist(),
+        by_part=by_group.tolist(),
+    )
+
+
+def layer_of(
+    mesh: str = "data=4",
+    group_axes: tuple[str, ...] = ("data",),
+    expert_axes: tuple[str, ...] = ("data",),
+    path: str = LAYER,
+    **values: object,
+) -> ExpertLayer:
+    """Returns a layer with the example's groups, of capacity buffers unless `values` say more."""
+    given = {
+        "path": path,
+        "scope": "decoder/layers_1/feed_forward",
+        "times": 1,
+        "router": "Top2Router",
+        "dispatch": "GatherDispatch",
+        "num_experts": EXPERTS,
+        "experts_per_token": 2.0,
+        "limits": True,
+        "is_dropless": False,
+        "bound": 0.0,
+        "micro_batches": 1,
+        "groups": GROUPS,
+        "group_size": SIZE,
+        "capacity": 6,
+        "devices": ExpertDevices(Mesh.parse(mesh), group_axes, expert_axes, EXPERTS),
+    }
+    return ExpertLayer(**{**given, **values})
+
+
+def dropless(**values: object) -> ExpertLayer:
+    """Returns a layer with a dropless dispatch."""
+    given = {"dispatch": "DroplessDispatch", "limits": False, "is_dropless": True, "capacity": SIZE}
+    return layer_of(**{**given, **values})
