@@ -7,7 +7,7 @@ import numpy as np
 from array_record.python import array_record_module
 
 from lingvo_gshard.data.prepared import manifest, record
-from lingvo_gshard.data.vocabulary import load_pair
+from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.preparation.pipeline import PrepareOptions, prepare
 from lingvo_gshard.preparation.preparation import Preparation
 
