@@ -1,6 +1,6 @@
 """Tests cleaning: each reason by example, and the counts."""
 
-import unicodedata
+import json
 
 import hypothesis
 import pytest
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.data.cleaning import duplicates, normalization
 from lingvo_gshard.data.cleaning.cleaner import Cleaner
-from lingvo_gshard.data.cleaning.rules import all_rules
+from lingvo_gshard.data.cleaning.rules import all_rules, markup, scripts
+from lingvo_gshard.data.sources.report import CleaningReport
 from lingvo_gshard.data.sources.row import Row
 
 
@@ -45,6 +46,43 @@ def test_duplicates_are_detected_after_normalization_within_a_language():
     assert report.rewritten == {normalization.REWRITTEN_NFC: 1, normalization.REWRITTEN_SPACE: 1}
 
 
+@pytest.mark.parametrize(
+    ("settings", "source", "target", "reason"),
+    [
+        ({}, "Hallo \ufffd", "Hello", all_rules.DAMAGED),
+        ({}, "Привет", "Hello", scripts.SOURCE_SCRIPT),
+        ({"target_language": "en"}, "Hallo", "Привет", scripts.TARGET_SCRIPT),
+        ({"markup": "equal"}, "<b>Ja</b>", "Yes", markup.MARKUP.unequal),
+        ({"placeholders": "drop"}, "Hallo %s", "Hello %s", markup.PLACEHOLDERS.present),
+    ],
+)
+def test_rules_that_can_be_switched_off(settings, source, target, reason):
+    row = Row("de", source, target, "f", 7)
+    _, report = cleaner(**settings).clean([row], "train")
+    assert report.dropped == {reason: 1}
+    assert report.examples == {reason: f"f:7: {source!r}"}
+    off = {"drop_damaged": False, "max_foreign_letters": 1.0}
+    assert cleaner(**off).clean([row], "train")[0] == [row]
+    assert cleaner(**settings).clean([row], "test")[0] == [row]
+
+
+def test_rows_one_by_one_are_those_in_memory():
+    rows = [Row("de", f"Haus {i}", f"{'x' * i} house", "f", i) for i in range(40)]
+    made = cleaner(max_characters=30)
+    kept, whole = made.clean(rows, "train")
+    parts, clean = [], []
+    for part in (rows[:17], rows[17:]):
+        report = CleaningReport("train")
+        one = made.rules("train", report)
+        clean += [row for row in map(one, part) if row]
+        one.finish()
+        parts.append(CleaningReport.from_json(json.loads(json.dumps(report.to_json()))))
+    parts[0].merge(parts[1])
+    parts[0].keep(clean)
+    assert clean == kept and parts[0] == whole
+    assert parts[0].advice() == whole.advice() != []
+
+
 def test_switches():
     rows = [Row("de", "Berlin", "berlin")] * 2
     kept, _ = cleaner(drop_duplicates=False, drop_identical=False).clean(rows, "train")
@@ -56,35 +94,6 @@ def test_held_out_rows_are_normalized_but_never_dropped():
     kept, report = cleaner(max_characters=3).clean(rows, "test")
     assert [row[:3] for row in kept] == [("de", "Berlin", "Berlin")] * 2
     assert report.dropped == {all_rules.EMPTY: 1}
-
-
-def test_zero_width_joiners_are_preserved():
-    persian, hindi = "می\u200cخواهم", "क्\u200dष"
-    assert normalization.Normalizer()(persian) == persian
-    assert normalization.Normalizer()(hindi) == unicodedata.normalize("NFC", hindi)
-    assert normalization.Normalizer()("a\u00adb\tc\ufeff") == "ab c"
-
-
-def _normal_by_definition(text):
-    """Normalizes character by character, without the shortcuts of Normalizer."""
-    kept = []
-    for character in unicodedata.normalize("NFC", text):
-        category = unicodedata.category(character)
-        if category == "Cc":
-            kept.append(" ")
-        elif category != "Cf" or character in "\u200c\u200d":
-            kept.append(character)
-    return unicodedata.normalize("NFC", " ".join("".join(kept).split()))
-
-
-@hypothesis.given(st.text() | st.text("a \u00ad\u200b\u200d\t\u0301\u3000\u0085", max_size=8))
-def test_unicode_is_normalized(text):
-    normal = normalization.Normalizer()(text)
-    assert normal == _normal_by_definition(text)
-    assert unicodedata.normalize("NFC", normal) == normal
-    assert normalization.Normalizer()(normal) == normal
-    assert normal == " ".join(normal.split())
-    assert not any(unicodedata.category(c) == "Cc" for c in normal)
 
 
 @hypothesis.given(
@@ -115,13 +124,3 @@ def test_counts_add_up(rows, split):
 def test_option_errors(values):
     with pytest.raises(ValueError, match=next(iter(values))):
         cleaner(**values)
-
-
-# Letters, marks of several classes, letters that are marks when decomposed, and Hangul.
-_COMPOSED = "ae é\u1ed7\u0301\u0323\u0327\u0344\u0f73\u1100\u1161\u11a8\ud55c\u05b0\u05bc"
-
-
-@hypothesis.given(st.text(_COMPOSED, max_size=40))
-def test_marks_of_long_texts_are_composed_as_unicode_says(text):
-    repeated = text * (normalization._MANY_CHARACTERS // max(len(text), 1) + 2)
-    assert normalization._composed(repeated) == unicodedata.normalize("NFC", repeated)
