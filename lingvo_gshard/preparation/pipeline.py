@@ -26,6 +26,7 @@ from lingvo_gshard.preparation.inspector import Inspector
 from lingvo_gshard.preparation.job import Job, Task
 from lingvo_gshard.preparation.pool import Pool
 from lingvo_gshard.preparation.stages import (
+    find_leaks,
     read_rows,
     row_files,
     tokenize_rows,
@@ -126,8 +127,10 @@ class _Run:
         part_list = list(parts.parts_of(equal, surveys, self._job.sources))
         buckets = self._unique(part_list, self._read(part_list, surveys))
         self._inspector.check_languages(buckets)
+        self._find_leaks(buckets)
         vocabulary = self._vocabulary(buckets)
-        tokens = self._tokens(buckets, vocabulary.id_bytes)
+        paths = tuple(part.spans[0].path for part in part_list)
+        tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
         shards = self._shards(tokens, vocabulary.id_bytes)
         manifest = self._manifest(settings, files, surveys, shards, vocabulary)
         manifests.write(manifest, self._job.output)
@@ -191,6 +194,7 @@ class _Run:
             unique_rows.PartFiles(
                 part.number,
                 self._job.sources[part.source].name,
+                not self._job.sources[part.source].split,
                 part.spans[0].path,
                 record.chunks,
             )
@@ -216,27 +220,41 @@ class _Run:
             self._tally.add(record.tally)
         return found
 
+    def _find_leaks(self, buckets: Sequence[unique_rows.BucketRecord]) -> None:
+        held_out = tuple(tuple(filter(find_leaks.can_leak, bucket.groups)) for bucket in buckets)
+        if not any(held_out):
+            return
+        stage, kind = "Looking for leaks", find_leaks.LeaksRecord
+        self._do(stage, "rows", [find_leaks.CollectWanted(held_out)], kind)
+        train = _groups_of_train(buckets)
+        tasks = [find_leaks.LookThrough(*numbered) for numbered in enumerate(train)]
+        self._do(stage, "rows", tasks, kind)
+        self._do(stage, "", [find_leaks.MergeSeen(len(buckets))], kind)
+
     def _vocabulary(
         self, buckets: Sequence[unique_rows.BucketRecord]
     ) -> train_vocabulary.VocabularyRecord:
-        groups = tuple(
-            tuple(group for group in bucket.groups if group.split == "train") for bucket in buckets
-        )
-        task = train_vocabulary.TrainVocabulary(groups)
+        task = train_vocabulary.TrainVocabulary(_groups_of_train(buckets))
         (record,) = self._do(
             "Training the vocabulary", "", [task], train_vocabulary.VocabularyRecord
         )
         return record
 
     def _tokens(
-        self, buckets: Sequence[unique_rows.BucketRecord], id_bytes: int
+        self,
+        buckets: Sequence[unique_rows.BucketRecord],
+        id_bytes: int,
+        paths: tuple[str, ...],
     ) -> list[tokenize_rows.TokensRecord]:
         tasks = [
-            tokenize_rows.TokenizeBucket(number, tuple(bucket.groups), id_bytes)
+            tokenize_rows.TokenizeBucket(number, tuple(bucket.groups), id_bytes, paths)
             for number, bucket in enumerate(buckets)
         ]
         found = self._do("Tokenizing", "rows", tasks, tokenize_rows.TokensRecord)
-        self._job.work.remove_files(unique_rows.STAGE)
+        for stage in (unique_rows.STAGE, find_leaks.STAGE):
+            self._job.work.remove_files(stage)
+        for record in found:
+            self._tally.add(record.tally)
         return found
 
     def _shards(
@@ -249,6 +267,7 @@ class _Run:
         tasks = [
             task
             for _, groups in sorted(together.items())
+            if any(group.rows for _, group in groups)
             for task in write_shards.shards_of(groups, self._job.params.shard_rows, id_bytes)
         ]
         return self._do("Writing shards", "rows", tasks, manifests.Shard)
@@ -301,6 +320,15 @@ class _Run:
             rewritten=self._tally.rewritten,
             vocabularies=vocabulary.files,
         )
+
+
+def _groups_of_train(
+    buckets: Sequence[unique_rows.BucketRecord],
+) -> tuple[tuple[unique_rows.Group, ...], ...]:
+    """Returns the groups of training rows of each bucket."""
+    return tuple(
+        tuple(group for group in bucket.groups if group.split == "train") for bucket in buckets
+    )
 
 
 def _digests(surveys: dict[str, Survey]) -> dict[str, str]:

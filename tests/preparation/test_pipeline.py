@@ -6,13 +6,15 @@ import pytest
 
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.prepared import manifest
+from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.inputs import survey
 from tests.preparation import raw
 
 
 def _expected(rows, per_mille):
-    """Returns (split, language, source, target) of rows, computed one by one."""
-    return sorted((held_out.split_of(row[2], per_mille), *row) for row in dict.fromkeys(rows))
+    """Returns (split, language, source, target) of rows, computed from all of them at once."""
+    divided = held_out.divide([Row(*row) for row in dict.fromkeys(rows)], per_mille)
+    return sorted((split, *row[:3]) for split, rows in divided.rows.items() for row in rows)
 
 
 def test_all_rows_come_out_once(tmp_path):
@@ -99,3 +101,22 @@ def test_sources_keep_their_splits(tmp_path):
     assert raw.texts(directory) == sorted(expected)
     assert [source.name for source in prepared.sources] == ["news"]
     assert {shard.source for shards in prepared.splits.values() for shard in shards} == {"news"}
+
+
+def test_rows_held_out_do_not_leak(tmp_path):
+    # Each sentence with a number is told apart from others by words, and not by the number.
+    rows = raw.rows(400)
+    near = [(language, f"{source} noch", f"{target} 7") for language, source, target in rows[:40]]
+    copied = [
+        (language, source, f"{target} tree again") for language, source, target in rows[40:80]
+    ]
+    path = raw.write_tsv(tmp_path / "pairs.tsv", [*rows, *near, *copied])
+    directory, prepared = raw.run(tmp_path, [path], held_out_per_mille=150)
+    made = [Row(*row, path, line) for line, row in enumerate([*rows, *near, *copied], start=1)]
+    expected = held_out.divide(made, 150)
+    assert raw.texts(directory) == sorted(
+        (split, *row[:3]) for split, rows in expected.rows.items() for row in rows
+    )
+    counts = {one.reason: one.rows for one in prepared.rejections}
+    assert counts == expected.dropped["dev"] + expected.dropped["test"]
+    assert len(counts) == 2

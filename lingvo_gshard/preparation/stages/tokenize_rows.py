@@ -12,9 +12,11 @@ import numpy as np
 from lingvo_gshard.data.vocabularies.files import load_pair
 from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages import find_leaks
+from lingvo_gshard.preparation.stages.tally import Tally
 from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
 
-STAGE = "4-tokens"
+STAGE = "5-tokens"
 _ROWS_AT_A_TIME = 4096
 
 
@@ -41,9 +43,11 @@ class TokensRecord(msgspec.Struct):
 
     Attributes:
       groups: the rows.
+      tally: the rows that were held out, and leak.
     """
 
     groups: list[TokenGroup]
+    tally: Tally
 
 
 def tokens_file(bucket: int) -> str:
@@ -59,11 +63,13 @@ class TokenizeBucket:
       bucket: number of the bucket.
       groups: its rows.
       id_bytes: bytes of an integer of a record.
+      paths: the raw file of each part, for examples of rows left out.
     """
 
     bucket: int
     groups: tuple[Group, ...]
     id_bytes: int
+    paths: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -78,25 +84,29 @@ class TokenizeBucket:
     def run(self, job: Job, progress: Progress) -> TokensRecord:
         """Writes the tokens and returns the record."""
         sides = load_pair(job.output)
-        record, done = TokensRecord([]), 0
+        record, done = TokensRecord([], Tally()), 0
+        is_held_out = any(find_leaks.can_leak(group) for group in self.groups)
+        leaks = find_leaks.Leaks(job) if is_held_out else None
         with job.work.writing(tokens_file(self.bucket)) as file:
             for group in self.groups:
+                rows = read_group(job, self.bucket, group)
+                if leaks and find_leaks.can_leak(group):
+                    rows = leaks.without(group, rows, self.paths, record.tally)
                 record.groups.append(
                     TokenGroup(
                         split=group.split,
                         language=group.language,
                         source=group.source,
-                        rows=group.rows,
+                        rows=len(rows),
                         begin=file.tell(),
                     )
                 )
-                rows = read_group(job, self.bucket, group)
                 encoded = []
                 for begin in range(0, len(rows), _ROWS_AT_A_TIME):
                     batch = rows[begin : begin + _ROWS_AT_A_TIME]
                     encoded.append(_encode(batch, *sides))
                     done += len(batch)
-                    progress(len(batch), done / self.rows)
+                    progress(len(batch), done / max(1, self.rows))
                 _write(file, encoded, self.id_bytes)
         return record
 

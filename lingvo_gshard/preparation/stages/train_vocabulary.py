@@ -18,7 +18,7 @@ from lingvo_gshard.data.vocabulary import Vocabulary
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.unique_rows import Group, read_group
 
-STAGE = "3-vocabulary"
+STAGE = "4-vocabulary"
 # Characters drawn for each that the trainer uses, since it leaves out repeated sentences.
 _SPARE = 4
 

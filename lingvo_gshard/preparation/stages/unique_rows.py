@@ -24,12 +24,14 @@ class PartFiles(msgspec.Struct, frozen=True):
     Attributes:
       part: number of the part.
       source: name of its source.
+      is_divided: whether its rows are divided into splits by a hash.
       path: the raw file.
       chunks: number of files of rows.
     """
 
     part: int
     source: str
+    is_divided: bool
     path: str
     chunks: int
 
@@ -57,6 +59,7 @@ class Group(msgspec.Struct, kw_only=True):
       split: the split.
       language: language of the rows.
       source: name of the source.
+      is_divided: whether the split was chosen by a hash.
       rows: number of rows.
       characters: number of characters.
       begin: first byte in the bucket's file.
@@ -66,6 +69,7 @@ class Group(msgspec.Struct, kw_only=True):
     split: str
     language: str
     source: str
+    is_divided: bool
     rows: int
     characters: int
     begin: int
@@ -115,8 +119,8 @@ class UniqueRows:
     def run(self, job: Job, progress: Progress) -> BucketRecord:
         """Writes the bucket's rows and returns the record."""
         tally = Tally()
-        groups: dict[tuple[str, str, str], list[tuple[bytes, KeptRow]]] = collections.defaultdict(
-            list
+        groups: dict[tuple[str, str, str, bool], list[tuple[bytes, KeptRow]]] = (
+            collections.defaultdict(list)
         )
         seen = set()
         for files, row in self._rows(job):
@@ -127,13 +131,15 @@ class UniqueRows:
                 continue
             seen.add(row.digest)
             kept = KeptRow(row.source, row.target, files.part, row.line)
-            groups[row.split, row.language, files.source].append((row.digest, kept))
+            key = row.split, row.language, files.source, files.is_divided
+            groups[key].append((row.digest, kept))
             if len(seen) % 4096 == 0:
                 progress(4096, len(seen) / max(self.rows, len(seen)))
         progress(len(seen) % 4096, 1.0)
         record = BucketRecord(tally, [])
         with job.work.writing(bucket_file(self.bucket)) as file:
-            for (split, language, source), rows in sorted(groups.items(), key=lambda item: item[0]):
+            for key, rows in sorted(groups.items(), key=lambda item: item[0]):
+                split, language, source, is_divided = key
                 rows.sort(key=lambda row: row[0])
                 content = msgspec.msgpack.encode([kept for _, kept in rows])
                 record.groups.append(
@@ -141,6 +147,7 @@ class UniqueRows:
                         split=split,
                         language=language,
                         source=source,
+                        is_divided=is_divided,
                         rows=len(rows),
                         characters=sum(len(row.source) + len(row.target) for _, row in rows),
                         begin=file.tell(),

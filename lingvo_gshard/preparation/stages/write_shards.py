@@ -13,7 +13,7 @@ from lingvo_gshard.data.prepared.shard_writer import ShardWriter
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.tokenize_rows import TokenGroup, tokens_file
 
-STAGE = "5-shards"
+STAGE = "6-shards"
 _ROWS_BETWEEN_UPDATES = 4096
 
 

@@ -1,0 +1,169 @@
+"""Finds rows held out for dev and test whose texts stand in training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from lingvo_gshard.data.cleaning.leaks import SeenInTrain, Wanted
+from lingvo_gshard.data.sources.report import excerpt
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.preparation.job import Job, Progress
+from lingvo_gshard.preparation.stages.tally import Example, Tally
+from lingvo_gshard.preparation.stages.unique_rows import Group, KeptRow, read_group
+
+STAGE = "3-leaks"
+_ROWS_AT_A_TIME = 4096
+
+
+class LeaksRecord(msgspec.Struct):
+    """A part of the search that is done; what it found is in a file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectWanted:
+    """Collects the hashes of rows held out, from all buckets.
+
+    Attributes:
+      buckets: the groups that are held out, by bucket.
+    """
+
+    buckets: tuple[tuple[Group, ...], ...]
+    name: str = f"{STAGE}/wanted"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(group.rows for groups in self.buckets for group in groups)
+
+    def run(self, job: Job, progress: Progress) -> LeaksRecord:
+        """Writes the hashes."""
+        parts, done = [], 0
+        for bucket, groups in enumerate(self.buckets):
+            rows = [row for group in groups for row in _rows(job, bucket, group)]
+            parts.append(Wanted.of(rows))
+            done += len(rows)
+            progress(len(rows), done / max(1, self.rows))
+        with job.work.writing(f"{self.name}.npy") as file:
+            np.save(file, Wanted.merged(parts).hashes)
+        return LeaksRecord()
+
+
+@dataclasses.dataclass(frozen=True)
+class LookThrough:
+    """Looks through the training rows of a bucket.
+
+    Attributes:
+      bucket: number of the bucket.
+      groups: its groups of training rows.
+    """
+
+    bucket: int
+    groups: tuple[Group, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name in the work directory."""
+        return f"{STAGE}/{self.bucket:06d}"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(group.rows for group in self.groups)
+
+    def run(self, job: Job, progress: Progress) -> LeaksRecord:
+        """Writes which of the hashes the bucket has."""
+        seen, done = SeenInTrain(Wanted(_wanted(job))), 0
+        for group in self.groups:
+            rows = _rows(job, self.bucket, group)
+            for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+                part = rows[begin : begin + _ROWS_AT_A_TIME]
+                seen.look_through(part)
+                done += len(part)
+                progress(len(part), done / self.rows)
+        _save_bits(job, self.name, seen.is_seen)
+        return LeaksRecord()
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeSeen:
+    """Merges what was found in all buckets.
+
+    Attributes:
+      buckets: number of buckets.
+      rows: 1, as it is one piece of work.
+    """
+
+    buckets: int
+    rows: int = 1
+    name: str = f"{STAGE}/seen"
+
+    def run(self, job: Job, progress: Progress) -> LeaksRecord:
+        """Writes which of the hashes any bucket has."""
+        seen = np.zeros(len(_wanted(job)), bool)
+        for bucket in range(self.buckets):
+            seen |= _load_bits(job, f"{STAGE}/{bucket:06d}", len(seen))
+        _save_bits(job, self.name, seen)
+        return LeaksRecord()
+
+
+class Leaks:
+    """The leaks that were found."""
+
+    def __init__(self, job: Job):
+        """Loads what `MergeSeen` has written."""
+        wanted = _wanted(job)
+        self._seen = SeenInTrain(Wanted(wanted), _load_bits(job, f"{STAGE}/seen", len(wanted)))
+
+    def without(
+        self, group: Group, rows: Sequence[KeptRow], paths: Sequence[str], tally: Tally
+    ) -> list[KeptRow]:
+        """Returns the rows of a group held out that do not leak, and counts the others.
+
+        Args:
+          group: the group.
+          rows: its rows.
+          paths: the raw file of each part, for examples.
+          tally: counts the rows left out.
+        """
+        reasons = self._seen.reasons([_row(group, row) for row in rows])
+        kept = []
+        for row, reason in zip(rows, reasons, strict=True):
+            if not reason:
+                kept.append(row)
+                continue
+            tally.reject(reason, group.language)
+            text = f"{paths[row.part]}:{row.line}: {excerpt(row.target)}"
+            tally.show(reason, Example(row.part, row.line, text))
+        return kept
+
+
+def can_leak(group: Group) -> bool:
+    """Returns whether a group was held out by a hash; a test set that was given stays as it is."""
+    return group.is_divided and group.split != "train"
+
+
+def _rows(job: Job, bucket: int, group: Group) -> list[Row]:
+    return [_row(group, row) for row in read_group(job, bucket, group)]
+
+
+def _row(group: Group, row: KeptRow) -> Row:
+    return Row(group.language, row.source, row.target)
+
+
+def _wanted(job: Job) -> np.ndarray:
+    # Mapped into memory, so that all workers share it.
+    return np.load(job.work.file(f"{STAGE}/wanted.npy"), mmap_mode="r")
+
+
+def _save_bits(job: Job, name: str, bits: np.ndarray) -> None:
+    with job.work.writing(f"{name}.bits") as file:
+        file.write(np.packbits(bits).tobytes())
+
+
+def _load_bits(job: Job, name: str, count: int) -> np.ndarray:
+    content = job.work.file(f"{name}.bits").read_bytes()
+    return np.unpackbits(np.frombuffer(content, np.uint8), count=count).astype(bool)
