@@ -12,6 +12,7 @@
     gshard-bench decode --peers_python=peers/bin/python
     gshard-bench exported train_step.zip --json=exported.json
     gshard-bench serve --logdir=runs/quickstart --clients=300 --seconds=60
+    gshard-bench input --rows=20000000 --workers=2 --json=input.json
     gshard-bench parity --peers_python=peers/bin/python --families=llama,mixtral
 
 `step` measures training steps, optimizer included, of an experiment and of an encoder alone. Each
@@ -76,6 +77,9 @@ another for --seconds, and compares every answer with the translation in this pr
 server's generated tokens per second relative to those of the translator in this process, which
 translates the same sentences before and after.
 
+`input` prepares made text with gshard-prepare: rows per second, and the memory of all processes
+together, which depends on --workers and not on --rows (docs/data.md).
+
 `parity` measures no speed. transformers, of --peers_python, makes small random models of --families
 with each option of their configs. Each is imported, and compared with transformers: logits,
 gradients, greedy tokens, and the exported model's tensors and logits (docs/open_models.md).
@@ -103,6 +107,7 @@ from lingvo_gshard.tools.flags.run import required_logdir
 
 if typing.TYPE_CHECKING:
     from lingvo_gshard.tools.benchmarks import exported, serve
+    from lingvo_gshard.tools.benchmarks.input import preparation
 
 NAME = "gshard-bench"
 SUBCOMMANDS = (
@@ -116,9 +121,10 @@ SUBCOMMANDS = (
     "fill",
     "card",
     "serve",
+    "input",
     "parity",
 )
-EXPORTED, SERVE = "exported", "serve"
+EXPORTED, SERVE, INPUT = "exported", "serve", "input"
 
 
 def define_flags() -> flags.FlagValues:
@@ -156,6 +162,8 @@ def define_flags() -> flags.FlagValues:
     integer("row_length", 256, "Tokens of a row of the encoder's batch.")
     integer("group_size", 1024, "Tokens that `moe` routes together as one group.")
     string("logdir", None, "Directory of the trained model of `serve`.")
+    integer("rows", 1_000_000, "Rows of made text that `input` prepares.")
+    integer("workers", 2, "Processes that `input` prepares them with.")
     integer("clients", 300, "Clients of `serve` that send requests at the same time.")
     integer("seconds", 60, "How long `serve` measures.")
     integer("beam_size", 4, "Hypotheses of each search of `serve`.")
@@ -235,6 +243,8 @@ def main(argv: list[str]) -> int:
         rows = [row]
     elif subcommand == SERVE:
         device, rows = "CPU", [measure_server(values, console)]
+    elif subcommand == INPUT:
+        device, rows = "CPU", [measure_input(values, console)]
     else:
         device, rows = measure_model(values, subcommand, console)
     output.write_json(values.json, {"device": device, "rows": rows})
@@ -258,6 +268,16 @@ def measure_server(values: flags.FlagValues, console: rich.console.Console) -> s
     with console.status("starting") as status:
         row = serve.measure(logdir, values.clients, values.seconds, values.beam_size, status.update)
     serve.print_row(console, row)
+    return row
+
+
+def measure_input(values: flags.FlagValues, console: rich.console.Console) -> preparation.Row:
+    """Measures gshard-prepare; returns the row."""
+    from lingvo_gshard.tools.benchmarks.input import preparation
+
+    with console.status("starting") as status:
+        row = preparation.measure(values.rows, values.workers, status.update)
+    preparation.print_rows(console, [row])
     return row
 
 
