@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import Any, Protocol
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.cleaning.base import BaseCleaner
 from lingvo_gshard.data.prepared.manifest import TEXT
 from lingvo_gshard.preparation.inputs.part_readers import PartOptions
@@ -34,7 +37,7 @@ class Job:
     Attributes:
       params: Params of the `Preparation`.
       sources: the sources.
-      output: directory of prepared data.
+      output: directory of prepared data, local or in a bucket.
       work: directory of unfinished work.
       reading: how parts are read.
     """
@@ -44,6 +47,17 @@ class Job:
     output: str
     work: WorkDirectory
     reading: PartOptions
+
+    @property
+    def local_output(self) -> str:
+        """Directory on a disk that files of the output are written to first."""
+        return os.fspath(self.work.file("output")) if is_bucket(self.output) else self.output
+
+    def deliver(self, *names: str) -> None:
+        """Copies complete files of the output to its bucket, if it is in one."""
+        if is_bucket(self.output):
+            for name in names:
+                objects.upload(f"{self.local_output}/{name}", f"{self.output}/{name}")
 
     @property
     def is_text(self) -> bool:

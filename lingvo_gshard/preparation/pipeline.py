@@ -13,6 +13,8 @@ import numpy as np
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared.manifest import Manifest
@@ -50,7 +52,7 @@ class PrepareOptions:
       workers: number of processes; 0: one for each core.
       on_bad_row: what to do with damaged files and bad rows: "refuse" raises an error with file and
         line, "skip" leaves them out and counts them.
-      work: directory of unfinished work; "": `.work` in the output.
+      work: local directory of unfinished work; "": `.work` in the output.
     """
 
     params: Params | None = None
@@ -71,7 +73,7 @@ def prepare(
     alone. A directory that has been prepared from the same sources and settings is left as it is.
 
     Args:
-      output: directory to write, local.
+      output: directory to write, local or in a bucket (gs://, s3://).
       sources: what to read; text is parsed as in `Source.parse`.
       options: how to prepare.
       observer: is told how far preparation is.
@@ -97,6 +99,11 @@ def prepare(
         hint = names.nearest(options.on_bad_row, ON_BAD_ROW)
         raise ValueError(f"--on_bad_row={options.on_bad_row} is unknown. {hint}")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
+    if is_bucket(output) and not options.work:
+        raise ValueError(
+            f"--output={output} is in a bucket: --work must name a local directory for unfinished "
+            "work"
+        )
     job = Job(
         params=params,
         sources=parsed,
@@ -120,7 +127,7 @@ class _Run:
         settings = preparation.to_settings(self._job.params, self._job.sources)
         files = parts.find_files(self._job.sources)
         surveys = self._survey(files)
-        if (pathlib.Path(self._job.output) / manifests.FILE).exists():
+        if objects.exists(f"{self._job.output}/{manifests.FILE}"):
             return self._finished(settings, surveys)
         self._job.work.check_settings(settings | _digests(surveys))
         equal = self._inspector.without_unequal(files, surveys)
@@ -133,13 +140,18 @@ class _Run:
         tokens = self._tokens(buckets, vocabulary.id_bytes, paths)
         shards = self._shards(tokens, vocabulary.id_bytes)
         manifest = self._manifest(settings, files, surveys, shards, vocabulary)
-        manifests.write(manifest, self._job.output)
+        manifests.write(manifest, self._job.local_output)
+        self._job.deliver(manifests.FILE)
         self._job.work.remove()
         return manifest
 
     def _finished(self, settings: dict[str, Any], surveys: dict[str, Survey]) -> Manifest:
         """Returns the manifest that is there; ValueError if it is of other settings or sources."""
-        found = manifests.read(self._job.output)
+        if self._job.local_output != self._job.output:
+            objects.make_folder(self._job.local_output)
+            path = f"{self._job.local_output}/{manifests.FILE}"
+            objects.download(f"{self._job.output}/{manifests.FILE}", path)
+        found = manifests.read(self._job.local_output)
         digests = {
             f"file {file.path}": file.sha256 for source in found.sources for file in source.files
         }
@@ -169,7 +181,7 @@ class _Run:
     def _survey(self, files: Sequence[parts.Files]) -> dict[str, Survey]:
         paths = dict.fromkeys((path, entry.source) for entry in files for path in entry.paths)
         tasks = [
-            parts.SurveyFile(path, self._job.sources[source], os.path.getsize(path))
+            parts.SurveyFile(path, self._job.sources[source], objects.size_of(path) or 0)
             for path, source in paths
         ]
         found = self._do("Surveying the files", "bytes", tasks, Survey)

@@ -10,6 +10,7 @@ from typing import BinaryIO, NoReturn
 
 from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
+from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data import held_out
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources import compression
@@ -150,6 +151,9 @@ class Reader(Configurable, abc.ABC):
                 yield self._text(f"{path}:{number}", number, line)
         except PermissionError:
             _refuse_unreadable(path)
+        except BucketError:
+            # The file is not damaged, so skipping it would lose good rows.
+            raise
         except compression.READ_ERRORS as error:
             self._bad(f"{path}:{number + 1}", "the file cannot be read", str(error))
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pyarrow
 import pyarrow.parquet
 
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.problems import BucketError
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.preparation.inputs.part_readers import NO_FIELD, PartReader, fields_to_row
 
@@ -31,14 +33,16 @@ class ParquetPart(PartReader):
             number += 1
 
     def _fields(self, path: str) -> Iterator[dict[str, object]]:
-        of, span = self._of, self._part.spans[0]
+        of, span = self._of, self._piece.spans[0]
         try:
-            with pyarrow.parquet.ParquetFile(path) as file:
+            with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
                 wanted = {of.language_field, of.source_field, of.target_field, of.text_field}
                 columns = [name for name in file.schema_arrow.names if name in wanted]
                 groups = range(span.begin, file.num_row_groups if span.end is None else span.end)
                 for batch in file.iter_batches(_ROWS_AT_A_TIME, groups, columns):
                     yield from batch.to_pylist()
+        except BucketError:
+            raise
         except (pyarrow.ArrowException, OSError) as error:
             self._bad(f"{path}:{self.first_line}", "the file cannot be read", str(error))
 
@@ -46,8 +50,10 @@ class ParquetPart(PartReader):
 def row_groups(path: str) -> list[int]:
     """Returns the number of rows of each row group; none if the file is damaged."""
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with objects.open_to_read(path) as stored, pyarrow.parquet.ParquetFile(stored) as file:
             metadata = file.metadata
             return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except BucketError:
+        raise
     except (pyarrow.ArrowException, OSError):
         return []

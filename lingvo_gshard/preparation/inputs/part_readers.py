@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.files import objects
 from lingvo_gshard.data.prepared import manifest
 from lingvo_gshard.data.sources import compression, gettext, moses, readers, text, tsv
 from lingvo_gshard.data.sources.row import Row
@@ -54,7 +55,7 @@ class PartReader(readers.FileReader):
         super().__init__(
             params.copy().set(train=(part.spans[0].path,), on_bad_row=options.on_bad_row)
         )
-        self._part, self._of, self._longest = part, of, options.longest_line
+        self._piece, self._of, self._longest = part, of, options.longest_line
         self._spans: Mapping[str, Span] = {span.path: span for span in part.spans}
         self.first_line = part.first_line
         self.position = 0
@@ -63,7 +64,7 @@ class PartReader(readers.FileReader):
         """Yields the rows of the part; raises ValueError for a bad one if it is to be refused."""
         # Most rows have the language of a row before, so that each is checked once.
         known: set[str] = set()
-        for row in self._read_file(self._part.spans[0].path):
+        for row in self._read_file(self._piece.spans[0].path):
             if row.language not in known:
                 if not source.NAME.fullmatch(row.language):
                     self._bad(f"{row.file}:{row.line}", NO_LANGUAGE, f"{row.language[:40]!r}")
@@ -73,7 +74,7 @@ class PartReader(readers.FileReader):
 
     def _raw_lines(self, path: str) -> Iterator[bytes]:
         span = self._spans[path]
-        with open(path, "rb") as stored:
+        with objects.open_to_read(path) as stored:
             stored.seek(span.begin)
             count = None if span.end is None else span.end - span.begin
             with compression.decompressed(path, stored) as file:
@@ -109,13 +110,13 @@ class _MosesPart(PartReader, moses.MosesReader):
     """Reads pairs of lines, whose files have equally many."""
 
     def _read_file(self, path: str) -> Iterator[Row]:
-        sources, targets = (self._lines(span.path) for span in self._part.spans)
+        sources, targets = (self._lines(span.path) for span in self._piece.spans)
         # A file that is damaged ends early, which has been counted.
         for number, (left, right) in enumerate(
-            zip(sources, targets, strict=False), self._part.first_line
+            zip(sources, targets, strict=False), self._piece.first_line
         ):
             if left is not None and right is not None:
-                yield Row(self._part.language, left, right, path, number)
+                yield Row(self._piece.language, left, right, path, number)
 
 
 class _JsonLinesPart(PartReader):

@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.sources import gettext, moses, readers, text, tsv
 from lingvo_gshard.data.sources.moses import UNEQUAL
 from lingvo_gshard.preparation.inputs import source as formats
@@ -133,6 +135,9 @@ def unequal(files: Files, surveys: dict[str, Survey]) -> str:
 
 def _find(number: int, source: Source) -> Iterator[Files]:
     setting = f"--source={source.path}"
+    if is_bucket(source.path):
+        yield from (Files(number, (path,)) for path in _find_in_bucket(source, setting))
+        return
     reader = _reader(source)
     for path in reader.files("train", setting):
         if isinstance(reader, moses.MosesReader):
@@ -140,6 +145,19 @@ def _find(number: int, source: Source) -> Iterator[Files]:
                 yield Files(number, (other, path), language)
         else:
             yield Files(number, (path,))
+
+
+def _find_in_bucket(source: Source, setting: str) -> list[str]:
+    """Returns the files of a source in a bucket; ValueError if there is none."""
+    if source.format in (formats.MOSES, formats.GETTEXT):
+        raise ValueError(
+            f"{setting}: files of format={source.format} are read from local disks only; copy them "
+            "to one first"
+        )
+    found = [path for path in objects.glob(source.path) if objects.is_file(path)]
+    if not found:
+        raise ValueError(f"{setting}: there is no such file in the bucket")
+    return found
 
 
 def _reader(source: Source) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from lingvo_gshard.core.files import objects
+from lingvo_gshard.core.files.paths import is_bucket
 from lingvo_gshard.data.sources import compression
 
 # A part is as many lines, so that its rows stay the same whatever the number of workers.
@@ -37,7 +39,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       path: the file.
       bytes: its size.
-      modified: time of its last change, in nanoseconds.
+      modified: time of its last change, in nanoseconds; 0 for a file in a bucket.
       sha256: digest of its bytes, as stored.
       lines: number of its lines; -1 if they were not counted.
       cuts: where its parts begin, the first at the file's beginning.
@@ -52,13 +54,10 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_changed(self) -> bool:
         """Returns whether the file is no longer the one that was surveyed."""
-        try:
-            now = os.stat(self.path)
-            if (now.st_size, now.st_mtime_ns) == (self.bytes, self.modified):
-                return False
-            return now.st_size != self.bytes or survey(self.path, NOWHERE).sha256 != self.sha256
-        except OSError:
-            return True
+        size, modified = _state(self.path)
+        if (size, modified) == (self.bytes, self.modified):
+            return False
+        return size != self.bytes or survey(self.path, NOWHERE).sha256 != self.sha256
 
 
 def survey(path: str, cut: str, counts_lines: bool = False) -> Survey:
@@ -72,10 +71,10 @@ def survey(path: str, cut: str, counts_lines: bool = False) -> Survey:
     Raises:
       OSError: the file cannot be read.
     """
-    before = os.stat(path)
+    size, modified = _state(path)
     is_plain = path == compression.without_suffix(path)
     digest, cuts = hashlib.sha256(), _Cuts(cut if is_plain else NOWHERE)
-    with open(path, "rb") as file:
+    with objects.open_to_read(path) as file:
         for block in _blocks(file):
             digest.update(block)
             if is_plain:
@@ -85,12 +84,24 @@ def survey(path: str, cut: str, counts_lines: bool = False) -> Survey:
         lines = _compressed_lines(path)
     return Survey(
         path=path,
-        bytes=before.st_size,
-        modified=before.st_mtime_ns,
+        bytes=size,
+        modified=modified,
         sha256=digest.hexdigest(),
         lines=lines,
         cuts=cuts.found,
     )
+
+
+def _state(path: str) -> tuple[int, int]:
+    """Returns the size of a file, -1 if it is gone, and the time of its last change."""
+    if is_bucket(path):
+        size = objects.size_of(path)
+        return -1 if size is None else size, 0
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return -1, 0
+    return found.st_size, found.st_mtime_ns
 
 
 class _Cuts:
@@ -143,7 +154,7 @@ def _compressed_lines(path: str) -> int:
     """Returns the number of lines of a compressed file; -1 if it is damaged."""
     count, last = 0, b"\n"
     try:
-        with open(path, "rb") as stored, compression.decompressed(path, stored) as file:
+        with objects.open_to_read(path) as stored, compression.decompressed(path, stored) as file:
             for block in _blocks(file):
                 count += block.count(b"\n")
                 last = block[-1:]

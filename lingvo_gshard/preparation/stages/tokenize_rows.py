@@ -83,7 +83,7 @@ class TokenizeBucket:
 
     def run(self, job: Job, progress: Progress) -> TokensRecord:
         """Writes the tokens and returns the record."""
-        sides = load_pair(job.output)
+        sides = load_pair(job.local_output)
         record, done = TokensRecord([], Tally()), 0
         is_held_out = any(find_leaks.can_leak(group) for group in self.groups)
         leaks = find_leaks.Leaks(job) if is_held_out else None

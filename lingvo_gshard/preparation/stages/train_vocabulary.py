@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,12 +15,15 @@ from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.vocabularies.files import save_pair
 from lingvo_gshard.data.vocabularies.json_vocabulary import JsonVocabulary
 from lingvo_gshard.data.vocabulary import Vocabulary
+from lingvo_gshard.data.vocabulary_trainer import VocabularyTrainer
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.unique_rows import Group, read_group
 
 STAGE = "4-vocabulary"
 # Characters drawn for each that the trainer uses, since it leaves out repeated sentences.
 _SPARE = 4
+# SentencePiece trains on lines, which are best no longer than sentences.
+_LONGEST_LINE = 1000
 
 
 class VocabularyRecord(msgspec.Struct):
@@ -61,13 +64,13 @@ class TrainVocabulary:
         trainer.unicode_form = job.cleaner.p.unicode_form
         rows = list(self._draw(job, _SPARE * p.vocabulary.max_characters, p.temperature))
         try:
-            source, target = trainer.train(rows, p.temperature)
+            source, target = _train(trainer, rows, p.temperature, job.is_text)
         except ValueError as error:
             raise ValueError(str(error).replace("input.vocabulary.", "vocabulary.")) from None
-        save_pair(job.output, source, target)
+        save_pair(job.local_output, source, target)
         sides = {"joint": source} if source is target else {"source": source, "target": target}
         return VocabularyRecord(
-            [_described(job.output, side, vocabulary) for side, vocabulary in sides.items()],
+            [_described(job, side, vocabulary) for side, vocabulary in sides.items()],
             record_format.id_bytes(max(source.size, target.size)),
             [note.replace("input.vocabulary.", "vocabulary.") for note in trainer.notes],
         )
@@ -96,12 +99,29 @@ class TrainVocabulary:
                         break
 
 
-def _described(directory: str, side: str, vocabulary: Vocabulary) -> VocabularyFile:
+def _train(
+    trainer: VocabularyTrainer, rows: Sequence[Row], temperature: float, is_text: bool
+) -> tuple[Vocabulary, Vocabulary]:
+    """Returns the vocabularies of source and target; one twice for text, or if they are joint."""
+    if not is_text:
+        return trainer.train(rows, temperature)
+    lines = defaultdict(set)
+    for row in rows:
+        for line in row.target.split("\n"):
+            pieces = range(0, len(line), _LONGEST_LINE)
+            lines[row.language].update(line[begin : begin + _LONGEST_LINE] for begin in pieces)
+    sentences = {language: sorted(lines[language]) for language in sorted(lines)}
+    joint = trainer.train_on(sentences, temperature)
+    return joint, joint
+
+
+def _described(job: Job, side: str, vocabulary: Vocabulary) -> VocabularyFile:
     file = f"{side}{vocabulary.suffix}"
+    job.deliver(file)
     return VocabularyFile(
         side=side,
         kind="tokenizers" if isinstance(vocabulary, JsonVocabulary) else "sentencepiece",
         files=[file],
         size=vocabulary.size,
-        sha256=sha256_of(f"{directory}/{file}"),
+        sha256=sha256_of(f"{job.local_output}/{file}"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import msgspec
@@ -65,7 +66,7 @@ class WriteShard:
         """Writes the shard and returns its entry of the manifest."""
         group, total, done = self.segments[0].group, self.rows, 0
         with ShardWriter(
-            job.output,
+            job.local_output,
             group.split,
             group.language,
             group.source,
@@ -80,7 +81,12 @@ class WriteShard:
                     if done % _ROWS_BETWEEN_UPDATES == 0:
                         progress(_ROWS_BETWEEN_UPDATES, done / total)
             progress(done % _ROWS_BETWEEN_UPDATES, 1.0)
-            return writer.close()
+            shard = writer.close()
+        job.deliver(shard.lengths, shard.file)
+        if job.local_output != job.output:
+            for name in (shard.lengths, shard.file):
+                os.unlink(f"{job.local_output}/{name}")
+        return shard
 
 
 def shards_of(
