@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.inference.options import DecodingOptions
 from lingvo_gshard.inference.translator import Translator
@@ -135,4 +135,4 @@ def _rows(run: Run, split: str, limit: int) -> list[Row]:
     input_: Any = run.input
     input_.check_split(split)
     rows = input_.rows(split)
-    return [rows[index] for index in mixing.permutation(len(rows), 0)[:limit]]
+    return [rows[index] for index in permutation(len(rows), 0)[:limit]]

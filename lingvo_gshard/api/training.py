@@ -154,6 +154,8 @@ def _train(
         progress.begin("Building the model")
         trainer = params.trainer.instantiate(task)
         runtime = checked(backend.make_runtime(trainer), params.trainer.check_determinism_every)
+        if backend.cluster.size > 1:
+            input_.own_rows = runtime.own_rows
         checkpoint = store.restore(runtime.abstract_state())
         if checkpoint and _is_done(params, checkpoint):
             return _finished(trainer, checkpoint.step, logdir, say)
@@ -174,7 +176,10 @@ def _train(
         loop = TrainingLoop(
             params, trainer, runtime, input_, logdir, store, stop, console, watching
         )
-        return loop.run(checkpoint, progress)
+        outcome = loop.run(checkpoint, progress)
+        for line in input_.usage_notes():
+            say(line)
+        return outcome
     finally:
         store.close()
 

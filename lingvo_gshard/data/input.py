@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,9 +63,12 @@ class Input(Configurable, abc.ABC):
 
     Attributes:
       observer: is told how far reading and the other stages are; by default nobody is.
+      own_rows: returns which rows of a training batch with given specs this process needs, bool
+        [B]; None if it needs all. An input may leave the tokens of other rows out.
     """
 
     observer: Observer = SilentObserver()
+    own_rows: Callable[[Mapping[str, tf.TensorSpec]], np.ndarray] | None = None
 
     @classmethod
     @abc.abstractmethod
@@ -119,6 +122,10 @@ class Input(Configurable, abc.ABC):
     @property
     def notes(self) -> list[str]:
         """Lines about the data that a user should know before training; the default is none."""
+        return []
+
+    def usage_notes(self) -> list[str]:
+        """Returns lines about what training has read so far; the default is none."""
         return []
 
     def check_split(self, split: str) -> None:

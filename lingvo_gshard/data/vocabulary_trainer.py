@@ -15,6 +15,7 @@ from lingvo_gshard.core.config import names
 from lingvo_gshard.core.config.params import Configurable, Params
 from lingvo_gshard.data.batching import mixing
 from lingvo_gshard.data.batching.packing import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.data.observer import Observer, SilentObserver
 from lingvo_gshard.data.sources.row import Row
@@ -300,7 +301,7 @@ def _sample(sentences: Mapping[str, Sequence[str]], most: int, temperature: floa
     shares = mixing.temperature_probabilities([len(lines) for lines in texts], temperature)
     chosen = []
     for index, lines in enumerate(texts):
-        order = mixing.permutation(len(lines), index)
+        order = permutation(len(lines), index)
         taken = np.searchsorted(np.cumsum(lengths[index][order]), shares[index] * most, "right")
         chosen += [lines[i] for i in np.sort(order[:taken])]
     return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -108,6 +108,10 @@ class SingleDeviceRuntime:
     def step(self) -> int:
         """Number of steps taken."""
         return int(self._variables.step.numpy())
+
+    def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
+        """Returns which rows of a batch the device needs: all."""
+        return np.ones(next(iter(specs.values())).shape[0], bool)
 
     def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one training step. On a GPU it returns before the step is done."""

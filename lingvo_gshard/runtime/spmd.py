@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from lingvo_gshard.runtime.devices import peak_memory
 from lingvo_gshard.runtime.program.executable import Executable
 from lingvo_gshard.runtime.program.step_programs import (
     PARTS,
+    batch_arrays,
     eval_program,
     evaluated_arrays,
     function_program,
@@ -195,6 +196,18 @@ class SpmdRuntime:
         if jax.process_count() == 1:
             return theta.transform(np.asarray)
         return theta.transform(lambda x: multihost_utils.process_allgather(x, tiled=True))
+
+    def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
+        """Returns which rows of a batch the devices of this process need, bool [B]."""
+        arrays = batch_arrays(dict(specs), self._partitioning)
+        found = np.zeros(arrays[0].shape[0], bool)
+        for array in arrays:
+            sharding = array.sharding(self._mesh)
+            if sharding is None:
+                return np.ones_like(found)
+            for index in sharding.addressable_devices_indices_map(array.shape).values():
+                found[index[0]] = True
+        return found
 
     def train_step(self, batch: Batch) -> StepMetrics:
         """Takes one training step without waiting for its result."""

@@ -11,10 +11,13 @@ decoding, the Python API and the tools use a runtime only through `Runtime`. The
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from lingvo_gshard.core.bound_function import WeightsHolder
+from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
@@ -37,6 +40,8 @@ class Runtime(WeightsHolder, Protocol):
     """Holds a trainer's state on its devices and runs the trainer's steps on it.
 
     In a cluster every process makes the same calls in the same order, with the same global batches.
+    A batch of training may lack the tokens of rows that are not among the process's `own_rows`.
+
     A runtime that has a state runs steps; it gets one by `init_state` or `load_state`. With
     `load_theta` it gets weights alone, which is enough for `eval_step` and `bind_weights`.
     """
@@ -111,6 +116,14 @@ class Runtime(WeightsHolder, Protocol):
 
     def theta_on_host(self) -> NestedMap:
         """Returns the unsharded weights as NumPy arrays, in every process."""
+        ...
+
+    def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
+        """Returns which rows of a batch the devices of this process need, bool [B].
+
+        Args:
+          specs: shape and dtype of each array of the batch.
+        """
         ...
 
     def train_step(self, batch: Batch) -> Metrics:

@@ -13,8 +13,9 @@ import lingvo_gshard
 from lingvo_gshard.core import lazy
 
 SLOW = ("jax", "jaxlib", "orbax", "sacrebleu", "scipy", "tensorflow")
-# Modules that run on their own with jax alone, or subclass classes of Orbax.
+# Modules that run on their own with jax alone, or subclass classes of Orbax or grain.
 NEED_LIBRARIES = (
+    "lingvo_gshard.data.prepared.stream",
     "lingvo_gshard.tools.benchmarks.",
     "lingvo_gshard.training.checkpoint.run_handler",
     "lingvo_gshard.training.checkpoint.streamed",

@@ -15,6 +15,7 @@ import numpy as np
 
 from lingvo_gshard.data.batching import mixing, packing
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch
+from lingvo_gshard.data.batching.permutations import permutation
 
 # The last rows opened are not full yet. Their sentences are carried into the next block.
 _UNFINISHED_ROWS = 4
@@ -88,6 +89,6 @@ class PackedBatches:
         full = self._batches_in_block * self._packer.batch_rows
         self._left_over = tuple(sentences[rows >= full])
         # First-fit leaves the least filled rows at the end: spread the rows over the batches.
-        order = mixing.permutation(full, self._block)
+        order = permutation(full, self._block)
         self._sentences = sentences[rows < full]
         self._rows = np.argsort(order)[rows[rows < full]]

@@ -6,9 +6,10 @@ without those before it, and resuming replays no random generator.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+
+from lingvo_gshard.data.batching.permutations import permutation
 
 _UNITS = 1 << 32
 
@@ -33,31 +34,6 @@ def temperature_probabilities(counts: Sequence[int], temperature: float) -> np.n
     # Computed through logarithms so that small exponents cannot overflow.
     weights = np.exp(np.log(counts / counts.max()) / temperature)
     return weights / weights.sum()
-
-
-def permutation(size: int, *key: int) -> np.ndarray:
-    """Returns a pseudo-random permutation of range(size) that depends only on `key`.
-
-    It sorts splitmix64 hashes (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195). A
-    resumed run needs the same order under every version of every library.
-    """
-    with np.errstate(over="ignore"):
-        state = np.uint64(0)
-        for part in key:
-            state = splitmix64(state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF))
-        hashes = splitmix64(np.arange(size, dtype=np.uint64) * _GOLDEN + state)
-    return np.argsort(hashes, kind="stable")
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def splitmix64(x: Any) -> Any:
-    """Returns numbers or arrays of uint64 with their bits mixed. The caller ignores overflows."""
-    x = x + _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 class Mixture:

@@ -23,9 +23,15 @@ class PackedBatch(Batch):
     Attributes:
       examples: int64 [B,N], the number of the example in segment n of each row; -1 for segment 0,
         which is padding, and for segments that a row does not have.
+      digest: a digest of the examples and their places; None for that of the arrays.
     """
 
     examples: np.ndarray
+    digest: int | None = None
+
+    def whole(self) -> Batch:
+        """Returns the batch with the rows of all processes."""
+        return self
 
     @classmethod
     def of(cls, arrays: Batch, rows: np.ndarray, examples: np.ndarray) -> "PackedBatch":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.data.batching.mixing import splitmix64
+from lingvo_gshard.data.batching.permutations import splitmix64
 
 _BASE = 0xD1342543DE82EF95
 _INVERSE = pow(_BASE, -1, 1 << 64)

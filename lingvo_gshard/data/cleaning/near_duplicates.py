@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.config.params import Configurable, Params
-from lingvo_gshard.data.batching.mixing import splitmix64
+from lingvo_gshard.data.batching.permutations import splitmix64
 from lingvo_gshard.data.cleaning.hashing import TextHashes
 from lingvo_gshard.data.cleaning.words import fold
 from lingvo_gshard.data.sources.row import Row

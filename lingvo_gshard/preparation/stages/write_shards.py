@@ -10,7 +10,11 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.data.prepared.manifest import Shard
-from lingvo_gshard.data.prepared.shard_writer import ShardWriter
+from lingvo_gshard.data.prepared.shard_writer import (
+    PAIRS_PER_GROUP,
+    TEXTS_PER_GROUP,
+    ShardWriter,
+)
 from lingvo_gshard.preparation.job import Job, Progress
 from lingvo_gshard.preparation.stages.tokenize_rows import TokenGroup, tokens_file
 
@@ -73,6 +77,7 @@ class WriteShard:
             number=self.number,
             count=self.count,
             id_bytes=self.id_bytes,
+            rows_per_group=TEXTS_PER_GROUP if job.is_text else PAIRS_PER_GROUP,
         ) as writer:
             for segment in self.segments:
                 for record, lengths in _records(job, segment, self.id_bytes):

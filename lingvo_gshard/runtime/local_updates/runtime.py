@@ -9,12 +9,12 @@ own states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.bound_function import WeightsFunction
-from lingvo_gshard.core.lazy import jax, jnp
+from lingvo_gshard.core.lazy import jax, jnp, tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.data.input import Batch
 from lingvo_gshard.data.token_kinds import TokenKinds
@@ -188,6 +188,10 @@ class LocalUpdatesRuntime:
             if bool(np.asarray(state.stopped)[0]):
                 return state.theta.transform(lambda x: np.asarray(x)[0])
         return outer
+
+    def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
+        """Returns which rows of a batch the workers of this process need, bool [B]."""
+        return self._outer_weights.own_rows(specs)
 
     def train_step(self, batch: Batch) -> MeanMetrics:
         """Takes one step of every worker, and an outer step when it is due, without waiting.

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.lazy import bleu, chrf
-from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.batching.permutations import permutation
 
 # Languages with fewer rows are scored, but left out of the average.
 LEAST_ROWS = 20
@@ -133,7 +133,7 @@ def shuffled_partners(languages: Sequence[str]) -> list[int]:
     """
     partners = list(range(len(languages)))
     for rows in _rows_by_language(languages).values():
-        order = [rows[index] for index in mixing.permutation(len(rows), 0)]
+        order = [rows[index] for index in permutation(len(rows), 0)]
         for row, partner in zip(order, order[1:] + order[:1], strict=True):
             partners[row] = partner
     return partners

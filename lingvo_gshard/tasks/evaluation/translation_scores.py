@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lingvo_gshard.core.config import names
-from lingvo_gshard.data.batching import mixing
+from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.sources.row import Row
 from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.tasks.evaluation import chrf_bleu
@@ -182,7 +182,7 @@ def choose_rows(
     chosen = []
     for language in languages or sorted(by_language):
         members = by_language[language]
-        kept = np.sort(mixing.permutation(len(members), 0)[: limit or len(members)])
+        kept = np.sort(permutation(len(members), 0)[: limit or len(members)])
         chosen += [members[index] for index in kept]
     if not chosen:
         raise ValueError(f"--split={split}: the run's corpus has no rows in it")

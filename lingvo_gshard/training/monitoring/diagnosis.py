@@ -8,6 +8,7 @@ from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.tracing.non_finite import INFINITY, NAN, Origins, watching_origins
+from lingvo_gshard.data.batching.packing import PackedBatch
 from lingvo_gshard.training.micro_batches import TensorBatch
 from lingvo_gshard.training.monitoring.divergence import advice
 from lingvo_gshard.training.monitoring.failure import TrainingFailedError
@@ -66,7 +67,8 @@ def diagnose(trainer: Trainer, theta: NestedMap, batch: TensorBatch, step: int) 
             first.append((layer, output))
 
     theta = theta.transform(tf.convert_to_tensor)
-    batch = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+    whole = batch.whole() if isinstance(batch, PackedBatch) else batch
+    batch = {name: tf.convert_to_tensor(value) for name, value in whole.items()}
     key = tf.constant([trainer.p.seed & 0x7FFFFFFF, step], tf.int32)
     with watching_origins() as origins:
         loss, _, gradients = trainer.gradients(theta, batch, key, on_output=observe)

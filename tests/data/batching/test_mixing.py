@@ -32,26 +32,6 @@ def test_probability_errors():
             mixing.temperature_probabilities(counts, 1.0)
 
 
-@hypothesis.given(st.integers(0, 300), st.lists(st.integers(0, 2**64), max_size=4))
-def test_permutation(size, key):
-    order = mixing.permutation(size, *key)
-    assert sorted(order) == list(range(size))
-    np.testing.assert_array_equal(order, mixing.permutation(size, *key))
-
-
-def test_permutations_are_stable_across_versions():
-    # Saved data positions rely on this order.
-    assert mixing.permutation(8, 1, 2).tolist() == [2, 7, 3, 1, 5, 6, 0, 4]
-    assert mixing.permutation(8, 2, 1).tolist() != [2, 7, 3, 1, 5, 6, 0, 4]
-
-
-def test_permutations_are_uniform():
-    counts = collections.Counter(tuple(mixing.permutation(4, 7, k)) for k in range(24_000))
-    assert len(counts) == 24
-    # Chi-squared with 23 degrees of freedom exceeds 52 with probability 0.0005.
-    assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 52
-
-
 def mixture(sizes, temperature=1.0, block_size=50, seed=3):
     starts = np.cumsum([0] + list(sizes))
     members = {f"l{i}": np.arange(starts[i], starts[i + 1]) for i in range(len(sizes))}

@@ -1,0 +1,315 @@
+"""PreparedInput: the base class of inputs that read what gshard-prepare has written."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.config import names
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.lazy import tf
+from lingvo_gshard.data.input import Batch, Input, TrainBatches
+from lingvo_gshard.data.prepared import manifest as manifests
+from lingvo_gshard.data.prepared import reports, vocabularies
+from lingvo_gshard.data.prepared.assembly import Assembly
+from lingvo_gshard.data.prepared.manifest import Manifest
+from lingvo_gshard.data.prepared.mixture import Mixture, Use
+from lingvo_gshard.data.prepared.pieces import Bucket, Pieces, bucket_of
+from lingvo_gshard.data.prepared.plan import Planner, in_order
+from lingvo_gshard.data.prepared.shares import Shares
+from lingvo_gshard.data.prepared.table import ERROR, SKIP, GroupNumbers, Table
+from lingvo_gshard.data.sources.report import CleaningReport, Limit
+from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.token_kinds import Languages, TokenKinds, kinds_of
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+_ROWS_AT_A_TIME = 8192
+# The share of a batch's positions that hold tokens, to estimate steps from tokens.
+_USUAL_FILL = 0.98
+
+
+class PreparedInput(Input):
+    """Mixes and packs the rows of a directory of prepared data, of which no text is in memory."""
+
+    # What a manifest must hold. Batches have a source if it is pairs.
+    content = manifests.PAIRS
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("directory", "", "Directory that gshard-prepare has written.")
+        p.define("mixing", Shares.params(), "Params of the shares of languages and sources.")
+        p.define("batch_rows", 16, "B: rows of a batch.", minimum=1)
+        p.define(
+            "packing_window",
+            8192,
+            "Rows drawn at a time, and pieces of rows that are chosen from to fill a batch's rows.",
+            minimum=1,
+        )
+        p.define("prefetch_batches", 4, "Batches made in advance by threads.", minimum=0)
+        p.define(
+            "on_damage",
+            ERROR,
+            '"error" to stop at a shard that cannot be read, "skip" to leave out its rows.',
+        )
+        return p
+
+    def __init__(self, params: Params):
+        super().__init__(params)
+        choices = (ERROR, SKIP)
+        if self.p.on_damage not in choices:
+            raise ValueError(
+                f"input.on_damage cannot be {self.p.on_damage!r}. "
+                f"{names.nearest(self.p.on_damage, choices)}"
+            )
+        self._shares: Shares = self.p.mixing.instantiate()
+        self._mixture: Mixture | None = None
+        self._batches: TrainBatches | None = None
+        # Checked here, so that a mistake is told before anything is read.
+        self.buckets = self.buckets_of(self.p)
+
+    @classmethod
+    @abc.abstractmethod
+    def buckets_of(cls, params: Params) -> list[Bucket]:
+        """Returns rows, source length and target length of each bucket, the shortest first."""
+
+    @classmethod
+    @abc.abstractmethod
+    def specs_of(cls, bucket: Bucket) -> dict[str, tf.TensorSpec]:
+        """Returns the shape and dtype of each array of a batch of a bucket."""
+
+    @property
+    @abc.abstractmethod
+    def sides(self) -> dict[str, tuple[str, Vocabulary]]:
+        """The sides of a batch -> the ids that layers get, and their vocabulary."""
+
+    @abc.abstractmethod
+    def cut(self, rows: np.ndarray, lengths: np.ndarray) -> Pieces:
+        """Returns the pieces of rows."""
+
+    @classmethod
+    def batch_specs(cls, params: Params) -> dict[str, tf.TensorSpec]:
+        """Returns the shape and dtype of each array of a batch of the longest bucket."""
+        return cls.specs_of(cls.buckets_of(params)[-1])
+
+    @classmethod
+    def declared_batches(cls, params: Params) -> list[dict[str, tf.TensorSpec]]:
+        """Returns the specs of each bucket."""
+        return [cls.specs_of(bucket) for bucket in cls.buckets_of(params)]
+
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        """What the directory holds.
+
+        Raises:
+          ValueError: there is no directory, or it cannot be read, or is for other inputs.
+        """
+        if not self.p.directory:
+            raise ValueError(
+                "input.directory is empty; a directory that gshard-prepare has written was expected"
+            )
+        found = manifests.read(self.p.directory)
+        if found.content != self.content:
+            raise ValueError(
+                f"{self.p.directory}: the prepared data is of the kind {found.content!r}; "
+                f"{type(self).__name__} reads {self.content!r}"
+            )
+        return found
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that have rows."""
+        return tuple(split for split in self.manifest.splits if self.manifest.rows(split))
+
+    @functools.cached_property
+    def report(self) -> CleaningReport:
+        """What became of the rows that were prepared."""
+        return reports.cleaning_report(self.manifest, self.p.directory)
+
+    @functools.cached_property
+    def notes(self) -> list[str]:
+        """Lines about the training rows that a user should know."""
+        lengths = self.table("train").lengths
+        bucket = self.buckets[-1]
+        limits = [
+            Limit(f"input.{side}_length", f"{side} tokens", bucket[1 + column], part)
+            for column, side in enumerate(self._limited_sides)
+            for part in [np.concatenate([table[:, column] for table in lengths.shards()])]
+        ]
+        return [limit.advice() for limit in limits if limit.exceeded]
+
+    # Sides whose longer rows are left out.
+    _limited_sides: tuple[str, ...] = ()
+
+    def usage(self) -> list[Use]:
+        """Returns how often the rows of each language were read; none before training."""
+        if self._mixture is None or self._batches is None:
+            return []
+        return self._mixture.uses(self._batches.get_state()["block"])
+
+    def usage_notes(self) -> list[str]:
+        """Returns lines about epochs and repeats of languages, for the end of training."""
+        return reports.usage_notes(self.usage())
+
+    def table(self, split: str) -> Table:
+        """Returns the rows of a split.
+
+        Raises:
+          ValueError: there is no such split, or a file is missing or damaged.
+        """
+        if split not in self._tables:
+            self._tables[split] = Table(self.p.directory, self.manifest, split, self.p.on_damage)
+        return self._tables[split]
+
+    @functools.cached_property
+    def _tables(self) -> dict[str, Table]:
+        return {}
+
+    def check_split(self, split: str) -> None:
+        """Checks the files of a split, and that some row fits a batch.
+
+        Raises:
+          ValueError: a file is missing or has another size, or no row fits.
+        """
+        table, begin = self.table(split), 0
+        for lengths in table.lengths.shards():
+            rows = np.arange(begin, begin + len(lengths))
+            pieces = self.cut(rows, lengths.astype(np.int64))
+            if (bucket_of(pieces.lengths, self.buckets) >= 0).any():
+                return
+            begin += len(lengths)
+        raise ValueError(
+            f"{self.p.directory}: none of the {begin:,} rows of {split!r} fits a batch's row of "
+            f"{self.buckets[-1][1]} source and {self.buckets[-1][2]} target tokens"
+        )
+
+    def rows(self, split: str) -> list[Row]:
+        """Returns the rows of a split as text, decoded from their tokens."""
+        table, found = self.table(split), []
+        for group in table.groups:
+            for begin in range(group.begin, group.begin + group.rows, _ROWS_AT_A_TIME):
+                end = min(begin + _ROWS_AT_A_TIME, group.begin + group.rows)
+                texts = self._texts(table, np.arange(begin, end))
+                place = f"{split}/{group.language}/{group.source}"
+                language = "" if group.language == manifests.NO_LANGUAGE else group.language
+                found += [
+                    Row(language, source, target, place, begin + number - group.begin)
+                    for number, (source, target) in enumerate(texts, start=1)
+                ]
+        return found
+
+    def _texts(self, table: Table, rows: np.ndarray) -> Iterator[tuple[str, str]]:
+        """Yields the source and the target of rows; "" for a side that batches do not have."""
+        sides = []
+        for name, tokens in zip(("source", "target"), table.read(rows), strict=True):
+            if name in self.sides:
+                vocabulary = self.sides[name][1]
+                parts = np.split(tokens.ids, tokens.offsets[1:-1])
+                sides.append([vocabulary.decode(part.tolist()) for part in parts])
+            else:
+                sides.append([""] * len(rows))
+        return zip(*sides, strict=True)
+
+    def train_batches(self, seed: int) -> TrainBatches:
+        """Returns the endless iterator of training batches for a seed."""
+        # grain takes a second to import.
+        from lingvo_gshard.data.prepared import stream
+
+        table, identity = self.table("train"), self._identity(seed)
+        self._mixture = Mixture(
+            table.groups, self._shares, self.p.packing_window, seed, self._steps_of
+        )
+        planner = Planner(
+            self._mixture,
+            lambda rows: self.cut(rows, table.lengths.of(rows)),
+            self.buckets,
+            self.p.packing_window,
+            seed,
+        )
+        assembly = self._assembly("train", identity)
+        batches = stream.dataset(planner, assembly, self._own_rows, self.p.prefetch_batches)
+        self._batches = stream.PreparedBatches(batches, identity)
+        return self._batches
+
+    def evaluation_batches(self, split: str) -> Iterator[Batch]:
+        """Yields each row of a split once, in rows of the longest bucket."""
+        assembly, table = self._assembly(split), self.table(split)
+        parts = (
+            np.arange(begin, min(begin + _ROWS_AT_A_TIME, len(table)))
+            for begin in range(0, len(table), _ROWS_AT_A_TIME)
+        )
+        pieces = (self.cut(rows, table.lengths.of(rows)) for rows in parts)
+        last = len(self.buckets) - 1
+        for planned in in_order(pieces, self.buckets[-1], last, self.p.packing_window):
+            yield assembly.batch(planned, assembly.read([planned]))
+
+    def token_kinds(self, batch: Batch) -> TokenKinds:
+        """Returns the languages of the tokens of a training batch and their classes."""
+        return kinds_of(batch, self.sides, self._languages)
+
+    @functools.cached_property
+    def _languages(self) -> Languages:
+        groups = self.table("train").groups
+        found = sorted({group.language for group in groups} - {manifests.NO_LANGUAGE})
+        number = {name: index for index, name in enumerate(found)}
+        # Indexed by numbers of rows, like the array of a corpus in memory.
+        numbers = GroupNumbers(groups, lambda group: number.get(group.language, 0))
+        return Languages(tuple(found), numbers)  # pyright: ignore[reportArgumentType]
+
+    @property
+    @abc.abstractmethod
+    def _before(self) -> int:
+        """The id before the first token of a target."""
+
+    def _check_vocabularies(self) -> None:
+        """Checks that the data was prepared with the vocabularies in use.
+
+        Raises:
+          ValueError: a checkpoint has brought others.
+        """
+        prepared = vocabularies.read(self.p.directory, self.manifest)
+        for side, (_, vocabulary) in self.sides.items():
+            if vocabulary != prepared[side]:
+                raise ValueError(
+                    f"{self.p.directory}: the data was prepared with another {side} vocabulary "
+                    "than that of the checkpoint. Prepare it with the checkpoint's vocabulary"
+                )
+
+    def _assembly(self, split: str, identity: str = "") -> Assembly:
+        self._check_vocabularies()
+        has_sources = self.content == manifests.PAIRS
+        return Assembly(self.table(split), self.buckets, self._before, has_sources, identity)
+
+    @functools.cached_property
+    def _own_rows(self) -> Callable[[int], np.ndarray | None] | None:
+        if self.own_rows is None:
+            return None
+        found = [self.own_rows(self.specs_of(bucket)) for bucket in self.buckets]
+        return found.__getitem__
+
+    def _steps_of(self, shares: np.ndarray) -> float:
+        """Estimates the steps that train on a block, from the mean lengths of rows."""
+        groups = self._shares.used(self.table("train").groups)
+        tokens = sum(
+            share * sum(group.tokens) / group.rows
+            for share, group in zip(shares.tolist(), groups, strict=True)
+        )
+        positions = np.mean([rows * self._positions(bucket) for rows, *bucket in self.buckets])
+        return self.p.packing_window * tokens / (_USUAL_FILL * positions)
+
+    def _positions(self, lengths: Sequence[int]) -> int:
+        """Returns the positions of a row, both sides counted."""
+        return sum(lengths) if self.content == manifests.PAIRS else lengths[-1]
+
+    def _identity(self, seed: int) -> str:
+        shards = [
+            (s.language, s.source, s.file, s.sha256, s.lengths_sha256)
+            for s in self.manifest.splits["train"]
+        ]
+        settings = self.p.mixing.to_text(), self.buckets, self.p.packing_window, self._before
+        content = repr((sorted(shards), *settings, seed))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]

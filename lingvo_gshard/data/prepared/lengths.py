@@ -1,0 +1,85 @@
+"""Lengths: source and target tokens of each row of a split, mapped from the files of its shards."""
+
+from __future__ import annotations
+
+import mmap
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.files import copies
+from lingvo_gshard.data.prepared.manifest import Shard
+
+
+class Lengths:
+    """The lengths of all rows, of which nothing is held in memory."""
+
+    def __init__(self, root: pathlib.Path, shards: Sequence[Shard]):
+        """Maps the files.
+
+        Args:
+          root: the directory of prepared data.
+          shards: the shards, which number their rows one after another.
+
+        Raises:
+          ValueError: a file is missing or damaged.
+        """
+        self._tables = [_mapped(root, shard) for shard in shards]
+        self._starts = np.cumsum([0, *(shard.rows for shard in shards)])
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns int64 [N,2], source and target tokens of rows.
+
+        Args:
+          rows: int64 [N], numbers of rows.
+        """
+        result = np.zeros((len(rows), 2), np.int64)
+        for shard, places in by_shard(rows, self._starts):
+            result[places] = self._tables[shard][rows[places] - self._starts[shard]]
+            _release(self._tables[shard])
+        return result
+
+    def shards(self) -> Iterator[np.ndarray]:
+        """Yields the lengths of each shard's rows, [N,2]."""
+        for table in self._tables:
+            yield np.asarray(table)
+            _release(table)
+
+
+def by_shard(rows: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the number of each shard with some of the rows, and the places of these, ascending.
+
+    Args:
+      rows: numbers of rows.
+      starts: number of the first row of each shard, and of the row after the last.
+    """
+    if not len(rows):
+        return
+    order = np.argsort(rows, kind="stable")
+    shards = np.searchsorted(starts, rows[order], side="right") - 1
+    found, begins = np.unique(shards, return_index=True)
+    yield from zip(found.tolist(), np.split(order, begins[1:]), strict=True)
+
+
+def _mapped(root: pathlib.Path, shard: Shard) -> np.ndarray:
+    path = root / shard.lengths
+    try:
+        table = np.load(copies.local_file(path), mmap_mode="r")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file, but {shard.file} needs it") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: the lengths cannot be read: {error}") from None
+    if table.shape != (shard.rows, 2) or table.dtype not in (np.uint16, np.uint32):
+        raise ValueError(
+            f"{path}: has {table.dtype.name}{list(table.shape)}; the manifest says "
+            f"{shard.rows:,} rows of two numbers"
+        )
+    return table
+
+
+def _release(table: np.ndarray) -> None:
+    """Lets the system take back the pages of a file that were read. They may stay in its cache."""
+    mapping = getattr(table, "_mmap", None)
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)

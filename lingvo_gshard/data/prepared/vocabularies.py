@@ -1,0 +1,46 @@
+"""Reads the vocabularies of prepared data."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from lingvo_gshard.core.files import copies, paths
+from lingvo_gshard.data.prepared.manifest import Manifest, VocabularyFile, sha256_of
+from lingvo_gshard.data.vocabulary import Vocabulary
+
+SENTENCEPIECE = "sentencepiece"
+JOINT = "joint"
+
+
+def read(directory: str | os.PathLike, manifest: Manifest) -> dict[str, Vocabulary]:
+    """Returns side -> vocabulary. If it is joint, both sides have the same object.
+
+    Args:
+      directory: the directory of prepared data.
+      manifest: its manifest.
+
+    Raises:
+      ValueError: a file is missing or damaged, or not the one that the manifest describes.
+    """
+    found: dict[str, Vocabulary] = {}
+    for entry in manifest.vocabularies:
+        vocabulary = _read(paths.path_of(directory), entry)
+        sides = ("source", "target") if entry.side == JOINT else (entry.side,)
+        found |= dict.fromkeys(sides, vocabulary)
+    return found
+
+
+def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
+    path = root / entry.files[0]
+    try:
+        local = copies.local_file(path)
+        if sha256_of(local) != entry.sha256:
+            raise ValueError(
+                f"{path}: the vocabulary is not the one that the manifest describes (SHA-256)"
+            )
+        return Vocabulary(local.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file, but the manifest names it") from None
+    except OSError as error:
+        raise ValueError(f"{path}: the vocabulary cannot be read: {error}") from None
