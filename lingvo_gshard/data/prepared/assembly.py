@@ -10,8 +10,8 @@ import numpy as np
 
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch, PackedBatch, Tokens
-from lingvo_gshard.data.prepared.pieces import Bucket, Pieces
-from lingvo_gshard.data.prepared.plan import PlannedBatch
+from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces
+from lingvo_gshard.data.prepared.planning.plan import PlannedBatch
 from lingvo_gshard.data.prepared.table import Table
 
 # Returns which rows of a batch of a bucket this process needs, bool [B]; None for all.

@@ -17,10 +17,10 @@ from lingvo_gshard.data.prepared import manifest as manifests
 from lingvo_gshard.data.prepared import reports, vocabularies
 from lingvo_gshard.data.prepared.assembly import Assembly
 from lingvo_gshard.data.prepared.manifest import Manifest
-from lingvo_gshard.data.prepared.mixture import Mixture, Use
-from lingvo_gshard.data.prepared.pieces import Bucket, Pieces, bucket_of
-from lingvo_gshard.data.prepared.plan import Planner, in_order
-from lingvo_gshard.data.prepared.shares import Shares
+from lingvo_gshard.data.prepared.planning.mixture import Mixture, Use
+from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, bucket_of
+from lingvo_gshard.data.prepared.planning.plan import Planner, in_order
+from lingvo_gshard.data.prepared.planning.shares import Shares
 from lingvo_gshard.data.prepared.table import ERROR, SKIP, GroupNumbers, Table
 from lingvo_gshard.data.sources.report import CleaningReport, Limit
 from lingvo_gshard.data.sources.row import Row

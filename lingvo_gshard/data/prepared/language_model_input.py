@@ -12,7 +12,8 @@ from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.data.language_model_input import TextSize
 from lingvo_gshard.data.prepared import manifest, vocabularies
 from lingvo_gshard.data.prepared.base_input import PreparedInput
-from lingvo_gshard.data.prepared.pieces import Bucket, Pieces, windows
+from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, windows
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 _PARTS = ("inputs", "labels", "positions", "segments")
@@ -71,7 +72,7 @@ class PreparedLanguageModelInput(PreparedInput):
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the vocabulary by a saved one."""
-        self.vocabulary = Vocabulary.load(os.fspath(directory))
+        self.vocabulary = files.load(os.fspath(directory))
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from lingvo_gshard.data.prepared.manifest import NO_LANGUAGE, Manifest
-from lingvo_gshard.data.prepared.mixture import Use
+from lingvo_gshard.data.prepared.planning.mixture import Use
 from lingvo_gshard.data.sources.report import CleaningReport
 
 # Languages that are named one by one.

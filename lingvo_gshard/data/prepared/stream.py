@@ -19,7 +19,7 @@ import grain
 from grain.experimental import ThreadPrefetchIterDataset
 
 from lingvo_gshard.data.prepared.assembly import Assembly, OwnRows, PreparedBatch, Records
-from lingvo_gshard.data.prepared.plan import PlannedBatch, Planner
+from lingvo_gshard.data.prepared.planning.plan import PlannedBatch, Planner
 
 # A block that is planned and read while the batches of the one before are used.
 _BLOCKS_AHEAD = 1

@@ -10,14 +10,14 @@ import numpy as np
 
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import vocabulary
 from lingvo_gshard.data.batching import packing
 from lingvo_gshard.data.batching.packing import Batch
 from lingvo_gshard.data.corpus_input import encode
 from lingvo_gshard.data.prepared import manifest, vocabularies
 from lingvo_gshard.data.prepared.base_input import PreparedInput
-from lingvo_gshard.data.prepared.pieces import Bucket, Pieces, whole_rows
+from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, whole_rows
 from lingvo_gshard.data.sources.row import Row
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
 
@@ -127,11 +127,11 @@ class PreparedTranslationInput(PreparedInput):
 
     def save_vocabularies(self, directory: str | os.PathLike) -> None:
         """Writes the vocabularies into a directory, such as a checkpoint's."""
-        vocabulary.save_pair(os.fspath(directory), *self._vocabularies)
+        files.save_pair(os.fspath(directory), *self._vocabularies)
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
         """Replaces the vocabularies by saved ones."""
-        self._vocabularies = vocabulary.load_pair(os.fspath(directory))
+        self._vocabularies = files.load_pair(os.fspath(directory))
 
     @property
     def sides(self) -> dict[str, tuple[str, Vocabulary]]:

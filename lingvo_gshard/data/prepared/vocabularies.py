@@ -7,9 +7,9 @@ import pathlib
 
 from lingvo_gshard.core.files import copies, paths
 from lingvo_gshard.data.prepared.manifest import Manifest, VocabularyFile, sha256_of
+from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.data.vocabulary import Vocabulary
 
-SENTENCEPIECE = "sentencepiece"
 JOINT = "joint"
 
 
@@ -39,7 +39,7 @@ def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
             raise ValueError(
                 f"{path}: the vocabulary is not the one that the manifest describes (SHA-256)"
             )
-        return Vocabulary(local.read_bytes())
+        return files.load(str(local.parent), local.stem)
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file, but the manifest names it") from None
     except OSError as error:

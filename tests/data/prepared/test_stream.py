@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.data.batching import packing
-from lingvo_gshard.data.prepared import base_input, manifest, plan
+from lingvo_gshard.data.prepared import base_input, manifest
 from lingvo_gshard.data.prepared.language_model_input import PreparedLanguageModelInput
+from lingvo_gshard.data.prepared.planning import plan
 from lingvo_gshard.data.prepared.translation_input import PreparedTranslationInput
 from tests.data.prepared import corpora
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from lingvo_gshard.data.batching.permutations import permutation
 from lingvo_gshard.data.batching.row_filler import RowFiller
-from lingvo_gshard.data.prepared.mixture import Mixture
-from lingvo_gshard.data.prepared.pieces import Bucket, Pieces, bucket_of, no_pieces
+from lingvo_gshard.data.prepared.planning.mixture import Mixture
+from lingvo_gshard.data.prepared.planning.pieces import Bucket, Pieces, bucket_of, no_pieces
 
 # A chapter's last rows and batches are not as full as others: with 16 blocks of 8,192 pairs, that
 # costs 0.3% of the positions. Resuming plans one chapter again, which takes 2 seconds at most.

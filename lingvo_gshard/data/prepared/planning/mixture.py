@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lingvo_gshard.data.batching.permutations import permutation, permuted
-from lingvo_gshard.data.prepared.shares import Shares
+from lingvo_gshard.data.prepared.planning.shares import Shares
 from lingvo_gshard.data.prepared.table import Group
 
 _UNITS = 1 << 32
