@@ -135,6 +135,7 @@ WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 
 SLOW_PAGES = (
     "README.md",
+    "cleaning.md",
     "debugging.md",
     "decoding.md",
     "decoding_speed.md",
@@ -164,6 +165,7 @@ SLOW_PAGES = (
 
 # Pages whose `python` blocks form one script. A `text` block shows the output of the block before.
 SCRIPTS = (
+    "docs/cleaning.md",
     "docs/your_own_layer.md",
     "docs/planning.md",
     pytest.param("docs/plan_any_program.md", marks=pytest.mark.slow),
